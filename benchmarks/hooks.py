@@ -75,7 +75,7 @@ def redraws(lengths: tuple[int, ...] = (100, 1_000, 10_000), times: int = 7) -> 
         chance, history = random.Random(length), History(functions)
         for step in range(1, length + 1):
             history.add(step, metrics_row(step, length, functions, chance))
-        figures.append((RunFigure("hooks", 0.001, length), history))
+        figures.append((RunFigure("hooks", 0.001), history))
     costs: list[list[float]] = [[] for _ in figures]
     for _ in range(times):  # interleaved
         for cost, (figure, history) in zip(costs, figures, strict=True):

@@ -11,7 +11,8 @@ import pytest
 import typer
 from hostile import HOSTILE, in_a_terminal, obeyed, run_command
 
-from workbench.cli import GROUPS, _json, app, lab
+from workbench.cli import app, lab
+from workbench.command import GROUPS, json_text
 from workbench.data import reasons
 from workbench.errors import WorkbenchError
 from workbench.recipe import Recipe
@@ -188,7 +189,7 @@ def test_no_command_lets_a_control_sequence_through(home, monkeypatch, capfd, ar
 
 
 def test_json_is_json_whatever_it_holds():
-    text = _json({"text": HOSTILE, HOSTILE: [float("nan"), float("inf")]})
+    text = json_text({"text": HOSTILE, HOSTILE: [float("nan"), float("inf")]})
     assert obeyed(text) == []
     assert json.loads(text, parse_constant=pytest.fail) == {"text": HOSTILE, HOSTILE: [None, "inf"]}
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from recording import record
 
-from workbench.cli import _weights
+from workbench.command import weights_of
 from workbench.errors import RecipeError
 from workbench.replaying import MEANING
 from workbench.tiny.task import task as arithmetic
@@ -92,5 +92,5 @@ def test_errors_are_three_lines_and_exit_code_2(run, home):
 @pytest.mark.parametrize("text", ["a", "a=", "=1", "a=b", "a=nan", "a=inf"])
 def test_a_weight_is_name_and_number(text):
     with pytest.raises(RecipeError, match=f"--weight {text}"):
-        _weights([text])
-    assert _weights(["a=0.5", "b=-1"]) == {"a": 0.5, "b": -1.0}
+        weights_of([text])
+    assert weights_of(["a=0.5", "b=-1"]) == {"a": 0.5, "b": -1.0}

@@ -7,112 +7,32 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import inspect
-import json
-import math
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
-import typer
-import typer.core
-
-from workbench import __version__
-from workbench.errors import RecipeError, WorkbenchError
-from workbench.printable import guard_output
-
-# The commands as `workbench --help` lists them.
-GROUPS = {
-    "Begin": ["demo", "lab", "lesson", "explain", "doctor"],
-    "Before training": ["check", "probe", "plan"],
-    "Training": ["train", "continue", "watch", "control", "notebook"],
-    "After training": ["eval", "replay", "report"],
-    "Leave with the model": ["export", "prove", "verify", "ask"],
-}
-
-
-class Grouped(typer.core.TyperGroup):
-    """The commands in groups, each with the whole first sentence of its help."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for title, names in GROUPS.items():
-            rows = [(name, re.split(r"(?<=[.?!])\s", self.commands[name].help or "", maxsplit=1)[0]) for name in names]
-            with formatter.section(title):
-                formatter.write_dl([(name, " ".join(text.split())) for name, text in rows])
-
-
-app = typer.Typer(
-    cls=Grouped,
-    name="workbench",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="Train language models with GRPO on one GPU, and see why a run does or does not learn.\n\n"
-    "Start with `workbench demo`: it runs the five notebooks on a small policy that comes with the package, "
-    "on any machine, in minutes. Then `workbench lab` opens them for you.",
-)
-
-
-class Result(NamedTuple):
-    """What a command found: for scripts (`--json`), for people, and its exit code."""
-
-    found: Any
-    text: Any
-    code: int = 0
-
-
-def command(name: str | None = None, aborted: str = "", **settings: Any) -> Callable[[Callable[..., Result]], None]:
-    """A command of a function that returns a `Result`, which alone goes to standard output; `aborted`: what Ctrl-C leaves."""
-
-    def add(function: Callable[..., Result]) -> None:
-        def run(as_json: bool, **arguments: Any) -> None:
-            from workbench.processes import is_main
-
-            try:
-                with contextlib.redirect_stdout(sys.stderr):  # what libraries print while they load
-                    result = function(**arguments)
-            except KeyboardInterrupt:  # typer would end without a word
-                print(": ".join(filter(None, ["aborted", aborted])), file=sys.stderr)
-                raise typer.Exit(130) from None
-            if is_main():
-                print(_json(result.found) if as_json else result.text)
-            if result.code:
-                raise typer.Exit(result.code)
-
-        signature = inspect.signature(function, eval_str=True)
-        as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
-        run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), as_json])
-        app.command(name or function.__name__, help=function.__doc__, **settings)(run)
-
-    return add
-
-
-def arg(help: str) -> Any:
-    return typer.Argument(help=help)
-
-
-def opt(help: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, **more)
-
-
-AsJson = Annotated[bool, opt("Print one JSON object on standard output, for scripts.", "--json")]
-Words = list[str] | None
-Set = Annotated[Words, opt("KEY=VALUE over the recipe: a dotted field, or a GRPOConfig name; may be repeated.", "--set")]
-Steps = Annotated[int | None, opt("Train this many steps instead of the recipe's.", min=1)]
-TaskFile = Annotated[str, arg("A task file, or the name of a task that ships.")]
-Weight = Annotated[Words, opt("NAME=VALUE: another weight for a function; may be repeated.")]
-TemplateKwargs = Annotated[str | None, opt("With --policy, as in the recipe's grpo (JSON): '{\"enable_thinking\": false}'.")]
-
-
-@app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, opt("Print the version and exit.", "--version")] = False) -> None:
-    if version:
-        print(__version__)
-        raise typer.Exit
+from workbench.command import (
+    AsJson,
+    Result,
+    Set,
+    Steps,
+    TaskFile,
+    TemplateKwargs,
+    Weight,
+    Words,
+    app,
+    arg,
+    as_flags,
+    command,
+    json_text,
+    main,
+    open_named,
+    opt,
+    weights_of,
+)  # fmt: skip
+from workbench.errors import WorkbenchError
 
 
 @command()
@@ -143,8 +63,8 @@ def demo(
             bar.update(tasks["03_train"], numbers=f"{done} steps trained")
 
         parameters = {"03_train": {"max_steps": steps}} if steps else None
-        found = run_notebooks(name, seed=seed, parameters=parameters, on_cell=on_cell, on_step=on_step)
-    return Result(found, result_table(found))
+        result = run_notebooks(name, seed=seed, parameters=parameters, on_cell=on_cell, on_step=on_step)
+    return Result(result, result_table(result))
 
 
 @command()
@@ -155,7 +75,8 @@ def notebook(
 ) -> Result:
     """Run one notebook from a terminal, with your parameters, in a fresh kernel.
 
-    A parameter is a line of the notebook's first code cell; an unknown one is an error that names the nearest right one.
+    A parameter is assigned in the notebook's cell of parameters (or the folded one below it), or is an entry of a dict there,
+    as max_steps is of `grpo`; an unknown one is an error that names the nearest right one.
     Values are Python literals (5, 1e-4, True, None, [1, 2]), and text where text stands now. The notebook itself is not
     changed: the executed copy, with all its outputs, is written also when a cell fails. Exits with 2 if one does.
 
@@ -167,8 +88,8 @@ def notebook(
     from workbench.workspace import shown
 
     with progress("cells", find_notebook(which).stem) as on_cell:
-        found = run_notebook(which, set_ or [], out, on_cell)
-    return Result(found, f"{found['minutes']:.1f} minutes; executed copy: {shown(found['out'])}")
+        executed = run_notebook(which, set_ or [], out, on_cell)
+    return Result(executed, f"{executed['minutes']:.1f} minutes; executed copy: {shown(executed['out'])}")
 
 
 @command()
@@ -190,15 +111,17 @@ def plan(
     """
     from workbench.training.prepare import plan
 
-    found = plan(sys.stdin.read() + "\n" if source == "-" else source, vram_gb=vram, said=said or [], steps=steps)
+    recipe = sys.stdin.read() + "\n" if source == "-" else source
+    planned = plan(recipe, vram_gb=vram, said=said or [], steps=steps)
     if out:
-        found.recipe.save(out)
-    if found.memory is None or found.memory.fits is not False:
-        return Result(found.found(), found)
-    from workbench.memory import cheapest
+        planned.recipe.save(out)
+    if planned.memory is None or planned.memory.fits is not False:
+        return Result(planned.found(), planned)
+    from workbench.memory import hints
 
-    text = "\n  - ".join([f"{found}\n\nto make it fit, cheapest first (estimates):", *cheapest(found.memory)])
-    return Result(found.found(), text, 1)
+    inputs = planned.memory.inputs
+    remedies = ["to make it fit, one or more of these, cheapest first:", *hints(inputs.recipe, inputs.settings)]
+    return Result(planned.found(), f"{planned}\n\n" + "\n  - ".join(remedies), 1)
 
 
 @command()
@@ -212,34 +135,34 @@ def train(
     """Train as a recipe says, without a notebook. Ctrl-C stops after the step and saves; a second one aborts.
 
     While it trains, `workbench watch` shows it and `workbench control` steers it, from any other terminal. A run that was
-    stopped or killed goes on with `workbench continue`.
+    stopped or killed resumes with `workbench continue`.
 
     Examples: `workbench train recipe.yaml --steps 20 --set learning_rate=1e-5 --set policy.load_in_4bit=false`,
     `workbench train recipe.yaml --set algorithm=dr_grpo` (or grpo, dapo, gspo, gdpo, cispo: the settings of that paper).
     """
     from workbench.recipe import Recipe
-    from workbench.training.plan import overridden
     from workbench.training.presets import find_recipe
+    from workbench.training.settings import overridden
     from workbench.training.trainer import train
     from workbench.views.terminal import TerminalProgress
 
-    asked = overridden(Recipe.load(find_recipe(recipe)), said or [], steps)
-    asked.run_name = run_name or asked.run_name
+    edited = overridden(Recipe.load(find_recipe(recipe)), said or [], steps)
+    edited.run_name = run_name or edited.run_name
     terminal = TerminalProgress()
-    return _trained(lambda: train(asked, watchers=[terminal], runs=runs), terminal)
+    return _trained(lambda: train(edited, watchers=[terminal], runs=runs), terminal)
 
 
 @command("continue")
 def continue_(
     run: Annotated[str, arg("A run by name or path; latest: the last that does not train.")] = "latest",
-    steps: Annotated[int | None, opt("Raise the recipe's max_steps by so many; not to be repeated after a kill.", min=1)] = None,
-    checkpoint: Annotated[str | None, opt("Go on from this one, checkpoint-20; later ones are deleted.", "--from")] = None,
+    steps: Annotated[int | None, opt("Train this many steps more (do not repeat this after a kill).", min=1)] = None,
+    checkpoint: Annotated[str | None, opt("Resume from this one, checkpoint-20; later ones are deleted.", "--from")] = None,
     accept_changes: Annotated[
-        bool, opt("Go on although recipe, rows or rewards were changed; recorded.", "--accept-changes")
+        bool, opt("Resume although recipe, rows or rewards were changed; recorded.", "--accept-changes")
     ] = False,
     take_over: Annotated[bool, opt("The run began on another machine, now gone (a lost Colab runtime).", "--take-over")] = False,
 ) -> Result:
-    """Go on with a run that was stopped, failed or was killed, from its latest checkpoint, in its own folder.
+    """Resume a run that was stopped, failed or was killed, from its latest checkpoint, in its own folder.
 
     Optimiser, schedule, random states and the order of the prompts are those of the checkpoint; on a CPU the numbers are
     those of a run that was never stopped.
@@ -247,7 +170,7 @@ def continue_(
     from workbench.training.trainer import continue_run
     from workbench.views.terminal import TerminalProgress
 
-    opened = _opened(run, "begun" if take_over else "resting")
+    opened = open_named(run, "begun" if take_over else "resting")
     how = {"steps": steps, "checkpoint": checkpoint, "accept_changes": accept_changes, "take_over": take_over}
     terminal = TerminalProgress()
     return _trained(lambda: continue_run(opened, watchers=[terminal], **how), terminal)
@@ -261,9 +184,10 @@ def _trained(training: Callable[[], Any], terminal: Any) -> Result:
     except BaseException:
         print(terminal.ended, end="\n" if terminal.ended else "", file=sys.stderr)
         raise
-    found = {"run": str(run.path), "adapter": str(run.adapter), "ended": terminal.ended, **run.result()}
-    text = f"{found['minutes']:.1f} minutes; adapter in {shown(run.adapter)}; next: `workbench eval {run.name}`, or notebook 04"
-    return Result(found, "\n".join(filter(None, [terminal.ended, text])))
+    result = run.result()
+    data = {"run": str(run.path), "adapter": str(run.adapter), "ended": terminal.ended, **result}
+    text = f"{result['minutes']:.1f} minutes; adapter in {shown(run.adapter)}; next: `workbench eval {run.name}`, or notebook 04"
+    return Result(data, "\n".join(filter(None, [terminal.ended, text])))
 
 
 @app.command()
@@ -282,13 +206,13 @@ def watch(
     from workbench.views.run_view import FollowedRun
     from workbench.workspace import replace_file
 
-    followed = FollowedRun(_opened(run, "training"))
+    followed = FollowedRun(open_named(run, "training"))
     if png is not None:
         with replace_file(png) as beside:  # whole or not at all
             beside.write_bytes(followed.picture(followed.line())[0])
         print(f"curves written to {png}", file=sys.stderr)
     if as_json:
-        print(_json(views.snapshot(followed)))
+        print(json_text(views.snapshot(followed)))
     elif once or (png is None and followed.over):
         print(views.snapshot_text(followed))
     elif png is None:
@@ -311,9 +235,9 @@ def control(
     """
     from workbench.views import watch
 
-    found = watch.control(_opened(run, "training"), action, details or [], timeout, force)
-    code = {True: 0, False: 1, None: 3 if timeout else 0}[found["applied"]]
-    return Result(found, watch.answered(found, timeout), code)
+    answer = watch.control(open_named(run, "training"), action, details or [], timeout, force)
+    code = {True: 0, False: 1, None: 3 if timeout else 0}[answer["applied"]]
+    return Result(answer, watch.answered(answer, timeout), code)
 
 
 @command()
@@ -347,8 +271,8 @@ def check(
     mark = None if answer_after == "none" else answer_after
     # How many rows there are is not known, so a count is of use only to someone who watches it.
     with progress("rows") if sys.stderr.isatty() else contextlib.nullcontext() as bar:
-        found = check_source(source, other=other, out=out, progress=bar, answer_after=mark, **template, **columns)
-    return Result(found.found(), found, 0 if found.report.kept_rows else 1)
+        checked = check_source(source, other=other, out=out, progress=bar, answer_after=mark, **template, **columns)
+    return Result(checked.found(), checked, 0 if checked.report.kept_rows else 1)
 
 
 @command()
@@ -383,10 +307,10 @@ def probe(
     from workbench.views.terminal import progress
 
     limits = {"rows": prompts, "max_completion_length": max_completion_length, "deadline_s": deadline}
-    tokenizer, weights = tokenizer_of(policy, chat_template_kwargs), _weights(weight)
+    tokenizer, weights = tokenizer_of(policy, chat_template_kwargs), weights_of(weight)
     with progress("functions") as bar:
-        found = audit_rewards(task, tokenizer=tokenizer, weights=weights, cases=cases, progress=bar, **limits)
-    return Result(found.found(), audit_view(found, chart=False), 0 if found.ok else 1)
+        audit = audit_rewards(task, tokenizer=tokenizer, weights=weights, cases=cases, progress=bar, **limits)
+    return Result(audit.found(), audit_view(audit, chart=False), 0 if audit.ok else 1)
 
 
 @command()
@@ -418,10 +342,10 @@ def replay(
     from workbench.views.terminal import progress
 
     with progress("completions") as bar:
-        found = again(
-            _opened(run, "recorded"), task, _weights(weight), aggregation=aggregation, out=out, limit=limit, progress=bar
+        changes = again(
+            open_named(run, "recorded"), task, weights_of(weight), aggregation=aggregation, out=out, limit=limit, progress=bar
         )
-    return Result(found.found(), replay_view(found, charts=False))
+    return Result(changes.found(), replay_view(changes, charts=False))
 
 
 @command("eval")
@@ -449,10 +373,10 @@ def eval_(
 
     steps = checkpoints if checkpoints == "all" else [step for step in checkpoints.split(",") if step]
     how = {"held_out": held_out, "samples": samples, "seed": seed, "greedy": greedy, "checkpoints": steps}
-    opened = _opened(run, "trained")
+    opened = open_named(run, "trained")
     with progress("prompts sampled", "eval") as bar:
-        found = evaluate(opened, **how, progress=bar)
-    return Result(found.found, found, int(not found.found["gain"]["low"] > 0))
+        evaluation = evaluate(opened, **how, progress=bar)
+    return Result(evaluation.found, evaluation, int(not evaluation.found["gain"]["low"] > 0))
 
 
 @command()
@@ -480,12 +404,11 @@ def report(
     if eval_logs:
         from workbench.inspection.eval_logs import write_eval_log
 
-        files = write_eval_log(_opened(run, "recorded"), out)
-        written = "\n".join(f"written: {shown(file)}" for file in files)
-        return Result(
-            {"eval_logs": [str(file) for file in files]}, f"{written}\nlook: inspect view --log-dir {shown(files[0].parent)}"
-        )
-    file = write_report(_opened(run, "recorded"), out, markdown=markdown, answer_column=answer_column)
+        files = write_eval_log(open_named(run, "recorded"), out)
+        lines = [f"written: {shown(file)}" for file in files]
+        lines.append(f"look: inspect view --log-dir {shown(files[0].parent)}")
+        return Result({"eval_logs": files}, "\n".join(lines))
+    file = write_report(open_named(run, "recorded"), out, markdown=markdown, answer_column=answer_column)
     return Result({"report": str(file)}, f"written: {shown(file)}")
 
 
@@ -497,12 +420,12 @@ def doctor() -> Result:
     """
     from workbench.doctor import examine, tables
 
-    found = examine()
-    broken = any(each["needed"] and not each["works"] for each in found["findings"])
-    return Result(found, tables(found), int(broken))
+    report = examine()
+    broken = any(each["needed"] and not each["works"] for each in report["findings"])
+    return Result(report, tables(report), int(broken))
 
 
-@command(aborted="the formats that are whole stay in export/, nothing half-made does; the same command makes the rest")
+@command(aborted="finished formats stay in export/, partial ones are removed; the same command makes the rest")
 def export(
     run: Annotated[str, arg("A run by name or path; latest: the last that ended with an adapter.")] = "latest",
     formats: Annotated[Words, opt("adapter, merged_16bit, merged_4bit, gguf, or one of the three; repeat.", "--format")] = None,
@@ -513,7 +436,7 @@ def export(
     ] = None,
     push: Annotated[str | None, opt("OWNER/NAME: upload it to the hub, private; wants one --format, proven.")] = None,
 ) -> Result:
-    """Leave with the model: write a run's policy into runs/RUN/export/FORMAT, each format whole or not at all.
+    """Leave with the model: write a run's policy into runs/RUN/export/FORMAT, each format atomically.
 
     adapter: for PEFT and vLLM, beside the 16-bit base. merged_16bit: a model of its own, for transformers, vLLM and MLX.
     merged_4bit: the same in NF4. gguf: for llama.cpp and Ollama, as gguf_f16, gguf_q8_0 and gguf_q4_k_m. Without --format:
@@ -528,33 +451,34 @@ def export(
     from workbench.views.terminal import progress
     from workbench.workspace import find
 
-    asked = formats or ["adapter", "merged_16bit"]
+    chosen = formats or ["adapter", "merged_16bit"]
     if of := next((up.name for up in find(run).parents[:2] if (up / "manifest.json").is_file()), ""):
         remedy = f"`workbench export {of}`; `workbench prove {run}` proves what is there"
         raise ExportError(f"{run}: a folder of run {of}", rule="what is exported is a run", remedy=remedy)
-    if making.in_order(asked, into) and push and (len(asked) > 1 or asked == ["gguf"]):
+    if making.in_order(chosen, into) and push and (len(chosen) > 1 or chosen == ["gguf"]):
         rule, remedy = "a repository holds one artefact", "give one --format with --push"
-        raise ExportError(f"--push with {', '.join(asked)}", rule=rule, remedy=remedy)
-    opened = _opened(run, "trained")
-    best is None or opened.use_best(best)
+        raise ExportError(f"--push with {', '.join(chosen)}", rule=rule, remedy=remedy)
+    opened = open_named(run, "trained")
+    if best is not None:
+        opened.use_best(best)
     try:
         with progress("artefacts", "export") as bar:
-            made = making.export(opened, asked, into=into, overwrite=overwrite, progress=bar)
-        address = pushing.push(made[asked[0]], push) if push else None
+            made = making.export(opened, chosen, into=into, overwrite=overwrite, progress=bar)
+        address = pushing.push(made[chosen[0]], push) if push else None
     except ExportError as error:
-        found = {"refused": error.value, "rule": error.rule, "remedy": _flags(error.remedy)}
-        return Result(found, f"refused: {_flags(str(error))}", 1)
+        refusal = {"refused": error.value, "rule": error.rule, "remedy": as_flags(error.remedy)}
+        return Result(refusal, f"refused: {as_flags(str(error))}", 1)
     return Result(made.found() | {"pushed": address}, f"{made}\npushed to {address}" if address else made)
 
 
-@command(aborted="what was proven keeps its proof.json, and nothing half-made stays; the same command begins again")
+@command(aborted="what was proven keeps its proof.json; the same command starts the rest again")
 def prove(
     artefact: Annotated[str, arg("An artefact's folder; or a run by name or path: all that it was exported as.")],
     run: Annotated[str | None, opt("The run that it was made of, where its folder does not tell.")] = None,
     prompts: Annotated[int, opt("Held-out prompts; with fewer than 10, damage cannot be told from chance.", min=2)] = 64,
     task: Annotated[str | None, opt("The run's task, where the one that it was begun with cannot be loaded.")] = None,
 ) -> Result:
-    """Is an export the policy that was trained? Loaded back in a process of its own, and held against the live policy.
+    """Is an export the policy that was trained? Loaded back in a separate process, and compared with the live policy.
 
     From cheap to dear: sums of its files; tensors, layer by layer; token ids; then what it writes: the probabilities of
     completions that the policy sampled, and greedy answers to held-out prompts, rewarded as in training, with intervals.
@@ -566,12 +490,12 @@ def prove(
     Examples: `workbench prove latest`, `workbench prove runs/demo/export/gguf_q4_k_m --json`.
     """
     from workbench.exporting.checks import Proofs
-    from workbench.exporting.proving import prove as held_against
+    from workbench.exporting.proving import prove as prove_it
     from workbench.run.directory import open_run
     from workbench.task import load_task
     from workbench.views.terminal import Bar
 
-    own = None if run is None else open_run(run)
+    known = None if run is None else open_run(run)
     with Bar("") as bar:
 
         def begun(name: str) -> Callable[[int, int], None]:
@@ -580,8 +504,8 @@ def prove(
                 print(f"proving {name}", file=sys.stderr, flush=True)
             return lambda done, total: bar.update(row, completed=done, total=total or None)
 
-        found = held_against(artefact, run=own, prompts=prompts, task=task and load_task(task), progress=begun)
-    proofs = found if isinstance(found, Proofs) else Proofs([found])
+        proof = prove_it(artefact, run=known, prompts=prompts, task=task and load_task(task), progress=begun)
+    proofs = proof if isinstance(proof, Proofs) else Proofs([proof])
     return Result({"passed": proofs.passed, "proofs": proofs}, proofs, int(not proofs.passed))
 
 
@@ -617,9 +541,9 @@ def verify(
 
     Examples: `workbench verify demo`, `workbench verify runs/demo/export/merged_16bit`.
     """
-    from workbench.exporting.passport import verify as compared
+    from workbench.exporting.passport import verify as verify_it
 
-    artefacts = compared(path)
+    artefacts = verify_it(path)
     passed = all(each.passed for each in artefacts)
     return Result({"passed": passed, "artefacts": artefacts}, "\n".join(map(str, artefacts)), int(not passed))
 
@@ -650,7 +574,8 @@ def explain(
     from workbench.teaching import glossary
 
     if term is not None:
-        return Result(found := glossary.explain(term, trl), found)
+        entry = glossary.explain(term, trl)
+        return Result(entry, entry)
     terms = glossary.terms()
     return Result(terms, "\n".join(f"{kind}: {', '.join(names)}" for kind, names in terms.items()))
 
@@ -678,12 +603,13 @@ def lesson(
         if not solved:
             _open_lab(copy, port, browser)
         return Result({"copy": str(copy)}, f"solved copy: {shown(copy)}")
-    found, rows = lessons.lessons(), []
-    for each in found:
-        filled = f"{len(each['passed'])} of {each['exercises']}" if each["exercises"] else "-"
-        minutes = "not measured" if each["minutes"] is None else each["minutes"]
-        rows.append([each["lesson"], each["title"], minutes, filled, each["last"] or "-"])
-    return Result(found, Table(["lesson", "title", "minutes to run", "passed", "last"], rows))
+    listed = lessons.lessons()
+    rows = []
+    for lesson in listed:
+        passed = f"{len(lesson['passed'])} of {lesson['exercises']}" if lesson["exercises"] else "-"
+        minutes = "not measured" if lesson["minutes"] is None else lesson["minutes"]
+        rows.append([lesson["lesson"], lesson["title"], minutes, passed, lesson["last"] or "-"])
+    return Result(listed, Table(["lesson", "title", "minutes to run", "passed", "last"], rows))
 
 
 def _open_lab(notebook: Path, port: int, browser: bool) -> None:
@@ -699,63 +625,6 @@ def _open_lab(notebook: Path, port: int, browser: bool) -> None:
     start += [f"--ServerApp.root_dir={notebook.parents[1]}"] + ([] if browser else ["--no-browser"])
     start += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     os.execv(start[0], start)
-
-
-def _weights(said: list[str] | None) -> dict[str, float]:
-    """`["length_reward=0.5", ...]` as numbers by name."""
-    weights = {}
-    for text in said or []:
-        name, _, number = text.rpartition("=")
-        with contextlib.suppress(ValueError):
-            if name.strip() and math.isfinite(float(number)):
-                weights[name.strip()] = float(number)
-                continue
-        raise RecipeError(f"--weight {text}", rule="a weight is name=number", remedy="for example --weight length_reward=0.5")
-    return weights
-
-
-def _opened(run: str, latest: str) -> Any:
-    """The run, which is named where the user did not."""
-    from workbench.run.directory import open_run
-
-    opened = open_run(run, latest=latest)
-    if run == "latest":
-        print(opened.describe(), file=sys.stderr)
-    return opened
-
-
-def _flags(text: str) -> str:
-    """A remedy in the command line's words: `overwrite=True` is --overwrite there, `into="base"` --into base."""
-    return re.sub(r'\b(into|overwrite)=(?:True|"(\w+)")', lambda said: f"--{said[1]} {said[2] or ''}".rstrip(), text)
-
-
-def _json(found: Any) -> str:
-    """One JSON object in ASCII: json leaves DEL as it is, and writes NaN, which is not JSON."""
-    from workbench.workspace import to_json
-
-    return json.dumps(to_json(found), allow_nan=False).replace("\x7f", "\\u007f")
-
-
-def main() -> None:
-    """Entry point: an error of the workbench's own is three lines and exit code 2, not a traceback."""
-    if not sys.stderr.isatty():  # libraries' bars would fill a file; read when tqdm is imported
-        os.environ.setdefault("TQDM_DISABLE", "1")
-    guard_output()
-    try:
-        app()
-    except Exception as met:
-        from workbench.processes import rank
-        from workbench.workspace import disk_error
-
-        error = met if isinstance(met, WorkbenchError) else disk_error(met)
-        if isinstance(met, MemoryError) or re.search("OutOfMemory|could not create a primitive", f"{type(met).__name__} {met}"):
-            remedy = "end other programs, or use smaller batches; what is on disk is whole, and `workbench continue` goes on"
-            error = WorkbenchError(f"{type(met).__name__}: {met}"[:500], rule="a command fits into memory", remedy=remedy)
-        if error is None:
-            raise
-        lines = [f"{type(error).__name__}: {_flags(str(error))}", *getattr(met, "__notes__", ())]
-        print(f"process {rank()}: " * (rank() > 0) + "\n".join(lines), file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from workbench.exporting.card import fenced
 from workbench.health import examine_run
 from workbench.inspection.evaluation import Evaluation, gain_in_words
 from workbench.inspection.listing import Listing
-from workbench.inspection.reading import RecordedGroup, answer_of, by_step, explain_group
+from workbench.inspection.reading import RecordedGroup, answer_column_of, by_step, explain_group
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import told
@@ -77,7 +77,7 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     verdicts, steps, manifest = examine_run(run, last=200), by_step(run), run.manifest()
     in_training = [told(found)] if (found := run.result().get("held_out")) else []
     there = evaluation.rows[0] if evaluation is not None and evaluation.rows else batch_and_place(run)[0].columns
-    column = answer_column or answer_of(there, manifest)
+    column = answer_column or answer_column_of(there, manifest)
     hacks = inspection.hacking(run, evaluation)
     if evaluation is None:
         remedy = f"`workbench eval {run.name}` measures what it gained"

@@ -100,25 +100,25 @@ def test_the_browser_widget_shows_500_hostile_completions_as_text(jupyterlab, pa
     asked = []
     page.on("request", lambda request: asked.append(request.url))
     open_notebook(page, jupyterlab, "browse.ipynb")
-    page.locator(".workbench-browser-rows table").wait_for()
-    waited_for(lambda: page.locator(".workbench-browser-rows tr").count() == 513)
-    shown = set(page.evaluate("() => [...document.querySelectorAll('.workbench-browser-rows pre')].map(own => own.textContent)"))
+    page.locator(".workbench-rows table").wait_for()
+    waited_for(lambda: page.locator(".workbench-rows tr").count() == 513)
+    shown = set(page.evaluate("() => [...document.querySelectorAll('.workbench-rows pre')].map(own => own.textContent)"))
     assert {one_line(text, 160) for text in HOSTILE} <= shown
     slider = page.locator(".jp-OutputArea .noUi-handle").first
     slider.focus()
     slider.press("ArrowRight")
     for _ in range(4):
         slider.press("ArrowRight")
-    page.locator(".workbench-browser-group").filter(has_text="group 2 of 8").wait_for()
-    where = page.locator(".workbench-browser-where input")
+    page.locator(".workbench-group").filter(has_text="group 2 of 8").wait_for()
+    where = page.locator(".workbench-where input")
     where.fill("completion like '%svg%'")
     where.press("Enter")
     waited_for(
-        lambda: page.locator(".workbench-browser-rows tr").count() == 1 + sum("svg" in text for text in (HOSTILE * 2)[:512])
+        lambda: page.locator(".workbench-rows tr").count() == 1 + sum("svg" in text for text in (HOSTILE * 2)[:512])
     )
     assert page.evaluate("() => window.hacked") is None
     assert [url for url in asked if "e.vil" in url] == []
-    assert not page.locator(".workbench-browser-rows img, .workbench-browser-rows script, .jp-OutputArea mjx-container").count()
+    assert not page.locator(".workbench-rows img, .workbench-rows script, .jp-OutputArea mjx-container").count()
     page.screenshot(path=str(jupyterlab.home / "browse.png"))
 
 

@@ -59,7 +59,7 @@ def test_a_run_of_another_process_is_watched_and_steered(jupyterlab, page, other
     weight = page.locator(".workbench-weight-format_reward input")
     weight.fill("0.25")
     weight.press("Tab")
-    page.locator(".workbench-apply-format_reward").click()
+    page.locator(".workbench-apply-weight-format_reward").click()
     request = asked(other, "weight")
     assert (request["function"], request["value"], request["by"]) == ("format_reward", 0.25, "panel")
     answers = page.locator(".workbench-answers")

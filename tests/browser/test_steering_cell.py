@@ -61,7 +61,7 @@ def test_buttons_steer_the_cell_that_trains(jupyterlab, page):
     # Another weight: in force at the next step, in the record, and marked on the curve.
     field = page.locator(".workbench-weight-correctness_reward input")
     field.fill("3")
-    page.locator(".workbench-apply-correctness_reward").click()
+    page.locator(".workbench-apply-weight-correctness_reward").click()
     asked_at = waited_for(lambda: asked("weight") and steps())  # no sooner than it was asked for
     event = waited_for(lambda: control("weight"))
     assert event["applied"]

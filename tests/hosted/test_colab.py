@@ -102,7 +102,7 @@ while panel.controls is None and not panel.over:
     time.sleep(0.5)
 """
 CLICKS = """\
-panel.controls.buttons["stop"].click()
+panel.controls.parts["stop"].click()
 panel.wait()
 print("status:", panel.status)
 display(Controls(panel.run))

@@ -85,22 +85,22 @@ def test_the_widget_turns_pages_follows_the_slider_and_keeps_the_page_where_a_fi
     browser = inspection.Browser(planted("r", broken, steps=6), size=10)
     bundle = browser._repr_mimebundle_()
     assert {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"} <= bundle.keys()
-    assert browser._back.disabled
-    assert "step 1, group 1 of 8" in browser._group.value
-    browser._on.click()
+    assert browser.parts["back"].disabled
+    assert "step 1, group 1 of 8" in browser.parts["group"].value
+    browser.parts["next"].click()
     assert browser.page == 1
-    assert not browser._back.disabled
-    browser._chosen.value = 9  # the arrow key, nine times: the twentieth completion is of the fifth group
-    assert "step 1, group 5 of 8" in browser._group.value
-    before = browser.found
-    browser._where.value = "totl < 0"
-    assert "over the record&#x27;s columns" in browser._rows.value
-    assert browser.found is before
-    browser._where.value = "step = 5"
-    assert (browser.page, set(browser.found.frame["step"])) == (0, {5})
-    assert "step 5, group 1 of 8" in browser._group.value
-    browser._where.value = "step = 99"
-    assert (browser._group.value, browser._on.disabled) == ("", True)
+    assert not browser.parts["back"].disabled
+    browser.parts["chosen"].value = 9  # the arrow key, nine times: the twentieth completion is of the fifth group
+    assert "step 1, group 5 of 8" in browser.parts["group"].value
+    before = browser.listing
+    browser.parts["where"].value = "totl < 0"
+    assert "over the record&#x27;s columns" in browser.parts["rows"].value
+    assert browser.listing is before
+    browser.parts["where"].value = "step = 5"
+    assert (browser.page, set(browser.listing.frame["step"])) == (0, {5})
+    assert "step 5, group 1 of 8" in browser.parts["group"].value
+    browser.parts["where"].value = "step = 99"
+    assert (browser.parts["group"].value, browser.parts["next"].disabled) == ("", True)
 
 
 def test_a_filter_means_by_a_prompt_what_it_asks(home):
@@ -138,17 +138,17 @@ def test_something_else_than_a_run_is_said(home):
 
 def test_the_arrow_keys_go_over_the_ends_of_a_page(home):
     browser = inspection.Browser(planted("r", broken, steps=2), sort="total desc", size=10)
-    chosen = browser._chosen
+    chosen = browser.parts["chosen"]
     assert (chosen.min, chosen.max) == (0, 10)  # the tenth place is the next page's first
     chosen.value = 9
-    shown = browser._group.value
+    shown = browser.parts["group"].value
     chosen.value += 1
     assert (browser.page, chosen.value, chosen.min) == (1, 0, -1)
     chosen.value -= 1
-    assert (browser.page, chosen.value, browser._group.value) == (0, 9, shown)
-    while browser.found.numbers["more"]:
+    assert (browser.page, chosen.value, browser.parts["group"].value) == (0, 9, shown)
+    while browser.listing.numbers["more"]:
         browser.show(browser.page + 1)
-    assert chosen.max == len(browser.found.frame) - 1
+    assert chosen.max == len(browser.listing.frame) - 1
 
 
 def test_without_widgets_it_is_a_table(home, monkeypatch):

@@ -324,7 +324,7 @@ def test_it_is_steered_and_stopped_like_any_run(home, trainer):
     refused = [event["action"] for event in run.events() if event["event"] == "control" and not event["applied"]]
     assert refused == ["reload", "sample"]
     assert "stopped after 2 steps" in asks.message
-    assert FollowedRun(run).message() == "stopped after 2 steps; only its own trainer's resume_from_checkpoint can go on with it"
+    assert FollowedRun(run).message() == "stopped after 2 steps; only its own trainer's resume_from_checkpoint can resume it"
 
 
 def test_a_record_that_cannot_be_written_does_not_end_their_training(home, trainer, monkeypatch):

@@ -26,8 +26,8 @@ from workbench.run.metrics import (
     per_function,
     weight_of,
 )
-from workbench.views.chart import MAX_POINTS, round_up, tick_label
-from workbench.views.curves import KL_UNMEASURED, MOST_MARKS, MOST_NAMED, MOST_NUMBERS, RunFigure
+from workbench.views.chart import MAX_POINTS, tick_label
+from workbench.views.curves import KL_UNMEASURED, MOST_MARKS, MOST_NAMED, MOST_NUMBERS, NO_ENTROPY, RunFigure
 from workbench.views.history import (
     ADAPTIVE,
     CHANGE,
@@ -60,8 +60,8 @@ def history(steps: int, functions: list[str] = FIVE) -> History:
     return filled
 
 
-def drawn(filled: History, **options) -> RunFigure:
-    figure = RunFigure("r", 0.01, **options)
+def drawn(filled: History) -> RunFigure:
+    figure = RunFigure("r", 0.01)
     figure.draw(filled)
     return figure
 
@@ -202,23 +202,23 @@ def test_a_stage_that_a_continued_run_begins_again_is_marked_once():
 def test_unmeasured_kl_is_said_with_the_way_to_measure_it():
     figure = RunFigure("r", beta=0.0)
     figure.draw(History(["a_reward"]))
-    assert figure._unmeasured.get_text() == KL_UNMEASURED
-    assert figure._unmeasured.get_visible()
+    assert figure.charts["kl"].words.get_text() == KL_UNMEASURED
     assert "grpo.beta = 0.001" in KL_UNMEASURED
     figure.draw(history(3))  # a later stage measures it
-    assert not figure._unmeasured.get_visible()
+    assert figure.charts["kl"].words.get_text() == ""
 
 
 def test_entropy_that_is_not_logged_is_said():
     """Unsloth's trainer on a GPU logs none."""
     figure, empty = RunFigure("r", beta=0.1), History(["a_reward"])
     figure.draw(empty)
-    assert not figure._no_entropy.get_visible(), "before the first step nothing is known"
+    words = figure.charts["entropy"].words
+    assert words.get_text() == "", "before the first step nothing is known"
     empty.add(1, {REWARD: 1.0})
     figure.draw(empty)
-    assert figure._no_entropy.get_visible()
+    assert words.get_text() == NO_ENTROPY
     figure.draw(history(3))
-    assert not figure._no_entropy.get_visible()
+    assert words.get_text() == ""
 
 
 def test_the_figure_shows_the_numbers_that_it_was_given():
@@ -232,7 +232,7 @@ def test_the_figure_shows_the_numbers_that_it_was_given():
     ):  # fmt: skip
         assert np.array_equal(line_of(figure.charts[name], key), filled[key], equal_nan=True), key
     assert line_of(figure.charts["reward"], weighted("a_reward")) == [0.4, 0.4, 0.4, 0.8]
-    assert figure._named[0] == "a x 2"
+    assert figure.charts["reward"].shown_legend.get_texts()[1].get_text() == "a x 2"
 
 
 def test_time_is_split_where_it_was_measured():
@@ -280,48 +280,21 @@ def test_a_lone_peak_does_not_flatten_the_rest():
     assert drawn(history(100)).charts["kl"].peak.get_text() == ""
 
 
-@pytest.mark.parametrize(("value", "round_"), [(0, 1), (0.93, 1), (1.01, 1.25), (7, 8), (0.0021, 0.0025), (980, 1000)])
-def test_limits_are_round(value, round_):
-    assert round_up(value) == pytest.approx(round_)
-
-
-def test_the_frame_is_kept_until_a_limit_moves(monkeypatch):
-    figure, filled = RunFigure("r", 0.01, total=200), history(110)
-    figure.draw(filled)
-    frame = figure._frame
-    first = figure.draw(filled, "another title", "numbers", [Mark(5, CHANGE, "beta")])
-    filled.add(111, {key: filled.last(key) for key in filled.columns})
-    assert figure.draw(filled, "another title", "numbers", [Mark(5, CHANGE, "beta")]) != first
-    assert figure._frame is frame
-    monkeypatch.setattr(figure.figure.canvas, "draw", lambda: pytest.fail("one chart changed, and all were laid out"))
-    filled.add(112, {REWARD: 50.0})
-    figure.draw(filled)
-    assert figure._frame is not frame
-
-
-def test_a_kept_frame_and_a_new_one_are_the_same_picture():
-    filled, marks = history(60), [Mark(5, CHANGE, "beta 0 → 1"), Mark(9, CHECKPOINT, "checkpoint")]
-    kept, fresh = RunFigure("r", 0.01), RunFigure("r", 0.01)
-    kept.draw(history(55))
-    kept.draw(filled, "t", "n", marks)
-    assert kept.draw(filled, "t", "n", marks) == fresh.draw(filled, "t", "n", marks)
-
-
 def test_marks_are_bounded_and_the_latest_are_explained():
     marks = [Mark(step, CHANGE, f"change {step}") for step in range(1, 500)]
     marks += [Mark(step, ADAPTIVE, "weight") for step in range(1, 500)]
     marks += [Mark(step, CHECKPOINT, "checkpoint") for step in range(1, 500)]
     figure = RunFigure("r", 0.01)
     picture = figure.draw(history(500), "r", "", sorted(marks))
-    lines = figure._marks._lines[0].get_xdata()
+    lines = figure.marks.lines[0].get_xdata()
     assert len(lines) == 3 * MOST_MARKS
     assert lines[-2] == 499
-    assert len(figure._marks._checkpoints.get_xdata()) == MOST_MARKS
-    assert len(figure._marks._adaptive.get_xdata()) == MOST_MARKS
-    words = figure._key.get_text()
+    assert len(figure.marks.checkpoints.get_xdata()) == MOST_MARKS
+    assert len(figure.marks.adaptive.get_xdata()) == MOST_MARKS
+    words = figure.key.get_text()
     assert words.count("(") == MOST_NUMBERS
     assert f"({MOST_NUMBERS}) step 499: change 499" in words.replace("\n", " ")
-    assert "lines: means of up to 5 steps" in figure._reduced.get_text()
+    assert "lines: means of up to 5 steps" in figure.reduced.get_text()
     assert len(words.splitlines()) <= 2
     assert len(picture) < 200_000
 
@@ -329,14 +302,14 @@ def test_marks_are_bounded_and_the_latest_are_explained():
 def test_changes_at_one_step_share_a_number():
     figure = RunFigure("r")
     figure.draw(history(20), marks=[Mark(5, CHANGE, "beta"), Mark(5, CHANGE, "length muted"), Mark(7, CHANGE, "x")])
-    assert figure._key.get_text() == "(1) step 5: beta, length muted   (2) step 7: x"
+    assert figure.key.get_text() == "(1) step 5: beta, length muted   (2) step 7: x"
 
 
 def test_long_titles_are_cut():
     figure = RunFigure("r")
     figure.draw(history(3), "long " * 100, "words " * 400)
-    assert len(figure._title.get_text()) <= 118
-    assert len(figure._note.get_text().splitlines()) == 2
+    assert len(figure.title.get_text()) <= 118
+    assert len(figure.note.get_text().splitlines()) == 2
 
 
 @pytest.mark.timing
@@ -344,7 +317,7 @@ def test_a_redraw_costs_the_same_however_long_the_run():
     """Processor time, in turns, the least of several, and measured again: what other programs do counts little."""
     made = []
     for steps in (100, 10_000):
-        figure, filled = RunFigure("r", 0.01, total=steps), history(steps)
+        figure, filled = RunFigure("r", 0.01), history(steps)
         assert len(figure.draw(filled)) < 200_000
         made.append((figure, filled))
 
@@ -361,18 +334,6 @@ def test_a_redraw_costs_the_same_however_long_the_run():
     while not ratios or (ratios[-1] > 1.5 and len(ratios) < 3):
         ratios.append(ratio())
     assert ratios[-1] <= 1.5, ratios
-
-
-def test_what_is_said_of_the_reduction_is_part_of_the_frame(monkeypatch):
-    figure, filled = RunFigure("r", 0.01, total=1000), history(360)
-    figure.draw(filled)
-    assert "means of up to 3 steps" in figure._reduced.get_text()
-    frames = []
-    monkeypatch.setattr(figure.figure.canvas, "draw", lambda: frames.append(1))
-    filled.add(361, {key: filled.last(key) for key in filled.columns})
-    figure.draw(filled)
-    assert "means of up to 4 steps" in figure._reduced.get_text()
-    assert frames == [1]
 
 
 def test_points_are_bounded():
@@ -414,7 +375,7 @@ def test_no_text_leaves_the_figure_or_its_chart(scale):
     for step in range(1, 4):
         values = {REWARD: scale, GROUP_STD: scale, REWARD_STD: scale, KL: scale * step, MEAN_LENGTH: 40.0, CLIPPED: 0.1}
         filled.add(step, {**values, STEP_S: 3.0, GENERATE_S: 1.0, REWARD_S: 0.5, TRAIN_S: 1.0})
-    figure = drawn(filled, total=45)
+    figure = drawn(filled)
     whole = figure.figure.bbox
     for chart in figure.charts.values():
         for axis in chart.axes:
@@ -427,38 +388,35 @@ def test_no_text_leaves_the_figure_or_its_chart(scale):
     assert [figure.charts[key].axis.get_xlabel() for key in ("reward", "raw", "length")] == ["step"] * 3
 
 
-@pytest.mark.slow
-def test_a_frame_that_is_repainted_in_parts_is_the_whole_one():
-    # More steps, higher values, other weights: in turn most charts change, and none leaves a word behind.
-    partly, filled, whole = RunFigure("r", 0.01, total=400), History(FIVE), 0
-    draw = partly.figure.canvas.draw
-
-    def counted() -> None:
-        nonlocal whole
-        whole += 1
-        draw()
-
-    partly.figure.canvas.draw = counted
-    rng = np.random.default_rng(1)
-    for step in range(1, 41):
-        values = {key: float(step * rng.random()) for key in NUMBERS if key != ENTROPY or step > 5}
-        shares = {MIXED: 0.5, ALL_RIGHT: 0.2, ALL_WRONG: 0.3, DEAD: 0.1, CLIPPED: 0.2}
-        filled.add(step, {**values, **shares, **{per_function(name): values[REWARD] / 5 for name in FIVE}})
-        png = partly.draw(filled, "r")
-        if step % 5 == 0:
-            assert png == RunFigure("r", 0.01, total=400).draw(filled, "r"), f"step {step}"
-    assert whole < 8
-
-
 @pytest.mark.parametrize("scale", [8.8e-6, 0.0046, 0.3])
-def test_a_figure_that_was_redrawn_in_parts_is_the_one_drawn_at_once(scale):
-    # Wide numbers beside an axis give way to narrow ones, and nothing of them may stay.
-    grown, filled = RunFigure("r", 0.001, 15), History(["a"])
+def test_a_figure_that_was_drawn_before_is_the_one_drawn_at_once(scale):
+    # Its artists are given new data; nothing of the old may stay.
+    grown, filled = RunFigure("r", 0.001), History(["a"])
     for step in range(1, 16):
         grows = scale * step**3
         filled.add(step, {REWARD: 1.0, KL: grows, ENTROPY: 10 * grows, STEP_S: 1 + grows, CLIPPED: 0.1, MEAN_LENGTH: 20.0})
         picture = grown.draw(filled)
-    assert picture == RunFigure("r", 0.001, 15).draw(filled)
+    assert picture == RunFigure("r", 0.001).draw(filled)
+
+
+def test_a_redraw_shows_what_changed_and_takes_back_what_is_gone():
+    figure, filled = RunFigure("r", 0.01), history(60)
+    plain = figure.draw(filled, "t", "n")
+    marks = [Mark(5, CHANGE, "beta 0 → 1"), Mark(9, CHECKPOINT, "checkpoint")]
+    assert figure.draw(filled, "t", "n", marks) != plain
+    assert figure.draw(filled, "t", "n") == plain
+    assert figure.draw(filled, "another", "n") != plain
+
+
+def test_the_number_of_steps_in_a_bucket_is_said():
+    figure, filled = RunFigure("r", 0.01), history(360)
+    figure.draw(filled)
+    assert "means of up to 3 steps" in figure.reduced.get_text()
+    filled.add(361, {key: filled.last(key) for key in filled.columns})
+    figure.draw(filled)
+    assert "means of up to 4 steps" in figure.reduced.get_text()
+    figure.draw(history(120))
+    assert figure.reduced.get_text() == ""
 
 
 def test_a_run_that_generates_every_fourth_step_is_drawn_with_lines():
@@ -476,7 +434,7 @@ def test_a_run_that_generates_every_fourth_step_is_drawn_with_lines():
 
 
 def test_held_out_points_have_intervals_and_the_line_of_base():
-    figure, filled = RunFigure("r", total=40), history(30)
+    figure, filled = RunFigure("r"), history(30)
     plain = figure.draw(filled)
     names = [text.get_text() for text in figure.charts["reward"].shown_legend.get_texts()]
     assert not any("held-out" in name for name in names)
@@ -485,7 +443,7 @@ def test_held_out_points_have_intervals_and_the_line_of_base():
     ]
     assert figure.draw(filled, held_out=found) != plain
     reward = figure.charts["reward"]
-    base, bars, points = reward.extra[-3:]
+    base, bars, points = figure.held_out.base, figure.held_out.bars, figure.held_out.points
     assert points.get_xydata().tolist() == [[0, 0.4], [10, 0.5], [20, 0.7]]
     assert list(base.get_ydata()) == [0.4, 0.4]
     assert list(bars.get_ydata()[3:5]) == pytest.approx([0.4, 0.6])

@@ -13,7 +13,8 @@ from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.errors import RecipeError, TaskError
 from workbench.rewards.library import correctness_reward
 from workbench.task import Task
-from workbench.views.lab import Bench, Lab, highlighted
+from workbench.views.bench import Bench
+from workbench.views.lab import Lab, highlighted
 
 SYSTEM = "Answer as <answer>\n[answer]\n</answer>"
 ROWS = [
@@ -54,7 +55,7 @@ def lab(file):
 
 
 def seen(lab, index) -> str:
-    return lab._cells[index][1].value
+    return lab.parts[f"seen-{index}"].value
 
 
 def test_the_first_completions_are_an_honest_one_and_three_cheats(lab):
@@ -76,7 +77,7 @@ def test_a_guess_is_not_filled_in_and_json_is_json(system, first):
 
 
 def test_typing_scores_again(lab):
-    lab._cells[1][0].value = "I say <answer>42</answer>"
+    lab.type(1, "I say <answer>42</answer>")
     assert lab.texts[1] == "I say <answer>42</answer>"
     assert "total <b>2.25</b>" in seen(lab, 1)
     assert ">42</mark>" in seen(lab, 1)
@@ -86,7 +87,7 @@ def test_typing_inside_a_running_loop_waits_for_a_pause(lab):
     async def typed() -> tuple[str, str, str]:
         before = seen(lab, 1)
         for text in ("<answer>4", "<answer>42", "<answer>42</answer>"):
-            lab._cells[1][0].value = text
+            lab.type(1, text)
         at_once = seen(lab, 1)
         while seen(lab, 1) == before:
             await asyncio.sleep(0.05)
@@ -100,20 +101,20 @@ def test_typing_inside_a_running_loop_waits_for_a_pause(lab):
 
 def test_advantages_are_of_the_group_and_follow_the_scaling(lab):
     # Totals 2.25, 0.25, 0.25, 0.25: mean 0.75, std 1.
-    lab._cells[3][0].value = ""
+    lab.type(3, "")
     assert "advantage <b style='color:#1e8449'>+1.50" in seen(lab, 0)
     assert "-0.50" in seen(lab, 1)
-    assert "correctness_reward decided this group" in lab._verdict.value
+    assert "correctness_reward decided this group" in lab.parts["verdict"].value
     # 2.25 twice: mean 1.25, and without scaling the advantage is the distance from it.
-    lab._cells[1][0].value = "<answer>42</answer>"
-    lab._scale.value = "none"
+    lab.type(1, "<answer>42</answer>")
+    lab.parts["scale"].value = "none"
     assert "+1.00" in seen(lab, 0)
 
 
 def test_another_prompt_brings_its_own_honest_answer_and_keeps_what_was_typed(lab):
-    lab._cells[2][0].value = "mine"
-    lab._prompts.value = 1
-    assert "9 - 4" in lab._prompt.value
+    lab.type(2, "mine")
+    lab.choose(1)
+    assert "9 - 4" in lab.parts["prompt"].value
     assert lab.texts[0] == "<answer>\n5\n</answer>"
     assert lab.texts[2] == "mine"
 
@@ -124,20 +125,20 @@ def test_a_saved_file_is_loaded_again_and_a_broken_one_keeps_the_last(lab, file)
     assert "total <b>2.5</b>" in seen(lab, 0)
     write(file, "[0.5")
     lab.look()
-    assert "SyntaxError" in lab._status.value
+    assert "SyntaxError" in lab.parts["status"].value
     assert "total <b>2.5</b>" in seen(lab, 0)
     write(file, "0.75")
     lab.look()
-    assert "SyntaxError" not in lab._status.value
+    assert "SyntaxError" not in lab.parts["status"].value
     assert "total <b>2.75</b>" in seen(lab, 0)
 
 
 def test_a_file_with_fewer_rows_moves_to_one_that_is_there(lab, file):
-    lab._prompts.value = 1
+    lab.choose(1)
     write(file, "0.5", ROWS[:1])
     lab.look()
     assert lab.number == 0
-    assert "15 + 27" in lab._prompt.value
+    assert "15 + 27" in lab.parts["prompt"].value
 
 
 def test_a_function_that_fails_says_so_beside_its_completion():
@@ -152,15 +153,14 @@ def test_a_function_that_fails_says_so_beside_its_completion():
 
 
 def test_one_more_completion(lab):
-    lab._boxes.children[-1].click()
-    assert len(lab._cells) == 5
-    lab._cells[4][0].value = "<answer>42</answer>"
+    lab.parts["add"].click()
+    assert len(lab.parts["completions"].children) == 5 + 1  # and the button
+    lab.type(4, "<answer>42</answer>")
     assert "total <b>2.25</b>" in seen(lab, 4)
 
 
 def test_a_starter_can_be_chosen(lab):
-    chooser = lab._boxes.children[3].children[0].children[0]
-    chooser.value = "refusal"
+    lab.parts["starter-3"].value = "refusal"
     assert lab.texts[3] == "I am sorry, but I cannot help with that."
 
 
@@ -223,8 +223,8 @@ def test_a_match_in_the_middle_of_an_expression_is_yellow_and_what_cannot_be_see
     lab = Lab(Task("t", rows, [format_reward, short_reward]), [text])
     try:
         assert lab.bench.matched(lab.row, text, "format_reward") == {(0, len(text))}
-        assert "<mark" in lab._cells[0][1].value
-        assert "yellow: what a function matched (cannot see what short matched)" in lab._status.value
+        assert "<mark" in seen(lab, 0)
+        assert "yellow: what a function matched (cannot see what short matched)" in lab.parts["status"].value
     finally:
         lab.close()
 
@@ -236,7 +236,7 @@ def test_the_examination_is_folded_so_that_it_gives_no_flaw_away():
     lab = Lab(task, ["x"])
     try:
         bundle = lab._repr_mimebundle_()
-        for page in (lab._report.value, bundle["text/html"]):
+        for page in (lab.parts["report"].value, bundle["text/html"]):
             before, _, inside = page.partition("<details><summary>")
             assert "cannot pay" in inside
             assert "cannot pay" not in before + inside.partition("</summary>")[0]
@@ -267,7 +267,7 @@ def test_whatever_is_saved_the_panel_goes_on(lab, file, broken, said):
     file.write_text(f"{head}\n{broken}\n".replace("ROWS", repr(ROWS)))
     os.utime(file, ns=(stamp, stamp))
     lab.look()
-    assert re.search(said, lab._status.value), lab._status.value
+    assert re.search(said, lab.parts["status"].value), lab.parts["status"].value
     assert "total <b>2.25</b>" in seen(lab, 0)
     write(file, "0.75")
     lab.look()
@@ -284,7 +284,7 @@ def test_odd_arguments_are_named_or_understood(file):
     with pytest.raises(TaskError, match="ideal raised KeyError"):
         Lab(Task("t", ROWS, [correctness_reward], ideal=lambda row: row["nothing"]))
     for opened in (Lab(file, []), Lab(file, "one text"), Lab(file, scale_rewards=False)):
-        assert opened.texts in ([], ["one text"]) or opened._scale.value == "none"
+        assert opened.texts in ([], ["one text"]) or opened.parts["scale"].value == "none"
         assert "What reward hacks earn" in repr(opened)
         opened.close()
 
@@ -296,6 +296,6 @@ def test_a_save_while_the_panel_looks_changes_nothing_that_is_shown(lab, file):
     write(file, "[0.5")  # not looked at yet
     vars(lab.bench).pop("report", None)
     lab.refresh(everything=True)
-    assert "Error" not in lab._verdict.value + lab._status.value
-    assert "What reward hacks earn" in lab._report.value
+    assert "Error" not in lab.parts["verdict"].value + lab.parts["status"].value
+    assert "What reward hacks earn" in lab.parts["report"].value
     assert reward_hash(lab.bench.task.reward_funcs[1]) == before

@@ -20,9 +20,10 @@ from workbench.health import ALARM, Verdict, examine_run, summary
 from workbench.run.control_file import send
 from workbench.run.directory import RunDirectory, open_run
 from workbench.views import live
-from workbench.views.controls import WIDGETS, Controls, buttons_work
+from workbench.views.controls import Controls, buttons_work
 from workbench.views.live import RunPanel
 from workbench.views.run_view import FollowedRun
+from workbench.views.widgets import WIDGETS
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_a_panel_shows_the_run_and_follows_it_to_its_end(running, shown):
     assert "finished after 4 steps; notebook 04" in places["status"].html
     assert "step 4, group" in places["below"].html
     assert "too early to say: " in places["below"].html
-    assert panel.controls.buttons["stop"].disabled
+    assert panel.controls.parts["stop"].disabled
 
 
 def test_words_and_group_move_with_each_look_and_a_picture_that_is_old_is_drawn_whatever_it_costs(running, shown):
@@ -127,7 +128,7 @@ def test_words_and_group_move_with_each_look_and_a_picture_that_is_old_is_drawn_
     panel = RunPanel("r", every_s=0.0)
     places = shown(panel)
     draws = panel.draws
-    panel._cost_s = 1000.0  # no share pays for another picture
+    panel.cost_s = 1000.0  # no share pays for another picture
     running.step()
     panel.look()
     assert panel.draws == draws
@@ -144,7 +145,7 @@ def test_an_alarm_of_the_trainer_is_shown_at_once(running, shown, monkeypatch):
     panel = RunPanel("r")
     places = shown(panel)
     monkeypatch.setattr("workbench.health.examine_run", lambda *_, **__: [Verdict("non_finite", ALARM, "it is ill")])
-    panel.view._health_cost_s = panel._cost_s = 1000.0
+    panel.view.health_cost_s = panel.cost_s = 1000.0
     running.step()
     panel.look()
     assert "it is ill" not in places["below"].html
@@ -221,14 +222,14 @@ def test_a_run_that_is_being_started(home, shown):
     places = shown(panel)
     assert "loading the policy ... 0:0" in places["status"].html
     assert "quantising &lt;b&gt;" in places["status"].html
-    assert panel._box is not None
+    assert panel.box is not None
     assert panel.controls is None
     running = Running("r", 40)
     started.run = running.run
     panel.look()
     panel.look()
     assert "waiting for the first step" in places["status"].html
-    assert panel._box.children == (panel.controls.widget,)
+    assert panel.box.children == (panel.controls.widget,)
     running.step()
     panel.look()
     assert "step 1 of 40" in places["status"].html
@@ -301,28 +302,28 @@ def tell(controls: Controls, *events: dict) -> None:
         controls.answered(event)
 
 
+def texts(widget) -> list[str]:
+    """The HTML of all words in a widget."""
+    own = [widget.value] if type(widget).__name__ == "HTML" else []
+    return own + [text for part in getattr(widget, "children", ()) for text in texts(part)]
+
+
 def test_a_click_is_a_line_and_the_answer_is_shown(running, controls):
-    controls.buttons["stop"].click()
+    controls.parts["stop"].click()
     [request] = requests(running.run)
     assert (request["action"], request["by"]) == ("stop", "panel")
-    assert "requested: stop …" in controls._answers_widget.value
+    assert "requested: stop …" in controls.parts["answers"].value
     running.step()
     tell(controls, *running.run.events())
-    assert "after step 1: stop" in controls._answers_widget.value
-    assert "requested" not in controls._answers_widget.value
+    assert "after step 1: stop" in controls.parts["answers"].value
+    assert "requested" not in controls.parts["answers"].value
 
 
 def test_a_weight_is_applied_with_its_button(running, controls):
-    field, mute = controls._functions["correctness_reward"]
+    field, mute = controls.parts["weight correctness_reward"], controls.parts["mute correctness_reward"]
     field.value = 0.25
     assert requests(running.run) == []  # arrows and half a number are no request
-    [apply] = [
-        button
-        for line in controls._rows.children[1:]
-        for button in line.children
-        if "workbench-apply-correctness_reward" in button._dom_classes
-    ]
-    apply.click()
+    controls.parts["apply weight correctness_reward"].click()
     mute.value = True
     mute.value = False
     assert [(r["action"], r["function"], r.get("value")) for r in requests(running.run)] == [
@@ -338,51 +339,53 @@ def test_answers_set_the_fields_and_ask_for_nothing(running, controls):
     running.step()
     before = len(requests(running.run))
     tell(controls, *running.run.events())
-    field, mute = controls._functions["format_reward"]
+    field, mute = controls.parts["weight format_reward"], controls.parts["mute format_reward"]
     assert mute.value
     assert field.value == 1.0  # the weight that it will get back
-    assert controls._numbers["learning_rate"][0].value == "2e-06"
+    assert controls.parts["learning_rate"].value == "2e-06"
     assert len(requests(running.run)) == before
 
 
 def test_what_is_wrong_is_said_and_what_was_typed_stays(running, controls):
-    field, apply = controls._numbers["beta"]
+    field, apply = controls.parts["beta"], controls.parts["apply beta"]
     field.value = "-1"
     apply.click()
-    assert "beta = &#x27;-1&#x27;; give a number from 0 on" in controls._answers_widget.value
+    assert "beta = &#x27;-1&#x27;; give a number from 0 on" in controls.parts["answers"].value
     assert field.value == "-1"
-    field, apply = controls._numbers["learning_rate"]
+    field, apply = controls.parts["learning_rate"], controls.parts["apply learning_rate"]
     field.value = "10"
     apply.click()
-    assert "not sent: learning_rate 10" in controls._answers_widget.value
-    assert "workbench control r learning_rate 10 --force" in controls._answers_widget.value
+    assert "not sent: learning_rate 10" in controls.parts["answers"].value
+    assert "workbench control r learning_rate 10 --force" in controls.parts["answers"].value
     assert requests(running.run) == []
     running.finish()
-    controls.buttons["checkpoint"].click()
-    assert "does not train (finished)" in controls._answers_widget.value
+    controls.parts["checkpoint"].click()
+    assert "does not train (finished)" in controls.parts["answers"].value
 
 
 def test_a_refusal_is_shown_with_its_reason(running, controls):
     controls.ask("weight", function="nonesuch", value=1)
     running.step()
     tell(controls, *running.run.events())
-    assert "refused: weight nonesuch 1: function &#x27;nonesuch&#x27;" in controls._answers_widget.value
+    assert "refused: weight nonesuch 1: function &#x27;nonesuch&#x27;" in controls.parts["answers"].value
 
 
 def test_pause_becomes_resume(running, controls):
-    controls.buttons["pause"].click()
+    controls.parts["pause"].click()
     running.step()
     tell(controls, *running.run.events())
-    assert controls.buttons["pause"].description == "Resume"
-    controls.buttons["pause"].click()
+    assert controls.parts["pause"].description == "Resume"
+    controls.parts["pause"].click()
     assert [request["action"] for request in requests(running.run)] == ["pause", "resume"]
 
 
 def test_another_set_of_functions_gets_its_own_lines(controls):
     stage = {"event": "stage", "step": 5, "stage": "b", "weights": {"new <b>": 2.0}, "beta": 0, "learning_rate": 1}
     tell(controls, stage)
-    assert list(controls._functions) == ["new <b>"]
-    assert "&lt;b&gt;" in controls._rows.children[1].children[0].value
+    assert controls.parts["weight new <b>"].value == 2.0
+    [page] = [text for text in texts(controls.widget) if "new" in text]
+    assert "new &lt;b&gt;" in page
+    assert not any("correctness" in text for text in texts(controls.widget))
 
 
 def test_adaptive_weights_do_not_push_out_the_answers(controls):
@@ -390,7 +393,7 @@ def test_adaptive_weights_do_not_push_out_the_answers(controls):
     event = {"event": "control", "action": "weight", "function": "correctness_reward", "applied": True, "after": after}
     tell(controls, {**event, "by": "adaptive", "before": after})
     assert not controls.answers
-    assert controls._functions["correctness_reward"][0].value == 2.0
+    assert controls.parts["weight correctness_reward"].value == 2.0
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,13 @@ from workbench.progress import progress_line
 from workbench.rewards.answers import find_answer
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
+from workbench.run.held_out import completion_rows, write_completions
 from workbench.run.lock import Lock
 from workbench.task import Row, Task, load_task
 from workbench.training.loading import adapter_sum, base_differs, base_summed, put_on
 from workbench.training.policy import Policy, load_policy
 from workbench.training.sampling import scored_groups
-from workbench.workspace import renamed, replace_file, shown, to_json
+from workbench.workspace import renamed, shown
 
 FILE = "evaluation.parquet"
 _ASIDE = "evaluation-{}.parquet"  # under settings that are not those of the last
@@ -109,7 +110,7 @@ class Evaluation:
         found |= {"bootstrap": {"low": float(low), "high": float(high)}, "needed": statistics.needed(*correct)}
         found |= {"detectable": statistics.detectable(prompts, samples), "majority": _both(Measured.majority, *both)}
         found["pass_at_k"] = _both(lambda own: own.pass_at_k().mean(axis=0).tolist(), *both)
-        found["best_of"] = _both(lambda own: float(statistics.best_of(own.total, own.correct).mean()), *both)
+        found["best_of"] = _both(lambda own: float(statistics.best_of_n(own.total, own.correct).mean()), *both)
         found["verdict"] = dict(zip(("word", "why"), statistics.taught_or_sharpened(*correct)))
         if greedy := self.greedy:
             changed = statistics.mcnemar(*(own.correct[:, 0] for own in greedy))
@@ -330,21 +331,14 @@ class _Kept:
         print(f"measured before under other settings, {size}: kept in {aside.name}, and read again when it is asked for")
 
     def add(self, whose: tuple[str, ...], rows: dict[str, Row], groups: list[Group]) -> None:
+        who, how, adapter = whose
         for (key, row), group in zip(rows.items(), groups, strict=True):
-            same = dict(zip(("who", "how", "adapter", "row"), (*whose, key), strict=True))
-            columns = {name: value for name, value in row.items() if name != "prompt"}
-            same |= {"prompt_id": row["prompt_id"], "prompt": json.dumps(row["prompt"]), "columns": json.dumps(to_json(columns))}
-            self.groups[*whose, key] = [{**same, "generation": number, **own} for number, own in enumerate(group)]
+            self.groups[*whose, key] = completion_rows(row, group, who=who, how=how, adapter=adapter, row=key)
         self.save()
 
     def save(self) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        table = pa.Table.from_pylist([row for group in self.groups.values() for row in group])
-        about = {"workbench": json.dumps({"settings": self.settings, "asked": self.asked})}
-        with replace_file(self.run.path / FILE) as beside:
-            pq.write_table(table.replace_schema_metadata(about), beside, compression="zstd")
+        rows = [row for group in self.groups.values() for row in group]
+        write_completions(self.run.path / FILE, rows, {"settings": self.settings, "asked": self.asked})
 
     def evaluation(self) -> Evaluation:
         def of(who: str, how: str = "sampled") -> Measured:
@@ -352,7 +346,10 @@ class _Kept:
 
         try:
             asked = [self.groups["base", "sampled", self.asked["adapters"]["base"], row][0] for row in self.asked["rows"]]
-            rows = [{"prompt": json.loads(row["prompt"]), **json.loads(row["columns"])} for row in asked]
+            rows = [
+                {**json.loads(row["columns"]), "prompt": json.loads(row["prompt"]), "prompt_id": row["prompt_id"]}
+                for row in asked
+            ]
             before, after = of("base"), of("trained")
             curve = {int(who[11:]): of(who) for who in self.asked["adapters"] if who.startswith("checkpoint-")}
             greedy = (of("base", "greedy"), of("trained", "greedy")) if self.asked["greedy"] else None
@@ -363,7 +360,7 @@ class _Kept:
         return Evaluation([row["prompt"] for row in rows], before, after, self.settings["right_by"], greedy, curve, rows)
 
 
-def measure(
+def measure_policy(
     policy: Policy,
     task: Task,
     rows: Sequence[Row] | None = None,

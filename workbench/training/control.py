@@ -24,12 +24,13 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.control_file import CHANGES, ControlReader, Request, check_request, write_request
 from workbench.run.directory import RunDirectory
 from workbench.task import load_task
-from workbench.training.plan.algorithms import asked_settings
-from workbench.training.plan.in_force import settings_in_force
+from workbench.training.plan import Stage
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder
 from workbench.training.sampling import sample
-from workbench.training.stages import AdaptiveWeights, Stage
+from workbench.training.settings.algorithms import asked_settings
+from workbench.training.settings.in_force import settings_in_force
+from workbench.training.stages import AdaptiveWeights
 from workbench.workspace import append_line, resolve, shown
 
 POLL_S = 0.1

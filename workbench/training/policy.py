@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import PolicyError, nearest
 from workbench.recipe import LoraPart, Recipe
 from workbench.training import loading, plain
-from workbench.training.plan.device import COST, NOT_IN_FORCE, missing, why_not
-from workbench.training.plan.names import as_dtype
 from workbench.training.precision import choose_dtype, native_bf16
+from workbench.training.settings.device import COST, NOT_IN_FORCE, missing, why_not
+from workbench.training.settings.names import as_dtype
 
 if TYPE_CHECKING:
-    from workbench.training.prepare import Plan
+    from workbench.training.plan import Plan
 
 
 @dataclass

@@ -18,11 +18,15 @@ def audit_view(audit: RewardAudit, most: int = MOST_PROBES, chart: bool = True) 
     tables = [table for table in (functions_table(audit), probes_table(audit, most)) if table.rows]
     counted = [(audit.rows, "prompt"), (audit.completions, "completion"), (audit.cases, "regression case")]
     counts = ", ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counted if count)
-    title, tried = f"{audit.task}: {audit.verdict}", f"expected format: {audit.format}; {counts}, {audit.seconds:.1f} s"
+    title = f"{audit.task}: {audit.verdict}"
+    tried = f"expected format: {audit.format}; {counts}, {audit.seconds:.1f} s"
     text = "\n\n".join(filter(None, [f"{title}\n{tried}", "\n".join(map(str, audit.findings)), *map(str, tables)]))
     image = inline_image(leaderboard_chart(audit, most), audit.verdict) if chart and audit.probes else ""
-    said = [(found.severity, str(found).partition(": ")[2].replace("\n  -> ", "\n→ ")) for found in audit.findings]
-    head = f"<b>{pre(title)}</b>{pre(tried)}{image}<ul>{''.join(item(*each) for each in said)}</ul>"
+    items = []
+    for finding in audit.findings:
+        text_of_it = str(finding).partition(": ")[2].replace("\n  -> ", "\n→ ")
+        items.append(item(finding.severity, text_of_it))
+    head = f"<b>{pre(title)}</b>{pre(tried)}{image}<ul>{''.join(items)}</ul>"
     return View(head + "".join(table._repr_html_() for table in tables), text)
 
 
@@ -40,14 +44,18 @@ def probes_table(audit: RewardAudit, most: int = MOST_PROBES) -> Table:
     example = Verbatim(one_line(audit.reference, 60))
     rows = [["(the reference completion)", audit.reference_total, whole, *reference.values(), example]]
     for probe in audit.probes[:most]:
-        name = probe.name + (" (yours)" if probe.own else "") + (" (right, padded)" if probe.right else "")
+        name = probe.name
+        if probe.own:
+            name += " (yours)"
+        if probe.right:
+            name += " (right, padded)"
         scores = [probe.scores[each] for each in reference]
         example = Verbatim(one_line(probe.example, 60))
         rows.append([Verbatim(name), probe.total, number(probe.share, ".0%"), *scores, example])
     more = len(audit.probes) - most
-    caption = "What reward hacks earn, against the reference completion" + (
-        f" (the {most} that earn most, of {len(audit.probes)})" if more > 0 else ""
-    )
+    caption = "What reward hacks earn, compared with the reference completion"
+    if more > 0:
+        caption += f" (the {most} that earn most, of {len(audit.probes)})"
     header = ["completion", "earns", "share", *map(short_name, reference), "for example"]
     return Table(header, rows if audit.probes else [], caption)
 

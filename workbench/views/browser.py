@@ -5,17 +5,15 @@ What is asked is read by DuckDB from the record, a page at a time. Without widge
 
 from __future__ import annotations
 
-import contextlib
-import os
 from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.inspection.browsing import EXAMPLES, PAGE, browse
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import read_batches
-from workbench.views.controls import WIDGETS, widget_view
 from workbench.views.group_view import ShownGroup, group_html
 from workbench.views.tables import MUTED, Table, Verbatim, coloured, number, one_line, short_name
+from workbench.views.widgets import Parts, no_widgets, widget_view
 
 _LONGEST = 160  # characters of a completion in a page
 _WIDE = {"width": "100%"}
@@ -36,24 +34,32 @@ class Browser:
     """
 
     def __init__(self, run: RunDirectory, where: str = "", sort: str = "", *, size: int = PAGE) -> None:
-        self.run, self.where, self.sort, self.size, self.page = run, where, sort, size, 0
-        self.found, self.widget = browse(run, where, sort, size=size), None
-        if os.environ.get(WIDGETS) != "0":
-            with contextlib.suppress(ImportError):
-                self.widget = self._build()
+        self.run = run
+        self.where = where
+        self.sort = sort
+        self.size = size
+        self.page = 0
+        self.listing = browse(run, where, sort, size=size)
+        self.parts = Parts()
+        self._filling = False
+        self.widget = None if no_widgets() else self._build()
+
+    @property
+    def _scores(self) -> list[str]:
+        return [name for name in self.listing.frame.columns if name.startswith("score.")]
 
     @property
     def table(self) -> Table:
         """The page as a table."""
-        frame, rows = self.found.frame, []
-        scores = [name for name in frame.columns if name.startswith("score.")]
-        for place, own in enumerate(frame.to_dict("records")):
-            cut = "" if own["finish_reason"] != "length" else ", cut"
-            numbers = [number(own[name]) for name in (*scores, "total")] + [number(own["advantage"], "+.2f")]
-            texts = [Verbatim(one_line(own[name], _LONGEST)) for name in ("prompt", "completion")]
-            rows.append([place, own["step"], *texts, *numbers, f"{own['length_tokens']}{cut}"])
-        names = [short_name(name.removeprefix("score.")) for name in scores]
-        return Table(["", "step", "prompt", "completion", *names, "total", "advantage", "tokens"], rows, self.found.verdict)
+        rows = []
+        for place, row in enumerate(self.listing.frame.to_dict("records")):
+            texts = [Verbatim(one_line(row[name], _LONGEST)) for name in ("prompt", "completion")]
+            numbers = [number(row[name]) for name in (*self._scores, "total")]
+            length = f"{row['length_tokens']}, cut" if row["finish_reason"] == "length" else row["length_tokens"]
+            rows.append([place, row["step"], *texts, *numbers, number(row["advantage"], "+.2f"), length])
+        names = [short_name(name.removeprefix("score.")) for name in self._scores]
+        header = ["", "step", "prompt", "completion", *names, "total", "advantage", "tokens"]
+        return Table(header, rows, self.listing.verdict)
 
     def __str__(self) -> str:
         return str(self.table)
@@ -67,59 +73,72 @@ class Browser:
     def _build(self) -> Any:
         import ipywidgets as kit
 
-        scores = [name for name in self.found.frame.columns if name.startswith("score.")] or []
-        orders = ["", "total desc", "total", "advantage desc", "advantage", "length_tokens desc", "length_tokens"]
-        orders += [f'"{name}"{end}' for name in scores for end in (" desc", "")]
+        columns = ["total", "advantage", "length_tokens", *(f'"{name}"' for name in self._scores)]
+        orders = ["", *(f"{column}{end}" for column in columns for end in (" desc", ""))]
+        add = self.parts.add
+        typed = {"continuous_update": False}
+        where = add("where", kit.Text(self.where, description="where", placeholder=EXAMPLES, layout=_WIDE, **typed))
+        sort = add("sort", kit.Combobox(value=self.sort, options=orders, description="sort by", **typed))
+        back = add("back", kit.Button(description="Previous page"))
+        more = add("next", kit.Button(description="Next page"))
         word = {"description_width": "initial"}
-        self._where = kit.Text(value=self.where, description="where", placeholder=EXAMPLES, continuous_update=False, layout=_WIDE)
-        self._sort = kit.Combobox(value=self.sort, options=orders, description="sort by", continuous_update=False)
-        self._back, self._on = kit.Button(description="Previous page"), kit.Button(description="Next page")
-        self._chosen = kit.IntSlider(description="completion", min=0, style=word)
-        self._rows, self._group = kit.HTML(layout=_WIDE), kit.HTML(layout=_WIDE)
-        for name, widget in (("where", self._where), ("sort", self._sort), ("rows", self._rows), ("group", self._group)):
-            widget.add_class(f"workbench-browser-{name}")
-        self._where.observe(lambda _: self.show(0), "value")
-        self._sort.observe(lambda _: self.show(0), "value")
-        self._chosen.observe(lambda _: self._turn(), "value")
-        self._back.on_click(lambda _: self.show(self.page - 1))
-        self._on.on_click(lambda _: self.show(self.page + 1))
+        chosen = add("chosen", kit.IntSlider(description="completion", min=0, style=word))
+        rows = add("rows", kit.HTML(layout=_WIDE))
+        group = add("group", kit.HTML(layout=_WIDE))
+        where.observe(lambda _: self.show(0), "value")
+        sort.observe(lambda _: self.show(0), "value")
+        chosen.observe(lambda _: self._turn(), "value")
+        back.on_click(lambda _: self.show(self.page - 1))
+        more.on_click(lambda _: self.show(self.page + 1))
         self._fill()
-        turns = kit.HBox([self._sort, self._back, self._on, self._chosen])
-        return kit.VBox([self._where, turns, self._rows, self._group])
+        return kit.VBox([where, kit.HBox([sort, back, more, chosen]), rows, group])
 
     def show(self, page: int, place: int = 0) -> None:
         """Go to a page, and on it to a completion (-1: the last); an expression that cannot be read changes nothing."""
+        where, sort = self.parts["where"].value, self.parts["sort"].value
         try:
-            self.found = browse(self.run, self._where.value, self._sort.value, page, self.size)
+            self.listing = browse(self.run, where, sort, page, self.size)
         except WorkbenchError as error:
-            self._rows.value = coloured(str(error), MUTED) + self.table._repr_html_()
+            self.parts["rows"].value = coloured(str(error), MUTED) + self.table._repr_html_()
             return
-        self.page, self.where, self.sort = page, self._where.value, self._sort.value
-        self._fill(place % max(1, len(self.found.frame)))
+        self.page = page
+        self.where = where
+        self.sort = sort
+        self._fill(place % max(1, len(self.listing.frame)))
 
     def _turn(self) -> None:
         # A place before the first of a page, or after its last, stands for another page.
-        place = self._chosen.value
-        if self._filling or 0 <= place < len(self.found.frame):
-            return None if self._filling else self._show_group()
-        return self.show(self.page + 1) if place > 0 else self.show(self.page - 1, -1)
+        place = self.parts["chosen"].value
+        if self._filling:
+            return
+        if place < 0:
+            self.show(self.page - 1, -1)
+        elif place < len(self.listing.frame):
+            self._show_group()
+        else:
+            self.show(self.page + 1)
 
     def _fill(self, place: int = 0) -> None:
-        last, more = max(0, len(self.found.frame) - 1), bool(self.found.numbers["more"])
+        more = bool(self.listing.numbers["more"])
+        chosen = self.parts["chosen"]
         self._filling = True
-        with self._chosen.hold_trait_notifications():
-            self._chosen.min, self._chosen.max, self._chosen.value = -(self.page > 0), last + more, place
+        with chosen.hold_trait_notifications():
+            chosen.min = -1 if self.page > 0 else 0
+            chosen.max = max(0, len(self.listing.frame) - 1) + more
+            chosen.value = place
         self._filling = False
-        self._rows.value = self.table._repr_html_()
-        self._back.disabled, self._on.disabled = self.page == 0, not more
+        self.parts["rows"].value = self.table._repr_html_()
+        self.parts["back"].disabled = self.page == 0
+        self.parts["next"].disabled = not more
         self._show_group()
 
     def _show_group(self) -> None:
-        if not len(self.found.frame):
-            self._group.value = ""
+        self.parts["group"].value = ""
+        if not len(self.listing.frame):
             return
-        own = self.found.frame.iloc[self._chosen.value]
-        for batch in read_batches(self.run, [int(own["step"])]):
-            places = [place for place, group in enumerate(batch.group_places) if group == own["group"]]
+        row = self.listing.frame.iloc[self.parts["chosen"].value]
+        for batch in read_batches(self.run, [int(row["step"])]):
+            places = [place for place, group in enumerate(batch.group_places) if group == row["group"]]
             if places:
-                self._group.value = group_html(ShownGroup(batch.group(places[0]), places[0], batch.group_count))
+                shown = ShownGroup(batch.group(places[0]), places[0], batch.group_count)
+                self.parts["group"].value = group_html(shown)

@@ -1,11 +1,7 @@
-"""One chart of the run figure: lines and areas whose artists are made once and given new data.
-
-Curves are drawn over a frame that mostly stays (limits move in round steps): to lay out text is what takes a figure's time.
-"""
+"""One chart of the run figure: curves and areas over the steps, made once and given new data."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,22 +12,13 @@ from workbench.views.figure import BLUE, GREY, style
 from workbench.views.history import Envelope, History, envelope
 
 MAX_POINTS = 300  # of a line that is as wide as the figure
-_ROUND = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-_ROOM = 1.02  # so that a curve does not run along the frame
-_PEAK = 4.0  # a point this many times above the 99th percentile leaves the scale, and is named in words
+_ROOM = 1.04  # so that a curve does not run along the frame
+_PEAK = 4.0  # a point this many times above the 99th percentile leaves the scale, and is named
 _ENOUGH = 50  # points that a percentile needs
 
 
-def round_up(value: float) -> float:
-    """The next round number: limits that move in steps leave most redraws the same frame."""
-    if not value > 0 or not math.isfinite(value):
-        return 1.0
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(power * step for step in _ROUND if power * step >= value * (1 - 1e-9))
-
-
 def tick_label(value: float, top: float) -> str:
-    """A tick's number on an axis that reaches up to `top`, short enough to stand beside a narrow chart: 2e-5, 0.25, 100000."""
+    """A tick's number on an axis that reaches up to `top`, short: 2e-5, 0.25, 100000."""
     if not value or top >= 0.002:
         return f"{value or 0:.6g}"
     digits, _, power = f"{value:.1e}".partition("e")
@@ -60,16 +47,15 @@ class Chart:
     axis: Any  # of matplotlib
     title: str  # what is drawn, with its unit
     lines: Sequence[Line] = ()  # from the front to the back
-    stack: Sequence[tuple[str, str, str]] = ()  # (column, label, colour) of areas on top of one another
+    stack: Sequence[tuple[str, str, str]] = ()  # (column, label, colour) of stacked areas
     alpha: float = 0.45  # of the stack
     band: tuple[str, str] | None = None  # least and greatest: a faint area between two columns
     share: bool = False  # the left axis goes from 0 to 1
     right_share: bool = False  # the right one does
-    peaks: bool = False  # a lone peak may leave the scale, so that it does not flatten all the rest
+    peaks: bool = False  # a lone peak of the first line may leave the scale
     legend_rows: int = 1  # between title and axis
-    columns: int = 0  # of a legend of all that is here; 0: whoever knows what is shown makes it
-    points: int = 2 * MAX_POINTS // 5  # that a line has at most; a longer history is drawn as means of so many buckets
-    shown_legend: Any = None
+    columns: int = 0  # of a legend of all that is here; 0: the caller makes it
+    points: int = 2 * MAX_POINTS // 5  # of a line; a longer history is drawn as means of buckets
 
     def __post_init__(self) -> None:
         from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
@@ -78,123 +64,125 @@ class Chart:
         style(axis)
         self.head(self.legend_rows)
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
-        self.right = axis.twinx() if self.right_share or any(line.right for line in self.lines) else None
-        self.axes = [axis] if self.right is None else [axis, self.right]
-        if self.right is not None:
+        two = self.right_share or any(line.right for line in self.lines)
+        self.right = axis.twinx() if two else None
+        self.axes = [axis, self.right] if two else [axis]
+        if two:
             self.right.spines["top"].set_visible(False)
             self.right.spines["right"].set_color("#cccccc")
             self.right.tick_params(labelsize=7, colors=GREY)
         for each, shared in zip(self.axes, (self.share, self.right_share)):
             each.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
             # matplotlib's own formatter writes what the numbers have in common over the legend.
-            plain = FuncFormatter(lambda value, _, each=each: tick_label(value, max(map(abs, each.get_ylim()))))
+            plain = FuncFormatter(lambda value, _, each=each: tick_label(value, max(each.get_ylim())))
             each.yaxis.set_major_formatter(PercentFormatter(1.0) if shared else plain)
-            # At a place of its own: to look for a free one costs a tenth of drawing the frame.
+            # At a fixed place: to look for a free one costs a tenth of a drawing.
             each.xaxis.set_label_coords(0.5, -0.16)
             each.yaxis.set_label_coords(-0.1, 0.5)
-        look = {"fontsize": 7, "color": GREY, "ha": "right", "va": "top", "animated": True}
-        self.peak = axis.text(0.99, 0.97, "", transform=axis.transAxes, **look)
-        self.extra: list[Any] = []  # artists that somebody else keeps up to date
+        look = {"transform": axis.transAxes, "color": GREY}
+        self.peak = axis.text(0.99, 0.97, "", fontsize=7, ha="right", va="top", **look)
+        self.words = axis.text(0.5, 0.5, "", fontsize=8, ha="center", va="center", **look)
         self.between = self._area(BLUE, 0.15, "min to max") if self.band else None
         self.areas = [self._area(colour, self.alpha, label) for _, label, colour in self.stack]
+        self.shown_legend: Any = None
+        self._legend_of: list[tuple[Any, str]] = []
         lines, self.lines = self.lines, []
         for line in lines:
             self.add(line)
         if self.columns:
-            self.legend([handle for each in self.axes for handle in each.get_legend_handles_labels()[0]], self.columns)
+            pairs = [zip(*each.get_legend_handles_labels(), strict=True) for each in self.axes]
+            self.legend([entry for entries in pairs for entry in entries], self.columns)
 
     def head(self, legend_rows: int) -> None:
         """Place the title above a legend of so many rows."""
         self.axis.set_title(self.title, fontsize=9, loc="left", y=1.0, pad=6 + 11 * legend_rows)
 
     def _area(self, colour: str, alpha: float, label: str | None = None) -> Any:
-        look = {"color": colour, "alpha": alpha, "linewidth": 0, "label": label, "animated": True}
+        look = {"color": colour, "alpha": alpha, "linewidth": 0, "label": label}
         return self.axis.fill_between([0, 1], [0, 0], [0, 0], **look)
 
     def add(self, line: Line) -> Line:
-        """Add the curve of one column."""
+        """Add the curve of one column, behind those that are there."""
         line.shade = self._area(line.colour, 0.22) if line.shaded else None
-        look = {"color": line.colour, "linewidth": line.width, "linestyle": line.style, "animated": True}
-        (line.artist,) = (self.right if line.right else self.axis).plot([], [], label=line.label, **look)
+        axis = self.right if line.right else self.axis
+        look = {"color": line.colour, "linewidth": line.width, "linestyle": line.style}
+        depth = 2.5 - 0.001 * len(self.lines)
+        (line.artist,) = axis.plot([], [], label=line.label, zorder=depth, **look)
         self.lines.append(line)
         return line
 
-    def legend(self, artists: Sequence[Any], columns: int) -> Any:
-        """A legend of these, in this order, between title and axis."""
+    def legend(self, entries: Sequence[tuple[Any, str]], columns: int) -> None:
+        """A legend of these artists and their labels, between title and axis."""
+        if entries == self._legend_of:
+            return
+        self._legend_of = list(entries)
         if self.shown_legend is not None:
             self.shown_legend.remove()
         self.shown_legend = self.axis.legend(
-            artists, [artist.get_label() for artist in artists], fontsize=7, frameon=False, ncols=columns,
-            loc="lower left", bbox_to_anchor=(-0.01, 1.0), borderaxespad=0.2, borderpad=0.2, handlelength=1.3,
-            handletextpad=0.5, columnspacing=1.1,
+            *zip(*entries, strict=True), fontsize=7, frameon=False, ncols=columns,
+            loc="lower left", bbox_to_anchor=(-0.01, 1.0), borderaxespad=0.2, borderpad=0.2,
+            handlelength=1.3, handletextpad=0.5, columnspacing=1.1,
         )  # fmt: skip
-        return self.shown_legend
+        for handle in self.shown_legend.get_lines():
+            if handle.get_marker() == ".":  # the curve's only point now, not its look
+                handle.set_marker("")
 
-    def fill(self, steps: np.ndarray, history: History, most_x: float) -> tuple[Any, ...]:
-        """Give the artists the history as it is now; returns what the frame depends on."""
+    def fill(self, steps: np.ndarray, history: History, last_step: float) -> None:
+        """Draw the history as it is now, with an x axis up to `last_step`."""
 
         def column(key: str) -> Envelope:
-            there = history.measured(key)
-            return envelope(steps[there], history[key][there], self.points)
+            rows = history.measured(key)
+            return envelope(steps[rows], history[key][rows], self.points)
 
-        height = depth = right_height = 0.0
+        left: list[np.ndarray] = []
+        right: list[np.ndarray] = []
         for line in self.lines:
-            found = column(line.key)
-            line.artist.set_data(found.x, found.mean)
-            line.artist.set_marker("." if np.isfinite(found.mean).sum() == 1 else "")  # one point is no line
-            low, high = (found.low, found.high) if line.shaded else (found.mean, found.mean)
+            curve = column(line.key)
+            line.artist.set_data(curve.x, curve.mean)
+            lone = np.isfinite(curve.mean).sum() == 1  # one point is no line
+            line.artist.set_marker("." if lone else "")
+            reach = right if line.right else left
+            reach.append(curve.mean)
             if line.shaded:
-                _fill_between(line.shade, found.x, low, high)
-            if line.right:
-                right_height = max(right_height, _greatest(high))
-            else:
-                height, depth = max(height, _greatest(high)), max(depth, _greatest(-low))
-        upper: Any = 0.0
+                _fill_between(line.shade, curve.x, curve.low, curve.high)
+                reach += [curve.low, curve.high]
+        lower = 0.0
         for area, (key, _, _) in zip(self.areas, self.stack if len(steps) else ()):
-            found, lower = column(key), upper
-            upper = lower + np.nan_to_num(found.mean)
-            area.set_data(found.x, np.broadcast_to(lower, upper.shape), upper)
-        height = max(height, _greatest(np.atleast_1d(upper)))
+            curve = column(key)
+            upper = lower + np.nan_to_num(curve.mean)
+            area.set_data(curve.x, np.broadcast_to(lower, upper.shape), upper)
+            left.append(upper)
+            lower = upper
         if self.band:
-            lowest, highest = column(self.band[0]), column(self.band[1])
+            lowest, highest = map(column, self.band)
             _fill_between(self.between, lowest.x, lowest.low, highest.high)
-            height = max(height, _greatest(highest.high))
-        top = self._within_scale(steps, history, height)
-        limits = (0.0, 1.0) if self.share else (-round_up(_ROOM * depth) if depth > 0 else 0.0, round_up(_ROOM * top))
-        right_limits = (0.0, 1.0 if self.right_share else round_up(_ROOM * right_height))
-        self.axis.set_xlim(0, most_x)
-        for axis, its in zip(self.axes, (limits, right_limits)):
-            axis.set_ylim(*its)
-        return most_x, limits, right_limits
+            left.append(highest.high)
+        least, greatest = _span(left)
+        top = self._within_scale(steps, history, greatest)
+        self.axis.set_xlim(0, last_step)
+        self.axis.set_ylim(*((0, 1) if self.share else (_ROOM * least, _ROOM * top or 1.0)))
+        if self.right is not None:
+            self.right.set_ylim(0, 1 if self.right_share else _ROOM * _span(right)[1] or 1.0)
 
     def _within_scale(self, steps: np.ndarray, history: History, top: float) -> float:
         self.peak.set_text("")
-        if not self.peaks or top <= 0:
+        if not self.peaks:
             return top
-        columns = [history[line.key] for line in self.lines if not line.right]
-        columns += [np.nansum([history[key] for key, _, _ in self.stack], axis=0)] if self.stack else []
-        for values in columns:
-            there = values[~np.isnan(values)]
-            if len(there) < _ENOUGH:
-                return top
-            usual = float(np.percentile(there, 99))
-            if usual > 0 and there.max() > _PEAK * usual:
-                place = steps[int(np.nanargmax(values))]
-                self.peak.set_text(f"peak {there.max():.3g} at step {place:.0f} (off the scale)")
-                top = 1.5 * usual
-        return top
-
-    def moving(self) -> list[Any]:
-        """The artists that are drawn over the frame, from the back to the front."""
-        areas = [*([self.between] if self.band else []), *self.areas]
-        shades = [line.shade for line in self.lines if line.shaded]
-        right, left = ([line.artist for line in self.lines if line.right is side] for side in (True, False))
-        return [*areas, *shades, *right, *reversed(left), *self.extra, self.peak]
+        values = history[self.lines[0].key]
+        finite = values[np.isfinite(values)]
+        usual = float(np.percentile(finite, 99)) if len(finite) >= _ENOUGH else 0.0
+        if not usual or finite.max() <= _PEAK * usual:
+            return top
+        place = steps[int(np.nanargmax(values))]
+        self.peak.set_text(f"peak {finite.max():.3g} at step {place:.0f} (off the scale)")
+        return 1.5 * usual
 
 
-def _greatest(values: np.ndarray) -> float:
-    there = values[np.isfinite(values)]
-    return float(there.max()) if len(there) else 0.0
+def _span(curves: Sequence[np.ndarray]) -> tuple[float, float]:
+    """(least, greatest) of all finite numbers, 0 among them."""
+    values = np.concatenate([[0.0], *curves])
+    finite = values[np.isfinite(values)]
+    return float(finite.min()), float(finite.max())
 
 
 def _fill_between(area: Any, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:

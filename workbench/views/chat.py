@@ -11,8 +11,8 @@ from typing import Any
 
 from workbench.exporting.chat import BASE, TRAINED, Conversation, Turn
 from workbench.printable import printable
-from workbench.views.controls import WIDGETS, widget_view
 from workbench.views.tables import MUTED, PRE, no_formulas
+from workbench.views.widgets import WIDGETS, widget_view
 from workbench.workspace import shown
 
 

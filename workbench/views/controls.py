@@ -6,7 +6,6 @@ Nothing here touches a figure or a model: a click may arrive on another thread t
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import threading
 from collections import deque
@@ -20,12 +19,13 @@ from workbench.run.control_file import ACTIONS, RunState, send
 from workbench.run.directory import RunDirectory
 from workbench.views.history import change_text
 from workbench.views.tables import BAD, GOOD, MUTED, coloured
+from workbench.views.widgets import Parts, no_widgets, widget_view
 from workbench.workspace import workspace
 
-WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
 BY = "panel"
 MOST_ANSWERS = 6  # that are shown, the newest first
 _LONGEST_ANSWER = 400  # characters
+_NUMBERS = ("beta", "learning_rate")
 _MUTE = {True: "mute", False: "unmute"}
 _BUTTONS = {"stop": "Stop", "pause": "Pause", "checkpoint": "Checkpoint", "sample": "Sample", "reload": "Reload rewards"}
 
@@ -35,15 +35,12 @@ def buttons_work(in_cell: bool) -> tuple[bool, str]:
 
     It depends on the front end, the kernel, and on whether the run trains in a cell of this kernel, which is busy then.
     """
-    if os.environ.get(WIDGETS) == "0":
-        return False, f"There are no buttons ({WIDGETS}=0)."
-    try:
-        import ipykernel
-        import ipywidgets  # noqa: F401
-    except ImportError:
-        return False, "There are no buttons: ipywidgets is not installed."
+    if reason := no_widgets():
+        return False, f"There are no buttons{' ' if reason.startswith('(') else ''}{reason}."
     if not in_cell:
         return True, "The run has its own process, so buttons work in every front end while this kernel is idle."
+    import ipykernel
+
     kernel = Version(ipykernel.__version__).release[:2]
     # Kaggle's image is Colab's, variables included.
     colab = "COLAB_RELEASE_TAG" in os.environ and "KAGGLE_KERNEL_RUN_TYPE" not in os.environ
@@ -58,27 +55,22 @@ def buttons_work(in_cell: bool) -> tuple[bool, str]:
     )
 
 
-def widget_view(widget: Any) -> dict[str, Any]:
-    """A widget as a mime bundle. ipywidgets 8 makes it itself, 7 (Colab's) only displays."""
-    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
-    return {"application/vnd.jupyter.widget-view+json": view}
-
-
 class Controls:
     """Buttons, weights, beta and learning rate of a run that trains, and the trainer's answers.
 
     Show it by leaving it as the last line of a cell. Without widgets it is a line that says what to do instead. `state` is
-    what is in force, kept up to date by whoever calls `answered`; None: it is read here, once.
+    what is in force, kept up to date by whoever calls `answered`; None: it is read here, once. `parts` are the widgets by
+    name: "stop", "beta", "apply beta", "weight NAME", "mute NAME", "apply weight NAME", "answers", ...
     """
 
     def __init__(self, run: RunDirectory, in_cell: bool = False, state: RunState | None = None) -> None:
-        self.run, self.state = run, RunState.of(run) if state is None else state
-        self.asked: dict[str, str] = {}  # id of a request without an answer -> what was asked
+        self.run = run
+        self.state = RunState.of(run) if state is None else state
+        self.requests: dict[str, str] = {}  # by id, those without an answer, in words
         self.answers: deque[str] = deque(maxlen=MOST_ANSWERS)
+        self.parts = Parts()
         self._lock = threading.Lock()
-        self._functions: dict[str, tuple[Any, Any]] = {}  # function -> (weight field, mute box)
-        self._numbers: dict[str, tuple[Any, Any]] = {}  # action -> (field, its button)
-        self.buttons: dict[str, Any] = {}
+        self._functions: list[str] = []  # that have a row
         self._shown: dict[str, Any] = {}  # what this class wrote into each field
         self._quiet = False  # a field that is set by an answer asks for nothing
         self.works, self.sentence = buttons_work(in_cell)
@@ -88,42 +80,52 @@ class Controls:
     def _build(self) -> Any:
         import ipywidgets as kit
 
-        for action, label in _BUTTONS.items():
-            look = {"layout": {"width": "auto", "min_width": "84px"}, "button_style": "danger" if action == "stop" else ""}
-            button = kit.Button(description=label, tooltip=ACTIONS[action][0], **look)
-            button.on_click(lambda _, asked=action: self.ask("resume" if asked == "pause" and self.state.paused else asked))
-            self.buttons[action] = _named(action, button)
-        for action in ("beta", "learning_rate"):
+        wrapped = {"flex_flow": "row wrap"}
+        buttons = [self._button(action, label, tooltip=ACTIONS[action][0]) for action, label in _BUTTONS.items()]
+        self.parts["stop"].button_style = "danger"
+        fields = []
+        for action in _NUMBERS:
             # A text, so that 1e-5 can be typed, and what is no number is answered and not swallowed.
             look = {"style": {"description_width": "initial"}, "layout": {"width": "190px"}}
-            field = _named(action, kit.Text(description=action, continuous_update=False, **look))
-            layout = {"width": "auto", "margin": "2px 16px 2px 2px"}
-            apply = _named(f"apply-{action}", kit.Button(description="Apply", layout=layout))
-            apply.on_click(lambda _, action=action, field=field: self.ask(action, value=field.value))
-            self._numbers[action] = (field, apply)
-        self._rows, self._sentence_widget = kit.VBox([]), kit.HTML(coloured(self.sentence, MUTED))
-        self._answers_widget = _named("answers", kit.HTML())
-        self._fill_functions()
+            fields.append(self.parts.add(action, kit.Text(description=action, continuous_update=False, **look)))
+            fields.append(self._button(f"apply {action}", "Apply", margin="2px 16px 2px 2px"))
+        self._rows = kit.VBox([])
+        answers = self.parts.add("answers", kit.HTML())
+        sentence = self.parts.add("sentence", kit.HTML(coloured(self.sentence, MUTED)))
         self._show_state()
-        fields = [part for pair in self._numbers.values() for part in pair]
-        rows = [kit.HBox(list(each), layout={"flex_flow": "row wrap"}) for each in (self.buttons.values(), fields)]
-        return kit.VBox([rows[0], self._rows, rows[1], self._answers_widget, self._sentence_widget])
+        lines = [kit.HBox(buttons, layout=wrapped), self._rows, kit.HBox(fields, layout=wrapped)]
+        return kit.VBox([*lines, answers, sentence])
+
+    def _button(self, name: str, label: str, tooltip: str = "", **layout: str) -> Any:
+        import ipywidgets as kit
+
+        button = kit.Button(description=label, tooltip=tooltip, layout={"width": "auto", "min_width": "84px", **layout})
+        button.on_click(lambda _: self._clicked(name))
+        return self.parts.add(name, button)
+
+    def _clicked(self, name: str) -> None:
+        action, _, function = name.removeprefix("apply ").partition(" ")
+        if function:
+            self.ask(action, function=function, value=self.parts[f"weight {function}"].value)
+        elif action in _NUMBERS:
+            self.ask(action, value=self.parts[action].value)
+        else:
+            self.ask("resume" if action == "pause" and self.state.paused else action)
 
     def _fill_functions(self) -> None:
         import ipywidgets as kit
 
-        self._functions, self._shown, lines = {}, {}, []
-        for name in self.state.weights:
+        self._functions = list(self.state.weights)
+        self._shown = {}
+        rows = [kit.HTML(coloured("Weight of each reward function; a muted one is still scored and plotted.", MUTED))]
+        for name in self._functions:
             label = kit.HTML(coloured(name), layout={"width": "240px", "overflow": "hidden"})
-            field = _named(f"weight-{name}", kit.FloatText(step=0.1, layout={"width": "100px"}))
-            apply = _named(f"apply-{name}", kit.Button(description="Apply", layout={"width": "auto"}))
-            mute = _named(f"mute-{name}", kit.Checkbox(description="mute", indent=False, layout={"width": "90px"}))
-            apply.on_click(lambda _, name=name, field=field: self.ask("weight", function=name, value=field.value))
+            weight = self.parts.add(f"weight {name}", kit.FloatText(step=0.1, layout={"width": "100px"}))
+            apply = self._button(f"apply weight {name}", "Apply", min_width="auto")
+            mute = self.parts.add(f"mute {name}", kit.Checkbox(description="mute", indent=False, layout={"width": "90px"}))
             mute.observe(lambda box, name=name: self._quiet or self.ask(_MUTE[box["new"]], function=name), "value")
-            self._functions[name] = (field, mute)
-            lines.append(kit.HBox([label, field, apply, mute]))
-        head = kit.HTML(coloured("Weight of each reward function; a muted one is still scored and plotted.", MUTED))
-        self._rows.children = [head, *lines]
+            rows.append(kit.HBox([label, weight, apply, mute]))
+        self._rows.children = rows
 
     # -- asking and answers ------------------------------------------------------------------------------------------
     def ask(self, action: str, **details: Any) -> str | None:
@@ -138,7 +140,7 @@ class Controls:
             self._show_fields()
             return None
         with self._lock:
-            self.asked[identity] = words
+            self.requests[identity] = words
         self._show_answers()
         return identity
 
@@ -146,24 +148,21 @@ class Controls:
         """Show one event that is in the state already: an answer, a change that somebody else made, a stage."""
         if event.get("event") == "control":
             with self._lock:
-                self.asked.pop(event.get("id", ""), None)
+                self.requests.pop(event.get("id", ""), None)
             if event.get("by") != "adaptive":  # these are marked in the picture, and would push out the answers
                 self._say(answer_line(event), GOOD if event.get("applied") else BAD)
         if event.get("event") in ("control", "stage", "continued"):
             self._show_state()
 
     def ended(self, message: str) -> None:
-        """The run is over: there is nobody left to ask."""
+        """Disable the controls: the run has ended."""
         with self._lock:
-            self.asked.clear()
+            self.requests.clear()
         self._show_state()
         if self.works:
-            widgets = [self.widget]
-            for widget in widgets:  # grows as it goes
-                widgets += getattr(widget, "children", ())
-                if hasattr(widget, "disabled"):
-                    widget.disabled = True
-            self._sentence_widget.value = coloured(f"{message}: nothing is left to steer.", MUTED)
+            for widget in self.parts.values():
+                widget.disabled = True
+            self.parts["sentence"].value = coloured(f"{message}: nothing is left to steer.", MUTED)
 
     def _say(self, text: str, colour: str) -> None:
         with self._lock:
@@ -173,34 +172,37 @@ class Controls:
     def _show_answers(self) -> None:
         if self.works:
             with self._lock:
-                waiting = [coloured(f"requested: {words} …", MUTED) for words in list(self.asked.values())[-MOST_ANSWERS:]]
-                self._answers_widget.value = "".join([*waiting, *self.answers])
+                waiting = list(self.requests.values())[-MOST_ANSWERS:]
+                lines = [coloured(f"requested: {words} …", MUTED) for words in waiting]
+                self.parts["answers"].value = "".join([*lines, *self.answers])
 
     def _show_state(self) -> None:
         if self.works:
-            if list(self._functions) != list(self.state.weights):
+            if self._functions != list(self.state.weights):
                 self._fill_functions()
-            self.buttons["pause"].description = "Resume" if self.state.paused else "Pause"
+            self.parts["pause"].description = "Resume" if self.state.paused else "Pause"
             self._show_fields()
         self._show_answers()
 
     def _show_fields(self) -> None:
-        # What is in force; a field that somebody is writing in would lose what was typed, so only changes are written.
         self._quiet = True
         try:
-            for name, (field, mute) in self._functions.items():
+            for name in self._functions:
                 if name in self.state.weights:
                     # Of a muted function, the weight that it will get back.
-                    self._put(field, float(self.state.muted.get(name, self.state.weights[name])), f"weight {name}")
-                    mute.value = name in self.state.muted
-            for action, (field, _) in self._numbers.items():
-                self._put(field, _written(getattr(self.state, action)), action)
+                    weight = self.state.muted.get(name, self.state.weights[name])
+                    self._put(f"weight {name}", float(weight))
+                    self.parts[f"mute {name}"].value = name in self.state.muted
+            for action in _NUMBERS:
+                self._put(action, _written(getattr(self.state, action)))
         finally:
             self._quiet = False
 
-    def _put(self, field: Any, value: Any, what: str) -> None:
-        if self._shown.get(what) != value:
-            self._shown[what] = field.value = value
+    def _put(self, name: str, value: Any) -> None:
+        # A field that somebody is writing in would lose what was typed, so only changes are written.
+        if self._shown.get(name) != value:
+            self._shown[name] = value
+            self.parts[name].value = value
 
     def __repr__(self) -> str:
         # A terminal that stands elsewhere knows no run of that name.
@@ -221,16 +223,11 @@ def answer_line(event: dict[str, Any], own: str = BY) -> str:
     why = " ".join(str(event.get("why", "")).split())
     if not event.get("applied"):
         return f"refused: {' '.join(words)}{by}: {why}"
-    found = f" to {event['file']}" if event.get("file") and event.get("action") == "sample" else ""
+    file = f" to {event['file']}" if event.get("file") and event.get("action") == "sample" else ""
     when = f"from step {event.get('from_step', '?')}" if change else f"after step {event.get('step', '?')}"
-    return f"{when}: {change or ' '.join(words)}{found}{by}" + (f" ({why})" if why else "")
+    return f"{when}: {change or ' '.join(words)}{file}{by}" + (f" ({why})" if why else "")
 
 
 def _written(value: Any) -> str:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return f"{value:g}" if number else "" if value is None else str(value)
-
-
-def _named(part: str, widget: Any) -> Any:
-    widget.add_class("workbench-" + re.sub(r"[^\w-]", "-", part))
-    return widget

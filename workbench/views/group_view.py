@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import html
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from workbench.errors import RunError
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import read_part
-from workbench.views.tables import BAD, GOOD, no_formulas, number, one_line, pre, short_name
+from workbench.views.tables import BAD, GOOD, Mark, Table, Verbatim, no_formulas, number, one_line, pre, short_name
 
 MOST_COMPLETIONS = 8  # of a group that are shown; the best and the worst are among them
 MOST_FUNCTIONS = 10
+_ENDS = {None: "-", True: "stop", False: "length"}  # by whether it was finished
 _LONGEST_COMPLETION, _LONGEST_PROMPT, _LONGEST_BEFORE = (600, 14), (800, 14), (240, 4)  # characters, lines
-_CELL = "padding:2px 8px;vertical-align:top;text-align:right;white-space:nowrap"
-_BAD = f"color:{BAD}"
 
 
 @dataclass(frozen=True)
@@ -72,23 +71,22 @@ def read_batch(part: Path) -> ScoredBatch | None:
 
 def group_html(group: ShownGroup) -> str:
     """The group for a notebook. What a model wrote is escaped, in `<pre>`, and cut in the middle where it is long."""
-    batch, shown = group.batch, group.best_first
-    omitted = ""
+    batch = group.batch
+    shown = group.best_first
+    title = f"{len(shown)} completions, best first"
     if (left_out := len(shown) - MOST_COMPLETIONS) > 0:
         shown[MOST_COMPLETIONS // 2 : -MOST_COMPLETIONS // 2] = []
-        omitted = f"; {left_out} between the best and the worst omitted"
-    if (more := len(batch.names) - MOST_FUNCTIONS) > 0:
-        omitted += f"; {more} functions omitted"
-    heads = [html.escape(one_line(short_name(name), 24)) for name in batch.names[:MOST_FUNCTIONS]]
-    heads = [name if own == 1 else f"{name}<br>x {number(own)}" for name, own in zip(heads, batch.weights, strict=False)]
-    head = "".join(f"<th style='{_CELL}'>{text}</th>" for text in [*heads, "total", "advantage", "tokens, end"])
-    body = "".join(f"<tr>{_row(batch, index)}</tr>" for index in shown)
+        title += f"; {left_out} between the best and the worst omitted"
+    if (left_out := len(batch.names) - MOST_FUNCTIONS) > 0:
+        title += f"; {left_out} functions omitted"
+    heads = []
+    for name, weight in zip(batch.names[:MOST_FUNCTIONS], batch.weights, strict=False):
+        short = one_line(short_name(name), 24)
+        heads.append(short if weight == 1 else f"{short} x {number(weight)}")
+    table = Table(["completion", *heads, "total", "advantage", "tokens, end"], [_row(batch, index) for index in shown])
     return no_formulas(
-        f"<details open><summary><b>{group.title}</b>: {len(batch.completions)} completions, best first{omitted}</summary>"
-        f"{pre(_prompt_text(group.messages), 'margin:4px 0')}"
-        f"<div style='overflow-x:auto'><table style='border-collapse:collapse;table-layout:auto;width:100%'>"
-        f"<thead><tr><th style='text-align:left;padding:2px 8px;width:65%;min-width:280px'>completion</th>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div></details>"
+        f"<details open><summary><b>{group.title}</b>: {title}</summary>"
+        f"{pre(_prompt_text(group.messages), 'margin:4px 0')}{table._repr_html_()}</details>"
     )
 
 
@@ -102,21 +100,18 @@ def group_text(group: ShownGroup, most: int = 3) -> str:
     return "\n".join(lines)
 
 
-def _row(batch: ScoredBatch, index: int) -> str:
-    cells = []  # (HTML, style)
+def _row(batch: ScoredBatch, index: int) -> list[Any]:
+    cells: list[Any] = [Verbatim(middle_cut(batch.completions[index] or "", *_LONGEST_COMPLETION))]
     for place, name in enumerate(batch.names[:MOST_FUNCTIONS]):
-        if error := batch.errors.get(name, {}).get(index):
-            cells.append((html.escape(one_line(str(error), 60)), f"{_BAD};white-space:normal"))
-        else:
-            cells.append((number(batch.scores[index, place]), ""))
-    advantage, cut_short = batch.groups.advantages[index], batch.finished is not None and not batch.finished[index]
-    colour = f"color:{GOOD}" if advantage > 0 else _BAD if advantage < 0 else ""
-    end = f"<span style='{_BAD}'>length</span>" if cut_short else "-" if batch.finished is None else "stop"
-    total, advantage = number(batch.groups.totals[index]), f"<b>{number(advantage, '+.2f')}</b>"
-    cells += [(total, ""), (advantage, colour), (f"{batch.lengths[index]}, {end}", "")]
-    text = pre(middle_cut(batch.completions[index] or "", *_LONGEST_COMPLETION))
-    numbers = "".join(f"<td style='{_CELL};{style}'>{cell}</td>" for cell, style in cells)
-    return f"<td style='padding:2px 8px;text-align:left'>{text}</td>{numbers}"
+        error = batch.errors.get(name, {}).get(index)
+        score = float(batch.scores[index, place])
+        cells.append(Mark(one_line(str(error), 60), BAD) if error else score)
+    advantage = batch.groups.advantages[index]
+    colour = GOOD if advantage > 0 else BAD if advantage < 0 else "inherit"
+    cells += [float(batch.groups.totals[index]), Mark(number(advantage, "+.2f"), colour)]
+    finished = None if batch.finished is None else bool(batch.finished[index])
+    ending = f"{batch.lengths[index]}, {_ENDS[finished]}"
+    return [*cells, Mark(ending, BAD) if finished is False else ending]
 
 
 def middle_cut(text: str, most: int, most_lines: int) -> str:

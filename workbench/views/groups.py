@@ -13,47 +13,48 @@ from workbench.views.figure import BLACK, BLUE, GREEN, GREY, RED, inline_image, 
 from workbench.views.tables import Table, Verbatim, View, number, short_name
 
 
-def explained_view(found: ExplainedGroup) -> View:
+def explained_view(group: ExplainedGroup) -> View:
     """Rewards and advantages, and what each function adds to them, as bars; and the tables behind them."""
-    tables = group_tables(found)
-    bars = advantage_bars(_labels(found), np.nan_to_num(found.totals).tolist(), found.advantages.tolist())
+    tables = group_tables(group)
+    bars = advantage_bars(_labels(group), np.nan_to_num(group.totals).tolist(), group.advantages.tolist())
     parts = [inline_image(bars, "rewards and advantages of the group")]
-    parts += [inline_image(contribution_bars(found), found.verdict), *(table._repr_html_() for table in tables)]
+    parts += [inline_image(contribution_bars(group), group.verdict), *(table._repr_html_() for table in tables)]
     return View("".join(parts), "\n\n".join(map(str, tables)))
 
 
-def group_tables(found: ExplainedGroup, completions: bool = True) -> list[Table]:
+def group_tables(group: ExplainedGroup, completions: bool = True) -> list[Table]:
     """Three tables: scores (and texts) with advantages under every scaling, what each function adds, the functions' shares."""
-    short, scales = list(map(short_name, found.names)), found.by_scale
-    places = list(found.labels) or [*range(len(found.texts))]
-    texts = [[Verbatim(text)] if completions else [] for text in found.texts]
-    caption = f"scores, weighted total (mean {found.mean:.3g}, std {found.std:.3g}), and the advantage under each scale_rewards"
-    numbers = zip(places, texts, *found.scores.T, found.totals, *scales.values(), strict=True)
+    short = list(map(short_name, group.names))
+    scales = group.by_scale
+    places = list(group.labels) or [*range(len(group.texts))]
+    texts = [[Verbatim(text)] if completions else [] for text in group.texts]
+    caption = f"scores, weighted total (mean {group.mean:.3g}, std {group.std:.3g}), and the advantage under each scale_rewards"
+    numbers = zip(places, texts, *group.scores.T, group.totals, *scales.values(), strict=True)
     head = ["", *(["completion"] if completions else []), *short, "total", *(f"advantage, {scale}" for scale in scales)]
     scored = Table(head, [[place, *text, *map(float, own)] for place, text, *own in numbers], caption)
-    added = zip(places, found.contributions, found.advantages, strict=True)
-    rows = [[place, *map(float, [*own, advantage])] for place, own, advantage in added]
+    added = zip(places, group.contributions, group.advantages, strict=True)
+    rows = [[place, *map(float, [*parts, advantage])] for place, parts, advantage in added]
     added = Table(["", *short, "advantage"], rows, "what each function adds to the advantage; rows sum to it")
     rows = []
-    for name, weight, scores, share in zip(found.names, found.weights, found.scores.T, found.shares, strict=True):
+    for name, weight, scores, share in zip(group.names, group.weights, group.scores.T, group.shares, strict=True):
         there = scores[~np.isnan(scores)]
         std = float(there.std(ddof=1)) if len(there) > 1 else 0.0
         rows.append([name, weight, *((float(there.mean()), std) if len(there) else (None, None)), number(share, ".0%")])
     header = ["function", "weight", "mean score", "std of scores", "share of the advantages' variance"]
-    return [scored, added, Table(header, rows, found.verdict)]
+    return [scored, added, Table(header, rows, group.verdict)]
 
 
-def contribution_bars(found: ExplainedGroup) -> Any:
+def contribution_bars(group: ExplainedGroup) -> Any:
     """Each completion's advantage as the sum of what the functions add: to the right of 0 up, to the left down."""
-    figure, axis = new_figure(9, 0.42 * len(found.texts) + 1.3)
-    stacked_bars(axis, _labels(found), zip(map(short_name, found.names), found.contributions.T, strict=True))
-    axis.plot(found.advantages, range(len(found.texts)), "D", color=BLACK, markersize=5, label="advantage")
+    figure, axis = new_figure(9, 0.42 * len(group.texts) + 1.3)
+    stacked_bars(axis, _labels(group), zip(map(short_name, group.names), group.contributions.T, strict=True))
+    axis.plot(group.advantages, range(len(group.texts)), "D", color=BLACK, markersize=5, label="advantage")
     axis.axvline(0, color=GREY, linewidth=0.8)
-    return with_legend(figure, axis, x="advantage", title=textwrap.fill(found.verdict, 110))
+    return with_legend(figure, axis, x="advantage", title=textwrap.fill(group.verdict, 110))
 
 
-def _labels(found: ExplainedGroup) -> list[str]:
-    return list(found.labels) or [f"completion {index}" for index in range(len(found.texts))]
+def _labels(group: ExplainedGroup) -> list[str]:
+    return list(group.labels) or [f"completion {index}" for index in range(len(group.texts))]
 
 
 def advantage_bars(labels: Sequence[str], totals: Sequence[float], advantages: Sequence[float]) -> Any:

@@ -21,14 +21,18 @@ def verdict_lines(verdicts: Sequence[Verdict], causes: bool = True) -> str:
 def health_view(verdicts: Sequence[Verdict]) -> View:
     """The verdicts as a compact list, made to stand under a live plot."""
     # What is worth a look is open; a note's reasons are not worth the room.
-    items = [item(own.state, _headline(own), *(_reasons(own) if own.state != NOTE else ())) for own in _wrong(verdicts)]
+    items = []
+    for verdict in _wrong(verdicts):
+        reasons = [] if verdict.state == NOTE else _reasons(verdict)
+        items.append(item(verdict.state, _headline(verdict), *reasons))
     listed = f"<ul style='margin:2px 0;padding-left:18px'>{''.join(items)}</ul>" if items else ""
     rest = "".join(coloured(one_line(line), MUTED) for line in _rest(verdicts))
     return View(f"<div style='font-size:90%'>{listed}{rest}</div>", verdict_lines(verdicts))
 
 
 def _wrong(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    return sorted((own for own in verdicts if own.state in (ALARM, WARNING, NOTE)), key=lambda own: STATES.index(own.state))
+    wrong = [verdict for verdict in verdicts if verdict.state in (ALARM, WARNING, NOTE)]
+    return sorted(wrong, key=lambda verdict: STATES.index(verdict.state))
 
 
 def _headline(verdict: Verdict) -> str:
@@ -40,17 +44,19 @@ def _headline(verdict: Verdict) -> str:
 def _reasons(verdict: Verdict) -> list[str]:
     more = len(verdict.prompts) - _MOST_PROMPTS
     prompts = ", ".join(verdict.prompts[:_MOST_PROMPTS]) + (f" and {more} more" if more > 0 else "")
-    told = (("cause:", verdict.cause), ("prompts:", prompts), ("->", verdict.remedy))
-    return [f"{word} {one_line(text)}" for word, text in told if text]
+    reasons = (("cause:", verdict.cause), ("prompts:", prompts), ("->", verdict.remedy))
+    return [f"{word} {one_line(text)}" for word, text in reasons if text]
 
 
 def _rest(verdicts: Sequence[Verdict]) -> list[str]:
-    said: dict[str, list[str]] = {"no sign of": [], "too early to say": [], "not checked": []}
-    for own in verdicts:
-        if own.state == OK:
-            said["no sign of"].append(own.title)
-        elif own.state == SKIPPED and (missing := own.evidence.get("missing")):
-            said["not checked"].append(one_line(f"{own.title} (no {missing}: {own.line.removeprefix('not examined: ')})"))
-        elif own.state == SKIPPED:
-            said["too early to say"].append(own.title)
-    return [f"{word}: {', '.join(dict.fromkeys(names))}" for word, names in said.items() if names]
+    absent, early, unchecked = [], [], []
+    for verdict in verdicts:
+        if verdict.state == OK:
+            absent.append(verdict.title)
+        elif verdict.state == SKIPPED and (missing := verdict.evidence.get("missing")):
+            why = verdict.line.removeprefix("not examined: ")
+            unchecked.append(one_line(f"{verdict.title} (no {missing}: {why})"))
+        elif verdict.state == SKIPPED:
+            early.append(verdict.title)
+    rest = {"no sign of": absent, "too early to say": early, "not checked": unchecked}
+    return [f"{word}: {', '.join(dict.fromkeys(names))}" for word, names in rest.items() if names]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from workbench.inspection.compared import as_text, word_diff
+from workbench.inspection.compared import diff_as_text, word_diff
 from workbench.inspection.listing import Listing
 from workbench.inspection.several_runs import Comparison
 from workbench.inspection.tokens import TokenView
@@ -20,20 +20,23 @@ _SHARES = ("before", "after", "share", "first", "last", "clipped")
 _DIFF = {" ": "{}", "-": f"<del style='color:{BAD}'>{{}}</del>", "+": f"<ins style='color:{GOOD}'>{{}}</ins>"}
 
 
-def listing_table(found: Listing) -> Table:
+def listing_table(listing: Listing) -> Table:
     """A `Listing`: its verdict, and some of its rows, texts as they are; of two texts the first, and what became of its words."""
-    differs = {"text_before", "text_after"} <= set(found.frame.columns)
-    names = [name for name in found.frame.columns if not (differs and name == "text_after")]
+    differs = {"text_before", "text_after"} <= set(listing.frame.columns)
+    names = [name for name in listing.frame.columns if not (differs and name == "text_after")]
     rows = []
-    for row in found.some.to_dict("records"):
+    for row in listing.some.to_dict("records"):
         rows.append([_cell(name, row[name]) for name in names])
         if differs:
             texts = [middle_cut(row[name], *_LONGEST) for name in ("text_before", "text_after")]
             parts = "".join(_DIFF[mark].format(html.escape(plain(words))) for mark, words in word_diff(*texts))
-            rows[-1].append(Html(parts, as_text(*texts)))
-    names += ["words that changed"] if differs else []
-    left_out = f"\n{found.left_out}" if found.left_out else ""
-    return Table([name.replace("_", " ") for name in names] if rows else [], rows, f"{found.verdict}{left_out}")
+            rows[-1].append(Html(parts, diff_as_text(*texts)))
+    if differs:
+        names.append("words that changed")
+    caption = listing.verdict
+    if listing.left_out:
+        caption += f"\n{listing.left_out}"
+    return Table([name.replace("_", " ") for name in names] if rows else [], rows, caption)
 
 
 def _cell(name: str, value: Any) -> Any:
@@ -46,23 +49,23 @@ def _cell(name: str, value: Any) -> Any:
 
 def token_page(view: TokenView) -> View:
     """A `TokenView`: each token shaded by its share of the KL, underlined by what the advantage made of it."""
-    kl = view.kl
-    most, line = float(kl.max()) or 1.0, GOOD if view.advantage > 0 else BAD if view.advantage < 0 else "transparent"
+    most = float(view.kl.max()) or 1.0
+    line = GOOD if view.advantage > 0 else BAD if view.advantage < 0 else "transparent"
     spans = []
-    for text, base, trained, own in zip(view.tokens, view.base, view.trained, kl, strict=True):
+    for text, base, trained, kl in zip(view.tokens, view.base, view.trained, view.kl, strict=True):
         colour = "230,159,0" if trained > base else "86,180,233"
-        told = f"base {base:.3f}, trained {trained:.3f}, KL {own:.4f}"
-        style = f"background:rgba({colour},{0.9 * own / most:.3f});border-bottom:2px solid {line}"
-        spans.append(f"<span title='{told}' style='{style}'>{html.escape(printable(text))}</span>")
+        title = f"base {base:.3f}, trained {trained:.3f}, KL {kl:.4f}"
+        style = f"background:rgba({colour},{0.9 * kl / most:.3f});border-bottom:2px solid {line}"
+        spans.append(f"<span title='{title}' style='{style}'>{html.escape(printable(text))}</span>")
     legend = "orange: likelier since training; blue: less likely; the deeper, the larger the token's share of the KL"
     page = f"{pre(view.verdict)}<pre style='white-space:pre-wrap;line-height:2'>{''.join(spans)}</pre>{pre(legend)}"
     return View(no_formulas(page), str(view))
 
 
-def comparison_view(found: Comparison) -> View:
+def comparison_view(comparison: Comparison) -> View:
     """A `Comparison`: the runs' reward, group std and KL over one another, then what differs."""
     figure, axes = new_figure(10, 2.6, columns=3)
-    for number, run in enumerate(found.runs):
+    for number, run in enumerate(comparison.runs):
         colour = (BLUE, ORANGE)[number] if number < 2 else f"C{number}"
         rows = run.metrics()
         for axis, key in zip(axes, (REWARD, GROUP_STD, KL), strict=True):
@@ -70,6 +73,6 @@ def comparison_view(found: Comparison) -> View:
             axis.plot(*zip(*points, strict=True) if points else ([], []), color=colour, linewidth=1, label=run.name)
             axis.set_title(key, fontsize=9, loc="left")
     with_legend(figure, axes[-1], x="step", title=KL)
-    tables = [listing_table(own) for own in (found.settings, found.held_out, found.prompts)]
-    page = inline_image(figure, ", ".join(run.name for run in found.runs)) + "".join(own._repr_html_() for own in tables)
-    return View(page, str(found))
+    tables = [listing_table(part) for part in (comparison.settings, comparison.held_out, comparison.prompts)]
+    page = inline_image(figure, ", ".join(run.name for run in comparison.runs)) + "".join(table._repr_html_() for table in tables)
+    return View(page, str(comparison))

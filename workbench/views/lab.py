@@ -10,106 +10,31 @@ import asyncio
 import contextlib
 import html
 import itertools
-import os
 import re
 import time
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from workbench.audit.completions import CompletionBuilder, builders, probes
-from workbench.audit.examination import audit_rewards
 from workbench.audit.prompt_format import parse_format
 from workbench.errors import RecipeError, TaskError, WorkbenchError
 from workbench.inspection.reading import question
-from workbench.rewards.groups import SCALES, ExplainedGroup, batch_of, explain
-from workbench.rewards.suite import RewardSuite
-from workbench.task import Row, Task, load_task
-from workbench.views.audit import audit_view
-from workbench.views.controls import WIDGETS, widget_view
+from workbench.rewards.groups import SCALES, ExplainedGroup
+from workbench.task import Row, Task
+from workbench.views.bench import Bench
 from workbench.views.groups import group_tables
-from workbench.views.tables import BAD, GOOD, LONGEST_SHOWN, MUTED, PRE, Table, coloured, number, one_line, plain, pre, short_name
+from workbench.views.tables import BAD, GOOD, LONGEST_SHOWN, MUTED, PRE, coloured, number, one_line, plain, pre, short_name
+from workbench.views.widgets import Parts, no_widgets, widget_view
 from workbench.workspace import shown
 
 MOST_PROMPTS = 100  # offered in the list
 _LOOK_S = 0.5  # between two looks at the task file
 _PAUSE_S = 0.15  # of typing, after which it is scored
 _STARTERS = ("an honest answer", "a wrong answer", "empty tags", "several answers as a hedge", "empty")
-_DEADLINE_S = 5.0  # for one function and all completions of the panel
 _MARK = "background:#ffe08a;color:#222"
 _ASKED = "border-bottom:2px solid #0072B2"
 _WIDE, _HALF, _WORDS = {"width": "98%"}, {"width": "50%"}, {"description_width": "initial"}
 _OPEN: dict[str, asyncio.Task] = {}  # what looks after each task file, for a panel: run again, a cell replaces it
-
-
-class Bench:
-    """A task and what scores completions of its prompts: what the panel shows, without the panel. Arguments as for `Lab`.
-
-    Raises:
-        TaskError: if the task cannot be loaded, has no prompts, or a function lacks a column.
-    """
-
-    def __init__(self, task: Task | str | Path, scale_rewards: str = "group") -> None:
-        self.scale_rewards = scale_rewards
-        self.task = load_task(task)
-        if not len(self.task.rows):
-            raise TaskError(f"task {self.task.name!r}: 0 prompts", rule="completions answer a prompt", remedy="give it rows")
-        self._writers: dict[int, CompletionBuilder] = {}
-        self.writer(0)
-        # A function that fails leaves its completion without a score.
-        self.suite = RewardSuite(self.task, 1, deadline_s=_DEADLINE_S, on_error="skip", keep_state=False)
-        try:
-            self.suite.check_signatures(self.task.rows)
-        except BaseException:
-            self.suite.close()
-            raise
-
-    def writer(self, row: int) -> CompletionBuilder:
-        """How an honest policy writes for a prompt of the task."""
-        if row not in self._writers:
-            rows = self.task.rows
-            near = [rows[other] for other in range(min(len(rows), 20)) if other != row]
-            self._writers[row] = builders(self.task, [rows[row], *near])[0]
-        return self._writers[row]
-
-    def starters(self, row: int) -> dict[str, str]:
-        """Completions to begin with, by name: the reference completions, then the probes."""
-        writer = self.writer(row)
-        (_, first), *others = writer.reference_completions().items()
-        found = {"an honest answer": first, **{f"honest, {name}": text for name, text in others}}
-        return found | {probe.name: probe.text for probe in probes(writer, self.task.probes)}
-
-    def group(self, row: Row, texts: Sequence[str]) -> tuple[ExplainedGroup, list[tuple[int, str]]]:
-        """(the completions as one group, (completion, what a function did instead of scoring it) for each that failed)."""
-        texts = list(texts) or [""]  # nothing written yet
-        scored = self.suite.score_each([row] * len(texts), texts, quiet=True)
-        scores = np.array([scored[name].scores for name in self.suite.names], dtype=float).T
-        right = self.task.is_right(scored[self.task.right_function].scores)
-        problems = [(index, f"{name} {what}") for name, each in scored.items() for index, what in each.errors.items()]
-        found = batch_of(self.suite.names, self.suite.weights, scores, texts, right, len(texts), self.scale_rewards)
-        return explain(found), sorted(problems, key=lambda each: each[0])
-
-    def matched(self, row: Row, text: str, function: str) -> set[tuple[int, int]]:
-        """(start, end) of what a function took out of a completion."""
-        trace = self.suite.trace(function, [row], [text])
-        return trace.matched.get(text, set()) if trace is not None else set()
-
-    def tables(self, row: Row, texts: Sequence[str]) -> list[Any]:
-        """The panel as plain tables, the audit last."""
-        found, problems = self.group(row, texts)
-        failed = [Table(["completion", "what a function did instead of scoring it"], problems)] if problems else []
-        return [*group_tables(found), *failed, self.report]
-
-    @cached_property
-    def report(self) -> Any:
-        """What `audit_rewards` finds in the task, for people, or why it cannot be audited."""
-        try:
-            return audit_view(audit_rewards(self.task), chart=False)
-        except WorkbenchError as error:
-            return Table(["the task cannot be audited"], [[str(error)]])
 
 
 class Lab:
@@ -141,12 +66,14 @@ class Lab:
         self.bench = Bench(task, scale)
         if not 0 <= row < (count := len(self.bench.task.rows)):
             raise IndexError(f"row = {row}: the task has {count} rows")
-        self.number, self.problem = row, ""  # the problem: why the file as it is now cannot be used
+        self.number = row
+        self.problem = ""  # why the file as it is now cannot be used
         self.file = Path(self.bench.task.source) if self.bench.task.source else None
         self._stamp = self._saved()
         starters = {} if self.bench.writer(row).guessed else self.bench.starters(row)
         first = [starters[name] for name in _STARTERS if name in starters][:4] or [""]
         self.texts = first if given is None else list(given)
+        self.parts = Parts()
         self._pending: Any = None
         self._watching: asyncio.Task | None = None
         self.widget = self._build()
@@ -182,54 +109,53 @@ class Lab:
     # --- widgets ------------------------------------------------------------------------------------------------
 
     def _build(self) -> Any:
-        if os.environ.get(WIDGETS) == "0":
+        if no_widgets():
             return None
-        try:
-            import ipywidgets as kit
-        except ImportError:
-            return None
-        scales = {"options": list(SCALES), "value": self.bench.scale_rewards}
-        self._prompts = kit.Dropdown(description="prompt", layout={"width": "70%"})
-        self._scale = kit.Dropdown(description="scale_rewards", style=_WORDS, **scales)
-        self._marks = kit.Dropdown(description="highlight", style=_WORDS, layout={"width": "40%"})
-        self._prompts.observe(self._prompt_changed, "value")
+        import ipywidgets as kit
+
+        for name in ("prompt", "status", "verdict", "scores", "report"):
+            self.parts.add(name, kit.HTML(layout=_WIDE))
+        scale = {"options": list(SCALES), "value": self.bench.scale_rewards}
+        self.parts.add("prompts", kit.Dropdown(description="prompt", layout={"width": "70%"}))
+        self.parts.add("scale", kit.Dropdown(description="scale_rewards", style=_WORDS, **scale))
+        self.parts.add("marks", kit.Dropdown(description="highlight", style=_WORDS, layout={"width": "40%"}))
+        self.parts.add("completions", kit.VBox([], layout=_WIDE))
         self._offer()
-        texts = [kit.HTML(layout=_WIDE) for _ in range(5)]
-        self._prompt, self._status, self._verdict, self._scores, self._report = texts
-        self._boxes = kit.VBox([], layout=_WIDE)
-        self._scale.observe(self._scale_changed, "value")
-        self._marks.observe(self._soon, "value")
+        self.parts["scale"].observe(self._scale_changed, "value")
+        self.parts["marks"].observe(self._soon, "value")
         self._fill()
         self.refresh(everything=True)
-        top = [kit.HBox([self._prompts]), self._prompt, self._status, self._boxes, kit.HBox([self._scale, self._marks])]
-        return kit.VBox([*top, self._verdict, self._scores, self._report])
+        choices = kit.HBox([self.parts["scale"], self.parts["marks"]])
+        above = [self.parts[name] for name in ("prompts", "prompt", "status", "completions")]
+        below = [self.parts[name] for name in ("verdict", "scores", "report")]
+        return kit.VBox([*above, choices, *below])
 
     def _offer(self) -> None:
         # The prompts and functions of the task, to choose from.
         rows = self.bench.task.rows
         numbers = sorted({*range(min(len(rows), MOST_PROMPTS)), self.number})
-        prompts = [(one_line(f"{number}: {question(rows[number]['prompt']).strip()}", 84), number) for number in numbers]
-        self._prompts.unobserve(self._prompt_changed, "value")
-        self._prompts.options, self._prompts.value = prompts, self.number
-        self._prompts.observe(self._prompt_changed, "value")
-        names = [(one_line(name, 80), name) for name in self.bench.suite.names]
-        self._marks.options = [("what any function matched", ""), *names]
-        self._marks.value = ""
+        prompts = self.parts["prompts"]
+        prompts.unobserve_all("value")
+        prompts.options = [(one_line(f"{number}: {question(rows[number]['prompt']).strip()}", 84), number) for number in numbers]
+        prompts.value = self.number
+        prompts.observe(self._prompt_changed, "value")
+        marks = self.parts["marks"]
+        marks.options = [("what any function matched", ""), *_choices(self.bench.suite.names)]
+        marks.value = ""
 
     def _fill(self) -> None:
         # One line per completion: what is typed, and what is found in it.
         import ipywidgets as kit
 
         starters = self.bench.starters(self.number)
-        options = [("(choose a completion)", ""), *((one_line(name, 80), name) for name in starters)]
-        self._cells: list[tuple[Any, Any]] = []
+        options = [("(choose a completion)", ""), *_choices(starters)]
         lines = []
         for index, text in enumerate(self.texts):
-            chooser = kit.Dropdown(options=options, description=str(index), style={"description_width": "1.5em"}, layout=_WIDE)
+            look = {"style": {"description_width": "1.5em"}, "layout": _WIDE}
+            starter = self.parts.add(f"starter-{index}", kit.Dropdown(options=options, description=str(index), **look))
             area = kit.Textarea(value=text, rows=6, placeholder="type a completion", layout={**_WIDE, "height": "9em"})
-            area.add_class(f"workbench-completion-{index}")
-            seen = kit.HTML(layout=_HALF)
-            seen.add_class(f"workbench-seen-{index}")
+            self.parts.add(f"completion-{index}", area)
+            seen = self.parts.add(f"seen-{index}", kit.HTML(layout=_HALF))
 
             def typed(change: dict[str, Any], index: int = index) -> None:
                 self.texts[index] = change["new"]
@@ -239,14 +165,22 @@ class Lab:
                 area.value = starters.get(change["new"], area.value)
 
             area.observe(typed, "value")
-            chooser.observe(put, "value")
-            self._cells.append((area, seen))
-            lines.append(kit.HBox([kit.VBox([chooser, area], layout=_HALF), seen]))
-        add = kit.Button(description="one more completion", layout={"width": "auto", "align_self": "flex-start"})
-        add.on_click(self._add)
-        self._boxes.children = [*lines, add]
+            starter.observe(put, "value")
+            lines.append(kit.HBox([kit.VBox([starter, area], layout=_HALF), seen]))
+        more = kit.Button(description="one more completion", layout={"width": "auto", "align_self": "flex-start"})
+        self.parts.add("add", more).on_click(lambda _: self.add())
+        self.parts["completions"].children = [*lines, more]
 
-    def _add(self, _: Any) -> None:
+    def type(self, index: int, text: str) -> None:
+        """Put a text into a box, as if it were typed there."""
+        self.parts[f"completion-{index}"].value = text
+
+    def choose(self, prompt: int) -> None:
+        """Show another prompt, by its number."""
+        self.parts["prompts"].value = prompt
+
+    def add(self) -> None:
+        """Add an empty box."""
         self.texts.append("")
         self._fill()
         self.refresh()
@@ -274,41 +208,56 @@ class Lab:
             self.refresh()
 
     def refresh(self, everything: bool = False) -> None:
-        """Score what stands in the boxes; with `everything`, show the prompt and the audit anew too."""
+        """Score what stands in the boxes; with `everything`, show prompt and audit again, too."""
         try:
-            self._show(everything)
-        except Exception as error:  # whatever a task's functions do, the panel stays usable
-            self._verdict.value = coloured(f"{type(error).__name__}: {error}", BAD)
+            if everything:
+                self._show_prompt()
+            self._show_scores()
+            if everything:
+                self.parts["report"].value = _fold(self.bench.report)
+        except Exception as error:  # a task's functions may do anything: the panel stays usable
+            self.parts["verdict"].value = _error(error)
 
-    def _show(self, everything: bool) -> None:
-        row, started = self.row, time.perf_counter()
-        asked = [mark for block in parse_format(row).blocks for mark in (block.opening, block.closing)]
-        if everything:
-            writer, prompt = self.bench.writer(self.number), row["prompt"]
-            if not isinstance(prompt, str):
-                prompt = "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in prompt)
-            self._prompt.value = pre(prompt) + (f"<b>right answer</b>{pre(writer.answer)}" if writer.has_answer else "")
-        unseen = {}  # functions that paid for something that cannot be shown
+    def _show_prompt(self) -> None:
+        writer = self.bench.writer(self.number)
+        prompt = self.row["prompt"]
+        if not isinstance(prompt, str):
+            prompt = "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in prompt)
+        answer = f"<b>right answer</b>{pre(writer.answer)}" if writer.has_answer else ""
+        self.parts["prompt"].value = pre(prompt) + answer
+
+    def _show_scores(self) -> None:
+        started = time.perf_counter()
+        unseen: list[str] = []  # functions that paid for something that cannot be shown
         if self.texts:
-            found, problems = self.bench.group(row, self.texts)
-            looked_at = [name for name in found.names if self._marks.value in ("", name)]
-            for index, (text, (_, seen)) in enumerate(zip(self.texts, self._cells, strict=True)):
-                matched = {name: self.bench.matched(row, text, name) for name in looked_at}
-                paid = dict(zip(found.names, found.scores[index] > 0, strict=True))
-                unseen |= {name: short_name(name) for name in looked_at if paid[name] and not matched[name]}
-                text = highlighted(text, set().union(*matched.values()), asked)
-                seen.value = _one(found, index, text, [what for place, what in problems if place == index])
-            self._verdict.value = f"<b>{pre(found.verdict)}</b>"
-            scored, added, _ = group_tables(found, completions=False)
-            self._scores.value = scored._repr_html_() + added._repr_html_()
-        blind = f" (cannot see what {', '.join(unseen.values())} matched)" if unseen else ""
-        file = f"{shown(self.file)}, reloaded when saved; " if self.file is not None else ""
-        legend = f"yellow: what a function matched{blind}; underlined: what the prompt asks for. {file}"
-        scored = f"reward hash {self.bench.suite.hash}; scored in {1000 * (time.perf_counter() - started):.0f} ms"
-        problem = f"{self.problem}\nThe last task that could be loaded is still shown."
-        self._status.value = coloured(problem, BAD) if self.problem else coloured(f"{legend}{scored}", MUTED)
-        if everything:
-            self._report.value = _fold(self.bench.report)
+            group, problems = self.bench.group(self.row, self.texts)
+            asked = [mark for block in parse_format(self.row).blocks for mark in (block.opening, block.closing)]
+            marked = self.parts["marks"].value
+            for index, text in enumerate(self.texts):
+                spans: set[tuple[int, int]] = set()
+                for name, score in zip(group.names, group.scores[index], strict=True):
+                    if marked in ("", name):
+                        matched = self.bench.matched(self.row, text, name)
+                        spans |= matched
+                        if score > 0 and not matched and short_name(name) not in unseen:
+                            unseen.append(short_name(name))
+                page = highlighted(text, spans, asked)
+                self.parts[f"seen-{index}"].value = _one(group, index, page, problems)
+            self.parts["verdict"].value = f"<b>{pre(group.verdict)}</b>"
+            scored, added, _ = group_tables(group, completions=False)
+            self.parts["scores"].value = scored._repr_html_() + added._repr_html_()
+        self.parts["status"].value = self._status(unseen, time.perf_counter() - started)
+
+    def _status(self, unseen: Sequence[str], seconds: float) -> str:
+        if self.problem:
+            return coloured(f"{self.problem}\nThe last task that could be loaded is still shown.", BAD)
+        text = "yellow: what a function matched"
+        if unseen:
+            text += f" (cannot see what {', '.join(unseen)} matched)"
+        text += "; underlined: what the prompt asks for. "
+        if self.file is not None:
+            text += f"{shown(self.file)}, reloaded when saved; "
+        return coloured(f"{text}reward hash {self.bench.suite.hash}; scored in {1000 * seconds:.0f} ms", MUTED)
 
     # --- the task file ------------------------------------------------------------------------------------------
 
@@ -327,14 +276,14 @@ class Lab:
             try:
                 self.look()
             except Exception as error:  # the next save may be better
-                self._status.value = coloured(f"{type(error).__name__}: {error}", BAD)
+                self.parts["status"].value = _error(error)
 
     def _saved(self) -> tuple[int, int] | None:
         try:
-            found = self.file.stat()
+            stat = self.file.stat()
         except (OSError, AttributeError):  # it is not there at the moment, or there is no file at all
             return None
-        return found.st_mtime_ns, found.st_size
+        return stat.st_mtime_ns, stat.st_size
 
     def look(self) -> None:
         """Load the task again if its file was saved; the last good one stays while it cannot be. The panel does it itself."""
@@ -344,7 +293,7 @@ class Lab:
         self._stamp = stamp
         try:
             fresh = Bench(self.file, self.bench.scale_rewards)
-        except (Exception, SystemExit) as error:  # whatever is written there, the panel stays
+        except (Exception, SystemExit) as error:  # anything may be written there: the panel stays
             self.problem = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
         else:
             self.bench.suite.close()
@@ -359,13 +308,22 @@ def _fold(report: Any) -> str:
     return f"<details><summary>what the audit finds in these rewards</summary>{report._repr_html_()}</details>"
 
 
-def _one(found: ExplainedGroup, index: int, text: str, problems: Sequence[str]) -> str:
-    pairs = zip(found.names, found.scores[index], strict=True)
+def _error(error: Exception) -> str:
+    return coloured(f"{type(error).__name__}: {error}", BAD)
+
+
+def _choices(names: Iterable[str]) -> list[tuple[str, str]]:
+    return [(one_line(name, 80), name) for name in names]
+
+
+def _one(group: ExplainedGroup, index: int, page: str, problems: Sequence[tuple[int, str]]) -> str:
+    pairs = zip(group.names, group.scores[index], strict=True)
     scores = ", ".join(f"{html.escape(plain(short_name(name)))} <b>{number(score)}</b>" for name, score in pairs)
-    advantage = found.advantages[index]
+    advantage = group.advantages[index]
     colour = GOOD if advantage > 0 else BAD if advantage < 0 else MUTED
-    total = f"total <b>{number(found.totals[index])}</b>, advantage <b style='color:{colour}'>{advantage:+.2f}</b>"
-    return f"{total}<br>{scores}{text}" + "".join(coloured(problem, BAD) for problem in problems)
+    total = f"total <b>{number(group.totals[index])}</b>, advantage <b style='color:{colour}'>{advantage:+.2f}</b>"
+    failed = [coloured(problem, BAD) for place, problem in problems if place == index]
+    return f"{total}<br>{scores}{page}{''.join(failed)}"
 
 
 def highlighted(text: str, matched: Iterable[tuple[int, int]], asked: Iterable[str] = ()) -> str:

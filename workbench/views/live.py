@@ -11,17 +11,18 @@ import contextlib
 import html
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from workbench.progress import clock
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
-from workbench.views.controls import WIDGETS, Controls, buttons_work, widget_view
+from workbench.views.controls import Controls, buttons_work
 from workbench.views.figure import image_bundle
 from workbench.views.run_view import GAP, FollowedRun, RunView, oldest_s
 from workbench.views.tables import PRE, plain
+from workbench.views.widgets import WIDGETS, widget_view
 
 BUDGET = 0.008  # share of the run's time that pictures may take, as long as none of them grows older than `oldest_s`
 SHORTEST_WORDS_S = 0.25  # between two status lines
@@ -43,7 +44,10 @@ class RunCell:
     _display_controls: Callable[[], None]
 
     def __init__(self) -> None:
-        self.draws, self.drawn_at, self._cost_s = 0, float("-inf"), 0.0
+        self.draws = 0
+        self.drawn_at = float("-inf")
+        self.cost_s = 0.0  # of a picture
+        self.controls: Controls | None = None
         self.places: dict[str, Any] = {}  # display handles by name; empty outside a notebook
         self._shown: dict[str, dict[str, str]] = {}
         self._alarms: set[Any] = set()  # that a picture was drawn for
@@ -58,10 +62,19 @@ class RunCell:
         picture = display({"text/plain": ""}, raw=True, display_id=True)
         self._display_controls()
         below = display({"text/plain": ""}, raw=True, display_id=True)
-        self.places, self._shown = {"status": status, "picture": picture, "below": below}, {"status": _status(line)}
+        self.places = {"status": status, "picture": picture, "below": below}
+        self._shown = {"status": _status(line)}
+
+    def _answered(self, events: Iterable[dict[str, Any]], ended: str | None = None) -> None:
+        """Show events, which the view has, in the controls; `ended`: how the run did."""
+        if self.controls is not None:
+            for event in events:
+                self.controls.answered(event)
+            if ended is not None:
+                self.controls.ended(ended)
 
     def _show(self, line: str, draw: bool | None = None) -> None:
-        """Bring the words up to date, and the picture if it is due (`draw` None), or whatever it costs."""
+        """Bring the words up to date, and the picture if it is due; `draw`: whether or not it is."""
         if not self.places:
             return
         self._put("status", _status(line))
@@ -70,9 +83,10 @@ class RunCell:
             if draw or (draw is None and self._due()):
                 started = time.perf_counter()
                 self.places["picture"].update(image_bundle(*self.view.picture()), raw=True)
-                # A draw that lays out text anew comes now and then, and is not forgotten at once.
-                self._cost_s = max(time.perf_counter() - started, 0.5 * self._cost_s)
-                self.draws, self.drawn_at = self.draws + 1, time.monotonic()
+                # One that a busy machine made slow is not forgotten at once.
+                self.cost_s = max(time.perf_counter() - started, 0.5 * self.cost_s)
+                self.drawn_at = time.monotonic()
+                self.draws += 1
 
     def _put(self, place: str, bundle: dict[str, str]) -> None:
         if self._shown.get(place) != bundle:
@@ -89,7 +103,7 @@ class RunCell:
         if not self.view.fresh or age < self.least_s:
             return False
         # Who changed something wants to see it marked.
-        return self.view.steered or age >= min(self._cost_s / self.share, oldest_s(self._elapsed_s()))
+        return self.view.steered or age >= min(self.cost_s / self.share, oldest_s(self._elapsed_s()))
 
 
 def _status(line: str) -> dict[str, str]:
@@ -112,18 +126,21 @@ class LivePlot(RunCell):
 
     def __init__(self, group_every: int = 1, controls: bool = True) -> None:
         super().__init__()
-        self.drawing_s = self.started = self._said_at = self._paused_at = 0.0
-        self._wants_controls, self.controls = controls, None
+        self.drawing_s = 0.0
+        self.started = 0.0
+        self._said_at = 0.0
+        self._paused_at = 0.0
+        self._wants_controls = controls
         self._batch: ScoredBatch | None = None  # the newest
-        # What is slow the first time (libraries, the fonts of a figure) is done here, before the run's time begins. The
-        # second draw says what one costs.
+        # What is slow the first time (libraries, fonts) is done here, before the run's time begins; the second draw says
+        # what one costs.
         if controls:
             buttons_work(in_cell=True)
         self.view = RunView(group_every)
         for _ in range(2):
             started = time.perf_counter()
             self.view.figure.draw(self.view.history)
-        self._cost_s = time.perf_counter() - started
+        self.cost_s = time.perf_counter() - started
 
     @contextlib.contextmanager
     def _paid(self) -> Iterator[None]:
@@ -137,7 +154,7 @@ class LivePlot(RunCell):
     def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None:
         with self._paid():
             self.view.begin(run, total_steps, settings.get("beta") or 0.0)
-            for row in run.metrics():  # a run that goes on has rows and changes already
+            for row in run.metrics():  # a run that is resumed has rows and changes already
                 self.view.row(row["step"], row)
             for event in run.events():
                 self.view.event(event)
@@ -171,8 +188,7 @@ class LivePlot(RunCell):
         with self._paid():
             was_paused = self.view.state.paused
             self.view.event(event)
-            if self.controls is not None:
-                self.controls.answered(event)
+            self._answered([event])
             if self.view.state.paused == was_paused:
                 return
             if was_paused:  # a pause is no time of the run that drawing could have a share of
@@ -182,8 +198,7 @@ class LivePlot(RunCell):
 
     def end(self, message: str) -> None:
         with self._paid():
-            if self.controls is not None:
-                self.controls.ended(message)
+            self._answered([], ended=message)
             self.view.group_every = 1  # the group of the end is shown, however young the one before it is
             self._say(message, draw=True)
 
@@ -194,8 +209,10 @@ class LivePlot(RunCell):
         self._said_at = time.monotonic()
         if self.places and self._batch is not None:
             self.view.show_group(self._batch)
-        nothing = message is not None and not len(self.view.history)
-        line = f"{self.view.name}: {message}" if nothing else self.view.words(self._elapsed_s(), message)
+        if message is not None and not len(self.view.history):
+            line = f"{self.view.name}: {message}"
+        else:
+            line = self.view.words(self._elapsed_s(), message)
         self._show(line, draw)
 
 
@@ -229,14 +246,15 @@ class RunPanel(RunCell):
         controls: bool = True,
     ) -> None:
         super().__init__()
-        self.every_s, self.group_every, self.least_s = every_s, group_every, every_s
+        self.every_s = every_s
+        self.least_s = every_s
+        self.group_every = group_every
         works, self._sentence = buttons_work(in_cell=False)
         self.wants_controls = controls and works
         self.view: FollowedRun | None = None  # while the policy is loaded
-        self.controls: Controls | None = None
         self._failed_before = False  # the process ended, and there was no run
         self._since = time.monotonic()
-        self._box: Any = None  # where the controls appear once there is a run
+        self.box: Any = None  # where the controls appear once there is a run
         self._task: asyncio.Task | None = None
         run = open_run(run, root, latest="training") if isinstance(run, (str, os.PathLike)) else run
         self.started = None if isinstance(run, RunDirectory) else run  # what `start` returned
@@ -271,8 +289,8 @@ class RunPanel(RunCell):
         self.view = FollowedRun(run, self.group_every)
         if self.wants_controls and not self.over:
             self.controls = Controls(run, state=self.view.state)
-            if self._box is not None:
-                self._box.children = [self.controls.widget]
+            if self.box is not None:
+                self.box.children = [self.controls.widget]
 
     def look(self, health: bool = True) -> None:
         """Read what is new and show it, with the run's health if it is time to. The panel does this while it is shown."""
@@ -281,12 +299,7 @@ class RunPanel(RunCell):
         if self.view is None:
             self._follow(None)
         else:
-            events = self.view.look()
-            if self.controls is not None:
-                for event in events:
-                    self.controls.answered(event)
-                if self.over:
-                    self.controls.ended(self.view.message())
+            self._answered(self.view.look(), ended=self.view.message())
         if health:
             self._examine()
         self._refresh()
@@ -326,7 +339,7 @@ class RunPanel(RunCell):
                 self._show(f"{self.line()}\n{type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Follow the run no longer; what is shown stays."""
+        """Stop following; keep the last display."""
         if self._task is not None:
             self._task.cancel()
         if self.controls is not None:
@@ -336,8 +349,10 @@ class RunPanel(RunCell):
     def line(self) -> str:
         """The status line; while there is no run, what its process printed last."""
         if self.view is not None:
-            failed = self.started is not None and self.status in ("failed", "killed", "gone") and self.started.error
-            return self.view.line() + (f"\n{failed}" if failed else "")
+            line = self.view.line()
+            if self.started is not None and self.status in ("failed", "killed", "gone") and self.started.error:
+                line += f"\n{self.started.error}"
+            return line
         if self._failed_before:
             return f"the process ended before the run began\n{self.started.error or self.started.log_tail().strip()}"
         printed = [line.strip() for line in self.started.log_tail().splitlines() if line.strip()]
@@ -357,7 +372,9 @@ class RunPanel(RunCell):
             return
         self._examine()
         if self.view is not None:
-            self.view.fresh, self.drawn_at = True, float("-inf")  # these places show no picture yet
+            # These places show no picture yet.
+            self.view.fresh = True
+            self.drawn_at = float("-inf")
         self._refresh()
         if not self.over and os.environ.get(WIDGETS) != "0" and (self._task is None or self._task.done()):
             # Where a notebook is executed and then only read, `wait` follows the run.
@@ -373,9 +390,10 @@ class RunPanel(RunCell):
         if self.wants_controls:
             import ipywidgets
 
-            self._box = self._box or ipywidgets.VBox([self.controls.widget] if self.controls is not None else [])
+            if self.box is None:
+                self.box = ipywidgets.VBox([] if self.controls is None else [self.controls.widget])
             # A saved notebook has no kernel to answer the buttons, and shows the sentence instead.
-            shown |= widget_view(self._box)
+            shown.update(widget_view(self.box))
         display(shown, raw=True)
 
     __repr__ = line

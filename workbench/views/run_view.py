@@ -31,7 +31,7 @@ HEALTH_SHARE = 0.05  # of the time that examining may take, as long as the verdi
 GAP = "   "  # between the parts of a status line
 _NUMBERS = (("reward", REWARD, ".2f"), ("group std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead groups", DEAD, ".0%"))
 _CONTINUE = "`workbench continue {name}` resumes from its latest checkpoint"
-_ATTACHED = "only its own trainer's resume_from_checkpoint can go on with it"
+_ATTACHED = "only its own trainer's resume_from_checkpoint can resume it"
 _AFTER = {
     "finished": "notebook 04 measures what training gained",
     **dict.fromkeys(("stopped", "aborted"), _CONTINUE),
@@ -50,25 +50,36 @@ class RunView:
     """A run's curves, marks, verdicts and latest group (another one after `group_every` steps), kept by whoever feeds it."""
 
     def __init__(self, group_every: int = 1) -> None:
-        self.group_every, self.figure = max(1, group_every), RunFigure()
-        self.history, self.state = History(), RunState()
+        self.group_every = max(1, group_every)
+        self.figure = RunFigure()
+        self.history = History()
+        self.state = RunState()
         self.marks: list[Mark] = []
         self.held_out: list[dict[str, Any]] = []  # measurements of held-out prompts
         self.verdicts: list[Any] = []
         self.group: ShownGroup | None = None
-        self.name, self.total, self.stages = "", 0, False
-        self.fresh = self.steered = False  # since the last picture: anything came, somebody changed something
+        self.name = ""
+        self.total = 0
+        self.stages = False
+        self.fresh = False  # something came since the last picture
+        self.steered = False  # somebody changed something
 
     def begin(self, run: RunDirectory, total: int | None = None, beta: float | None = None) -> None:
         """Show this run. The steps that it will take and the beta that it begins with are its recipe's, unless given."""
-        self.run, self.name, self.stages = run, run.name, len(run.recipe().stages) > 1
+        self.run = run
+        self.name = run.name
+        self.stages = len(run.recipe().stages) > 1
         self.total = planned_steps(run) if total is None else total
-        begun = RunState.begun(manifest := run.manifest())
+        manifest = run.manifest()
         self.figure.about(manifest)
+        self.figure.name = run.name
+        begun = RunState.begun(manifest)
         self.state = begun if beta is None else replace(begun, beta=beta)
         self.history = History(self.state.weights)
-        self.marks, self.held_out, self.verdicts, self.group = [], [], [], None
-        self.figure.name, self.figure.total = run.name, self.total
+        self.marks = []
+        self.held_out = []
+        self.verdicts = []
+        self.group = None
 
     def row(self, step: int, values: Mapping[str, Any]) -> None:
         """Take note of one row of metrics."""
@@ -94,15 +105,18 @@ class RunView:
     # -- shown ---------------------------------------------------------------------------------------------------
     def words(self, elapsed_s: float | None, message: str | None = None) -> str:
         """The status line: where the run is (or how it ended), its numbers, and the time left, as its latest steps predict."""
-        paused, stage = self.state.paused, self.state.stage if self.stages else ""
-        where = f"{'paused after ' if paused else ''}{self._place()}{f' (stage {stage})' if stage else ''}"
+        paused = self.state.paused
+        where = f"paused after {self._place()}" if paused else self._place()
+        if self.stages and self.state.stage:
+            where += f" (stage {self.state.stage})"
         parts = [f"{self.name}: {message or where}"]
         for label, key, form in _NUMBERS:
             if (value := self.history.last(key)) is not None or key != DEAD:
                 parts.append(f"{label} {'not measured' if value is None else format(value, form)}")
         if self.held_out:
-            base, last = (f"{own['correct']:.0%}" for own in (self.held_out[0], self.held_out[-1]))
-            parts.append(f"held-out {last} (base {base})" if len(self.held_out) > 1 else f"held-out base {base}")
+            base = f"base {self.held_out[0]['correct']:.0%}"
+            measured = len(self.held_out) > 1
+            parts.append(f"held-out {self.held_out[-1]['correct']:.0%} ({base})" if measured else f"held-out {base}")
         if elapsed_s is not None:
             parts.append(f"took {clock(elapsed_s)}" if message else f"{clock(elapsed_s)} elapsed")
         if not message and not paused and (left := self.left_s(elapsed_s)):
@@ -121,7 +135,8 @@ class RunView:
 
     def picture(self, heading: str = "") -> tuple[bytes, str]:
         """(the figure as PNG bytes, its title): a status line, for a picture that stands alone, or the step that it shows."""
-        self.fresh = self.steered = False
+        self.fresh = False
+        self.steered = False
         self.figure.beta = self.state.beta or 0.0
         title, _, note = (heading or f"{self.name}: picture of {self._place()}").partition(GAP)
         return self.figure.draw(self.history, title, note, self.marks, self.held_out), title
@@ -145,7 +160,8 @@ class FollowedRun(RunView):
         self._metrics, self._events = Tail(run.path / "metrics.jsonl"), Tail(run.path / "events.jsonl")
         self._begun: float | None = None  # time.time() at which the session began
         self._unexamined = False  # something was read since the run's health was looked at
-        self._examined_at, self._health_cost_s = float("-inf"), 0.0
+        self._examined_at = float("-inf")
+        self.health_cost_s = 0.0
         self._summaries: dict[Any, Any] = {}  # of the parts that were examined before
         self.look()
 
@@ -194,19 +210,20 @@ class FollowedRun(RunView):
         """Whether there is something new to examine, and examining it would not take too large a share of the time."""
         if not len(self.history) or not self._unexamined:
             return False
-        pause = min(self._health_cost_s / HEALTH_SHARE, oldest_s(self.elapsed_s() or 0.0))
+        pause = min(self.health_cost_s / HEALTH_SHARE, oldest_s(self.elapsed_s() or 0.0))
         return self.over or time.monotonic() - self._examined_at >= pause
 
     def examine(self) -> list[Any]:
         """The verdicts on the run's health, from its record. Reads files only, so it may run on another thread."""
         from workbench.health import examine_run
 
-        started, self._unexamined = time.monotonic(), False
+        started = time.monotonic()
+        self._unexamined = False
         # A part that is being written, a run that is taken away: the next look may find it whole.
         with contextlib.suppress(Exception):
             self.verdicts = list(examine_run(self.run, last=200, known=self._summaries))
         self._examined_at = time.monotonic()
-        self._health_cost_s = self._examined_at - started
+        self.health_cost_s = self._examined_at - started
         return self.verdicts
 
     def elapsed_s(self) -> float | None:
@@ -238,7 +255,6 @@ class RunCurves:
 
     def __init__(self, run: RunDirectory) -> None:
         self.view = FollowedRun(run)
-        self.view.figure.total = self.view.history.step
 
     def __repr__(self) -> str:
         return f"{self.view.name}: {len(self.view.history)} steps"

@@ -69,13 +69,20 @@ class Html(str):
     text: str
 
     def __new__(cls, page: str, text: str) -> Html:
-        made = super().__new__(cls, page)
-        made.text = text
-        return made
+        cell = super().__new__(cls, page)
+        cell.text = text
+        return cell
 
 
 class Mark(str):
-    """A verdict in a word: shown in its colour."""
+    """A verdict in a word, in its colour; or a number or word in one that is given."""
+
+    colour: str
+
+    def __new__(cls, text: str, colour: str = "") -> Mark:
+        mark = super().__new__(cls, text)
+        mark.colour = colour or _COLOURS[text]
+        return mark
 
 
 def no_formulas(page: str) -> str:
@@ -139,7 +146,7 @@ def _cell(value: Any) -> str:
     side = "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
     # A word is not broken for the sake of a narrow column, and neither is "100 %".
     wrap = "white-space:nowrap" if len(text) <= _NUMBER_WIDE else "overflow-wrap:normal;word-break:keep-all"
-    text = f"<b style='color:{_COLOURS[value]}'>{text}</b>" if isinstance(value, Mark) else text
+    text = f"<b style='color:{value.colour}'>{text}</b>" if isinstance(value, Mark) else text
     return f"<td style='text-align:{side};vertical-align:top;{wrap};{_PADDED}'>{text}</td>"
 
 

@@ -21,7 +21,8 @@ _BY = "command line"
 
 def snapshot(run: FollowedRun) -> dict[str, Any]:
     """A run as it stands, as one JSON object."""
-    running, keys = run.status == "running", ("name", "state", "function", "line", "remedy")
+    running = run.status == "running"
+    keys = ("name", "state", "function", "line", "remedy")
     verdicts = run.examine() if len(run.history) else []
     return {
         "run": str(run.run.path),
@@ -41,8 +42,8 @@ def snapshot(run: FollowedRun) -> dict[str, Any]:
 
 
 def _latest(run: FollowedRun) -> dict[str, float]:
-    found = {key: run.history.last(key) for key in run.history.columns if " x " not in key}  # products are for the figure
-    return {key: value for key, value in found.items() if value is not None}
+    latest = {key: run.history.last(key) for key in run.history.columns if " x " not in key}  # products are for the figure
+    return {key: value for key, value in latest.items() if value is not None}
 
 
 def snapshot_text(run: FollowedRun) -> str:
@@ -58,7 +59,8 @@ def snapshot_text(run: FollowedRun) -> str:
 
 def follow(run: FollowedRun, every_s: float = 1.0) -> str:
     """Show a run in the terminal until it ends; returns its status. An Interrupt ends the watching, not the run."""
-    terminal, marked = TerminalProgress(remaining=False, every=1), len(run.marks)
+    terminal = TerminalProgress(remaining=False, every=1)
+    marked = len(run.marks)
     states: dict[Any, str] = {}  # of the verdicts that were shown
     terminal.begin(run, run.total, {})
     with terminal.bar:
@@ -70,7 +72,8 @@ def follow(run: FollowedRun, every_s: float = 1.0) -> str:
                 break
             time.sleep(every_s)
             events = run.look()
-            marked = 0 if any(event.get("event") == "continued" for event in events) else marked
+            if any(event.get("event") == "continued" for event in events):
+                marked = 0
             for mark in run.marks[marked:]:
                 terminal.say(f"step {mark.step}: {mark.text}")
             marked = len(run.marks)
@@ -114,17 +117,17 @@ def control(
     wanted = (*ACTIONS.get(action, ("", ()))[1], "more")  # `send` says what is missing, unknown or too much
     identity = send(run, action, by=_BY, force=force, **dict(zip(wanted, words)))
     until = time.monotonic() + timeout_s
-    while (found := answer(run, identity)) is None and run.live and time.monotonic() < until:
+    while (reply := answer(run, identity)) is None and run.live and time.monotonic() < until:
         time.sleep(0.2)
     # It may have been answered just before the run ended.
-    return found or answer(run, identity) or {"id": identity, "action": action, "applied": None}
+    return reply or answer(run, identity) or {"id": identity, "action": action, "applied": None}
 
 
-def answered(found: dict[str, Any], timeout_s: float) -> str:
+def answered(reply: dict[str, Any], timeout_s: float) -> str:
     """What came of a request, in a line."""
-    if found["applied"]:
-        return answer_line(found, own=_BY)
-    if found["applied"] is not None:  # value, rule and remedy, in lines of their own
-        return f"{answer_line({**found, 'why': ''}, own=_BY)}{found.get('why', '')}"
-    late = f"{found['action']}: requested, not answered after {timeout_s:g} s"
+    if reply["applied"]:
+        return answer_line(reply, own=_BY)
+    if reply["applied"] is not None:  # value, rule and remedy, in lines of their own
+        return f"{answer_line({**reply, 'why': ''}, own=_BY)}{reply.get('why', '')}"
+    late = f"{reply['action']}: requested, not answered after {timeout_s:g} s"
     return f"{late}; the answer comes at the end of the step in flight (see events.jsonl)"

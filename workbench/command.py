@@ -1,0 +1,169 @@
+"""How a command is made: its group, the options that commands share, its result as text or JSON, and its errors."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import typer
+import typer.core
+
+from workbench import __version__
+from workbench.errors import RecipeError, WorkbenchError
+from workbench.printable import guard_output
+
+# The commands as `workbench --help` lists them.
+GROUPS = {
+    "Begin": ["demo", "lab", "lesson", "explain", "doctor"],
+    "Before training": ["check", "probe", "plan"],
+    "Training": ["train", "continue", "watch", "control", "notebook"],
+    "After training": ["eval", "replay", "report"],
+    "Leave with the model": ["export", "prove", "verify", "ask"],
+}
+
+
+class Grouped(typer.core.TyperGroup):
+    """The commands in groups, each with the whole first sentence of its help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, names in GROUPS.items():
+            rows = [(name, re.split(r"(?<=[.?!])\s", self.commands[name].help or "", maxsplit=1)[0]) for name in names]
+            with formatter.section(title):
+                formatter.write_dl([(name, " ".join(text.split())) for name, text in rows])
+
+
+app = typer.Typer(
+    cls=Grouped,
+    name="workbench",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Train language models with GRPO on one GPU, and see why a run does or does not learn.\n\n"
+    "Start with `workbench demo`: it runs the five notebooks on a small policy that comes with the package, "
+    "on any machine, in minutes. Then `workbench lab` opens them for you.",
+)
+
+
+class Result(NamedTuple):
+    """What a command returns: for scripts (`--json`), for people, and its exit code."""
+
+    data: Any
+    text: Any
+    code: int = 0
+
+
+def command(name: str | None = None, aborted: str = "", **settings: Any) -> Callable[[Callable[..., Result]], None]:
+    """A command of a function that returns a `Result`, which alone goes to standard output; `aborted`: what Ctrl-C leaves."""
+
+    def add(function: Callable[..., Result]) -> None:
+        def run(as_json: bool, **arguments: Any) -> None:
+            from workbench.processes import is_main
+
+            try:
+                with contextlib.redirect_stdout(sys.stderr):  # what libraries print while they load
+                    result = function(**arguments)
+            except KeyboardInterrupt:  # typer would end without a word
+                print(": ".join(filter(None, ["aborted", aborted])), file=sys.stderr)
+                raise typer.Exit(130) from None
+            if is_main():
+                print(json_text(result.data) if as_json else result.text)
+            if result.code:
+                raise typer.Exit(result.code)
+
+        signature = inspect.signature(function, eval_str=True)
+        as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
+        run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), as_json])
+        app.command(name or function.__name__, help=function.__doc__, **settings)(run)
+
+    return add
+
+
+def arg(help: str) -> Any:
+    return typer.Argument(help=help)
+
+
+def opt(help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, **more)
+
+
+AsJson = Annotated[bool, opt("Print one JSON object on standard output, for scripts.", "--json")]
+Words = list[str] | None
+Set = Annotated[Words, opt("KEY=VALUE over the recipe: a dotted field, or a GRPOConfig name; may be repeated.", "--set")]
+Steps = Annotated[int | None, opt("Train this many steps instead of the recipe's.", min=1)]
+TaskFile = Annotated[str, arg("A task file, or the name of a task that ships.")]
+Weight = Annotated[Words, opt("NAME=VALUE: another weight for a function; may be repeated.")]
+TemplateKwargs = Annotated[str | None, opt("With --policy, as in the recipe's grpo (JSON): '{\"enable_thinking\": false}'.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, opt("Print the version and exit.", "--version")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def weights_of(said: list[str] | None) -> dict[str, float]:
+    """`["length_reward=0.5", ...]` as numbers by name."""
+    weights = {}
+    for text in said or []:
+        name, _, number = text.rpartition("=")
+        with contextlib.suppress(ValueError):
+            if name.strip() and math.isfinite(float(number)):
+                weights[name.strip()] = float(number)
+                continue
+        raise RecipeError(f"--weight {text}", rule="a weight is name=number", remedy="for example --weight length_reward=0.5")
+    return weights
+
+
+def open_named(run: str, latest: str) -> Any:
+    """The run, which is named where the user did not."""
+    from workbench.run.directory import open_run
+
+    opened = open_run(run, latest=latest)
+    if run == "latest":
+        print(opened.describe(), file=sys.stderr)
+    return opened
+
+
+def as_flags(text: str) -> str:
+    """A remedy in the command line's words: `overwrite=True` is --overwrite there, `into="base"` --into base."""
+    return re.sub(r'\b(into|overwrite)=(?:True|"(\w+)")', lambda match: f"--{match[1]} {match[2] or ''}".rstrip(), text)
+
+
+def json_text(data: Any) -> str:
+    """One JSON object in ASCII: json leaves DEL as it is, and writes NaN, which is not JSON."""
+    from workbench.workspace import to_json
+
+    return json.dumps(to_json(data), allow_nan=False).replace("\x7f", "\\u007f")
+
+
+def main() -> None:
+    """Entry point: an error of the workbench's own is three lines and exit code 2, not a traceback."""
+    if not sys.stderr.isatty():  # libraries' bars would fill a file; read when tqdm is imported
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    guard_output()
+    try:
+        app()
+    except Exception as met:
+        from workbench.processes import rank
+        from workbench.workspace import disk_error
+
+        error = met if isinstance(met, WorkbenchError) else disk_error(met)
+        if isinstance(met, MemoryError) or re.search("OutOfMemory|could not create a primitive", f"{type(met).__name__} {met}"):
+            remedy = "end other programs, or use smaller batches; what is on disk is whole, and `workbench continue` resumes"
+            error = WorkbenchError(f"{type(met).__name__}: {met}"[:500], rule="a command fits into memory", remedy=remedy)
+        if error is None:
+            raise
+        lines = [f"{type(error).__name__}: {as_flags(str(error))}", *getattr(met, "__notes__", ())]
+        if rank() > 0:
+            lines[0] = f"process {rank()}: {lines[0]}"
+        print(*lines, sep="\n", file=sys.stderr)
+        sys.exit(2)

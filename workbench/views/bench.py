@@ -1,0 +1,92 @@
+"""What scores completions of a task's prompts while one types: what the lab shows, without the panel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workbench.audit.completions import CompletionBuilder, builders, probes
+from workbench.audit.examination import audit_rewards
+from workbench.errors import TaskError, WorkbenchError
+from workbench.rewards.groups import ExplainedGroup, batch_of, explain
+from workbench.rewards.suite import RewardSuite
+from workbench.task import Row, Task, load_task
+from workbench.views.audit import audit_view
+from workbench.views.groups import group_tables
+from workbench.views.tables import Table
+
+_DEADLINE_S = 5.0  # for one function and all completions of the panel
+
+
+class Bench:
+    """A task and what scores completions of its prompts: what the panel shows, without the panel. Arguments as for `Lab`.
+
+    Raises:
+        TaskError: if the task cannot be loaded, has no prompts, or a function lacks a column.
+    """
+
+    def __init__(self, task: Task | str | Path, scale_rewards: str = "group") -> None:
+        self.scale_rewards = scale_rewards
+        self.task = load_task(task)
+        if not len(self.task.rows):
+            raise TaskError(f"task {self.task.name!r}: 0 prompts", rule="completions answer a prompt", remedy="give it rows")
+        self._writers: dict[int, CompletionBuilder] = {}
+        self.writer(0)
+        # A function that fails leaves its completion without a score.
+        self.suite = RewardSuite(self.task, 1, deadline_s=_DEADLINE_S, on_error="skip", keep_state=False)
+        try:
+            self.suite.check_signatures(self.task.rows)
+        except BaseException:
+            self.suite.close()
+            raise
+
+    def writer(self, row: int) -> CompletionBuilder:
+        """How an honest policy writes for a prompt of the task."""
+        if row not in self._writers:
+            rows = self.task.rows
+            near = [rows[other] for other in range(min(len(rows), 20)) if other != row]
+            self._writers[row] = builders(self.task, [rows[row], *near])[0]
+        return self._writers[row]
+
+    def starters(self, row: int) -> dict[str, str]:
+        """Completions to begin with, by name: the reference completions, then the probes."""
+        writer = self.writer(row)
+        (_, first), *others = writer.reference_completions().items()
+        honest = {"an honest answer": first, **{f"honest, {name}": text for name, text in others}}
+        return honest | {probe.name: probe.text for probe in probes(writer, self.task.probes)}
+
+    def group(self, row: Row, texts: Sequence[str]) -> tuple[ExplainedGroup, list[tuple[int, str]]]:
+        """(the completions as one group, (completion, what a function did instead of scoring it) for each that failed)."""
+        texts = list(texts) or [""]  # nothing written yet
+        scored = self.suite.score_each([row] * len(texts), texts, quiet=True)
+        scores = np.array([scored[name].scores for name in self.suite.names], dtype=float).T
+        right = self.task.is_right(scored[self.task.right_function].scores)
+        problems = [(index, f"{name} {what}") for name, each in scored.items() for index, what in each.errors.items()]
+        names, weights = self.suite.names, self.suite.weights
+        batch = batch_of(names, weights, scores, texts, right, len(texts), self.scale_rewards)
+        return explain(batch), sorted(problems, key=lambda problem: problem[0])
+
+    def matched(self, row: Row, text: str, function: str) -> set[tuple[int, int]]:
+        """(start, end) of what a function took out of a completion."""
+        trace = self.suite.trace(function, [row], [text])
+        return trace.matched.get(text, set()) if trace is not None else set()
+
+    def tables(self, row: Row, texts: Sequence[str]) -> list[Any]:
+        """The panel as plain tables, the audit last."""
+        group, problems = self.group(row, texts)
+        tables = group_tables(group)
+        if problems:
+            tables.append(Table(["completion", "what a function did instead of scoring it"], problems))
+        return [*tables, self.report]
+
+    @cached_property
+    def report(self) -> Any:
+        """What `audit_rewards` finds in the task, for people, or why it cannot be audited."""
+        try:
+            return audit_view(audit_rewards(self.task), chart=False)
+        except WorkbenchError as error:
+            return Table(["the task cannot be audited"], [[str(error)]])

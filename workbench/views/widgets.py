@@ -1,0 +1,36 @@
+"""The widgets of a panel by name, and whether a panel can have any."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from typing import Any
+
+WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
+
+
+def no_widgets() -> str:
+    """Why a panel has no widgets here, in words; empty if it has."""
+    if os.environ.get(WIDGETS) == "0":
+        return f"({WIDGETS}=0)"
+    try:
+        return "" if importlib.util.find_spec("ipywidgets") else ": ipywidgets is not installed"
+    except ValueError:  # what an import that was forbidden leaves in sys.modules
+        return ": ipywidgets is not installed"
+
+
+class Parts(dict[str, Any]):
+    """The widgets of a panel by name, `apply beta`; in the page their class is `workbench-apply-beta`."""
+
+    def add(self, name: str, widget: Any) -> Any:
+        """Keep a widget under a name, and return it."""
+        widget.add_class("workbench-" + re.sub(r"[^\w-]", "-", name))
+        self[name] = widget
+        return widget
+
+
+def widget_view(widget: Any) -> dict[str, Any]:
+    """A widget as a mime bundle. ipywidgets 8 makes it itself, 7 (Colab's) only displays."""
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"application/vnd.jupyter.widget-view+json": view}
