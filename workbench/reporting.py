@@ -12,6 +12,7 @@ from workbench import inspection
 from workbench.display import view_of
 from workbench.errors import RunError, WorkbenchError
 from workbench.exporting.card import fenced
+from workbench.exporting.public import clean
 from workbench.health import examine_run
 from workbench.inspection.evaluation import Evaluation, gain_in_words
 from workbench.inspection.listing import Listing
@@ -20,7 +21,6 @@ from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import told
 from workbench.run.rollouts import batch_and_place
-from workbench.secret import clean
 from workbench.views.figure import image_tag
 from workbench.views.tables import Table, Verbatim, pre
 from workbench.workspace import encodable, replace_file

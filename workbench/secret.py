@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import getpass
 import os
 import re
-import socket
-from pathlib import Path, PureWindowsPath
 from typing import Any
 
 # How one looks -> what it is called.
@@ -31,9 +27,6 @@ _KNOWN = re.compile(
 )
 _SHOWN = re.compile(r"(?!.*\beyJ)[\w .,:;+-]{0,200}")  # no path, address or assignment; nor a JWT
 
-# Two parts at least: "/no_think" is a word that models know, "</answer>" a tag, "https://…" an address.
-_PATH = re.compile(r"(?<![\w.:/<])~?/[A-Za-z_.~][\w.@+~-]*(?:/[\w.@+~-]+)+/?|(?<!\w)[A-Za-z]:\\[\w.@+~-]+(?:\\[\w.@+~-]+)+\\?")
-
 
 def may_be_shown(name: str, value: str) -> bool:
     """Whether a variable of the environment is known to decide how is computed, or is a flag; and no secret, no place."""
@@ -56,41 +49,3 @@ def setting(name: str, value: Any) -> str:
 def secret_variables() -> list[str]:
     """What the environment's tokens, keys and passwords are."""
     return [own for name, own in os.environ.items() if NAMED.search(name) and len(own) >= 8]
-
-
-def clean(value: Any) -> Any:
-    """`value` without keys, absolute paths (their last part stays) and home folder, at any depth.
-
-    The names of user and host go from paths and from NAME@HOST only: elsewhere they are words, and may mean something.
-    """
-    home, host, keys = Path.home(), socket.gethostname().partition(".")[0], secret_variables()
-    users = {home.name} - {""}
-    with contextlib.suppress(OSError, KeyError):
-        users.add(getpass.getuser())
-    account = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, users))})@[\w.-]+|(?<!\w)[\w.-]+@{re.escape(host)}[\w.-]*")
-
-    def last(path: str) -> str:
-        name = PureWindowsPath(path).name
-        return "user" if name in users else name
-
-    def text(value: str) -> str:
-        for key in keys:
-            value = value.replace(key, "[removed]")
-        value = LOOKS.sub("[removed]", value)
-        # The whole text, also one with spaces in it; what begins with a backslash, and no share, is LaTeX.
-        whole = re.match(r"/(?!/)|[A-Za-z]:[\\/]|\\\\[\w.-]+\\[\w.$-]+\\", value) and "\n" not in value
-        value = last(value) if whole and len(PureWindowsPath(value).parts) > 2 else value
-        value = re.sub(rf"(?<!\w){re.escape(str(home))}(?!\w)", "~", value)
-        return account.sub("user@host", _PATH.sub(lambda match: last(match[0]), value))
-
-    def cleaned(value: Any, name: Any = "") -> Any:
-        if isinstance(value, dict):
-            # Names of settings and functions are looked up by others.
-            return {key if key.isidentifier() else cleaned(key): cleaned(item, key) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [cleaned(item) for item in value]
-        if not isinstance(value, str):
-            return value
-        return "[removed]" if is_secret(str(name), value) and NAMED.search(str(name)) else text(value)
-
-    return cleaned(value)

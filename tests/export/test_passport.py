@@ -23,8 +23,8 @@ from workbench.exporting.checks import Check, Proof
 from workbench.exporting.making import _other
 from workbench.exporting.passport import add_proof, changed, read_passport, sample_of, verify
 from workbench.exporting.proving import _files
+from workbench.exporting.public import clean
 from workbench.recipe import Recipe
-from workbench.secret import clean
 from workbench.tiny import MODEL_DIR
 from workbench.training.loading import adapter_sum
 

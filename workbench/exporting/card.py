@@ -11,11 +11,11 @@ from typing import Any
 
 from workbench.exporting.artefacts import QUANTISED, Artefact
 from workbench.exporting.checks import CAUSES, Proof
+from workbench.exporting.public import clean
 from workbench.exporting.serving import commands
 from workbench.inspection.evaluation import gain_in_words
 from workbench.printable import printable
 from workbench.run.metrics import GROUP_STD, KL, REWARD
-from workbench.secret import clean
 from workbench.training.loading import find_model
 from workbench.workspace import replace_file
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from workbench.errors import DiskError, ExportError, nearest
 from workbench.exporting import gguf, merging, passport, serving
 from workbench.exporting.artefacts import FORMATS, INTO, Artefact, Exported
+from workbench.exporting.public import public_name
 from workbench.exporting.risk import MergeRisk, merge_risk
 from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
@@ -130,7 +131,7 @@ def _other(artefact: Artefact, weights: str) -> str:
         found, changed = passport.read_passport(artefact.path), passport.changed(artefact.path)
     except ExportError as error:
         return f"its {error.value.removeprefix(f'{shown(artefact.path)}/')}"
-    if (base := passport.public_name(artefact.base)) != found["base"]:
+    if (base := public_name(artefact.base)) != found["base"]:
         return f"its base is {found['base']}, not {base}"
     if found["into"] != artefact.into:
         return f"merged into {INTO[found['into']]}, not into {INTO[artefact.into]}"

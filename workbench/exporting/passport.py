@@ -21,15 +21,14 @@ from workbench.errors import ExportError, RunError
 from workbench.exporting.artefacts import PASSPORT, Artefact, meant
 from workbench.exporting.card import CARD, write_card
 from workbench.exporting.checks import Proof
+from workbench.exporting.public import clean, public_name
 from workbench.inspection.evaluation import last_measured
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import GROUP_STD, KL, REWARD
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import read_batches
-from workbench.secret import clean
 from workbench.task import EMBEDDED
-from workbench.tiny import MODEL_DIR
 from workbench.training.loading import adapter_sum, base_differs, base_files
 from workbench.workspace import replace_folder, shown, size_and_sum, sum_of, to_json, write_json
 
@@ -121,18 +120,6 @@ def _sum(found: dict[str, Any]) -> str:
 
 
 # -- what it says ------------------------------------------------------------------------------------------------------
-def public_name(base: str | Path) -> str:
-    """What others call a base: its hub name, without `-bnb-4bit`; of a folder its own name."""
-    text = str(base)
-    if hub := re.search(r"models--([^/]+)--([^/]+)[/\\]snapshots", text):
-        text = f"{hub[1]}/{hub[2]}"
-    elif Path(text).parts[-3:] == MODEL_DIR.parts[-3:]:  # also that of another installation
-        text = "tiny"
-    elif Path(text).is_dir() or text.startswith(("/", "~", ".")) or text.count("/") > 1 or "\\" in text:
-        text = PureWindowsPath(text).name
-    return clean(re.sub(r"-(unsloth-)?bnb-4bit$", "", text, flags=re.IGNORECASE))
-
-
 def files_in(folder: Path, without: str = "") -> dict[str, list[Any]]:
     """Path within the folder -> [bytes, SHA-256] of each file, in folders inside it, too, but not of what a kill left."""
     names = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}

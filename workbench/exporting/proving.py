@@ -20,6 +20,7 @@ from workbench.exporting.apart import Progress
 from workbench.exporting.artefacts import INTO, Artefact, Exported, meant, open_artefact
 from workbench.exporting.behaviour import check_behaviour, written_by
 from workbench.exporting.checks import LEVELS, Check, Proof, Proofs
+from workbench.exporting.public import public_name
 from workbench.exporting.reading import BaseUnread, open_reader
 from workbench.exporting.reference import Request, measured_reference, request_of, suite_of
 from workbench.exporting.tokens import check_tokens
@@ -138,15 +139,13 @@ def _files(artefact: Artefact) -> Check:
 def _base(artefact: Artefact, run: RunDirectory) -> Check:
     name, source, differs = "the base that it was trained on", merging.source_of(run), merging.base_differs(run)
     if differs:
-        found = f"{passport.public_name(source)} is not as the run loaded it: {differs}"
+        found = f"{public_name(source)} is not as the run loaded it: {differs}"
         return Check("files", name, False, found, "wrong_base", merging.PUT_BACK)
     if differs is None:
-        return Check("files", name, None, f"{passport.public_name(source)}: what the run loaded is not on record, or not here")
+        return Check("files", name, None, f"{public_name(source)}: what the run loaded is not on record, or not here")
     if artefact.format != "adapter" and artefact.into == "base" and artefact.base != source:
-        return Check(
-            "files", name, None, f"{passport.public_name(source)} is as the run loaded it; its 16-bit base is not on record"
-        )
-    return Check("files", name, True, f"{passport.public_name(source)} is as the run loaded it")
+        return Check("files", name, None, f"{public_name(source)} is as the run loaded it; its 16-bit base is not on record")
+    return Check("files", name, True, f"{public_name(source)} is as the run loaded it")
 
 
 def _named(artefact: Artefact, checks: list[Check]) -> list[Check]:
