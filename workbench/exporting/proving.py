@@ -172,8 +172,8 @@ class Examined(NamedTuple):
 def examine(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """In the artefact's process: tensors and token ids; and, where nothing failed, what it writes."""
     asked, written, unproven = Request(**request), None, []
-    told = {"path": Path(asked.artefact["path"]), "run": RunDirectory(Path(asked.run))}
-    artefact = Artefact(**asked.artefact | told)
+    told: dict[str, Any] = {"path": Path(asked.artefact["path"]), "run": RunDirectory(Path(asked.run))}
+    artefact = Artefact(**{**asked.artefact, **told})
     checks = check_weights(artefact)
     try:
         reader = open_reader(artefact)

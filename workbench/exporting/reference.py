@@ -148,7 +148,7 @@ def measure(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     run, prompts = RunDirectory(Path(asked.run)), asked.prompts
     policy = load_policy(run.recipe(), adapter=run.adapter)
     tokenizer, found = policy.tokenizer, {}
-    how = {"max_completion_length": asked.max_completion_length}
+    how: dict[str, Any] = {"max_completion_length": asked.max_completion_length}
     shapes = {"policy": {"temperature": 0.0}, "base": {"temperature": 0.0, "base": True}, "sampled": {"temperature": 1.0}}
     for turn, (who, shape) in enumerate(shapes.items()):
 
