@@ -541,7 +541,7 @@ def verify(
 
     Examples: `workbench verify demo`, `workbench verify runs/demo/export/merged_16bit`.
     """
-    from workbench.exporting.verifying import verify as verify_it
+    from workbench.exporting.passport import verify as verify_it
 
     artefacts = verify_it(path)
     passed = all(each.passed for each in artefacts)

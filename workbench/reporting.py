@@ -11,8 +11,8 @@ from typing import Any
 from workbench import inspection
 from workbench.display import view_of
 from workbench.errors import RunError, WorkbenchError
-from workbench.exporting.about import clean
 from workbench.exporting.card import fenced
+from workbench.exporting.public import clean
 from workbench.health import examine_run
 from workbench.inspection.evaluation import Evaluation, gain_in_words
 from workbench.inspection.listing import Listing

@@ -24,7 +24,7 @@ for saved in (model, AutoTokenizer.from_pretrained(MODEL_DIR)):
 chat = wb.chat(wb.resolve("adapter"), "What is 15 + 27?", max_completion_length=300)
 chat.talk.reply("Hello")
 chat.talk.turns.clear()
-model = chat.talk._writers["trained"].model
+model = chat.talk._writers["trained"].model.get_base_model()
 forward = model.forward
 
 def slow(*arguments, **options):

@@ -14,8 +14,8 @@ from workbench.errors import ExportError, RunError
 from workbench.exporting import merging
 from workbench.exporting.checks import CAUSES
 from workbench.exporting.making import export
+from workbench.exporting.passport import verify
 from workbench.exporting.proving import prove
-from workbench.exporting.verifying import verify
 from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.training.loading import base_differs, base_files, base_summed

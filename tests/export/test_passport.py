@@ -19,14 +19,14 @@ from recording import record
 from running import TASK
 
 from workbench.errors import ExportError
-from workbench.exporting.about import adapter_of, clean, sample_of
 from workbench.exporting.checks import Check, Proof
 from workbench.exporting.making import _other
-from workbench.exporting.passport import add_proof, changed, read_passport
+from workbench.exporting.passport import add_proof, changed, read_passport, sample_of, verify
 from workbench.exporting.proving import _files
-from workbench.exporting.verifying import verify
+from workbench.exporting.public import clean
 from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
+from workbench.training.loading import adapter_sum
 
 pytestmark = pytest.mark.usefixtures("home")
 PROOF = Proof(
@@ -115,7 +115,7 @@ def test_a_proof_that_is_killed_at_any_moment_is_whole_or_was_never_there(monkey
         if number % 2:  # and so is whoever looks at it next
             killed_at(number // 2, lambda: verify(artefact.path), artefact.path)
         assert changed(artefact.path) == {}
-        assert _other(artefact, adapter_of(artefact.run)["sha256"]) == ""
+        assert _other(artefact, adapter_sum(artefact.run.adapter)) == ""
         assert _files(artefact).passed
         [found] = verify(artefact.path)
         assert found.passed, found

@@ -13,7 +13,7 @@ import pytest
 from made_artefacts import made_artefact, made_run
 
 from workbench.errors import ExportError
-from workbench.exporting.verifying import verify
+from workbench.exporting.passport import verify
 from workbench.recipe import Recipe
 
 

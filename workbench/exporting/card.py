@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workbench.exporting.about import clean
 from workbench.exporting.artefacts import QUANTISED, Artefact
 from workbench.exporting.checks import CAUSES, Proof
+from workbench.exporting.public import clean
 from workbench.exporting.serving import commands
 from workbench.inspection.evaluation import gain_in_words
 from workbench.printable import printable

@@ -135,7 +135,7 @@ def _load(artefact: Artefact, who: str) -> dict[str, Any]:
     if artefact.format == "adapter":
         reader = open_reader(artefact)
         alone = copy.copy(reader)
-        alone.alone = True
+        vars(alone)["alone"] = True
         return {TRAINED: reader, BASE: alone}
     if who == BASE:
         artefact = Artefact(Path(find_model(artefact.base)), "merged_16bit", artefact.base, run=artefact.run)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from workbench.errors import DiskError, ExportError, nearest
 from workbench.exporting import gguf, merging, passport, serving
-from workbench.exporting.about import adapter_of, public_name
 from workbench.exporting.artefacts import FORMATS, INTO, Artefact, Exported
+from workbench.exporting.public import public_name
 from workbench.exporting.risk import MergeRisk, merge_risk
 from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import read_batches
-from workbench.training.loading import bars_for, base_differs, base_files, check_4bit, quiet_imports
+from workbench.training.loading import adapter_sum, bars_for, base_differs, base_files, check_4bit, quiet_imports
 from workbench.workspace import made, replace_folder, shown, written
 
 # Size of each format against the weights in 16 bits. A GGUF is made of an f16 one, which lies beside it meanwhile.
@@ -59,7 +59,7 @@ def export(
     if isinstance(into, MergeRisk):
         into, verdict = into.into, into.verdict
         notes.append(f"merged into {INTO[into]}; merge risk {verdict}")
-    base, weights = merging.base_of(run), adapter_of(run)["sha256"]
+    base, weights = merging.base_of(run), adapter_sum(run.adapter)
     if differs := merging.base_differs(run):
         value, rule = f"{shown(merging.source_of(run))}: not as {run.name} loaded it: {differs}", "an adapter belongs to one base"
         raise ExportError(value, rule=rule, remedy=merging.PUT_BACK)
@@ -193,7 +193,7 @@ def _gguf(run: RunDirectory, artefact: Artefact, folder: Path) -> str:
         gguf.convert(merged, out, chat=chat, name=run.name)
         return ""
     whole = replace(artefact, path=artefact.path.with_name("gguf_f16"), format="gguf_f16")
-    f16 = folder / ".f16.gguf" if _other(whole, adapter_of(run)["sha256"]) else whole.gguf
+    f16 = folder / ".f16.gguf" if _other(whole, adapter_sum(run.adapter)) else whole.gguf
     if f16.parent == folder:
         gguf.convert(merged, f16, chat=chat, name=run.name)
     said = gguf.quantise(f16, out, kind)

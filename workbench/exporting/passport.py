@@ -1,7 +1,8 @@
 """The passport of an artefact: what it was made of and by, the sum of each of its files, and its own sum over all that.
 
-One changed byte anywhere in the folder, the passport included, is seen. It is not a signature: whoever changes a file can also
-write another passport. What stands up to that is `workbench prove`, which compares the artefact with the run's own policy.
+One changed byte anywhere in the folder, the passport included, is seen by `verify`. It is not a signature: whoever changes a
+file can also write another passport. What stands up to that is `workbench prove`, which compares the artefact with the run's
+own policy.
 """
 
 from __future__ import annotations
@@ -10,19 +11,34 @@ import contextlib
 import hashlib
 import json
 import os
-from pathlib import Path
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from workbench.errors import ExportError
-from workbench.exporting.about import about, clean, files_in, public_name
-from workbench.exporting.artefacts import PASSPORT, Artefact
+from workbench.errors import ExportError, RunError
+from workbench.exporting.artefacts import PASSPORT, Artefact, meant
 from workbench.exporting.card import CARD, write_card
 from workbench.exporting.checks import Proof
-from workbench.workspace import replace_folder, shown, size_and_sum, to_json, write_json
+from workbench.exporting.public import clean, public_name
+from workbench.inspection.evaluation import last_measured
+from workbench.run.control_file import RunState
+from workbench.run.directory import RunDirectory
+from workbench.run.metrics import GROUP_STD, KL, REWARD
+from workbench.run.parts import parts, span
+from workbench.run.rollouts import read_batches
+from workbench.task import EMBEDDED
+from workbench.training.loading import adapter_sum, base_differs, base_files
+from workbench.workspace import replace_folder, shown, size_and_sum, sum_of, to_json, write_json
 
 PROOF = "proof.json"
+SAMPLED = 8  # completions
 _PROVEN = ".proof.part"  # a folder: a whole proof on its way into the artefact
 _NAMED_BASE = {"adapter_config.json": "base_model_name_or_path", "config.json": "_name_or_path"}
+_CURVE = 8  # points
+_PARTIAL = re.compile(r"(^|/)\.[^/]*\.part(/|$)")  # what `replace_file` and `replace_folder` call what is not whole yet
+Findings = Iterator[tuple[bool | None, str]]  # whether it is as it was (None: cannot be told), and what
 
 
 def stamp(folder: Path, artefact: Artefact, merge_risk: str = "") -> None:
@@ -101,3 +117,119 @@ def _write(folder: Path, found: dict[str, Any]) -> None:
 
 def _sum(found: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
+# -- what it says ------------------------------------------------------------------------------------------------------
+def files_in(folder: Path, without: str = "") -> dict[str, list[Any]]:
+    """Path within the folder -> [bytes, SHA-256] of each file, in folders inside it, too, but not of what a kill left."""
+    names = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {name: size_and_sum(file) for name, file in names.items() if name != without and not _PARTIAL.search(name)}
+
+
+def sample_of(run: RunDirectory) -> list[dict[str, Any]]:
+    """Completions of the last step on record, the first of each group, then the second: prompt, completion, scores, advantage."""
+    if not any(run.rollouts.glob("step-*.parquet")):
+        return []
+    batch = next(read_batches(run, [span(parts(run.rollouts)[-1])[1]]))
+    rows = list(zip(batch.prompts, batch.completions, batch.scores.tolist(), batch.advantages.tolist(), strict=True))
+    chosen = sorted(range(len(rows)), key=lambda place: place % batch.num_generations)[:SAMPLED]  # one group may be all alike
+    found = ((p, c, dict(zip(batch.names, s, strict=True)), a) for p, c, s, a in map(rows.__getitem__, chosen))
+    return to_json([dict(zip(("prompt", "completion", "scores", "advantage"), own, strict=True)) for own in found])
+
+
+def recipe_sum(run: RunDirectory) -> str:
+    """The sum of a run's recipe as it is: on another machine it would be cleaned of other words."""
+    text = json.dumps(to_json(run.recipe().model_dump(mode="json")), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def about(artefact: Artefact) -> dict[str, Any]:
+    """All that is known of an artefact but its own files: what it was made from, and by what."""
+    found: dict[str, Any] = {"format": artefact.format, "base": public_name(artefact.base), "into": artefact.into}
+    found["base_files"] = base_files(artefact.base)
+    if (run := artefact.run) is None:
+        return found
+    manifest, rows = run.manifest(), run.metrics()
+    task = dict(manifest.get("task") or {})
+    recipe, source = run.recipe(), str(task.pop("source", ""))
+    ships, kept = (source or recipe.task) in EMBEDDED, run.path / "task.py"
+    policy = manifest.get("policy") or {}
+    environment = {**(manifest.get("versions") or {}), "device": policy.get("device"), "backend": policy.get("backend")}
+    task |= {"ships": ships, "file": PureWindowsPath(source).name, "sha256": sum_of(kept) if kept.is_file() else None}
+    points = [rows[round(place * (len(rows) - 1) / (_CURVE - 1))]["step"] for place in range(_CURVE)] if rows else []
+    found |= {
+        "run": run.name, "created": manifest.get("created"), "result": run.result(),
+        "recipe": recipe.model_dump(mode="json"), "task": task, "prompts": manifest.get("prompts") or {},
+        "rewards": {name: (manifest.get("rewards") or {}).get(name) for name in ("hash", "functions", "weights")},
+        "template": manifest.get("template"), "settings": (manifest.get("settings") or {}).get("in_force") or {},
+        "environment": environment, "attached": bool(manifest.get("attached")),
+        "trained_before": policy.get("trained_in") or [], "precision": policy.get("precision"),
+        "backend_name": policy.get("backend_name"),
+        "changes": RunState.of(run).changes,
+        "curve": [{name: row.get(name) for name in ("step", REWARD, GROUP_STD, KL)} for row in rows if row["step"] in points],
+        "evaluation": last_measured(run), "warm_start": manifest.get("warm_start"),
+    }  # fmt: skip
+    # A revision looks like a key.
+    found = clean(to_json(found)) | {"base_files": found["base_files"], "trained_on": policy.get("base")}
+    found |= {
+        "run_id": run.identity,
+        "adapter": {"from": run.adapter.name, "sha256": adapter_sum(run.adapter)},
+        "recipe_sha256": recipe_sum(run),
+    }
+    return found | {"rollouts": clean(sample_of(run))}
+
+
+# -- comparing with it -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Verified:
+    """What of an artefact is as its passport says, and what is not."""
+
+    artefact: str  # its folder, as shown
+    holds: tuple[str, ...]
+    differs: tuple[str, ...]
+    untold: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.differs
+
+    def __str__(self) -> str:
+        lines = [f"{self.artefact}: " + ("verified" if self.passed else "DIFFERS from its passport")]
+        marked = {"DIFFERS ": self.differs, "holds   ": self.holds, "cannot be told:": self.untold}
+        return "\n".join([*lines, *(f"  {mark} {line}" for mark, of in marked.items() for line in of)])
+
+
+def verify(path: str | Path) -> list[Verified]:
+    """Compare artefacts with their passports: one, by its folder or its `passport.json`, or all of a run, by its path or name.
+
+    ExportError: there is no artefact, or its passport was changed.
+    """
+    reports = []
+    for folder in meant(path)[1]:
+        findings = list(_findings(folder, read_passport(folder)))
+        lines = (tuple(line for same, line in findings if same is which) for which in (True, False, None))
+        reports.append(Verified(shown(folder), *lines))
+    return reports
+
+
+def _findings(folder: Path, passport: dict[str, Any]) -> Findings:
+    wrong = changed(folder)
+    yield from ((False, f"{name} {what}") for name, what in wrong.items())
+    if not wrong:
+        yield True, f"{len(passport['files'])} files, byte by byte, and the passport itself"
+    differs = base_differs(passport.get("trained_on"), passport["base_files"])
+    yield None if differs is None else not differs, "the base as the run loaded it" + (f": {differs}" if differs else "")
+    exports = folder.resolve().parent
+    if exports.name == "export" and (exports.parent / "recipe.yaml").is_file():
+        yield from _against_run(passport, RunDirectory(exports.parent))
+
+
+def _against_run(passport: dict[str, Any], run: RunDirectory) -> Findings:
+    if passport.get("run_id") != run.identity:
+        yield False, f"it was made from another run than {run.name}, in whose folder it lies"
+        return
+    same = passport["recipe_sha256"] == recipe_sum(run)
+    yield same, "the recipe is " + ("the run's" if same else "no longer the run's")
+    with contextlib.suppress(RunError, OSError):  # it trains, or its adapter was taken away: nothing to compare with
+        same = adapter_sum(run.adapter) == passport["adapter"]["sha256"]
+        yield same, "the adapter is " + ("the run's" if same else "not the run's, which may have been trained further since")

@@ -12,17 +12,17 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.errors import ExportError, WorkbenchError
 from workbench.exporting import apart, merging, passport, risk
-from workbench.exporting.about import public_name
 from workbench.exporting.apart import Progress
 from workbench.exporting.artefacts import INTO, Artefact, Exported, meant, open_artefact
 from workbench.exporting.behaviour import check_behaviour, written_by
 from workbench.exporting.checks import LEVELS, Check, Proof, Proofs
+from workbench.exporting.public import public_name
 from workbench.exporting.reading import BaseUnread, open_reader
-from workbench.exporting.reference import measured_reference, request_of, suite_of
+from workbench.exporting.reference import Request, measured_reference, request_of, suite_of
 from workbench.exporting.tokens import check_tokens
 from workbench.exporting.weights import check_weights
 from workbench.progress import progress_line
@@ -83,39 +83,45 @@ def _prove(artefact: Artefact, prompts: int, task: Task | None, progress: Callab
         checks, measured, kept = [_files(artefact), _base(artefact, run)], {}, None
         if all(check.passed is not False for check in checks):
             kept = measured_reference(run, suite, request, progress)
-        told = {**artefact.__dict__, "run": str(run.path)}
-        request |= {"artefact": told, "sampled_ids": kept and kept.sampled_ids}
+        told = vars(artefact) | {"path": str(artefact.path), "run": str(run.path)}
+        request = replace(request, artefact=told, sampled_ids=kept and kept.sampled_ids)
         # A process that was killed, or had no memory, says nothing of the artefact: that is raised, and no proof is written.
-        found = apart.run_apart("workbench.exporting.proving", request, progress(artefact.format))
-        checks += [Check(**each) for each in found["checks"]]
-        if kept and (written := found["written"]) is not None:
+        answer = apart.run_apart("workbench.exporting.proving", vars(request), progress(artefact.format))
+        examined = Examined(**answer)
+        checks += [Check(**each) for each in examined.checks]
+        if kept and examined.written is not None:
             # None has failed; a step that is lost in rounding could not pass.
             vouched = all(each.passed or each.rounding for each in checks if each.level == "weights")
-            more, measured = check_behaviour(artefact, written, kept, suite, vouched)
+            more, measured = check_behaviour(artefact, examined.written, kept, suite, vouched)
             checks += more
     if all(check.passed is not False for check in checks if check.level != "behaviour"):
         checks = _named(artefact, checks)
     made, failed = {each.level for each in checks}, any(each.passed is False for each in checks)
     why = "a cheaper check failed" if failed else "it could not be loaded here"
     unproven = [f"{level}: not looked at, as {why}" for level in LEVELS if level not in made]
-    unproven += [*found["unproven"], _OLLAMA if artefact.format.startswith("gguf") else _ENGINES]
+    unproven += [*examined.unproven, _OLLAMA if artefact.format.startswith("gguf") else _ENGINES]
     if artefact.format == "adapter" and run.manifest()["policy"].get("precision") == "nf4":
         unproven.append(_ON_16_BITS)
     into = INTO.get(artefact.into, "") if artefact.format != "adapter" else ""
     key = kept.key if kept else ""
     proof = Proof(shown(artefact.path), artefact.format, tuple(checks), tuple(unproven), measured, into, key)
+    return _recorded(artefact, proof)
+
+
+def _recorded(artefact: Artefact, proof: Proof) -> Proof:
+    # The proof on record stays where it saw more; one that failed, or was made against something else, is recorded all the same.
     with contextlib.suppress(ExportError):  # a passport that was changed takes no proof
         record = passport.read_passport(artefact.path).get("proof") or {}
-        before, over = record.get("measured", {}).get("prompts", 0), measured.get("prompts", 0)
-        # One that failed, or that was held against something else, is put on record all the same.
-        if proof.passed and before > over and record.get("reference") == key:
-            if not record["passed"]:  # of the same files: fewer prompts see less
-                cause = next((each["cause"] for each in record["checks"] if each["passed"] is False), "")
-                again = f"prove it over {before} prompts again"
-                failed = Check("behaviour", f"the proof on record, over {before} prompts", False, "FAILED", cause, again)
-                return replace(proof, checks=(*checks, failed))
+        before, over = record.get("measured", {}).get("prompts", 0), proof.measured.get("prompts", 0)
+        if not proof.passed or before <= over or record.get("reference") != proof.reference:
+            passport.add_proof(artefact, proof)
+        elif record["passed"]:
             return replace(proof, note=f"the proof on record, over {before} prompts, was kept")
-        passport.add_proof(artefact, proof)
+        else:  # of the same files: fewer prompts see less
+            cause = next((each["cause"] for each in record["checks"] if each["passed"] is False), "")
+            name = f"the proof on record, over {before} prompts"
+            failed = Check("behaviour", name, False, "FAILED", cause, f"prove it over {before} prompts again")
+            return replace(proof, checks=(*proof.checks, failed))
     return proof
 
 
@@ -155,10 +161,19 @@ def _named(artefact: Artefact, checks: list[Check]) -> list[Check]:
     return [replace(each, found=f"{each.found}; {found.verdict}", **more) if each.cause == "worse" else each for each in checks]
 
 
+class Examined(NamedTuple):
+    """What the artefact's process saw, as JSON holds it."""
+
+    checks: list[Any]
+    written: dict[str, Any] | None  # as `written_by` returns it; None: a check failed, or nobody asked
+    unproven: list[str]
+
+
 def examine(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """In the artefact's process: tensors and token ids; and, where nothing failed, what it writes."""
-    told, written, unproven = request["artefact"], None, []
-    artefact = Artefact(**told | {"path": Path(told["path"]), "run": RunDirectory(Path(told["run"]))})
+    asked, written, unproven = Request(**request), None, []
+    told: dict[str, Any] = {"path": Path(asked.artefact["path"]), "run": RunDirectory(Path(asked.run))}
+    artefact = Artefact(**{**asked.artefact, **told})
     checks = check_weights(artefact)
     try:
         reader = open_reader(artefact)
@@ -176,9 +191,9 @@ def examine(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
             theirs, own = map(merging.one_or_list, (sorted(instead), sorted(reader.ends)))
             ends = f"PEFT takes EOS from the base's generation_config.json, which says {theirs}; the adapter's says {own}"
             unproven.append(f"{ends}: generate with eos_token_id={own}")
-        if request["sampled_ids"] is not None and all(check.passed is not False for check in checks):
-            written = written_by(reader, request, request["sampled_ids"], progress)
-    return {"checks": checks, "written": written, "unproven": unproven}
+        if asked.sampled_ids is not None and all(check.passed is not False for check in checks):
+            written = written_by(reader, asked, asked.sampled_ids, progress)
+    return Examined(checks, written, unproven)._asdict()
 
 
 if __name__ == "__main__":

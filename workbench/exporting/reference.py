@@ -14,17 +14,27 @@ from workbench.data.split import fingerprint
 from workbench.data.template import prompt_text
 from workbench.errors import DataError, RunError, WorkbenchError
 from workbench.exporting import apart
-from workbench.exporting.about import adapter_of
 from workbench.exporting.apart import Progress
 from workbench.exporting.merging import base_now
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, versions
 from workbench.task import Row, Task
-from workbench.training.loading import load_tokenizer
+from workbench.training.loading import adapter_sum, load_tokenizer
 from workbench.training.resuming import begun_task
 
 FILE = "export/reference.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the two processes of a proof are asked for, as JSON holds it: the live policy's, then the artefact's."""
+
+    run: str  # its folder
+    prompts: list[Any]  # the first held-out ones
+    max_completion_length: int  # tokens
+    artefact: dict[str, Any] = field(default_factory=dict)  # of the second: fields of `Artefact`
+    sampled_ids: list[list[int]] | None = None  # of the second: completions whose probabilities are wanted; None: no behaviour
 
 
 @dataclass(frozen=True)
@@ -76,36 +86,33 @@ def suite_of(run: RunDirectory, task: Task | None) -> RewardSuite:
     return RewardSuite(task, 2, recipe.reward_weights)
 
 
-def request_of(run: RunDirectory, suite: RewardSuite, prompts: int) -> dict[str, Any]:
-    """What both processes of a proof are asked for: answers to the first held-out prompts, as long as in training."""
+def request_of(run: RunDirectory, suite: RewardSuite, prompts: int) -> Request:
+    """Answers to the first held-out prompts, as long as in training."""
     length = run.manifest()["settings"]["in_force"]["max_completion_length"]
-    asked = [row["prompt"] for row in suite.task.held_out[:prompts]]
-    return {"run": str(run.path), "prompts": asked, "max_completion_length": length}
+    return Request(str(run.path), [row["prompt"] for row in suite.task.held_out[:prompts]], length)
 
 
-def measured_reference(
-    run: RunDirectory, suite: RewardSuite, request: dict[str, Any], progress: Callable[[str], Progress]
-) -> Reference:
+def measured_reference(run: RunDirectory, suite: RewardSuite, request: Request, progress: Callable[[str], Progress]) -> Reference:
     """The reference of a run: as measured before, over as many prompts or more, where nothing has changed since; else anew."""
     from pydantic import TypeAdapter
 
-    recipe, rows = run.recipe(), suite.task.held_out[: (count := len(request["prompts"]))]
+    recipe, rows = run.recipe(), suite.task.held_out[: (count := len(request.prompts))]
     key = {
         "run": run.identity,
-        "adapter": adapter_of(run)["sha256"],
+        "adapter": adapter_sum(run.adapter),
         "base": base_now(run),
         "held_out": fingerprint(suite.task.held_out),
         "rendered": _rendered(recipe, suite.task.held_out),
         "policy": recipe.policy.model_dump(mode="json"),
         "chat_template_kwargs": recipe.chat_template_kwargs,
         "rewards": [suite.hash, suite.task.right_rule],
-        "max_completion_length": request["max_completion_length"],
+        "max_completion_length": request.max_completion_length,
         "eos_ids": run.manifest().get("eos_ids"),
         "versions": {name: found for name, found in versions().items() if name != "commit"},
     }
     kept = run.read_json(FILE) if (run.path / FILE).is_file() else {}
     if kept.get("key") != key or len(kept["sampled_ids"]) < count:
-        found = apart.run_apart("workbench.exporting.reference", request, progress(f"the policy of {run.name}"))
+        found = apart.run_apart("workbench.exporting.reference", vars(request), progress(f"the policy of {run.name}"))
         scores = {who: scored(suite, rows, **found[who]) for who in ("policy", "base")}
         run.write_json(FILE, {"key": key, **found, **scores})
         kept = run.read_json(FILE)
@@ -137,10 +144,11 @@ def measure(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     from workbench.training.policy import load_policy
     from workbench.training.sampling import logprobs_of, sample, ties_of
 
-    run, prompts = RunDirectory(Path(request["run"])), request["prompts"]
+    asked = Request(**request)
+    run, prompts = RunDirectory(Path(asked.run)), asked.prompts
     policy = load_policy(run.recipe(), adapter=run.adapter)
     tokenizer, found = policy.tokenizer, {}
-    how = {"max_completion_length": request["max_completion_length"]}
+    how: dict[str, Any] = {"max_completion_length": asked.max_completion_length}
     shapes = {"policy": {"temperature": 0.0}, "base": {"temperature": 0.0, "base": True}, "sampled": {"temperature": 1.0}}
     for turn, (who, shape) in enumerate(shapes.items()):
 
@@ -152,12 +160,12 @@ def measure(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         found[who] = {"ids": ids, "texts": texts, "ended": ended}
     found["sampled_ids"] = found.pop("sampled")["ids"]
     texts = [prompt_text(prompt, tokenizer) for prompt in prompts]
-    asked = tokenizer(texts, add_special_tokens=isinstance(prompts[0], str))["input_ids"]
+    prompt_ids = tokenizer(texts, add_special_tokens=isinstance(prompts[0], str))["input_ids"]
     for who in ("policy", "base"):
         with policy.generating(base=who == "base") as model:
-            found[f"{who}_logprobs"] = logprobs_of(model, list(zip(asked, found["sampled_ids"], strict=True)))
+            found[f"{who}_logprobs"] = logprobs_of(model, list(zip(prompt_ids, found["sampled_ids"], strict=True)))
             if who == "policy":
-                greedy = list(zip(asked, found["policy"]["ids"], strict=True))
+                greedy = list(zip(prompt_ids, found["policy"]["ids"], strict=True))
                 found["ties"] = ties_of(model, greedy, policy.compute_dtype)
     return found
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from workbench.data.template import ids_that_end
 from workbench.errors import WorkbenchError
-from workbench.exporting.about import clean
 from workbench.exporting.artefacts import Artefact
+from workbench.exporting.public import clean
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place, stage_in
 from workbench.training.loading import load_tokenizer
