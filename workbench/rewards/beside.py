@@ -1,5 +1,5 @@
 """Reward functions that run beside the trainer, in its process: what they change there is put back, and coroutines are awaited
-in loops of their own, where one that blocks takes nobody along.
+in separate loops, where one that blocks takes nobody along.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 async def answer_of(function: Callable[..., Any], call: dict[str, Any], deadline_s: float | None) -> Answer:
     """Await a coroutine function in its own loop, for `deadline_s` at most (None: no limit)."""
-    # A loop of its own: one that blocks, or stops its loop, takes neither the trainer's along nor that of another function.
+    # In a separate loop: one that blocks, or stops its loop, takes neither the trainer's along nor that of another function.
     loop = CoroutineLoop.of(function)
     task = loop.begin(_caught(function, call))
     waiting = asyncio.wrap_future(task)
@@ -154,7 +154,7 @@ class ProcessState:
 
     That is the current folder, torch's default dtype and gradient mode, what they replace in `builtins`, `json`, `math` and
     `re`, and the random numbers of Python, numpy and torch. Of those the functions have streams of their own, which begin as
-    the trainer's are at the first call and go on from call to call: put back alone, they would draw the same ones every time.
+    the trainer's are at the first call and continue from call to call: put back alone, they would draw the same ones every time.
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ _MODELS = ("torch", "transformers", "peft", "unsloth", "vllm")
 _BATCH_SHARE = 0.4  # of the deadline: a batch that is not back by then is gone through one by one
 _SHORTEST_S = 0.02  # for one completion
 _GRACE_S = 0.5  # after the deadline, in which the last completions of a batch still get the shortest time
-UNJUDGED = "its formula was not judged in time, or math-verify failed on it (not a 0; the run goes on)"
+UNJUDGED = "its formula was not judged in time, or math-verify failed on it (left unscored; training continues)"
 _DID = {DeadlineError: "was", WorkerDied: "ended its worker:", RemoteError: "raised"}
 
 
@@ -54,7 +54,7 @@ class RewardFailure(Exception):
         """The error that this is where it may not be skipped."""
         rule = "a reward function scores every completion in time; an exception never becomes 0"
         remedy = "handle it in the function, return None where it does not apply, or let on_error be skip"
-        late = "does it hang (a pattern, a number that explodes)? mend it; is it only slow? give it longer (deadline_s)"
+        late = "if it hangs (a pattern, a number that explodes), fix it; if it is slow, raise deadline_s"
         error = RewardError(f"{name} {self.value} {where}", rule=rule, remedy=remedy if self.in_time else late)
         error.__cause__ = self.__cause__
         return error
@@ -128,7 +128,7 @@ class RewardExecutor:
         if self.skip:
             return Scored([math.nan] * len(completions), dict.fromkeys(range(len(completions)), failure.value))
         first = quote(prompts[0], completions[0])
-        raise failure.error(name, f"on a batch of {len(completions)} completions, the first being {first}")
+        raise failure.error(name, f"on a batch of {len(completions)} completions; the first was {first}")
 
     def call(self, name: str, call: Call, deadline_s: float | None, quiet: bool = False) -> Any:
         """What a function (no coroutine) returns, tensors and generators as lists.
@@ -229,7 +229,7 @@ class RewardExecutor:
         if whole.in_time or failure.in_time:
             return failure.error(name, f"on {where}")
         if count > 1:
-            late = f"asked one by one, {len(failures)} were not back in their share of it, the first being"
+            late = f"asked one by one, {len(failures)} timed out; the first was"
             where = f"{count} completions; {late} {where}"
         return RewardFailure(f"was not back after {self.deadline_s:g} s", in_time=False).error(name, f"for {where}")
 

@@ -143,7 +143,7 @@ class RewardSuite:
 
     @contextlib.contextmanager
     def _failing_together(self) -> Generator[None, None, None]:
-        # The others wait for this process's part of the batch, once: they are to end as it does.
+        # The others wait for this process's part of the batch, once: this makes all ranks fail together.
         try:
             yield
         except Exception as error:
