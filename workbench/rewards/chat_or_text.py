@@ -49,7 +49,7 @@ def detect_input_format(executor: RewardExecutor, name: str, call: Call) -> Inpu
         deaf_to_text = "chat", "messages", "plain", text[0]
         only, reads, other, score = deaf_to_text if len(set(text)) == 1 else ("text", "plain text", "chat", chat[0])
         shown = "None" if score is None else f"{score:g}"
-        return InputFormat(only, f"it reads {reads} only: every {other} completion scores {shown}, regardless of its words")
+        return InputFormat(only, f"it reads {reads} only: every {other} completion scores {shown}, whatever it says")
     same = "the same completions score differently"
     again, _ = _both(executor, name, call, _TRIED[-len(chat) :])
     return InputFormat(note=f"{same} as messages and as plain text" if again == chat else f"{same} each time")
