@@ -335,8 +335,8 @@ def _problems(tokenizer: Any, card: TemplateCard, tags: Sequence[str], opening: 
     yield (
         opening and any(token in card.begins for token in tokenizer.all_special_tokens),
         (
-            f"an assistant's words come after {card.begins!r}, of which decoding leaves {left!r}, as the rest are special tokens: "
-            "a reward that wants a completion to begin with a tag can never pay"
+            f"an assistant's words come after {card.begins!r}, of which decoding leaves {left!r}, as the rest are special "
+            "tokens: a reward that wants a completion to begin with a tag can never pay"
         ),
     )
     yield (
