@@ -275,7 +275,7 @@ class RewardSuite:
                 remedy = f"end its signature with **kwargs: def {name}(completions, **kwargs)"
                 raise TaskError(f"{name} does not accept {extra[0]!r}", rule=rule, remedy=remedy)
 
-    def _check_columns(self, name: str, needed: Sequence[str], keywords: set[str], rows: Sequence[Row]) -> None:
+    def _check_columns(self, name: str, needed: Sequence[str], keywords: frozenset[str], rows: Sequence[Row]) -> None:
         if missing := next((each for each in needed if each not in keywords), None):
             remedy = f"add a column {missing!r} to the rows, or rename the parameter to one that is there"
             if f"{missing}s" in FROM_TRL:
