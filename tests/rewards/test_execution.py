@@ -454,7 +454,7 @@ def test_a_coroutine_is_awaited(suite):
 )
 def test_a_coroutines_errors_in_training_name_the_batch_and_no_judge_is_asked_twice(suite, text, deadline_s, said):
     [func] = suite(judging_reward, deadline_s=deadline_s).funcs
-    with pytest.raises(RewardError, match=f"judging_reward {said}.*on a batch of 2 completions, the first being"):
+    with pytest.raises(RewardError, match=f"judging_reward {said}.*on a batch of 2 completions; the first was"):
         asyncio.run(func(**trl_call(["a", text], [])))
     [func] = suite(judging_reward, deadline_s=deadline_s, on_error="skip").funcs
     assert all(map(math.isnan, asyncio.run(func(**trl_call(["a", text], [])))))

@@ -6,8 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workbench.rewards.groups import (
+    advantages,
     attribution,
     batch_advantages,
     batch_of,
@@ -36,6 +39,23 @@ def test_the_blog_example():
     assert groups.stds == pytest.approx([0.2160247] * 4)
     # Divided by 0.216025 + 0.0001.
     assert groups.advantages == pytest.approx([-0.462695, 1.388085, 0.0, -0.925390], abs=1e-5)
+
+
+REWARDS = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([0.0, 1.0, 0.1, math.nan]))
+
+
+@given(st.lists(REWARDS, min_size=1, max_size=300), st.sampled_from(["group", "batch", "none", True, False]))
+def test_the_plain_formula_is_the_trainers_bit_for_bit(rewards, scale_rewards):
+    """`wb.advantages`, which is written to be read, against the one that trains, records and replays."""
+    trained = one(rewards, scale_rewards=scale_rewards).advantages
+    assert advantages(rewards, scale_rewards).tobytes() == trained.tobytes()
+
+
+@pytest.mark.parametrize("how", ["groups", "", None])
+def test_an_unknown_scaling_is_refused_by_both(how):
+    for compute in (advantages, one):
+        with pytest.raises(ValueError, match="scale_rewards = "):
+            compute([1.0, 0.0], scale_rewards=how)
 
 
 def test_without_scaling_it_is_the_plain_difference():

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import doctest
 import functools
+import importlib
+import inspect
 import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import workbench as wb
 from workbench.errors import RecipeError, RewardError, TaskError
 from workbench.rewards import library
+from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite, reward_hash
 from workbench.task import Task
 
@@ -435,9 +441,28 @@ def test_score_takes_functions_several_prompts_and_what_was_sampled():
 
 
 def test_every_reward_function_and_factory_is_there_by_name():
-    import workbench as wb
-
     assert {"correctness_reward", "make_answer_reward", "countdown_reward"} <= set(dir(wb.rewards))
     assert all(callable(getattr(wb.rewards, name)) and getattr(wb.rewards, name).__doc__ for name in dir(wb.rewards))
     with pytest.raises(AttributeError, match="no_such_reward"):
         wb.rewards.no_such_reward  # noqa: B018
+
+
+NAMED = [name for name in dir(wb.rewards) if name.endswith("_reward") and not name.startswith("make_")]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_named_reward_has_an_example_that_runs(name):
+    """Three lines: imported, called, and what it pays, once all or more than once and once nothing."""
+    reward = getattr(wb.rewards, name)
+    example = doctest.DocTestParser().get_doctest(inspect.getdoc(reward), {}, name, None, 0)
+    [_, call] = example.examples
+    assert 0.0 in (paid := ast.literal_eval(call.want))
+    assert max_score_of(reward) in paid
+    assert doctest.DocTestRunner(verbose=False).run(example) == (0, 2)
+
+
+@pytest.mark.parametrize("module", ["library", "verifiers"])
+def test_the_examples_of_the_other_functions_run(module):
+    results = doctest.testmod(importlib.import_module(f"workbench.rewards.{module}"))
+    assert results.failed == 0
+    assert results.attempted > 2

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import date
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.data import reasons
 from workbench.data.prompts import last_turn
@@ -34,8 +34,16 @@ _LIKELY = {
 }
 
 
-def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None) -> tuple[str, str | None, list[str]]:
-    """Which columns of these rows hold prompt and answer, asked for as in `check`: (the prompt's name, the answer's, notes).
+class Columns(NamedTuple):
+    """Which columns hold prompt and answer, and how they were chosen."""
+
+    prompt: str
+    answer: str | None  # None: the task has no answers
+    notes: list[str]
+
+
+def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None) -> Columns:
+    """Which columns of these rows hold prompt and answer, asked for as in `check`.
 
     DataError: there is no such column, several could be meant, or a column has a name that TRL reserves.
     """
@@ -49,12 +57,12 @@ def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None)
     there = ", ".join(map(str, names)) or "no columns"
     prompt, notes = _one("prompt", prompt, names, there, PROMPT_ALIASES, chats)
     if answer == _NO_ANSWER:
-        return prompt, None, notes
+        return Columns(prompt, None, notes)
     if answer == LAST_TURN and prompt in chats and LAST_TURN not in names:
-        return prompt, LAST_TURN, [*notes, f"answer: the assistant's last turn in {prompt!r}"]
+        return Columns(prompt, LAST_TURN, [*notes, f"answer: the assistant's last turn in {prompt!r}"])
     names = [name for name in names if name != prompt]
     answer, more = _one("answer", answer, names, there, ANSWER_ALIASES, set(), prompt in chats)
-    return prompt, answer, notes + more
+    return Columns(prompt, answer, notes + more)
 
 
 def _one(

@@ -97,13 +97,16 @@ class Checked:
         if not first and next(iter(self.source), self) is self:
             raise DataError(f"{self.source.name}: no rows", rule="a dataset has rows", remedy="check the file")
         # Where nothing can be read, every row is listed with its reason.
-        chosen = columns.choose_columns(first, self.prompt_column, self.answer_column) if first else ("prompt", "answer", [])
-        self.prompt_column, self.answer_column, notes = chosen
+        chosen = columns.Columns("prompt", "answer", [])
+        if first:
+            chosen = columns.choose_columns(first, self.prompt_column, self.answer_column)
+        self.prompt_column = chosen.prompt
+        self.answer_column = chosen.answer
         own = {self.prompt_column, self.answer_column}
         self.names = _free_names(taken, own)
         self.reserved = RESERVED_COLUMNS - own
         self.last_turn = self.answer_column == LAST_TURN and LAST_TURN not in taken
-        self.notes = [*self.source.notes, *notes]
+        self.notes = [*self.source.notes, *chosen.notes]
         self.notes += [f"the column {old!r} is kept as {new!r}" for old, new in self.names.items() if old]
         answers = [row.get(self.answer_column) for row in first] if self.answer_column else []
         if self.last_turn:

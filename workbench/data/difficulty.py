@@ -1,6 +1,6 @@
 """How hard each prompt is for a policy: how often it was solved, and how many groups would teach nothing.
 
-`difficulty.jsonl`: a line with what was sampled and how, then one a prompt, as they are measured; an interrupted one goes on.
+`difficulty.jsonl`: a line with what was sampled and how, then one a prompt, as they are measured; an interrupted one resumes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Solved(NamedTuple):
 
 
 def row_key(row: Row) -> str:
-    """What a measurement belongs to: the whole row, so that a corrected answer is measured anew."""
+    """What a measurement belongs to: the whole row, so that a corrected answer is measured again."""
     return fingerprint([row])
 
 
@@ -109,7 +109,7 @@ def measure_difficulty(
     batch: int = 16,
     progress: Callable[[int, int], None] | None = None,
 ) -> Profile:
-    """Measure the prompts that the file does not hold yet, and append each batch; after an Interrupt the next call goes on.
+    """Measure the prompts that the file does not hold yet, and append each batch; after an Interrupt the next call resumes.
 
     Args:
         attempt: samples and scores completions: rows -> one `Solved` a row.
@@ -125,7 +125,7 @@ def measure_difficulty(
     profile = load_profile(path)
     if profile.settings != settings:
         differ = sorted(key for key in {*settings, *profile.settings} if settings.get(key) != profile.settings.get(key))
-        rule, remedy = "one profile holds measurements of one kind", "delete the file to measure anew, or choose another file"
+        rule, remedy = "one profile holds measurements of one kind", "delete the file to measure again, or choose another file"
         raise DataError(f"{shown(path)}: measured with another {', '.join(differ)}", rule=rule, remedy=remedy)
     wanted = {row_key(row): row for row in rows}
     missing = [key for key in wanted if key not in profile.solved]
@@ -140,7 +140,7 @@ def measure_difficulty(
             if progress is not None:
                 progress(done, len(wanted))
     except KeyboardInterrupt:
-        print(f"stopped: {done} of {len(wanted)} prompts are measured and kept in {shown(path)}; run it again to go on")
+        print(f"stopped: {done} of {len(wanted)} prompts are measured and kept in {shown(path)}; run it again to resume")
     return Profile(profile.settings, {key: profile.solved[key] for key in wanted if key in profile.solved})
 
 

@@ -58,7 +58,7 @@ def _which(folder: Path, read: set[Path]) -> str:
 
 def _own_cache(folder: Path) -> str:
     # `datasets` keeps what it read of a folder under the folder's last name: it would answer for a folder that has changed
-    # since, and for another one of that name. So each state of each folder has a cache of its own.
+    # since, and for another one of that name. So each state of each folder has a separate cache.
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     state = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     name = hashlib.sha256(repr((str(folder.resolve()), state)).encode()).hexdigest()[:16]
@@ -88,7 +88,7 @@ def without_waiting() -> Iterator[None]:
     try:
         HfApi(endpoint=constants.ENDPOINT).dataset_info("openai/gsm8k", timeout=10)
     except HfHubHTTPError:
-        pass  # it answered, whatever it said
+        pass  # it answered
     except Exception:
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:

@@ -39,7 +39,7 @@ HELPERS = {
     "extract_answer": "from workbench.data.answer_column import extract_answer",
     "extract_number": "from workbench.data.answer_column import extract_answer as extract_number",
     "extract_final_answer": "from workbench.rewards.answers import extract_answer as extract_final_answer",
-    "format_prompt": "define it: format_prompt = '{}'.format, or whatever text the question should stand in",
+    "format_prompt": "define it: format_prompt = '{}'.format, or any text that the question should stand in",
     "SYSTEM_PROMPT": "from workbench.data.prompts import SYSTEM_PROMPT",
     "CUSTOM_SYSTEM_PROMPT": "define it: CUSTOM_SYSTEM_PROMPT = 'who answers, and in which format'",
     "load_dataset": "from datasets import load_dataset",
@@ -249,7 +249,7 @@ def load_rows(source: str | Path | Iterable[Row]) -> list[Row]:
 
 
 def save_rows(rows: Iterable[Row], path: str | Path) -> Path:
-    """Write rows as JSON lines, whole or not at all; what JSON has no form for becomes text."""
+    """Write rows as JSON lines, atomically; what JSON has no form for becomes text."""
     path = resolve(path)
     # Half a surrogate pair, which UTF-8 cannot hold, is written as JSON's own escape.
     with replace_file(path) as beside, beside.open("w", encoding="utf-8", errors="backslashreplace") as lines:

@@ -101,7 +101,7 @@ def split_rows(rows: Iterable[Row], held_out_percent: int, key: str | None = Non
     """Split rows with a `prompt` into (train, held out); DataError: no percentage, or a row lacks the column `key`.
 
     `key`: column by which rows stay together; None: the prompt without its system message, so that asking for another
-    format does not split anew. `salt` makes this split another one than other splits by the same keys.
+    format keeps the split. `salt` tells this split from other splits by the same keys.
     """
     if not 0 <= held_out_percent < 100 or 0 < held_out_percent < 1:
         raise DataError(f"held_out_percent = {held_out_percent}", rule="a percentage lies between 0 and 100", remedy="take 10")

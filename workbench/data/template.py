@@ -207,72 +207,146 @@ def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None
     Args:
         tags: what the reward functions look for in completions; None: what the system message asks for.
     """
-    chat, tags = not isinstance(prompt, str), tags_in(prompt) if tags is None else tags
+    chat = not isinstance(prompt, str)
+    tags = tags_in(prompt) if tags is None else tags
     text = prompt_text(prompt, tokenizer)
     tokens = _tokens(tokenizer, text, chat)
-    eos = {each: tokenizer.convert_ids_to_tokens(each) for each in ids_that_end(tokenizer)}
-    bos, pad = tokenizer.bos_token_id, tokenizer.pad_token
-    ends_turns = prefilled = keeps_system = thinks = None
-    opening = begins = adds = ""
-    problems: dict[str, Any] = {}
-    if chat:
-        # Calls of tools have no words, and pictures are none.
-        said = [(one["role"], one["content"]) for one in prompt if isinstance(one.get("content"), str) and one["content"].strip()]
-        before, _ = _around_words(tokenizer, prompt)
-        ends_turns = turn_end(tokenizer, prompt) is not None
-        without = render(prompt, tokenizer, add_generation_prompt=False)
-        opening = text[len(without) :] if text.startswith(without) else text[-60:]
-        begins = before.removeprefix(text) if before.startswith(text) else ""
-        wanted = _KNOWN | {tag.strip("</>") for tag in tags}
-        prefilled, thinks = (next((name for name in _TAG.findall(own) if name in wanted), None) for own in (opening, begins))
-        if "enable_thinking" in str(tokenizer.chat_template) and not prefilled:
-            quiet = render(prompt, tokenizer, add_generation_prompt=True, enable_thinking=False)
-            tail = quiet.rpartition(said[-1][1].strip())[2] if said else ""
-            thinks = thinks or next((name for name in _TAG.findall(tail) if name in wanted), None)
-        changed = {role: how for role, content in said if (how := _changed(content, text))}
-        keeps_system = "system" not in changed if prompt[0]["role"] == "system" and prompt[0]["content"] else None
-        problems = {
-            f"the {role} message {how}" + ", and the format asked for with it" * (role == "system"): True
-            for role, how in changed.items()
-        }
-        adds = _words_of_its_own(tokenizer, [content.strip() for _, content in said], text)
-
+    bos = tokenizer.bos_token_id
+    turns = _turns(tokenizer, prompt, text, tags) if chat else _Turns()
     ids = {tag: tokenizer(f"x{tag}y", add_special_tokens=False)["input_ids"] for tag in tags}
-    survives = {tag: tag in tokenizer.decode(ids[tag], skip_special_tokens=True) for tag in tags}
-    lost = " ".join(tag for tag in tags if not survives[tag])
-    closed = bool(prefilled) and f"</{prefilled}>" in opening
-    doubled_bos = bos is not None and [token.id for token in tokens[:2]] == [bos, bos]
-    vanishing = [token for token in tokenizer.all_special_tokens if token in begins]
-    left = tokenizer.decode(tokenizer(begins, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
-    piece, back = misread(tokenizer, text)
-    switched = "enable_thinking" in str(tokenizer.chat_template)
-    off = '; chat_template_kwargs = {"enable_thinking": False} turns that off' if switched else ""
-    problems |= {
-        f"the tokenizer does not give the text back: {piece!r} becomes {back!r}": piece,
-        f"{lost}: special tokens, which vanish when the trainer decodes a completion, so a reward that looks for them can "
-        "never pay; use tags that are plain text": lost,
-        "the tokenizer has no EOS token: the policy cannot end its turn, and every completion is cut": not eos,
-        f"the template closes the assistant's turn with none of the tokens that end a completion ({', '.join(eos.values())}): a "
-        "policy trained on it may end its turn with another token, and its completions then run to the limit": eos
-        and ends_turns is False,
-        f"the template writes <{prefilled}> by itself: completions begin after it, so a reward that wants to see "
-        f"<{prefilled}> in the completion can never pay": prefilled and not closed,
-        f"the template opens and closes <{prefilled}> by itself: completions begin after it, and need no <{prefilled}>, so a "
-        "reward that wants to see it pays only where the policy writes another": closed and f"<{prefilled}>" in tags,
-        f"the model begins its completions with <{thinks}> by itself, so a reward that wants them to begin with "
-        f"{''.join(tags[:1])} does not pay{off}": thinks and tags and f"<{thinks}>" not in tags,
-        f"an assistant's words come after {begins!r}, of which decoding leaves {left!r}, as the rest are special tokens: a "
-        "reward that wants a completion to begin with a tag can never pay": opening and vanishing,
-        "the template writes no generation prompt: the policy has to begin its own turn, and may go on with the user's": chat
-        and not opening
-        and begins.strip(),
-        "the text begins with two BOS tokens": doubled_bos,
-        "the template writes today's date: tomorrow the same prompt is another text": chat and _dated(tokenizer, text),
-        "the tokenizer has no padding token; trainers then pad with EOS": pad is None,
-    }
-    worries = [problem for problem, there in problems.items() if there]
-    known = (text, tokens, chat, survives, eos, pad, ends_turns, prefilled, keeps_system, doubled_bos, worries)
-    return TemplateCard(*known, closed=closed, begins=begins, thinks=thinks, adds=adds)
+    card = TemplateCard(
+        text=text,
+        tokens=tokens,
+        chat=chat,
+        survives={tag: tag in tokenizer.decode(ids[tag], skip_special_tokens=True) for tag in tags},
+        eos_tokens={each: tokenizer.convert_ids_to_tokens(each) for each in ids_that_end(tokenizer)},
+        pad_token=tokenizer.pad_token,
+        ends_turns=turns.ends,
+        prefilled=turns.prefilled,
+        keeps_system=turns.keeps_system,
+        doubled_bos=bos is not None and [token.id for token in tokens[:2]] == [bos, bos],
+        problems=[*turns.changes],
+        closed=bool(turns.prefilled) and f"</{turns.prefilled}>" in turns.opening,
+        begins=turns.begins,
+        thinks=turns.thinks,
+        adds=turns.adds,
+    )
+    card.problems.extend(problem for there, problem in _problems(tokenizer, card, tags, turns.opening) if there)
+    return card
+
+
+class _Turns(NamedTuple):
+    """What a template makes of the turns of a chat; the fields that `TemplateCard` has mean the same there."""
+
+    ends: bool | None = None
+    prefilled: str | None = None
+    keeps_system: bool | None = None
+    opening: str = ""  # the generation prompt
+    begins: str = ""
+    thinks: str | None = None
+    adds: str = ""
+    changes: Sequence[str] = ()  # problems: the messages that it drops or changes
+
+
+def _turns(tokenizer: Any, prompt: Any, text: str, tags: Sequence[str]) -> _Turns:
+    # Calls of tools have no words, and pictures are none.
+    said = [(one["role"], one["content"]) for one in prompt if isinstance(one.get("content"), str) and one["content"].strip()]
+    before, _ = _around_words(tokenizer, prompt)
+    without = render(prompt, tokenizer, add_generation_prompt=False)
+    opening = text[len(without) :] if text.startswith(without) else text[-60:]
+    begins = before.removeprefix(text) if before.startswith(text) else ""
+    wanted = _KNOWN | {tag.strip("</>") for tag in tags}
+
+    def first_tag(piece: str) -> str | None:
+        return next((name for name in _TAG.findall(piece) if name in wanted), None)
+
+    prefilled = first_tag(opening)
+    thinks = first_tag(begins)
+    if _switched(tokenizer) and not prefilled:
+        quiet = render(prompt, tokenizer, add_generation_prompt=True, enable_thinking=False)
+        tail = quiet.rpartition(said[-1][1].strip())[2] if said else ""
+        thinks = thinks or first_tag(tail)
+    changed = {role: how for role, content in said if (how := _changed(content, text))}
+    changes = []
+    for role, how in changed.items():
+        with_it = ", and the format asked for with it" if role == "system" else ""
+        changes.append(f"the {role} message {how}{with_it}")
+    return _Turns(
+        ends=turn_end(tokenizer, prompt) is not None,
+        prefilled=prefilled,
+        keeps_system="system" not in changed if prompt[0]["role"] == "system" and prompt[0]["content"] else None,
+        opening=opening,
+        begins=begins,
+        thinks=thinks,
+        adds=_words_of_its_own(tokenizer, [content.strip() for _, content in said], text),
+        changes=changes,
+    )
+
+
+def _switched(tokenizer: Any) -> bool:
+    return "enable_thinking" in str(tokenizer.chat_template)
+
+
+def _problems(tokenizer: Any, card: TemplateCard, tags: Sequence[str], opening: str) -> Iterator[tuple[Any, str]]:
+    """(whether it is there, in words) of each problem that a template can have, the gravest first."""
+    piece, back = misread(tokenizer, card.text)
+    yield piece, f"the tokenizer does not give the text back: {piece!r} becomes {back!r}"
+    lost = " ".join(tag for tag in tags if not card.survives[tag])
+    yield (
+        lost,
+        (
+            f"{lost}: special tokens, which vanish when the trainer decodes a completion, so a reward that looks for them can "
+            "never pay; use tags that are plain text"
+        ),
+    )
+    yield not card.eos_tokens, "the tokenizer has no EOS token: the policy cannot end its turn, and every completion is cut"
+    ends = ", ".join(card.eos_tokens.values())
+    yield (
+        card.eos_tokens and card.ends_turns is False,
+        (
+            f"the template closes the assistant's turn with none of the tokens that end a completion ({ends}): a "
+            "policy trained on it may end its turn with another token, and its completions then run to the limit"
+        ),
+    )
+    written = f"<{card.prefilled}>"
+    yield (
+        card.prefilled and not card.closed,
+        (
+            f"the template writes {written} by itself: completions begin after it, so a reward that wants to see "
+            f"{written} in the completion can never pay"
+        ),
+    )
+    yield (
+        card.closed and written in tags,
+        (
+            f"the template opens and closes {written} by itself: completions begin after it, and need no {written}, so a "
+            "reward that wants to see it pays only where the policy writes another"
+        ),
+    )
+    off = '; chat_template_kwargs = {"enable_thinking": False} turns that off' if _switched(tokenizer) else ""
+    yield (
+        card.thinks and tags and f"<{card.thinks}>" not in tags,
+        (
+            f"the model begins its completions with <{card.thinks}> by itself, so a reward that wants them to begin with "
+            f"{''.join(tags[:1])} does not pay{off}"
+        ),
+    )
+    left = tokenizer.decode(tokenizer(card.begins, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
+    yield (
+        opening and any(token in card.begins for token in tokenizer.all_special_tokens),
+        (
+            f"an assistant's words come after {card.begins!r}, of which decoding leaves {left!r}, as the rest are special "
+            "tokens: a reward that wants a completion to begin with a tag can never pay"
+        ),
+    )
+    yield (
+        card.chat and not opening and card.begins.strip(),
+        ("the template writes no generation prompt: the policy has to begin its own turn, and may go on with the user's"),
+    )
+    yield card.doubled_bos, "the text begins with two BOS tokens"
+    dated = card.chat and _dated(tokenizer, card.text)
+    yield dated, "the template writes today's date: tomorrow the same prompt is another text"
+    yield card.pad_token is None, "the tokenizer has no padding token; trainers then pad with EOS"
 
 
 def misread(tokenizer: Any, text: str) -> tuple[str, str]:

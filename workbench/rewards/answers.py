@@ -6,7 +6,7 @@ Every parser here is linear in the length of the text, as the usual regular expr
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.data.answer_column import extract_answer as after_mark
 from workbench.data.answer_column import is_number, unit_of
@@ -216,21 +216,30 @@ def _stated(text: str, begin: int | None = None) -> tuple[int, int] | None:
     return _stated(text, 0) if begin else None
 
 
+class _Box(NamedTuple):
+    """A \\boxed{...} by positions in the text: where it begins, and its content from `start` to `end`."""
+
+    begin: int
+    start: int
+    end: int
+
+
 def _last_box(text: str) -> str | None:
-    # One pass: to look for the end of each box anew would take the square of the length for boxes that never end.
+    # One pass: looking for the end of each box separately would take the square of the length for boxes that never end.
     opened: list[tuple[int, int]] = []  # where the content begins, and the box itself (-1: no box)
-    boxes: list[tuple[int, int, int]] = []
+    boxes: list[_Box] = []
     for found in _BOX.finditer(text):
         mark = found.group()
         if mark == "}" and opened:
             start, begin = opened.pop()
-            if begin >= 0 and (not boxes or start > boxes[-1][1]):
-                boxes.append((begin, start, found.start()))
+            if begin >= 0 and (not boxes or start > boxes[-1].start):
+                boxes.append(_Box(begin, start, found.start()))
         elif mark[-1] == "{" and mark != "\\{":
             opened.append((found.end(), found.start() if len(mark) > 1 else -1))
-    if not boxes or _denied(text, *boxes[-1][1:]):
+    if not boxes or _denied(text, boxes[-1].start, boxes[-1].end):
         return None
     first = len(boxes) - 1
-    while first and _BETWEEN.fullmatch(text, boxes[first - 1][2], boxes[first][0]):
+    while first and _BETWEEN.fullmatch(text, boxes[first - 1].end, boxes[first].begin):
         first -= 1
-    return ", ".join(filter(None, dict.fromkeys(text[start:end].strip() for _, start, end in boxes[first:]))) or None
+    contents = dict.fromkeys(text[box.start : box.end].strip() for box in boxes[first:])
+    return ", ".join(filter(None, contents)) or None

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.rewards.worker import Worker, WorkerDied, inside_worker
 
@@ -190,24 +190,34 @@ def _is_words(text: str) -> bool:
     return "-" not in text or any(len(word) > 1 for word in re.findall(r"[^\W\d_]+", text))
 
 
-def _number(text: str) -> tuple[Fraction, Fraction, bool, bool] | None:
-    """(Value: 1/2 for 50%; face: 50 for 50%; is it written as a whole number; with a power of ten), None for no number."""
+class _Number(NamedTuple):
+    """An answer that is one number."""
+
+    value: Fraction  # 1/2 of 50%
+    face: Fraction  # 50 of 50%
+    whole: bool  # written as a whole number
+    scaled: bool  # written with a power of ten
+
+
+def _number(text: str) -> _Number | None:
+    """The number that a text is; None for no number."""
     # No answer has more characters, and an unbounded one would take minutes.
     found = _NUMBER.fullmatch(text) if len(text) <= 60 else None
     if found is None or (found["minus"] and found["second"]):
         return None
     power = found["power"] or found["times"] or found["ten"]
-    top, bottom = found["top"] or found["over"] or found["digit"], found["bottom"] or found["under"] or found["by"]
-    whole = "1" if found["ten"] else (found["whole"] or "").replace(",", "")
+    top = found["top"] or found["over"] or found["digit"]
+    bottom = found["bottom"] or found["under"] or found["by"]
+    digits = "1" if found["ten"] else (found["whole"] or "").replace(",", "")
     decimals = (found["decimals"] or "").removeprefix(".")
     if top is not None:
         beside = int(found["mixed"] or found["parts"] or 0)
         if int(bottom) == 0 or (beside and "-" in top + bottom):
             return None
         value = beside + Fraction(int(top), int(bottom))
-    elif whole or decimals:
+    elif digits or decimals:
         # A Fraction would take minutes over an exponent of a billion digits; this one has three.
-        value = Fraction(int(whole + decimals), 10 ** len(decimals)) * Fraction(10) ** int((power or "0").strip("{}"))
+        value = Fraction(int(digits + decimals), 10 ** len(decimals)) * Fraction(10) ** int((power or "0").strip("{}"))
     else:
         return None
     if "-" in (found["minus"].strip(), found["second"]):
@@ -215,18 +225,18 @@ def _number(text: str) -> tuple[Fraction, Fraction, bool, bool] | None:
     decimal = power is not None or found["decimals"] not in (None, ".")
     if decimal and sum(map(str.isdigit, text)) > _MOST_DIGITS:
         return None
-    return value / 100 if found["percent"] else value, value, found["whole"] is not None and not decimal, power is not None
+    whole = found["whole"] is not None and not decimal
+    return _Number(value / 100 if found["percent"] else value, value, whole, power is not None)
 
 
-def _same_number(first: tuple[Fraction, Fraction, bool, bool], second: tuple[Fraction, Fraction, bool, bool]) -> bool | None:
-    (one, face, whole, scaled), (other, other_face, other_whole, other_scaled) = first, second
-    if one == other:
+def _same_number(one: _Number, other: _Number) -> bool | None:
+    if one.value == other.value:
         return True
-    if face == other_face:  # one is a percentage: 50% is 50, but of 0.5% and 0.5 math-verify compares the text
-        return True if whole and other_whole else None
+    if one.face == other.face:  # one is a percentage: 50% is 50, but of 0.5% and 0.5 math-verify compares the text
+        return True if one.whole and other.whole else None
     # To six places 1e-7 would be 2e-7: what is written with a power of ten is as close as its own size says.
-    near = _ROUNDED * min(1, abs(other)) if scaled or other_scaled else _ROUNDED
-    return None if abs(one - other) < near else False
+    near = _ROUNDED * min(1, abs(other.value)) if one.scaled or other.scaled else _ROUNDED
+    return None if abs(one.value - other.value) < near else False
 
 
 def _readable(given: str, right: str) -> Pair | None:

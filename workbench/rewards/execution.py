@@ -6,33 +6,25 @@ the text. So do those that cannot be pickled or must not be copied: coroutines (
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
-import ctypes
 import functools
 import inspect
 import io
 import math
 import os
-import random
-import re
-import sys
-import threading
 import time
-import weakref
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from workbench.errors import RewardError, fault_line
 from workbench.rewards.answers import completion_text
+from workbench.rewards.beside import NO_LIST, ProcessState, answer_of, plain_result, reached, run_alone
 from workbench.rewards.compare import watched
-from workbench.rewards.tracing import Trace, code_objects, traced
-from workbench.rewards.worker import DeadlineError, Foreign, RemoteError, Worker, WorkerDied, ends_if_forked, names_kept, packed
+from workbench.rewards.tracing import Trace, traced
+from workbench.rewards.worker import DeadlineError, Foreign, RemoteError, Worker, WorkerDied, ends_if_forked, packed
 from workbench.run.metrics import is_own
 
 Call = dict[str, Any]
@@ -44,11 +36,10 @@ _OF_TRAINER = ("trainer_state", "log_extra", "log_metric")
 # What TRL passes beside the dataset's columns.
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", *_OF_TRAINER})
 _MODELS = ("torch", "transformers", "peft", "unsloth", "vllm")
-_NO_LIST = (dict, str, bytes, set, frozenset)  # what can be gone through, and is not one score per completion in order
 _BATCH_SHARE = 0.4  # of the deadline: a batch that is not back by then is gone through one by one
 _SHORTEST_S = 0.02  # for one completion
 _GRACE_S = 0.5  # after the deadline, in which the last completions of a batch still get the shortest time
-UNJUDGED = "its formula was not judged in time, or math-verify failed on it (not a 0; the run goes on)"
+UNJUDGED = "its formula was not judged in time, or math-verify failed on it (left unscored; training continues)"
 _DID = {DeadlineError: "was", WorkerDied: "ended its worker:", RemoteError: "raised"}
 
 
@@ -63,7 +54,7 @@ class RewardFailure(Exception):
         """The error that this is where it may not be skipped."""
         rule = "a reward function scores every completion in time; an exception never becomes 0"
         remedy = "handle it in the function, return None where it does not apply, or let on_error be skip"
-        late = "does it hang (a pattern, a number that explodes)? mend it; is it only slow? give it longer (deadline_s)"
+        late = "if it hangs (a pattern, a number that explodes), fix it; if it is slow, raise deadline_s"
         error = RewardError(f"{name} {self.value} {where}", rule=rule, remedy=remedy if self.in_time else late)
         error.__cause__ = self.__cause__
         return error
@@ -89,7 +80,7 @@ class RewardExecutor:
         self.functions, self.deadline_s, self.skip = functions, deadline_s, skip
         self._unjudged: set[int] = set()  # of the latest call: formulas that were not judged in time
         self.places = {name: _place(function, keep_state) for name, function in functions.items()}
-        self._kept = _Kept()
+        self._kept = ProcessState()
         sent = {name: function for name, function in functions.items() if self.places[name] == "worker"}
         self._worker = Worker(functools.partial(_call_one, sent)) if sent else None
 
@@ -109,7 +100,7 @@ class RewardExecutor:
         if self.places[name] == AWAITED:
             # A notebook's own event loop is running and cannot be entered again: use a thread's.
             with ThreadPoolExecutor(max_workers=1) as pool:
-                return pool.submit(_run_alone, self.ascore(name, call)).result()
+                return pool.submit(run_alone, self.ascore(name, call)).result()
         started = time.monotonic()
         # The whole deadline for one completion; of a batch's, most is kept for finding out which completion it was.
         share = 1.0 if len(call["completions"]) == 1 else _BATCH_SHARE
@@ -123,33 +114,21 @@ class RewardExecutor:
 
     async def ascore(self, name: str, call: Call) -> Scored:
         """`score` for a coroutine function. A judge's calls may cost: it is not asked again, and the batch is named."""
-        prompts, completions, own = call["prompts"], call["completions"], _copies(_with_own_metrics(name, call))
-        deadline_s, failure = self.deadline_s, None
-        # A loop of its own: one that blocks, or stops its loop, takes neither the trainer's along nor that of another function.
-        loop = _Loop.of(self.functions[name])
+        prompts, completions = call["prompts"], call["completions"]
+        own = _copies(_with_own_metrics(name, call))
         with self._kept:
-            task = loop.begin(_caught(self.functions[name], own))
-            answer = asyncio.wrap_future(task)
-            try:
-                await asyncio.wait({answer}, timeout=deadline_s)
-            finally:
-                late, why = not answer.done(), ""
-                if late:
-                    task.cancel()  # which also cancels it where it runs
-                    if why := await asyncio.to_thread(loop.busy, _GRACE_S):
-                        # Left behind, with its thread, for ever: what swallows its cancellation would swallow its deletion, too,
-                        # and never come back from it.
-                        ctypes.pythonapi.Py_IncRef(ctypes.py_object(loop.left_behind()))
-        if late:
-            failure = RewardFailure(f"was not back after {deadline_s:g} s{why}", in_time=False)
-        elif (result := task.result()) and isinstance(result[1], BaseException):
-            failure = _raised(result[1])
-        if failure is None:
-            return check_scores(name, _unchanged(name, result[0], _changed(call, own)), prompts, completions, self.skip)
+            answer = await answer_of(self.functions[name], own, self.deadline_s)
+        if answer.late is None and answer.error is None:
+            result = _unchanged(name, answer.result, _changed(call, own))
+            return check_scores(name, result, prompts, completions, self.skip)
+        if answer.late is None:
+            failure = _raised(answer.error)
+        else:
+            failure = RewardFailure(f"was not back after {self.deadline_s:g} s{answer.late}", in_time=False)
         if self.skip:
             return Scored([math.nan] * len(completions), dict.fromkeys(range(len(completions)), failure.value))
         first = quote(prompts[0], completions[0])
-        raise failure.error(name, f"on a batch of {len(completions)} completions, the first being {first}")
+        raise failure.error(name, f"on a batch of {len(completions)} completions; the first was {first}")
 
     def call(self, name: str, call: Call, deadline_s: float | None, quiet: bool = False) -> Any:
         """What a function (no coroutine) returns, tensors and generators as lists.
@@ -202,41 +181,57 @@ class RewardExecutor:
             return None
 
     def _one_by_one(self, name: str, call: Call, whole: RewardFailure, started: float) -> Scored:
-        # Each may take twice its share of the time that is left, so that half of them may hang.
-        prompts, completions, count = call["prompts"], call["completions"], len(call["completions"])
-        returned, failed = {}, {0: whole} if count == 1 else {}
-        for index in range(count if count > 1 else 0):
-            left = None if self.deadline_s is None else started + self.deadline_s - time.monotonic()
-            if left is not None and left < -_GRACE_S:
-                failed[index] = RewardFailure("was not asked: the batch's time was over", in_time=False)
-                continue
-            share_s = None if left is None else max(_SHORTEST_S, 2 * left / (count - index))
-            try:
-                returned[index] = self.call(name, _single(call, index), share_s, quiet=True)
-            except RewardFailure as error:
-                late = RewardFailure(f"{error.value}, its share of the batch's time", in_time=False)
-                failed[index] = error if error.in_time else late
-                if error.in_time and not self.skip:
-                    break
-        if not failed and whole.in_time:
+        """Scores of the completions one by one, after their batch failed as a `whole`."""
+        prompts, completions = call["prompts"], call["completions"]
+        count = len(completions)
+        results, failures = self._alone(name, call, started) if count > 1 else ({}, {0: whole})
+        if not failures and whole.in_time:
             raise whole.error(name, f"on a batch of {count} completions")
-        if failed and not self.skip:
-            index = min(failed, key=lambda index: (not failed[index].in_time, index))  # who raised, before who was late
-            where = quote(prompts[index], completions[index])
-            if whole.in_time or failed[index].in_time:
-                raise failed[index].error(name, f"on {where}")
-            if count > 1:
-                asked = f"asked one by one, {len(failed)} were not back in their share of it, the first being"
-                where = f"{count} completions; {asked} {where}"
-            raise RewardFailure(f"was not back after {self.deadline_s:g} s", in_time=False).error(name, f"for {where}")
-        # Late as a batch with nobody to blame: it was slow, and each completion was scored alone.
-        scored = Scored([math.nan] * count, {index: failure.value for index, failure in failed.items()})
-        for index, result in returned.items():
+        # Without failures it was late as a batch, and no completion is to blame.
+        if failures and not self.skip:
+            raise self._blamed(name, call, whole, failures)
+        scored = Scored([math.nan] * count, {index: failure.value for index, failure in failures.items()})
+        for index, result in results.items():
             one = check_scores(name, result, [prompts[index]], [completions[index]], skip=True)
             scored.scores[index] = one.scores[0]
             if one.errors:
                 scored.errors[index] = one.errors[0]
         return scored
+
+    def _alone(self, name: str, call: Call, started: float) -> tuple[dict[int, Any], dict[int, RewardFailure]]:
+        """What the function returns for each completion alone, and its failures, both by index."""
+        results: dict[int, Any] = {}
+        failures: dict[int, RewardFailure] = {}
+        count = len(call["completions"])
+        for index in range(count):
+            left_s = None if self.deadline_s is None else started + self.deadline_s - time.monotonic()
+            if left_s is not None and left_s < -_GRACE_S:
+                failures[index] = RewardFailure("was not asked: the batch's time was over", in_time=False)
+                continue
+            # Each may take twice its share of the time that is left, so that half of them may hang.
+            share_s = None if left_s is None else max(_SHORTEST_S, 2 * left_s / (count - index))
+            try:
+                results[index] = self.call(name, _single(call, index), share_s, quiet=True)
+            except RewardFailure as error:
+                failures[index] = error
+                if not error.in_time:
+                    failures[index] = RewardFailure(f"{error.value}, its share of the batch's time", in_time=False)
+                elif not self.skip:
+                    break
+        return results, failures
+
+    def _blamed(self, name: str, call: Call, whole: RewardFailure, failures: dict[int, RewardFailure]) -> RewardError:
+        """The error that names one completion: who raised before who was late."""
+        count = len(call["completions"])
+        index = min(failures, key=lambda index: (not failures[index].in_time, index))
+        failure = failures[index]
+        where = quote(call["prompts"][index], call["completions"][index])
+        if whole.in_time or failure.in_time:
+            return failure.error(name, f"on {where}")
+        if count > 1:
+            late = f"asked one by one, {len(failures)} timed out; the first was"
+            where = f"{count} completions; {late} {where}"
+        return RewardFailure(f"was not back after {self.deadline_s:g} s", in_time=False).error(name, f"for {where}")
 
 
 def _place(function: Callable[..., Any], keep_state: bool) -> str:
@@ -262,25 +257,11 @@ def _place(function: Callable[..., Any], keep_state: bool) -> str:
 
 def _model_in(function: Callable[..., Any]) -> str:
     # A model must not be copied to another process; one on a GPU cannot even be.
-    for value in _reached(function):
+    for value in reached(function):
         of_library = type(value).__module__.partition(".")[0] in _MODELS
         if of_library and any(hasattr(value, part) for part in ("parameters", "device", "model", "vocab")):
             return f"a {type(value).__name__}"
     return ""
-
-
-def _reached(function: Callable[..., Any]) -> list[Any]:
-    # What a function holds by name; comprehensions and helpers, too.
-    names = {name for code in code_objects(function) for name in code.co_names}
-    held = [getattr(function, "__globals__", {}).get(name) for name in sorted(names)]
-    with contextlib.suppress(ValueError):
-        held += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    return held
-
-
-def _keeps_state(value: Any) -> bool:
-    plain = (str, bytes, int, float, complex, tuple, frozenset, re.Pattern, type(None))
-    return not isinstance(value, (*plain, type, ModuleType)) and not inspect.isroutine(value)
 
 
 def _with_own_metrics(function: str, call: Call) -> Call:
@@ -301,146 +282,6 @@ def _with_own_metrics(function: str, call: Call) -> Call:
             call["log_metric"](name, value)
 
     return {**call, "log_metric": logged}
-
-
-class _Kept:
-    """While functions run beside the trainer: what they change of its process is put back when the last of them has ended.
-
-    That is the current folder, torch's default dtype and gradient mode, what they replace in `builtins`, `json`, `math` and
-    `re`, and the random numbers of Python, numpy and torch. Of those the functions have streams of their own, which begin as
-    the trainer's are at the first call and go on from call to call: put back alone, they would draw the same ones every time.
-    """
-
-    def __init__(self) -> None:
-        self._inside, self._lock, self._states = 0, threading.Lock(), contextlib.ExitStack()
-        self._streams: list[tuple[Callable[[Any], Any], Any]] = []
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            if self._inside == 1:
-                self._keep(self._states)
-
-    def __exit__(self, *_: Any) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                self._streams = _random_streams()
-                self._states.close()
-
-    def _keep(self, states: contextlib.ExitStack) -> None:
-        states.enter_context(names_kept())
-        with contextlib.suppress(OSError):  # a folder that is gone
-            states.callback(os.chdir, os.getcwd())
-        if (torch := sys.modules.get("torch")) is not None:
-            states.callback(torch.set_grad_enabled, torch.is_grad_enabled())
-            states.callback(torch.set_default_dtype, torch.get_default_dtype())
-        for put_back, state in _random_streams():
-            states.callback(put_back, state)
-        for put, state in self._streams:
-            put(state)
-
-
-def _random_streams() -> list[tuple[Callable[[Any], Any], Any]]:
-    # (What sets a stream, its state now). torch only where it is loaded: the policy has to bring it in first.
-    streams = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
-    if (torch := sys.modules.get("torch")) is not None:
-        streams.append((torch.set_rng_state, torch.get_rng_state()))
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            streams.append((torch.cuda.set_rng_state, torch.cuda.get_rng_state()))
-    return streams
-
-
-class _Loop:
-    """An event loop in a thread, for a coroutine function as long as that lives: a client or a limit that it keeps belongs to it.
-
-    What measures, plans and trains with one function uses the same loop, and so do functions that use the same object.
-    """
-
-    _all: ClassVar[list[_Loop]] = []
-    _lock = threading.RLock()  # a function may be collected while this is held
-
-    def __init__(self) -> None:
-        self.loop, self._ended = asyncio.new_event_loop(), False
-        self._users, self._used = 0, set[int]()  # functions that live; ids of those and of the objects that they use
-        threading.Thread(target=self._run, name="reward coroutine", daemon=True).start()
-
-    @classmethod
-    def of(cls, function: Callable[..., Any]) -> _Loop:
-        """The loop of a coroutine function, which is begun with its first call."""
-        while isinstance(function, functools.partial) or hasattr(function, "beneath"):
-            function = function.func if isinstance(function, functools.partial) else function.beneath
-        owner = getattr(function, "__self__", function)  # of a method, which is another object each time
-        used = {id(owner), *map(id, filter(_keeps_state, [*_reached(function), *getattr(owner, "__dict__", {}).values()]))}
-        with cls._lock:
-            loop = next((each for each in cls._all if each._used & used), None)
-            if loop is None:
-                cls._all.append(loop := cls())
-            if id(owner) not in loop._used:
-                with contextlib.suppress(TypeError):  # it takes no weak references, and the loop stays
-                    loop._users += 1
-                    weakref.finalize(owner, loop._forget, id(owner)).atexit = False
-            loop._used |= used
-        return loop
-
-    def _forget(self, owner: int) -> None:
-        with self._lock:
-            self._used.discard(owner)
-            self._users -= 1
-            if not self._users:
-                self.left_behind().end()
-
-    def left_behind(self) -> _Loop:
-        """The loop itself, which no later call uses."""
-        with self._lock, contextlib.suppress(ValueError):
-            self._all.remove(self)
-        return self
-
-    def _run(self) -> None:
-        while not self._ended:  # a function may stop it, or end it with a task that raises SystemExit
-            with contextlib.suppress(BaseException):
-                self.loop.run_forever()
-        self.loop.close()
-
-    def begin(self, coroutine: Coroutine[Any, Any, Any]) -> Future:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-
-    def busy(self, within_s: float) -> str:
-        """Why it still runs something after so many seconds, in words; empty: it is free."""
-
-        async def rest() -> set[Any]:
-            return asyncio.all_tasks() - {asyncio.current_task()}
-
-        try:
-            others = self.begin(rest()).result(within_s)
-        except TimeoutError:
-            return ": it blocks instead of awaiting" if self._users < 2 else ": it, or one that uses the same objects, blocks"
-        if others and self.begin(asyncio.wait(others, timeout=within_s)).result(2 * within_s)[1]:
-            return ", and did not end when it was cancelled"
-        return ""
-
-    def end(self) -> None:
-        self._ended = True
-        self.loop.call_soon_threadsafe(self.loop.stop)
-
-
-async def _caught(function: Callable[..., Any], own: Call) -> tuple[Any, BaseException | None]:
-    process, result, failure = os.getpid(), None, None
-    try:
-        result = plain_result(await function(**own))
-    except BaseException as error:  # SystemExit would end the loop in which it is awaited
-        failure = error
-    ends_if_forked(process, failure)
-    return result, failure
-
-
-def _run_alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    # asyncio.run would wait for a task that swallows its cancellation.
-    loop = asyncio.new_event_loop()
-    try:
-        return loop.run_until_complete(coroutine)
-    finally:
-        loop.close()
 
 
 def _call_one(functions: dict[str, Callable[..., Any]], name: str, call: Call, follow: bool = False) -> tuple:
@@ -469,16 +310,6 @@ def _unchanged(name: str, result: Any, changed: str) -> Any:
         remedy = f"work on a copy, messages and all: {changed} = copy.deepcopy({changed})"
         raise RewardError(f"{name} changed its input {changed!r}", rule=rule, remedy=remedy)
     return result
-
-
-def plain_result(result: Any) -> Any:
-    """What a function returned, with tensors, arrays and generators as lists of Python values."""
-    if hasattr(result, "tolist"):
-        column = getattr(result, "ndim", 1) == 2 and result.shape[1] == 1
-        return result.reshape(-1).tolist() if column else result.tolist()
-    if isinstance(result, _NO_LIST) or not hasattr(result, "__iter__"):
-        return result
-    return [value.item() if hasattr(value, "item") else value for value in result]
 
 
 def _copies(call: Call) -> Call:
@@ -528,7 +359,7 @@ def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Se
     that TRL can compute with; with `skip` that is the completion's failure instead.
     """
     rule = "a reward function returns a list with one number (or None) per completion, in order"
-    if result is None or isinstance(result, _NO_LIST) or not hasattr(result, "__iter__"):
+    if result is None or isinstance(result, NO_LIST) or not hasattr(result, "__iter__"):
         shown = f" {result!r}" if isinstance(result, (int, float, str)) else ""
         kind = result.kind if isinstance(result, Foreign) else type(result).__name__
         remedy = f"return [score for completion in completions]{'; is a `return` missing?' if result is None else ''}"

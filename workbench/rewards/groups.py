@@ -1,7 +1,7 @@
 """Groups and advantages: what a step learns from. A group is the G completions of one prompt.
 
 The arithmetic is that of trl 1.14.2's `GRPOTrainer` (`_generate_and_score_completions`), in numpy, so that it can be shown,
-recorded and replayed without a trainer; a test holds it against the running trainer.
+recorded and replayed without a trainer; a test compares it with the running trainer.
 """
 
 from __future__ import annotations
@@ -37,11 +37,21 @@ def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") ->
     >>> wb.advantages([1.0, 1.0, 1.0, 1.0]).tolist()  # a dead group
     [0.0, 0.0, 0.0, 0.0]
     """
-    scores = np.asarray(rewards, dtype=float)
-    if scores.ndim != 1 or not len(scores):
+    rewards_G = np.asarray(rewards, dtype=float)
+    if rewards_G.ndim != 1 or not len(rewards_G):
         rule, remedy = "the rewards of one group are a list of numbers", "call it once for each group, or score(...).advantages"
-        raise RewardError(f"rewards of shape {list(scores.shape)}", rule=rule, remedy=remedy)
-    return batch_advantages(scores[:, None], [1.0], len(scores), scale_rewards).advantages
+        raise RewardError(f"rewards of shape {list(rewards_G.shape)}", rule=rule, remedy=remedy)
+    applied = np.sum(~np.isnan(rewards_G))
+    mean = np.nansum(rewards_G) / max(applied, 1)
+    advantages_G = rewards_G - mean
+    if _scale(scale_rewards) != "none":
+        std = np.sqrt(np.nansum(advantages_G**2) / max(applied - 1, 1))
+        advantages_G = advantages_G / (std + EPSILON)
+    return np.nan_to_num(advantages_G, nan=0.0)
+
+
+# Below: the same for a whole batch of several functions, in 32 or 64 bits. tests/rewards/test_groups.py holds the one above
+# equal to it, bit for bit.
 
 
 def batch_advantages(
@@ -60,35 +70,56 @@ def batch_advantages(
         scale_rewards: "group" (or True) divides by the group's std, "batch" by the batch's, "none" (or False) by nothing.
         aggregation: TRL's `multi_objective_aggregation`.
     """
-    scores, weights, _, sums, size, spread = _weighed(scores, weights, num_generations, scale_rewards, aggregation)
-    totals = np.where(np.isnan(scores).all(axis=1), np.nan, np.nansum(scores * weights, axis=1))
-    result = (sums - _by_block(_mean, sums, size)) / spread
-    means, stds = (_by_block(statistic, totals, num_generations) for statistic in (_mean, _std))
+    weighed = _weighed(scores, weights, num_generations, scale_rewards, aggregation)
+    sums, size = weighed.sums_B, weighed.size
+    nothing = np.isnan(weighed.scores_BF).all(axis=1)
+    totals = np.where(nothing, np.nan, np.nansum(weighed.scores_BF * weighed.weights_F, axis=1))
+    result = (sums - _by_block(_mean, sums, size)) / weighed.spread_B
+    means = _by_block(_mean, totals, num_generations)
+    stds = _by_block(_std, totals, num_generations)
     return Groups(totals, means, stds, np.nan_to_num(result, nan=0.0))
+
+
+class _Weighed(NamedTuple):
+    """What advantages are made of: each sum, less the mean of its block of `size` completions, by the spread."""
+
+    scores_BF: np.ndarray
+    weights_F: np.ndarray
+    terms_BF: np.ndarray  # weighted scores, or z-scores
+    sums_B: np.ndarray  # of the terms; NaN where no function applied
+    size: int
+    spread_B: np.ndarray | float
+
+
+def _scale(scale_rewards: str | bool) -> str:
+    scale = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
+    if scale not in SCALES:
+        raise ValueError(f"scale_rewards = {scale_rewards!r}: must be 'group', 'batch' or 'none'")
+    return scale
 
 
 def _weighed(
     scores: np.ndarray, weights: Sequence[float], num_generations: int, scale_rewards: str | bool, aggregation: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int, np.ndarray | float]:
-    # Scores [B, F], weights [F], the terms [B, F] and their sums [B], of which advantages are made: each less the mean
-    # of its block of so many completions, by the spread [B].
+) -> _Weighed:
     scores = np.asarray(scores, dtype=np.float32 if getattr(scores, "dtype", None) == np.float32 else np.float64)
     weights = np.asarray(weights, dtype=scores.dtype)
-    scale = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
-    if scale not in SCALES:
-        raise ValueError(f"scale_rewards = {scale_rewards!r}: must be 'group', 'batch' or 'none'")
+    scale = _scale(scale_rewards)
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"multi_objective_aggregation = {aggregation!r}: must be 'sum_then_normalize' or 'normalize_then_sum'")
     if len(scores) % num_generations:
         raise ValueError(f"{len(scores)} completions are not a multiple of num_generations = {num_generations}")
-    values, size, whole = scores, num_generations, max(1, len(scores))
+    values = scores
+    size = num_generations
+    whole = max(1, len(scores))
     if aggregation == "normalize_then_sum":  # z-scores of each function within the group; their sums, within the batch
-        by_group, size, scale = scores.reshape(-1, num_generations, scores.shape[1]), whole, "batch"
-        values = ((by_group - _mean(by_group)[:, None]) / (_std(by_group)[:, None] + EPSILON)).reshape(scores.shape)
+        scores_PGF = scores.reshape(-1, num_generations, scores.shape[1])
+        z_PGF = (scores_PGF - _mean(scores_PGF)[:, None]) / (_std(scores_PGF)[:, None] + EPSILON)
+        values = z_PGF.reshape(scores.shape)
+        size, scale = whole, "batch"
     terms = values * weights
     sums = np.where(np.isnan(scores).all(axis=1), np.nan, np.nansum(terms, axis=1))
     spread = 1.0 if scale == "none" else _by_block(_std, sums, whole if scale == "batch" else size) + EPSILON
-    return scores, weights, terms, sums, size, spread
+    return _Weighed(scores, weights, terms, sums, size, spread)
 
 
 def _by_block(statistic: Callable[[np.ndarray], np.ndarray], values: np.ndarray, size: int) -> np.ndarray:
@@ -118,18 +149,23 @@ def dead_flags(batch: ScoredBatch) -> np.ndarray:
 def dead_kinds(batch: ScoredBatch) -> list[str | None]:
     """Why each of the P groups is dead, one of `DEAD_KINDS` (from the plainest reason on); None for a group that is not."""
 
-    def kind(own: slice) -> str:
-        if np.isnan(batch.totals[own]).all():
-            return NOT_SCORED
-        if len(set(batch.completions[own])) == 1:
-            return IDENTICAL
-        if cancels[own.start // size]:
-            return CANCELLED
-        return ALL_RIGHT if all(batch.right[own]) else SAME_SCORE if any(batch.right[own]) else ALL_WRONG
+    size = batch.num_generations
+    whole_P = np.isfinite(batch.groups.means[::size])
+    cancels_P = whole_P & ((_differ(batch) > NO_SPREAD).sum(axis=1) > 1)
 
-    size, whole = batch.num_generations, np.isfinite(batch.groups.means[:: batch.num_generations])
-    cancels = whole & ((_differ(batch) > NO_SPREAD).sum(axis=1) > 1)
-    return [kind(slice(n * size, (n + 1) * size)) if dead else None for n, dead in enumerate(dead_flags(batch))]
+    def kind(index: int) -> str:
+        group = slice(index * size, (index + 1) * size)
+        if np.isnan(batch.totals[group]).all():
+            return NOT_SCORED
+        if len(set(batch.completions[group])) == 1:
+            return IDENTICAL
+        if cancels_P[index]:
+            return CANCELLED
+        if all(batch.right[group]):
+            return ALL_RIGHT
+        return SAME_SCORE if any(batch.right[group]) else ALL_WRONG
+
+    return [kind(index) if dead else None for index, dead in enumerate(dead_flags(batch))]
 
 
 def _differ(batch: ScoredBatch) -> np.ndarray:
@@ -139,20 +175,20 @@ def _differ(batch: ScoredBatch) -> np.ndarray:
 
 
 def cancelling(batch: ScoredBatch, index: int) -> tuple[tuple[str, float], ...]:
-    """(function, weighted difference) for those that cancel in a group: between the completions that the first of them puts
-    highest and lowest, gains first. They add up to 0.
+    """(function, weighted difference) for those that cancel in a group, gains first: between the completions that the first
+    of these functions scores highest and lowest. The differences sum to 0.
     """
-    own = slice(index * batch.num_generations, (index + 1) * batch.num_generations)
-    terms = np.nan_to_num(batch.scores[own] * batch.weights)
-    first = terms[:, int((_differ(batch)[index] > NO_SPREAD).argmax())]
-    between = terms[first.argmax()] - terms[first.argmin()]
-    found = [(name, float(f"{by:.3g}")) for name, by in zip(batch.names, between, strict=True) if abs(by) > NO_SPREAD]
-    return tuple(sorted(found, key=lambda each: -each[1]))
+    group = slice(index * batch.num_generations, (index + 1) * batch.num_generations)
+    terms_GF = np.nan_to_num(batch.scores[group] * batch.weights)
+    first_G = terms_GF[:, int((_differ(batch)[index] > NO_SPREAD).argmax())]
+    between_F = terms_GF[first_G.argmax()] - terms_GF[first_G.argmin()]
+    pairs = [(name, float(f"{by:.3g}")) for name, by in zip(batch.names, between_F, strict=True) if abs(by) > NO_SPREAD]
+    return tuple(sorted(pairs, key=lambda pair: -pair[1]))
 
 
-def cancel_words(found: Sequence[tuple[str, float]]) -> str:
+def cancel_words(differences: Sequence[tuple[str, float]]) -> str:
     """Those, as they are read: "format_reward +2 and length_reward -2"."""
-    *others, last = [f"{name} {by:+g}" for name, by in found]
+    *others, last = [f"{name} {by:+g}" for name, by in differences]
     return f"{', '.join(others)} and {last}"
 
 
@@ -172,18 +208,20 @@ def attribution(batch: ScoredBatch, scale_rewards: str | bool | None = None) -> 
     advantage's variance: negative where it pulled against the others and lost, and another's is then above 1.
     """
     settings = (batch.num_generations, batch.scale_rewards if scale_rewards is None else scale_rewards, batch.aggregation)
-    _, _, terms, sums, size, spread = _weighed(batch.scores, batch.weights, *settings)
-    terms = np.where(np.isnan(terms), 0.0, terms)
-    terms[np.isnan(sums)] = np.nan
-    parts = np.nan_to_num((terms - _by_block(_mean, terms, size)) / np.reshape(spread, (-1, 1)), nan=0.0)
-    dead, by_group = dead_flags(batch), parts.reshape(-1, batch.num_generations, parts.shape[1])
-    whole = by_group.sum(axis=2)
-    whole = whole - whole.mean(axis=1, keepdims=True)
-    variance = np.where(dead, np.nan, (whole**2).sum(axis=1))
-    shares = np.einsum("pgf,pg->pf", by_group, whole) / variance[:, None]
+    weighed = _weighed(batch.scores, batch.weights, *settings)
+    terms_BF = np.where(np.isnan(weighed.terms_BF), 0.0, weighed.terms_BF)
+    terms_BF[np.isnan(weighed.sums_B)] = np.nan
+    centred_BF = terms_BF - _by_block(_mean, terms_BF, weighed.size)
+    parts_BF = np.nan_to_num(centred_BF / np.reshape(weighed.spread_B, (-1, 1)), nan=0.0)
+    parts_PGF = parts_BF.reshape(-1, batch.num_generations, parts_BF.shape[1])
+    whole_PG = parts_PGF.sum(axis=2)
+    whole_PG = whole_PG - whole_PG.mean(axis=1, keepdims=True)
+    dead_P = dead_flags(batch)
+    variance_P = np.where(dead_P, np.nan, (whole_PG**2).sum(axis=1))
+    shares_PF = np.einsum("pgf,pg->pf", parts_PGF, whole_PG) / variance_P[:, None]
     # Two functions that say the same share evenly but for rounding, and that must not choose between them.
-    deciders = np.where(dead, -1, np.nan_to_num(shares).round(9).argmax(axis=1))
-    return Attribution(parts, shares, deciders)
+    deciders_P = np.where(dead_P, -1, np.nan_to_num(shares_PF).round(9).argmax(axis=1))
+    return Attribution(parts_BF, shares_PF, deciders_P)
 
 
 @dataclass(frozen=True)
@@ -255,8 +293,9 @@ def explain_in(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
     size, groups = batch.num_generations, batch.groups
     if not 0 <= index < batch.group_count:
         raise IndexError(f"group {index} of {batch.group_count}")
-    found = attribution(batch)
-    own, decider = slice(index * size, (index + 1) * size), int(found.deciders[index])
+    attributed = attribution(batch)
+    own = slice(index * size, (index + 1) * size)
+    decider = int(attributed.deciders[index])
     dead = dead_kinds(batch)[index]
     scaled = {scale: batch_advantages(batch.scores, batch.weights, size, scale).advantages[own] for scale in SCALES}
     return ExplainedGroup(
@@ -269,8 +308,8 @@ def explain_in(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
         std=float(groups.stds[own][0]),
         advantages=groups.advantages[own],
         by_scale=scaled,
-        contributions=found.contributions[own],
-        shares=found.shares[index],
+        contributions=attributed.contributions[own],
+        shares=attributed.shares[index],
         decider=batch.names[decider] if decider >= 0 else None,
         dead=dead,
         cancels=cancelling(batch, index) if dead == CANCELLED else (),

@@ -29,7 +29,7 @@ _WARMING = (
 
 
 def agrees(given: str, right: str) -> bool | None:
-    """What math-verify says, without a clock of its own (its clock works only on the main thread); None if it fails."""
+    """What math-verify says, without its own clock (which works only on the main thread); None if it fails."""
     try:
         # With the last, an inequality is also the interval that it describes when the interval is the right answer.
         return bool(verify(_parsed(right), _parsed(given), timeout_seconds=None, allow_set_relation_comp=True))

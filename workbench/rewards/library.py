@@ -141,9 +141,27 @@ def make_tags_reward(
 
 
 strict_format_reward = make_tags_reward(TAGS, name="strict_format_reward")
+strict_format_reward.__doc__ += """
+
+>>> from workbench.rewards import strict_format_reward
+>>> strict_format_reward(["<reasoning>6 * 7</reasoning><answer>42</answer>", "<answer>42</answer>"])
+[1.0, 0.0]
+"""
 incremental_format_reward = make_tags_reward(TAGS, strict=False, name="incremental_format_reward")
+incremental_format_reward.__doc__ += """
+
+>>> from workbench.rewards import incremental_format_reward
+>>> incremental_format_reward(["<reasoning>6 * 7</reasoning><answer>42</answer>", "<answer>42</answer>", "42"])
+[1.0, 0.5, 0.0]
+"""
 # Where a chat template opens the <think> block itself, a completion lacks that tag: make_tags_reward(opened=True).
 think_answer_format_reward = make_tags_reward(THINK_TAGS, name="think_answer_format_reward")
+think_answer_format_reward.__doc__ += """
+
+>>> from workbench.rewards import think_answer_format_reward
+>>> think_answer_format_reward(["<think>6 * 7</think><answer>42</answer>", "<think></think><answer>42</answer>"])
+[1.0, 0.0]
+"""
 
 
 def answer_scores(given: Sequence[str | None], right: Sequence[Any], maximum: float, bare: bool = False) -> list[float | None]:
@@ -192,14 +210,43 @@ def make_answer_reward(where: str = "any", maximum: float = 2.0, name: str | Non
 
 
 correctness_reward = make_answer_reward("only", name="correctness_reward", bare=True)
+correctness_reward.__doc__ += """
+
+>>> from workbench.rewards import correctness_reward
+>>> correctness_reward(["<answer>42</answer>", "<answer>42 apples</answer>", "42"], answer=["42", "42", "42"])
+[2.0, 0.0, 0.0]
+"""
 lenient_correctness_reward = make_answer_reward("any", name="lenient_correctness_reward")
+lenient_correctness_reward.__doc__ += """
+
+>>> from workbench.rewards import lenient_correctness_reward
+>>> lenient_correctness_reward(["<answer>42 apples</answer>", "It is 42.", "It is 41."], answer=["42", "42", "42"])
+[2.0, 2.0, 0.0]
+"""
 mark_correctness_reward = make_answer_reward("mark", name="mark_correctness_reward", bare=True)
+mark_correctness_reward.__doc__ += """
+
+>>> from workbench.rewards import mark_correctness_reward
+>>> mark_correctness_reward(["6 * 7 = 42\\n#### 42", "It is 42."], answer=["42", "42"])
+[2.0, 0.0]
+"""
 boxed_correctness_reward = make_answer_reward("boxed", name="boxed_correctness_reward")
+boxed_correctness_reward.__doc__ += """
+
+>>> from workbench.rewards import boxed_correctness_reward
+>>> boxed_correctness_reward(["So it is \\\\boxed{42}.", "It is 42."], answer=["42", "42"])
+[2.0, 0.0]
+"""
 
 
 @max_score(2.0)
 def last_line_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
-    """2.0 if the last line that is not empty is the right answer, or ends with it as a word of its own, else 0.0."""
+    """2.0 if the last line that is not empty is the right answer, or ends with it as a separate word, else 0.0.
+
+    >>> from workbench.rewards import last_line_reward
+    >>> last_line_reward(["6 * 7\\nThe answer is 42", "42, I think"], answer=["42", "42"])
+    [2.0, 0.0]
+    """
     lines = (find_answer(completion_text(completion), "plain") or "" for completion in completions)
     return answer_scores([*map(ending, lines, answer)], answer, 2.0, bare=True)
 
@@ -244,6 +291,12 @@ def number_of(answer: Any) -> Fraction | None:
 
 
 closeness_reward = make_closeness_reward()
+closeness_reward.__doc__ += """
+
+>>> from workbench.rewards import closeness_reward
+>>> closeness_reward(["<answer>42</answer>", "<answer>21</answer>", "<answer>0</answer>"], answer=["42", "42", "42"])
+[1.0, 0.5, 0.0]
+"""
 
 
 def make_length_reward(
@@ -278,11 +331,22 @@ def _parts(unit: str, completions: Sequence[Any], completion_ids: Sequence[Seque
 
 # A completion without an answer earns nothing, or silence would be the best answer.
 length_reward = make_length_reward(120, answer_in="only", name="length_reward")
+length_reward.__doc__ += """
+
+>>> from workbench.rewards import length_reward
+>>> length_reward(["<answer>42</answer>", "." * 161 + "<answer>42</answer>", ""])
+[0.5, 0.25, 0.0]
+"""
 
 
 @max_score(0.25)
 def style_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
-    """0.25 if the answer block holds the bare answer: one line, no sentence, at most 20 characters; else 0.0."""
+    """0.25 if the answer block holds the bare answer: one line, no sentence, at most 20 characters; else 0.0.
+
+    >>> from workbench.rewards import style_reward
+    >>> style_reward(["<answer>42</answer>", "<answer>It is 42.</answer>"])
+    [0.25, 0.0]
+    """
     answers = [extract_answer(completion_text(completion)) or "" for completion in completions]
     return [0.25 if len(each) <= 20 and len(each.split()) == 1 and not each.endswith(".") else 0.0 for each in answers]
 
@@ -309,6 +373,12 @@ def make_repetition_reward(ngram: int = 3, maximum_penalty: float = 1.0, unit: s
 
 
 repetition_reward = make_repetition_reward(name="repetition_reward")
+repetition_reward.__doc__ += """
+
+>>> from workbench.rewards import repetition_reward
+>>> repetition_reward(["six times seven is forty-two", "so so so so"])
+[0.0, -0.5]
+"""
 
 
 def make_overlong_reward(max_completion_tokens: int, buffer_tokens: int, name: str | None = None) -> Scorer:

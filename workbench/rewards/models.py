@@ -14,7 +14,7 @@ from workbench.errors import TaskError
 
 
 def as_function(thing: Any, tokenizer: Any = None, name: str | None = None) -> Callable[..., Any]:
-    """A reward function for whatever TRL takes as one: a function as it is, a classification model, its id or its folder.
+    """A reward function for anything that TRL takes as one: a function as it is, a classification model, its id or its folder.
 
     A model scores prompt and completion together, in its own chat template where they are chat, in this process
     (`runs_in_process`), and states no maximum. One given by its id or folder is loaded when the function is first called.

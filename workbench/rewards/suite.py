@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,23 +62,18 @@ class RewardSuite:
         on_error: str = "stop",
         keep_state: bool = True,
     ) -> None:
-        self.task, self.names, given = task, task.function_names, weights or {}
-        self.weights = [float(given.get(name, own)) for name, own in zip(self.names, task.weights, strict=True)]
-        if unknown := sorted(given.keys() - set(self.names)):
-            rule, remedy = "a weight names one of the task's functions", f"choose from {', '.join(self.names)}"
-            raise RecipeError(f"reward_weights: {unknown[0]!r}", rule=rule, remedy=remedy)
-        for name, weight in zip(self.names, self.weights, strict=True):
-            if not abs(weight) <= LARGEST_WEIGHT:  # NaN, too, which TRL takes for a weight of 0
-                rule = f"a weight is a number of at most {LARGEST_WEIGHT:,.0f} in size"
-                raise RecipeError(f"reward_weights: {name} = {weight}", rule=rule, remedy="give a number; 0 turns a function off")
-        if not any(self.weights):
-            said, rule = f"reward_weights: all {len(self.names)} are 0", "the reward is the weighted sum of the functions"
-            raise RecipeError(said, rule=rule, remedy="give a function a weight")
+        self.task = task
+        self.names = task.function_names
+        self.weights = _weights(task, weights or {})
         if on_error not in ("stop", "skip"):
             rule = "a reward error stops the run or is skipped"
             raise RecipeError(f"on_error = {on_error!r}", rule=rule, remedy="stop or skip")
-        self.num_generations, self.scale_rewards, self.aggregation = num_generations, scale_rewards, aggregation
-        self.on_batch, self.deadline_s, self.on_error = on_batch, deadline_s, on_error
+        self.num_generations = num_generations
+        self.scale_rewards = scale_rewards
+        self.aggregation = aggregation
+        self.on_batch = on_batch
+        self.deadline_s = deadline_s
+        self.on_error = on_error
         self.hashes = {name: reward_hash(func) for name, func in zip(self.names, task.reward_funcs, strict=True)}
         self.notes: list[str] = []  # what was adapted, in words
         columns = list(task.rows[0]) if len(task.rows) else []
@@ -135,20 +130,20 @@ class RewardSuite:
     def _take(self, name: str, scored: Scored, call: Call, started: float) -> list[float]:
         self._pending[name] = scored, time.perf_counter() - started
         if len(self._pending) == len(self.names):
-            found = {each: own for each, (own, _) in self._pending.items()}
-            seconds = {each: seconds for each, (_, seconds) in self._pending.items()}
+            answers = {each: answer for each, (answer, _) in self._pending.items()}
+            part = _Part({}, answers, {each: seconds for each, (_, seconds) in self._pending.items()})
             self._pending = {}
             if self.gather is not None:
                 columns = {key: value for key, value in call.items() if isinstance(value, list)}
-                call, found, seconds = _whole(call, self.gather((columns, found, seconds)))
-            batch = self._join(call, found, seconds)
+                part = _whole(self.gather(_Part(columns, part.scored, part.seconds)))
+            batch = self._join({**call, **part.columns}, part.scored, part.seconds)
             if self.on_batch is not None:
                 self.on_batch(batch)
         return scored.scores
 
     @contextlib.contextmanager
     def _failing_together(self) -> Generator[None, None, None]:
-        # The others wait for this process's part of the batch, once: they are to end as it does.
+        # The others wait for this process's part of the batch, once: this makes all ranks fail together.
         try:
             yield
         except Exception as error:
@@ -271,31 +266,39 @@ class RewardSuite:
             parameters = inspect.signature(self.functions[name]).parameters.values()
             own = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
             needed = [p.name for p in own if p.default is p.empty]
-            if missing := next((each for each in needed if each not in keywords), None):
-                rename = f"rename the parameter to {missing}s: it is a list with one item per completion"
-                add = f"add a column {missing!r} to the rows, or rename the parameter to one that is there"
-                said = f"{name} needs {missing!r}; the rows have the columns {', '.join(map(str, rows[0]))}"
-                rule = "a reward function gets `prompts`, `completions` and the dataset's columns, by keyword"
-                raise TaskError(said, rule=rule, remedy=rename if f"{missing}s" in FROM_TRL else add)
-            for column in sorted(set(needed) - FROM_TRL):
-                if empty := [number for number, row in enumerate(rows) if row.get(column) is None]:
-                    said = f"{name} needs {column!r}, and {len(empty)} rows have none (the first is row {empty[0]})"
-                    rule, remedy = "it reads that column of every row", "fill it in or leave those rows out; wb.check lists them"
-                    raise TaskError(said, rule=rule, remedy=remedy)
+            self._check_columns(name, needed, keywords, rows)
             for column, kind in getattr(self.functions[name], "json_columns", {}).items():
-                for number, row in enumerate(rows):
-                    with contextlib.suppress(TypeError, ValueError, RecursionError):
-                        if isinstance(json.loads(row[column]), kind):
-                            continue
-                    said = f"{name} needs JSON text in {column!r}, and row {number} has {row[column]!r:.80}"
-                    example = json.dumps({"label": str(row[column])[:40]}, ensure_ascii=False)
-                    remedy = f"write an object there, such as {example}, or compare the word in a function of your own"
-                    raise TaskError(said, rule="it reads that column of every row as JSON", remedy=remedy)
+                _check_json(name, column, kind, rows)
             extra = sorted(keywords - {p.name for p in own if p.kind is not p.POSITIONAL_ONLY})
             if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
                 rule = "TRL passes every column, and a few objects besides, by keyword"
                 remedy = f"end its signature with **kwargs: def {name}(completions, **kwargs)"
                 raise TaskError(f"{name} does not accept {extra[0]!r}", rule=rule, remedy=remedy)
+
+    def _check_columns(self, name: str, needed: Sequence[str], keywords: frozenset[str], rows: Sequence[Row]) -> None:
+        if missing := next((each for each in needed if each not in keywords), None):
+            remedy = f"add a column {missing!r} to the rows, or rename the parameter to one that is there"
+            if f"{missing}s" in FROM_TRL:
+                remedy = f"rename the parameter to {missing}s: it is a list with one item per completion"
+            value = f"{name} needs {missing!r}; the rows have the columns {', '.join(map(str, rows[0]))}"
+            rule = "a reward function gets `prompts`, `completions` and the dataset's columns, by keyword"
+            raise TaskError(value, rule=rule, remedy=remedy)
+        for column in sorted(set(needed) - FROM_TRL):
+            if empty := [number for number, row in enumerate(rows) if row.get(column) is None]:
+                value = f"{name} needs {column!r}, and {len(empty)} rows have none (the first is row {empty[0]})"
+                remedy = "fill it in or leave those rows out; wb.check lists them"
+                raise TaskError(value, rule="it reads that column of every row", remedy=remedy)
+
+
+def _check_json(name: str, column: str, kind: type, rows: Sequence[Row]) -> None:
+    for number, row in enumerate(rows):
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            if isinstance(json.loads(row[column]), kind):
+                continue
+        value = f"{name} needs JSON text in {column!r}, and row {number} has {row[column]!r:.80}"
+        example = json.dumps({"label": str(row[column])[:40]}, ensure_ascii=False)
+        remedy = f"write an object there, such as {example}, or compare the word in a function of your own"
+        raise TaskError(value, rule="it reads that column of every row as JSON", remedy=remedy)
 
 
 def score(
@@ -358,15 +361,40 @@ def _call(rows: Sequence[Row], completions: Sequence[str], completion_ids: Seque
     return {"prompts": prompts, "completions": written, "completion_ids": ids, **columns, **_before_training()}
 
 
-def _whole(call: Call, parts: list[tuple[Call, dict[str, Scored], dict[str, float]]]) -> tuple[Call, dict, dict]:
+def _weights(task: Task, given: dict[str, float]) -> list[float]:
+    names = task.function_names
+    weights = [float(given.get(name, own)) for name, own in zip(names, task.weights, strict=True)]
+    if unknown := sorted(given.keys() - set(names)):
+        rule, remedy = "a weight names one of the task's functions", f"choose from {', '.join(names)}"
+        raise RecipeError(f"reward_weights: {unknown[0]!r}", rule=rule, remedy=remedy)
+    for name, weight in zip(names, weights, strict=True):
+        if not abs(weight) <= LARGEST_WEIGHT:  # NaN, too, which TRL takes for a weight of 0
+            rule = f"a weight is a number of at most {LARGEST_WEIGHT:,.0f} in size"
+            raise RecipeError(f"reward_weights: {name} = {weight}", rule=rule, remedy="give a number; 0 turns a function off")
+    if not any(weights):
+        rule = "the reward is the weighted sum of the functions"
+        raise RecipeError(f"reward_weights: all {len(names)} are 0", rule=rule, remedy="give a function a weight")
+    return weights
+
+
+class _Part(NamedTuple):
+    """What one process has of a batch."""
+
+    columns: Call  # lists with one value per completion
+    scored: dict[str, Scored]  # by function
+    seconds: dict[str, float]  # by function
+
+
+def _whole(parts: Sequence[_Part]) -> _Part:
     # One batch of the equally large parts of all processes: a group may lie across two. A step waits for the slowest.
-    whole = {key: [value for own, _, _ in parts for value in own[key]] for key in parts[0][0]}
-    found, size = {}, len(parts[0][0]["completions"])
-    for name in parts[0][1]:
-        own = [scored[name] for _, scored, _ in parts]
+    size = len(parts[0].columns["completions"])
+    columns = {key: [value for part in parts for value in part.columns[key]] for key in parts[0].columns}
+    scored = {}
+    for name in parts[0].scored:
+        own = [part.scored[name] for part in parts]
         errors = {number * size + index: why for number, each in enumerate(own) for index, why in each.errors.items()}
-        found[name] = Scored([score for each in own for score in each.scores], errors)
-    return {**call, **whole}, found, {name: max(seconds[name] for *_, seconds in parts) for name in found}
+        scored[name] = Scored([score for each in own for score in each.scores], errors)
+    return _Part(columns, scored, {name: max(part.seconds[name] for part in parts) for name in scored})
 
 
 def _before_training() -> Call:

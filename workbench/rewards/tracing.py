@@ -182,7 +182,7 @@ def unreached(function: Callable[..., Any], trace: Trace) -> list[Unreached]:
 
 
 def broad_handlers(function: Callable[..., Any]) -> list[str]:
-    """`except:` and `except Exception:` of a function that go on without raising: "file.py:12", in order."""
+    """`except:` and `except Exception:` of a function that continue without raising: "file.py:12", in order."""
     return _places(function, _hides)
 
 

@@ -51,13 +51,23 @@ def _json_scores(completions: Sequence[Any], schemas: Iterable[str], maximum: fl
 
 @max_score(1.0)
 def json_schema_reward(completions: Sequence[Any], schema: Sequence[str], **kwargs: Any) -> list[float]:
-    """1.0 if the answer is JSON and keeps to the row's `schema` (JSON Schema, as text), else 0.0."""
+    """1.0 if the answer is JSON and keeps to the row's `schema` (JSON Schema, as text), else 0.0.
+
+    >>> from workbench.rewards import json_schema_reward
+    >>> json_schema_reward(['{"age": 7}', '{"age": "seven"}'], schema=['{"properties": {"age": {"type": "integer"}}}'] * 2)
+    [1.0, 0.0]
+    """
     return _json_scores(completions, schema, 1.0)
 
 
 @max_score(2.0)
 def json_values_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
-    """2.0 times the share of the right object's fields that the answer has with the right value; extra fields count against."""
+    """2.0 times the share of the right object's fields that the answer has with the right value; extra fields count against.
+
+    >>> from workbench.rewards import json_values_reward
+    >>> json_values_reward(['{"name": "Ada", "age": 7}', '{"name": "Ada"}', "Ada"], answer=['{"name": "Ada", "age": 7}'] * 3)
+    [2.0, 1.0, 0.0]
+    """
     scores = []
     for found, wanted in zip(map(json_of, completions), map(json.loads, answer), strict=True):
         if isinstance(found, dict):
@@ -70,7 +80,12 @@ def json_values_reward(completions: Sequence[Any], answer: Sequence[str], **kwar
 
 @max_score(1.0)
 def json_right_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
-    """1.0 if the answer is exactly the right object, which the row's `answer` holds as text; else 0.0."""
+    """1.0 if the answer is exactly the right object, which the row's `answer` holds as text; else 0.0.
+
+    >>> from workbench.rewards import json_right_reward
+    >>> json_right_reward(['{"age": 7}', '{"age": 8}'], answer=['{"age": 7}'] * 2)
+    [1.0, 0.0]
+    """
     return [float(found == wanted) for found, wanted in zip(map(json_of, completions), map(json.loads, answer), strict=True)]
 
 
@@ -136,21 +151,32 @@ def solves(answer: str, numbers: Sequence[int], target: int) -> bool:
     left, equals, right = answer.partition("=")
     if equals and right.strip() != str(target):
         return False
-    found = evaluate_expression(left)
-    return found is not None and found[0] == target and Counter(found[1]) == Counter(numbers)
+    result = evaluate_expression(left)
+    return result is not None and result[0] == target and Counter(result[1]) == Counter(numbers)
 
 
 @max_score(2.0)
 def countdown_reward(
     completions: Sequence[Any], numbers: Sequence[Sequence[int]], target: Sequence[int], **kwargs: Any
 ) -> list[float]:
-    """2.0 if the one answer block holds an expression that uses each number once and reaches the target, else 0.0."""
+    """2.0 if the one answer block holds an expression that uses each number once and reaches the target, else 0.0.
+
+    >>> from workbench.rewards import countdown_reward
+    >>> countdown_reward(["<answer>(2 + 5) * 6</answer>", "<answer>6 * 7</answer>"], numbers=[[2, 5, 6]] * 2, target=[42, 42])
+    [2.0, 0.0]
+    """
     answers = [extract_answer(completion_text(completion)) or "" for completion in completions]
     return [2.0 if solves(*each) else 0.0 for each in zip(answers, numbers, target, strict=True)]
 
 
 @max_score(0.5)
 def numbers_used_reward(completions: Sequence[Any], numbers: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
-    """0.5 if the answer block holds an expression that uses each number once, whatever it comes to; else 0.0."""
-    found = [evaluate_expression((extract_answer(completion_text(each)) or "").partition("=")[0]) for each in completions]
-    return [0.5 if own and Counter(own[1]) == Counter(some) else 0.0 for own, some in zip(found, numbers, strict=True)]
+    """0.5 if the answer block holds an expression that uses each number once, with any result; else 0.0.
+
+    >>> from workbench.rewards import numbers_used_reward
+    >>> numbers_used_reward(["<answer>2 + 5 + 6</answer>", "<answer>6 * 7</answer>"], numbers=[[2, 5, 6]] * 2)
+    [0.5, 0.0]
+    """
+    answers = [(extract_answer(completion_text(each)) or "").partition("=")[0] for each in completions]
+    results = zip(map(evaluate_expression, answers), numbers, strict=True)
+    return [0.5 if result and Counter(result[1]) == Counter(given) else 0.0 for result, given in results]

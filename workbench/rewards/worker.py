@@ -1,4 +1,4 @@
-"""A callable in a process of its own, which can be killed.
+"""Run a callable in a process that can be killed.
 
 A pattern that backtracks holds Python's lock, so only the end of its process can end it. A server process imports once and
 forks the worker, each over a separate connection: the next one is there in milliseconds, and sees nothing of the killed one.
@@ -56,12 +56,12 @@ class RemoteError(Exception):
 
 
 def inside_worker() -> bool:
-    """Whether this process is a worker: it can be killed as it is, and needs no worker of its own."""
+    """Whether this process is a worker: it can be killed as it is, and needs no separate worker."""
     return _WORKER_MARK in os.environ
 
 
 class Worker:
-    """`target` in a process of its own. Calls from several threads wait for each other.
+    """`target` in a separate process. Calls from several threads wait for each other.
 
     What the target keeps between calls stays in that process, and is lost when it is killed; what it prints is printed here
     when the call is back. The modules of `preload` are imported before the first fork. TypeError if cloudpickle cannot
@@ -183,7 +183,7 @@ def _end(process: subprocess.Popen, control: Connection, pids: list[int]) -> Non
     process.wait()
 
 
-# -- what comes back: read as data, for whatever the target put there must run nothing where it is read -------------------
+# -- what comes back: read as data, for what the target put there must run nothing where it is read -------------------
 @dataclass(frozen=True, repr=False)
 class Foreign:
     """A value that is no data, by its type and as it printed itself; an answer has this in its place."""

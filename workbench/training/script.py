@@ -236,7 +236,7 @@ class _Reader:
         if self.trainers and "peft_config" not in dict(self.given) and not self._calls(r"LoraConfig|(.*\.)?get_peft_model"):
             self._note(self.trainers[0].line, "no adapter in the script; here one is trained (recipe field lora)")
         for call in self.trainers[1:2]:
-            self._note(call.line, "a second trainer: `stages:` of one recipe go on with the same adapter")
+            self._note(call.line, "a second trainer: `stages:` of one recipe continue with the same adapter")
         for call in self._calls("SFTTrainer"):
             self._note(call.line, "SFTTrainer is left out: recipe field warm_start fine-tunes on right completions first")
         libraries, policy = {name.split(".")[0] for name in self.modules.values()}, self.content["policy"]

@@ -1,0 +1,221 @@
+"""Reward functions that run beside the trainer, in its process: what they change there is put back, and coroutines are awaited
+in separate loops, where one that blocks takes nobody along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import inspect
+import os
+import random
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from workbench.rewards.tracing import code_objects
+from workbench.rewards.worker import ends_if_forked, names_kept
+
+NO_LIST = (dict, str, bytes, set, frozenset)  # what can be gone through, and is not one score per completion in order
+_GRACE_S = 0.5  # in which a coroutine that was cancelled has to end
+
+
+class Answer(NamedTuple):
+    """How a call of a coroutine function ended: with a result, an error, or late."""
+
+    result: Any = None
+    error: BaseException | None = None
+    late: str | None = None  # why the loop is still busy; empty if it is free again, None if the call was in time
+
+
+async def answer_of(function: Callable[..., Any], call: dict[str, Any], deadline_s: float | None) -> Answer:
+    """Await a coroutine function in its own loop, for `deadline_s` at most (None: no limit)."""
+    # In a separate loop: one that blocks, or stops its loop, takes neither the trainer's along nor that of another function.
+    loop = CoroutineLoop.of(function)
+    task = loop.begin(_caught(function, call))
+    waiting = asyncio.wrap_future(task)
+    late = None
+    try:
+        await asyncio.wait({waiting}, timeout=deadline_s)
+    finally:
+        if not waiting.done():
+            task.cancel()  # which also cancels it where it runs
+            late = await asyncio.to_thread(loop.busy, _GRACE_S)
+            if late:
+                # Left behind, with its thread, for ever: what swallows its cancellation would swallow its deletion, too,
+                # and never come back from it.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(loop.left_behind()))
+    return task.result() if late is None else Answer(late=late)
+
+
+async def _caught(function: Callable[..., Any], call: dict[str, Any]) -> Answer:
+    process = os.getpid()
+    try:
+        answer = Answer(plain_result(await function(**call)))
+    except BaseException as error:  # SystemExit would end the loop in which it is awaited
+        answer = Answer(error=error)
+    ends_if_forked(process, answer.error)
+    return answer
+
+
+def run_alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """`asyncio.run`, which would wait for a task that swallows its cancellation, without that wait."""
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(coroutine)
+    finally:
+        loop.close()
+
+
+class CoroutineLoop:
+    """An event loop in a thread, for a coroutine function as long as that lives: a client or a limit that it keeps belongs to it.
+
+    What measures, plans and trains with one function uses the same loop, and so do functions that use the same object.
+    """
+
+    _all: ClassVar[list[CoroutineLoop]] = []
+    _lock = threading.RLock()  # a function may be collected while this is held
+
+    def __init__(self) -> None:
+        self.loop, self._ended = asyncio.new_event_loop(), False
+        self._users, self._used = 0, set[int]()  # functions that live; ids of those and of the objects that they use
+        threading.Thread(target=self._run, name="reward coroutine", daemon=True).start()
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> CoroutineLoop:
+        """The loop of a coroutine function, which is begun with its first call."""
+        while isinstance(function, functools.partial) or hasattr(function, "beneath"):
+            function = function.func if isinstance(function, functools.partial) else function.beneath
+        owner = getattr(function, "__self__", function)  # of a method, which is another object each time
+        used = {id(owner), *map(id, filter(_keeps_state, [*reached(function), *getattr(owner, "__dict__", {}).values()]))}
+        with cls._lock:
+            loop = next((each for each in cls._all if each._used & used), None)
+            if loop is None:
+                cls._all.append(loop := cls())
+            if id(owner) not in loop._used:
+                with contextlib.suppress(TypeError):  # it takes no weak references, and the loop stays
+                    loop._users += 1
+                    weakref.finalize(owner, loop._forget, id(owner)).atexit = False
+            loop._used |= used
+        return loop
+
+    def _forget(self, owner: int) -> None:
+        with self._lock:
+            self._used.discard(owner)
+            self._users -= 1
+            if not self._users:
+                self.left_behind().end()
+
+    def left_behind(self) -> CoroutineLoop:
+        """The loop itself, which no later call uses."""
+        with self._lock, contextlib.suppress(ValueError):
+            self._all.remove(self)
+        return self
+
+    def _run(self) -> None:
+        while not self._ended:  # a function may stop it, or end it with a task that raises SystemExit
+            with contextlib.suppress(BaseException):
+                self.loop.run_forever()
+        self.loop.close()
+
+    def begin(self, coroutine: Coroutine[Any, Any, Any]) -> Future:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def busy(self, within_s: float) -> str:
+        """Why it still runs something after so many seconds, in words; empty: it is free."""
+
+        async def rest() -> set[Any]:
+            return asyncio.all_tasks() - {asyncio.current_task()}
+
+        try:
+            others = self.begin(rest()).result(within_s)
+        except TimeoutError:
+            return ": it blocks instead of awaiting" if self._users < 2 else ": it, or one that uses the same objects, blocks"
+        if others and self.begin(asyncio.wait(others, timeout=within_s)).result(2 * within_s)[1]:
+            return ", and did not end when it was cancelled"
+        return ""
+
+    def end(self) -> None:
+        self._ended = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+class ProcessState:
+    """While functions run beside the trainer: what they change of its process is put back when the last of them has ended.
+
+    That is the current folder, torch's default dtype and gradient mode, what they replace in `builtins`, `json`, `math` and
+    `re`, and the random numbers of Python, numpy and torch. Of those the functions have streams of their own, which begin as
+    the trainer's are at the first call and continue from call to call: put back alone, they would draw the same ones every time.
+    """
+
+    def __init__(self) -> None:
+        self._inside, self._lock, self._states = 0, threading.Lock(), contextlib.ExitStack()
+        self._streams: list[tuple[Callable[[Any], Any], Any]] = []
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._keep(self._states)
+
+    def __exit__(self, *_: Any) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._streams = _random_streams()
+                self._states.close()
+
+    def _keep(self, states: contextlib.ExitStack) -> None:
+        states.enter_context(names_kept())
+        with contextlib.suppress(OSError):  # a folder that is gone
+            states.callback(os.chdir, os.getcwd())
+        if (torch := sys.modules.get("torch")) is not None:
+            states.callback(torch.set_grad_enabled, torch.is_grad_enabled())
+            states.callback(torch.set_default_dtype, torch.get_default_dtype())
+        for put_back, state in _random_streams():
+            states.callback(put_back, state)
+        for put, state in self._streams:
+            put(state)
+
+
+def _random_streams() -> list[tuple[Callable[[Any], Any], Any]]:
+    # (What sets a stream, its state now). torch only where it is loaded: the policy has to bring it in first.
+    streams = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
+    if (torch := sys.modules.get("torch")) is not None:
+        streams.append((torch.set_rng_state, torch.get_rng_state()))
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            streams.append((torch.cuda.set_rng_state, torch.cuda.get_rng_state()))
+    return streams
+
+
+def reached(function: Callable[..., Any]) -> list[Any]:
+    """What a function holds by name; comprehensions and helpers, too."""
+    names = {name for code in code_objects(function) for name in code.co_names}
+    held = [getattr(function, "__globals__", {}).get(name) for name in sorted(names)]
+    with contextlib.suppress(ValueError):
+        held += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    return held
+
+
+def _keeps_state(value: Any) -> bool:
+    plain = (str, bytes, int, float, complex, tuple, frozenset, re.Pattern, type(None))
+    return not isinstance(value, (*plain, type, ModuleType)) and not inspect.isroutine(value)
+
+
+def plain_result(result: Any) -> Any:
+    """What a function returned, with tensors, arrays and generators as lists of Python values."""
+    if hasattr(result, "tolist"):
+        column = getattr(result, "ndim", 1) == 2 and result.shape[1] == 1
+        return result.reshape(-1).tolist() if column else result.tolist()
+    if isinstance(result, NO_LIST) or not hasattr(result, "__iter__"):
+        return result
+    return [value.item() if hasattr(value, "item") else value for value in result]
