@@ -747,7 +747,7 @@ def test_a_report_on_somebodys_trainer_requests_nothing(home, tmp_path):
     run = attach(trainer := trl_text_two_functions(tmp_path), run_name="theirs")
     trainer.train()
     settings = write_report(run, markdown=True).read_text().partition("## Settings")[2].partition("## ")[0]
-    assert "in force" in settings
+    assert "effective" in settings
     assert "requested" not in settings
 
 
