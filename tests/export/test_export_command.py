@@ -15,7 +15,7 @@ import made_artefacts
 import pytest
 from made_runs import made_run
 
-from workbench import cli
+from workbench import cli, command
 from workbench.exporting import merging
 from workbench.exporting.artefacts import meant
 from workbench.exporting.making import export
@@ -24,7 +24,7 @@ from workbench.exporting.making import export
 @pytest.fixture
 def workbench(home, monkeypatch, capsys):
     monkeypatch.setenv("WORKBENCH_HOME", str(home))
-    monkeypatch.setattr(cli, "guard_output", lambda: None)
+    monkeypatch.setattr(command, "guard_output", lambda: None)
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["workbench", *words])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench import cli, workspace
+from workbench import command, workspace
 from workbench.errors import DiskError, ExportError, RunError, WorkbenchError
 from workbench.inspection.evaluation import evaluate
 from workbench.recipe import Recipe
@@ -236,9 +236,9 @@ def test_a_command_on_a_full_disk_ends_with_words(monkeypatch, capsys):
     def app():
         raise OSError(errno.ENOSPC, "No space left on device", "/somewhere/x")
 
-    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(command, "app", app)
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        command.main()
     assert ended.value.code == 2
     assert "/somewhere/x cannot be written: the disk is full" in capsys.readouterr().err
 
@@ -305,7 +305,7 @@ def test_a_command_without_memory_ends_with_words(monkeypatch, capsys, error):
     def app():
         raise error
 
-    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(command, "app", app)
     with pytest.raises(SystemExit):
-        cli.main()
+        command.main()
     assert "a command fits into memory" in capsys.readouterr().err
