@@ -113,9 +113,7 @@ def test_the_browser_widget_shows_500_hostile_completions_as_text(jupyterlab, pa
     where = page.locator(".workbench-where input")
     where.fill("completion like '%svg%'")
     where.press("Enter")
-    waited_for(
-        lambda: page.locator(".workbench-rows tr").count() == 1 + sum("svg" in text for text in (HOSTILE * 2)[:512])
-    )
+    waited_for(lambda: page.locator(".workbench-rows tr").count() == 1 + sum("svg" in text for text in (HOSTILE * 2)[:512]))
     assert page.evaluate("() => window.hacked") is None
     assert [url for url in asked if "e.vil" in url] == []
     assert not page.locator(".workbench-rows img, .workbench-rows script, .jp-OutputArea mjx-container").count()

@@ -15,7 +15,8 @@ import made_artefacts
 import pytest
 from made_runs import made_run
 
-from workbench import cli, command
+from workbench import cli
+from workbench import command as frame
 from workbench.exporting import merging
 from workbench.exporting.artefacts import meant
 from workbench.exporting.making import export
@@ -24,7 +25,7 @@ from workbench.exporting.making import export
 @pytest.fixture
 def workbench(home, monkeypatch, capsys):
     monkeypatch.setenv("WORKBENCH_HOME", str(home))
-    monkeypatch.setattr(command, "guard_output", lambda: None)
+    monkeypatch.setattr(frame, "guard_output", lambda: None)
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["workbench", *words])
@@ -142,9 +143,7 @@ def test_ctrl_c_says_what_is_left(workbench, home, monkeypatch):
     monkeypatch.setattr(merging, "save_tokenizer", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
     code, out, said = workbench("export", "r", "--format", "merged_16bit", "--into", "base")
     assert code == 130
-    assert said.endswith(
-        "aborted: the formats that are whole stay in export/, nothing half-made does; the same command makes the rest\n"
-    )
+    assert said.endswith("aborted: finished formats stay in export/, partial ones are removed; the same command makes the rest\n")
     assert not out
     assert [file.name for file in (home / "runs/r/export").iterdir()] == ["adapter"]
 

@@ -133,8 +133,8 @@ class LivePlot(RunCell):
         self._batch: ScoredBatch | None = None  # the newest
         # What is slow the first time (libraries, fonts) is done here, before the run's time begins; the second draw says
         # what one costs.
-        if controls:
-            buttons_work(in_cell=True)
+        if controls and buttons_work(in_cell=True)[0]:
+            import ipywidgets  # noqa: F401
         self.view = RunView(group_every)
         for _ in range(2):
             started = time.perf_counter()
