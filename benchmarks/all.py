@@ -22,7 +22,7 @@ import measuring
 
 NAMES = (
     "steps", "generation", "checkpoints", "exports", "verifying", "kills", "damage", "hooks", "scoring", "answers", "replay",
-    "reading", "long_run", "start", "dataset_checks", "health", "broken_runs", "held_out", "rescue", "warm_start",
+    "reading", "long_run", "start", "dataset_checks", "health", "broken_runs", "held_out", "warm_start",
 )  # fmt: skip
 README = measuring.HERE / "README.md"
 _BLOCK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)

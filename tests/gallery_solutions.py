@@ -8,7 +8,7 @@ from typing import Any
 import nbformat
 
 from workbench.demo import notebooks_folder
-from workbench.teaching.cells import blanks, filled
+from workbench.teaching._lib.cells import blanks, filled
 
 NOTEBOOK = notebooks_folder() / "teaching" / "broken_runs.ipynb"
 
@@ -33,7 +33,7 @@ def repairs() -> dict[str, str]:
 def repair(case: Any) -> None:
     """Repair a case that was made, as its solution does."""
     import workbench as wb
-    from workbench.teaching import gallery
-    from workbench.teaching.lessons import done
+    from workbench.teaching import done, gallery, rows
 
-    exec(repairs()[case.name], {"wb": wb, "gallery": gallery, "done": done, "case": case, "run": case.run})
+    told = {"wb": wb, "gallery": gallery, "done": done, "rows": rows, "case": case, "run": case.run}
+    exec(repairs()[case.name], told)

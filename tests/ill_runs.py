@@ -14,8 +14,8 @@ from workbench.rewards.answers import completion_text
 from workbench.rewards.library import correctness_reward, lenient_correctness_reward, max_score, strict_format_reward
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task
-from workbench.teaching.gallery import Fresh as Fresh
-from workbench.teaching.gallery import trained
+from workbench.teaching._lib.gallery import Fresh as Fresh
+from workbench.teaching._lib.gallery import trained
 from workbench.tiny.task import task as arithmetic
 from workbench.training.trainer import train
 

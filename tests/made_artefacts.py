@@ -47,7 +47,8 @@ def made_run(name: str = "r", recipe: dict[str, Any] | None = None, steps: int =
     asked.save(run.path / "recipe.yaml")
     found = {
         "id": f"id of {name}", "created": "2026-11-23T05:24:46+00:00", "versions": VERSIONS, "template": "t" * 16,
-        "policy": {"source": str(MODEL_DIR), "device": "the CPU (1 threads)", "backend": "Unsloth", "precision": "nf4"},
+        "policy": {"source": str(MODEL_DIR), "device": "the CPU (1 threads)", "backend": "Unsloth", "backend_name": "unsloth",
+                   "precision": "nf4"},
         "task": {"name": "doubles", "source": "", "rows": "a" * 16, "held_out": "b" * 16, "card": None},
         "prompts": {"used": 8},
     }  # fmt: skip

@@ -59,7 +59,7 @@ def audit():
 
 def memory():
     from workbench.memory import estimate
-    from workbench.training.plan.values import DEFAULTS
+    from workbench.training.settings.values import DEFAULTS
 
     return estimate(Recipe(policy={"name": "tiny"}), dict(DEFAULTS), vram_gb=16.0)
 
@@ -162,7 +162,7 @@ def boxes():
 
 SAMPLES = {
     "workbench.teaching.checklist.Checklist": boxes,
-    "workbench.training.prepare.Plan": plan,
+    "workbench.training.plan.Plan": plan,
     "workbench.exporting.checks.Proof": proof,
     "workbench.exporting.checks.Proofs": proofs,
     "workbench.exporting.risk.MergeRisk": merge_risk,

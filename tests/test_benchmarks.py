@@ -253,34 +253,6 @@ def test_a_broken_run_is_made_and_repaired():
     assert found["held"]
 
 
-@pytest.mark.slow
-def test_a_rescued_run_is_measured_by_what_it_generated():
-    rescue = benchmark("rescue")
-    with measuring.empty_home():
-        plain, twice = (rescue.cell(arm, 0, 4, every=2, prompts=8, held_out=4) for arm in ("none", "oversample 2"))
-    assert plain["completions"] == twice["completions"] == [0, 64, 128]  # 4 steps of 32, 2 steps of 64
-    assert plain["scores"][0] == twice["scores"][0], "both begin with the same adapter"
-
-
-def test_completions_to_a_score_are_read_off_the_curve():
-    rescue = benchmark("rescue")
-    curve = {"completions": [0, 100, 200], "scores": [0.1, 0.1, 0.3]}
-    assert rescue.reaches(curve, 0.2) == pytest.approx(150)
-    assert rescue.reaches(curve, 0.1) == 0
-    assert rescue.reaches(curve, 0.31) is None
-    ends = {"dead": [0.5, 0.5], "cpu_s": 1.0}
-    plain = {"completions": [0, 100, 200], "scores": [0.0, 0.2, 0.2], **ends}
-    fast = {"completions": [0, 100, 200], "scores": [0.0, 0.4, 0.4], **ends}
-    never = {"completions": [0, 100, 200], "scores": [0.0, 0.05, 0.05], **ends}
-    by_arm = dict.fromkeys(rescue.ARMS, plain) | {"both": fast, "exclude": never}
-    cells = [{"arm": arm, "seed": seed, **own} for arm, own in by_arm.items() for seed in range(2)]
-    found = rescue.compared(cells)
-    assert found["none"]["completions"] == [50, 50]  # to 0.1, halfway from 0 to 0.2
-    assert found["both"]["ratio"] == pytest.approx([0.5, 0.5, 0.5])
-    assert found["both"]["gained"] == pytest.approx([0.2, 0.2, 0.2])
-    assert (found["exclude"]["not_reached"], found["exclude"]["completions"]) == (2, [200, 200])
-
-
 def test_a_child_that_fails_is_told_from_one_that_refuses():
     from workbench.errors import RunError
 

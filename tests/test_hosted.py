@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from workbench import hosted
-from workbench.hosted import HostedError, host, set_up
+from workbench.errors import HostedError
+from workbench.hosted import host, set_up
 
 ROOT = Path(__file__).parents[1]
 setup_cell = SimpleNamespace(**runpy.run_path(str(ROOT / "tools" / "setup_cell.py")))
@@ -85,29 +86,62 @@ def test_anywhere_else_cell_and_function_do_nothing_and_say_nothing(elsewhere, c
 
 
 @pytest.mark.parametrize("variable", ["COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"])
-def test_an_address_that_was_never_set_is_not_cloned(elsewhere, variable):
-    done = bare(code("https://github.com/OWNER/grpo-workbench"), elsewhere, **{variable: "x"})
-    for words in ("github.com/OWNER/grpo-workbench: OWNER is a placeholder", "rule:", "remedy:", "upload a copy"):
-        assert words in done.stderr
+def test_without_a_copy_and_an_address_the_cell_fails_beside_its_remedy(elsewhere, variable):
+    nowhere = (elsewhere / "nowhere").as_uri()
+    done = bare(code(nowhere), elsewhere, **{variable: "x"})
+    assert done.returncode != 0
+    assert "URLError" in done.stderr
+    [line] = [line for line in code().splitlines() if "address = " in line]
+    for words in ("switch Internet on", "upload a copy as the folder grpo-workbench"):
+        assert words in line
     assert not (elsewhere / "grpo-workbench").exists()
 
 
+def offered(folder: Path) -> str:
+    """An address that has this file to download, and no repository to clone."""
+    raw = folder / "raw" / "main" / "workbench"
+    raw.mkdir(parents=True)
+    shutil.copyfile(ROOT / "workbench" / "hosted.py", raw / "hosted.py")
+    return folder.as_uri()
+
+
 def test_what_git_says_is_shown(elsewhere):
-    nowhere = (elsewhere / "nowhere").as_uri()
-    done = bare(code(nowhere), elsewhere, COLAB_RELEASE_TAG="x")
-    assert re.search(rf"RuntimeError: {nowhere}: .*fatal: .*not", done.stderr, re.DOTALL)
-    assert "remedy: switch Internet on" in done.stderr
+    address = offered(elsewhere / "address")
+    done = bare(code(address), elsewhere, KAGGLE_KERNEL_RUN_TYPE="x")
+    assert re.search(rf"RuntimeError: {address}: .*fatal: .*not", done.stderr, re.DOTALL)
+    assert f"remedy: switch Internet on, or upload a copy of the repository as {elsewhere}/grpo-workbench" in done.stderr
+
+
+def test_it_is_cloned_where_there_is_no_copy(elsewhere):
+    origin = elsewhere / "origin"
+    address = offered(origin)
+    (origin / "workbench").mkdir()
+    (origin / "workbench" / "hosted.py").write_text("def set_up(runs_in): print(__file__, runs_in)")
+    git = ["git", "-c", "user.name=tests", "-c", "user.email=tests@localhost"]
+    for command in (["init", "--quiet"], ["add", "workbench"], ["commit", "--quiet", "--message", "all"]):
+        subprocess.run([*git, *command], cwd=origin, check=True)
+    (elsewhere / "content").mkdir()
+    done = bare(code(address), elsewhere / "content", KAGGLE_KERNEL_RUN_TYPE="x")
+    file, runs_in = done.stdout.split()
+    assert Path(file) == elsewhere / "content" / "grpo-workbench" / "workbench" / "hosted.py", done.stderr
+    assert runs_in == "/content/drive/MyDrive/grpo-workbench"
+
+
+def test_the_cell_is_short():
+    assert len(code().splitlines()) <= 8
 
 
 @pytest.mark.parametrize("place", ["grpo-workbench", "drive/grpo-workbench", "input/copies/grpo-workbench"])
 def test_a_copy_that_is_there_is_taken(elsewhere, place):
     copy = elsewhere / place / "workbench"
     copy.mkdir(parents=True)
-    (copy / "hosted.py").write_text("def set_up(runs_in): print(__file__, runs_in)")
+    (copy / "hosted.py").write_text("def begin(runs_in, address): print(__file__, runs_in, address)")
     text = code().replace("/kaggle/input", f"{elsewhere}/input")
     text = text.replace("/content/drive/MyDrive/grpo-workbench", f"{elsewhere}/drive/grpo-workbench")
     done = bare(text, elsewhere, KAGGLE_KERNEL_RUN_TYPE="Interactive")
-    assert done.stdout.split() == [f"{copy}/hosted.py", f"{elsewhere}/drive/grpo-workbench"], done.stderr
+    file, runs_in, address = done.stdout.split()
+    assert elsewhere / file == copy / "hosted.py"
+    assert (runs_in, address) == (f"{elsewhere}/drive/grpo-workbench", setup_cell.address())
 
 
 def test_a_copy_in_a_drive_that_is_not_mounted_yet_is_taken(elsewhere):
@@ -122,7 +156,7 @@ def mount(folder):
     copy.mkdir(parents=True)
     (copy / "hosted.py").write_text("def set_up(runs_in): print(__file__)")
 """)
-    text = code().replace("/content/drive", f"{elsewhere}/drive")
+    text = code(offered(elsewhere / "address")).replace("/content/drive", f"{elsewhere}/drive")
     done = bare(f"import sys; sys.path.insert(0, {str(elsewhere)!r})\n{text}", elsewhere, COLAB_RELEASE_TAG="x")
     copy = elsewhere / "drive" / "MyDrive" / "grpo-workbench" / "workbench" / "hosted.py"
     assert done.stdout.splitlines() == [f"mounted {elsewhere}/drive", str(copy)], done.stderr

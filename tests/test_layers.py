@@ -82,20 +82,19 @@ MODULES = {module_name(path): path for path in FILES}
 
 
 @functools.cache
-def arrows() -> dict[str, set[str]]:
-    """Module -> the package's own modules that it imports, also inside functions; not those under TYPE_CHECKING."""
+def arrows(*, hints: bool = False, functions: bool = True) -> dict[str, set[str]]:
+    """Module -> the package's own modules that it imports; also under TYPE_CHECKING (`hints`), and inside `functions`."""
     found: dict[str, set[str]] = {}
     for name, path in MODULES.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        hinted = {
-            id(node)
-            for block in ast.walk(tree)
-            if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
-            for node in ast.walk(block)
-        }
+        left_out = set()
+        for block in ast.walk(tree):
+            hinted = isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+            if (hinted and not hints) or (isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef) and not functions):
+                left_out |= {id(node) for node in ast.walk(block)}
         named = set()
         for node in ast.walk(tree):
-            if id(node) in hinted:
+            if id(node) in left_out:
                 continue
             if isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
@@ -107,10 +106,30 @@ def arrows() -> dict[str, set[str]]:
     return found
 
 
+def closure(names: tuple[str, ...]) -> set[str]:
+    """All modules that a reader of these meets, following imports at the top of a file and hints; packages' own files, too."""
+    reached: set[str] = set()
+    left = [f"workbench.{name}" for name in names]
+    while left:
+        name = left.pop()
+        if name not in reached:
+            reached.add(name)
+            left += arrows(hints=True, functions=False)[name]
+            parent = name.rpartition(".")[0]
+            if parent != "workbench":
+                left.append(parent)
+    return reached
+
+
+def lines_of(modules: set[str]) -> int:
+    return sum(len(MODULES[name].read_text(encoding="utf-8").splitlines()) for name in modules)
+
+
 def test_no_imports_go_in_a_circle_within_a_folder_or_between_folders():
-    list(graphlib.TopologicalSorter(arrows()).static_order())  # raises CycleError, with the circle
+    # An interface that needs its caller's type is a circle for whoever reads it, so hints count.
+    list(graphlib.TopologicalSorter(arrows(hints=True)).static_order())  # raises CycleError, with the circle
     folders: dict[str, set[str]] = {}
-    for name, others in arrows().items():
+    for name, others in arrows(hints=True).items():
         own = name.split(".")[1] if "." in name else "workbench"
         folders.setdefault(own, set()).update({other.split(".")[1] for other in others} - {own})
     list(graphlib.TopologicalSorter(folders).static_order())
@@ -119,18 +138,32 @@ def test_no_imports_go_in_a_circle_within_a_folder_or_between_folders():
 # What a newcomer reads to understand the workbench, and what is put on from outside.
 CORE = (
     "recipe", "task", "run.directory", "run.rollouts", "run.metrics", "run.control_file", "rewards.library",
-    "rewards.answers", "rewards.suite", "rewards.groups", "training.prepare", "training.policy", "training.trainer",
-    "training.stages",
+    "rewards.answers", "rewards.suite", "rewards.groups", "training.plan", "training.prepare", "training.policy",
+    "training.trainer", "training.stages",
 )  # fmt: skip
 INSTRUMENTS = ("audit", "replaying", "memory", "health", "views", "inspection", "exporting")
 
 
+# What stands around a run.
+FEATURES = ("trackers", "fitting", "held_out", "warm_start", "generation")
+# Still reached from the core: to be lowered, never raised.
+CLOSURE_LINES = 18_600
+REACHED_YET = {"audit", "health", "memory", *FEATURES}
+
+
 def test_the_core_is_small_and_imports_no_instrument():
-    lines = sum(len(MODULES[f"workbench.{name}"].read_text(encoding="utf-8").splitlines()) for name in CORE)
-    assert lines <= 4_800
+    assert lines_of({f"workbench.{name}" for name in CORE}) <= 4_800
     for name in CORE:
         used = {other.split(".")[1] for other in arrows()[f"workbench.{name}"]}
         assert not used & set(INSTRUMENTS), f"{name} imports {used & set(INSTRUMENTS)}"
+
+
+def test_what_the_core_leads_to_is_bounded():
+    reached = closure(CORE)
+    folders = {name.split(".")[1] for name in reached}
+    features = {name for name in FEATURES if f"workbench.training.{name}" in reached}
+    assert (folders & set(INSTRUMENTS)) | features == REACHED_YET
+    assert lines_of(reached) <= CLOSURE_LINES
 
 
 def test_only_policy_imports_unsloth():

@@ -11,11 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci" / "run"
-LINT = ("uv run ruff check", "uv run ruff format --check", "uv run ty check", "uv run python tools/lines.py")
-TIERS = (*LINT, "uv run pytest", "uv run --extra gguf --extra inspect pytest -m slow", "uv run pytest -m timing -n 0")
+JOBS = {
+    "lint": ("uv run ruff check", "uv run ruff format --check", "uv run ty check", "uv run python tools/size.py"),
+    "fast": ("uv run pytest --cov=workbench --cov-report=term:skip-covered",),
+    "slow": ("uv run --extra gguf --extra inspect pytest -m slow --ignore=tests/hosted",),
+    "hosted": ("uv run pytest -m slow tests/hosted",),
+    "timing": ("uv run pytest -m timing -n 0",),
+}
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time", "getrusage"}
 CLOCKS |= {f"{name}_ns" for name in CLOCKS}
 # A limit on waiting for what never comes, and the time that a benchmark is given: nothing is asserted of either.
@@ -31,27 +37,47 @@ def test_what_the_readmes_command_leaves_out_has_a_tier_of_its_own():
     assert '-m "not slow and not timing"' in settings["addopts"]
     assert "--strict-markers" in settings["addopts"]
     assert "pip install uv && uv run pytest " in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert tuple(re.findall(r"^tier (.*)$", CI.read_text(), re.M)) == TIERS
+    assert re.findall(r"\btier (uv .*?)(?:;|$)", CI.read_text(), re.M) == [tier for tiers in JOBS.values() for tier in tiers]
 
 
-@pytest.mark.parametrize(
-    ("codes", "code"), [((0, 0, 0), 0), ((1, 0, 0), 1), ((0, 5, 0), 1), ((0, 0, 2), 1)], ids=str
-)  # 5: no test was found
-def test_every_tier_runs_and_one_that_fails_or_is_empty_is_told(tmp_path, codes, code):
-    codes = (*(0 for _ in LINT), *codes)
+def run_ci(tmp_path, jobs, codes):
+    """(What `.ci/run` did with those jobs where its tiers end with those codes, the commands that it ran after `uv sync`.)"""
     for name in ("pip", "chromium", "c++"):
         (tmp_path / name).write_text("#!/bin/sh\n")
     (tmp_path / "uv").write_text(
-        f'#!/bin/sh\necho uv "$@" >> {tmp_path}/ran\nset -- {" ".join(map(str, codes))}\n'
+        f'#!/bin/sh\necho uv "$@" >> {tmp_path}/ran\nset -- 0 {" ".join(map(str, codes))}\n'
         f"shift $(($(wc -l < {tmp_path}/ran) - 1))\nexit $1\n"
     )
     for name in ("pip", "chromium", "c++", "uv"):
         (tmp_path / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run([CI], env=environment, capture_output=True, text=True, check=False)
-    assert tuple((tmp_path / "ran").read_text().splitlines()) == TIERS
-    assert done.returncode == code, done.stderr
-    assert done.stdout.splitlines() == [f"0 min, exit code {own}: {tier}" for own, tier in zip(codes, TIERS)]
+    done = subprocess.run([CI, *jobs], env=environment, capture_output=True, text=True, check=False)
+    return done, (tmp_path / "ran").read_text().splitlines()[1:] if (tmp_path / "ran").exists() else []
+
+
+@pytest.mark.parametrize("codes", [(0, 0, 0, 0), (1, 0, 0, 0), (0, 5, 0, 0), (0, 0, 0, 2)], ids=str)  # 5: no test was found
+def test_every_tier_runs_and_one_that_fails_or_is_empty_is_told(tmp_path, codes):
+    codes = (*(0 for _ in JOBS["lint"]), *codes)
+    tiers = [tier for tiers in JOBS.values() for tier in tiers]
+    done, ran = run_ci(tmp_path, [], codes)
+    assert ran == tiers
+    assert done.returncode == int(any(codes)), done.stderr
+    assert done.stdout.splitlines() == [f"0 min, exit code {code}: {tier}" for code, tier in zip(codes, tiers)]
+
+
+def test_a_job_runs_alone_and_an_unknown_one_is_refused(tmp_path):
+    done, ran = run_ci(tmp_path, ["fast", "timing"], [0, 0])
+    assert (done.returncode, tuple(ran)) == (0, JOBS["fast"] + JOBS["timing"])
+    (tmp_path / "ran").unlink()
+    assert run_ci(tmp_path, ["fsat"], [0])[0].returncode == 2
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_workflow_names_every_job():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    matrix = workflow["jobs"]["tests"]["strategy"]["matrix"]["include"]
+    assert {job for each in matrix for job in each["jobs"].split()} == set(JOBS)
+    assert {each["python"] for each in matrix if "fast" in each["jobs"]} == {"3.11", "3.13"}
 
 
 # --- marks ------------------------------------------------------------------------------------------------------------

@@ -20,27 +20,12 @@ METADATA = {"_kg_hide-input": True, "cellView": "form", "jupyter": {"source_hidd
 CELL = """\
 # @title Set-up on Colab and Kaggle; does nothing anywhere else
 runs_in = "/content/drive/MyDrive/grpo-workbench"  # @param {type:"string"}
-import contextlib, glob, importlib.util, os, subprocess, sys
-
+import glob, os, runpy, sys, urllib.request
 if os.environ.keys() & {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"}:
-    if not importlib.util.find_spec("workbench"):
-        address, file, here = "@ADDRESS@", "/workbench/hosted.py", os.path.abspath("grpo-workbench")
-        attached = [path for n in range(1, 5) for path in glob.glob("/kaggle/input" + n * "/*" + file)]
-        if "/drive/" in runs_in and not (attached or os.path.exists(here + file)):
-            with contextlib.suppress(Exception):  # a copy may be in it; why it is not mounted, set_up says
-                importlib.import_module("google.colab.drive").mount(runs_in.partition("/drive/")[0] + "/drive")
-        found = [path for path in (here + file, runs_in + file, *attached) if os.path.exists(path)] or [here + file]
-        said = "OWNER is a placeholder, the repository has no address yet"
-        if not os.path.exists(found[0]) and "/OWNER/" not in address:
-            said = subprocess.run(["git", "clone", "--depth=1", address, here], capture_output=True, text=True).stderr
-        if not os.path.exists(found[0]):
-            rule = f"it is in {here}, in {runs_in}, in a Kaggle dataset, or can be cloned"
-            remedy = "switch Internet on, or upload a copy of the repository to one of these"
-            raise RuntimeError(f"{address}: {said}\\n  rule:   {rule}\\n  remedy: {remedy}")
-        sys.path.insert(0, found[0].removesuffix(file))
-    from workbench.hosted import set_up
-
-    set_up(runs_in)
+    places = [*sys.path, "grpo-workbench", runs_in, *("/kaggle/input" + n * "/*" for n in range(1, 5))]
+    files = [file for place in places for file in glob.glob(place + "/workbench/hosted.py")]
+    address = "@ADDRESS@"  # not found? switch Internet on, or upload a copy as the folder grpo-workbench
+    runpy.run_path((files or urllib.request.urlretrieve(address + "/raw/main/workbench/hosted.py"))[0])["begin"](runs_in, address)
 """
 
 
@@ -69,7 +54,7 @@ def write(root: Path = ROOT) -> None:
         title, *rest = notebook["cells"]
         for each in rest:
             if "setup" in each["metadata"].get("tags", []):
-                before |= set(re.findall(r'address, .*? = "(.*?)"', "".join(each["source"])))
+                before |= set(re.findall(r'address = "(.*?)"', "".join(each["source"])))
         rest = [each for each in rest if "setup" not in each["metadata"].get("tags", [])]
         notebook["cells"] = [title, cell(file.stem, root), *rest]
         file.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -39,7 +39,7 @@ FACE = {
     "audit_rewards": "audit.examination",
     "check_cases": "audit.regression_cases",
     "Lab": "views.lab",
-    "exercise": "tasks.exercises",
+    "exercise": "teaching.exercises",
     # 03: training
     "Recipe": "recipe",
     "plan": "training.prepare",

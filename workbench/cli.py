@@ -75,7 +75,8 @@ def notebook(
 ) -> Result:
     """Run one notebook from a terminal, with your parameters, in a fresh kernel.
 
-    A parameter is a line of the notebook's first code cell; an unknown one is an error that names the nearest right one.
+    A parameter is assigned in the notebook's cell of parameters (or the folded one below it), or is an entry of a dict there,
+    as max_steps is of `grpo`; an unknown one is an error that names the nearest right one.
     Values are Python literals (5, 1e-4, True, None, [1, 2]), and text where text stands now. The notebook itself is not
     changed: the executed copy, with all its outputs, is written also when a cell fails. Exits with 2 if one does.
 
@@ -116,9 +117,10 @@ def plan(
         planned.recipe.save(out)
     if planned.memory is None or planned.memory.fits is not False:
         return Result(planned.found(), planned)
-    from workbench.memory import cheapest
+    from workbench.memory import hints
 
-    remedies = ["to make it fit, cheapest first (estimates):", *cheapest(planned.memory)]
+    inputs = planned.memory.inputs
+    remedies = ["to make it fit, one or more of these, cheapest first:", *hints(inputs.recipe, inputs.settings)]
     return Result(planned.found(), f"{planned}\n\n" + "\n  - ".join(remedies), 1)
 
 
@@ -126,7 +128,6 @@ def plan(
 def train(
     recipe: Annotated[str, arg("Recipe file (YAML) or a preset's name; workbench/tiny/recipe.yaml is one to start from.")],
     run_name: Annotated[str | None, opt("Name of the run, instead of the recipe's.")] = None,
-    changes_of: Annotated[str | None, opt("A recorded run, whose changes are made again after the same steps.")] = None,
     runs: Annotated[str, opt("Folder for the run's folder.")] = "runs",
     steps: Steps = None,
     said: Set = None,
@@ -140,17 +141,15 @@ def train(
     `workbench train recipe.yaml --set algorithm=dr_grpo` (or grpo, dapo, gspo, gdpo, cispo: the settings of that paper).
     """
     from workbench.recipe import Recipe
-    from workbench.run.directory import open_run
-    from workbench.training.plan import overridden
     from workbench.training.presets import find_recipe
+    from workbench.training.settings import overridden
     from workbench.training.trainer import train
     from workbench.views.terminal import TerminalProgress
 
     edited = overridden(Recipe.load(find_recipe(recipe)), said or [], steps)
     edited.run_name = run_name or edited.run_name
-    again = open_run(changes_of, runs) if changes_of else None
     terminal = TerminalProgress()
-    return _trained(lambda: train(edited, watchers=[terminal], runs=runs, changes_of=again), terminal)
+    return _trained(lambda: train(edited, watchers=[terminal], runs=runs), terminal)
 
 
 @command("continue")
@@ -535,23 +534,18 @@ def ask(
 @command()
 def verify(
     path: Annotated[str, arg("An artefact's folder, its passport.json; or a run by name or path: all its artefacts.")],
-    rerun: Annotated[bool, opt("Train the run again, on the CPU, and compare to the bit.", "--rerun")] = False,
-    task: Annotated[str | None, opt("With --rerun: the run's task file, where its run is not at hand.")] = None,
 ) -> Result:
     """Is an artefact still what was exported? Every byte of its files against its passport; the run, if it is at hand.
 
-    With --rerun the run is trained again from its passport: adapter, metrics and completions are to be the same to the bit on
-    the same kind of CPU, with the same libraries and as many threads; what is other is named. Exits with 1 if something differs.
+    Exits with 1 if something differs.
 
-    Examples: `workbench verify demo`, `workbench verify runs/demo/export/merged_16bit --rerun`.
+    Examples: `workbench verify demo`, `workbench verify runs/demo/export/merged_16bit`.
     """
     from workbench.exporting.verifying import verify as verify_it
-    from workbench.views.terminal import progress
 
-    with progress("steps", "trained again") if rerun else contextlib.nullcontext(lambda *_: None) as bar:
-        results = verify_it(path, rerun, task, bar)
-    passed = all(each.passed for each in results)
-    return Result({"passed": passed, "artefacts": results}, "\n".join(map(str, results)), int(not passed))
+    artefacts = verify_it(path)
+    passed = all(each.passed for each in artefacts)
+    return Result({"passed": passed, "artefacts": artefacts}, "\n".join(map(str, artefacts)), int(not passed))
 
 
 @app.command()

@@ -43,52 +43,80 @@ def notebooks_to_edit() -> Path:
     return own
 
 
-def _parameters_cell(notebook: Any, name: str) -> Any:
+def _parameter_cells(notebook: Any, name: str) -> list[Any]:
     cells = [cell for cell in notebook.cells if "parameters" in cell.get("metadata", {}).get("tags", [])]
-    if len(cells) != 1:
-        value = f"{name}: {len(cells)} cells tagged `parameters`"
-        raise RunError(value, rule="a notebook has exactly one", remedy="tag one cell")
-    return cells[0]
+    if not cells:
+        remedy = "tag the cell that assigns them"
+        raise RunError(f"{name}: 0 cells tagged `parameters`", rule="a notebook has one, or two", remedy=remedy)
+    return cells
+
+
+def _values(cell: Any) -> dict[str, ast.expr]:
+    """Parameter -> its value: of each assignment, and of each key of a dict that is assigned (`grpo`'s "max_steps")."""
+    values: dict[str, ast.expr] = {}
+    for node in ast.parse(cell.source).body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        values[node.targets[0].id] = node.value
+        if isinstance(node.value, ast.Dict):
+            for key, value in zip(node.value.keys, node.value.values):
+                if isinstance(key, ast.Constant):
+                    values.setdefault(str(key.value), value)
+    return values
 
 
 def with_parameters(notebook: Any, parameters: dict[str, Any], name: str) -> Any:
-    """Write `parameters` into the notebook's cell tagged `parameters`, in place of the values that stand there.
+    """Write `parameters` into the notebook's cells tagged `parameters`, in place of the values that stand there.
 
-    A notebook without that cell, or a parameter that it does not assign, is a RunError.
+    A notebook without such a cell, or a parameter that none of them assigns, is a RunError.
     """
-    cell = _parameters_cell(notebook, name)
-    lines = cell.source.splitlines()
-    places = {line.split("=")[0].strip(): place for place, line in enumerate(lines) if "=" in line}
+    cells = _parameter_cells(notebook, name)
     for parameter, value in parameters.items():
-        if parameter not in places:
-            rule = f"the cell tagged `parameters` assigns {', '.join(places)}"
-            remedy = nearest(parameter, list(places), "choose one of those")
+        cell = next((each for each in cells if parameter in _values(each)), None)
+        if cell is None:
+            known = [each for own in cells for each in _values(own)]
+            rule = f"the cells tagged `parameters` assign {', '.join(known)}"
+            remedy = nearest(parameter, known, "choose one of those")
             raise RunError(f"{name}: no parameter {parameter!r}", rule=rule, remedy=remedy)
-        _, hash_, comment = lines[places[parameter]].partition("  # ")
-        lines[places[parameter]] = f"{parameter} = {value!r}{hash_}{comment}"
-    cell.source = "\n".join(lines)
+        _replace(cell, _values(cell)[parameter], repr(value))
     return notebook
 
 
+def _replace(cell: Any, node: ast.expr, text: str) -> None:
+    source = cell.source.encode()  # columns count bytes
+    starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
+    start = starts[node.lineno - 1] + node.col_offset
+    end = starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
+    cell.source = (source[:start] + text.encode() + source[end:]).decode()
+
+
 def read_parameters(said: Sequence[str], notebook: Any, name: str) -> dict[str, Any]:
-    """`["max_steps=5", "policy_name=tiny"]` as values by name: Python literals; where text stands now, text. Else RunError."""
-    standing, found = {}, {}
-    for node in ast.parse(_parameters_cell(notebook, name).source).body:
-        with contextlib.suppress(ValueError):
-            standing[ast.unparse(node.targets[0])] = ast.literal_eval(node.value)
+    """`["max_steps=5", "policy_name=tiny"]` as values by name; RunError for what is not NAME=VALUE.
+
+    A value is a Python literal; where text stands in the notebook, it is text.
+    """
+    standing: dict[str, Any] = {}
+    for cell in _parameter_cells(notebook, name):
+        for parameter, node in _values(cell).items():
+            with contextlib.suppress(ValueError):
+                standing[parameter] = ast.literal_eval(node)
+    values = {}
     for text in said:
-        parameter, equals, written = (part.strip() for part in text.partition("="))
-        now, value = standing.get(parameter), written
-        with contextlib.suppress(ValueError, SyntaxError):
+        parameter, _, written = (part.strip() for part in text.partition("="))
+        now = standing.get(parameter)
+        try:
             value = ast.literal_eval(written)
+        except (ValueError, SyntaxError):
+            value = written
         if isinstance(now, str) and value is not None and not isinstance(value, str):
             value = written
-        if not equals or not parameter or (value is written and now is not None and not isinstance(now, str)):
+        refused = value is written and now is not None and not isinstance(now, str)
+        if refused or not parameter or "=" not in text:
             rule = "a parameter is NAME=VALUE, its value a Python literal: 5, 1e-4, True, None, [1, 2], text"
             remedy = f"for example --set {parameter or 'seed'}={standing.get(parameter, 1)!r}"
             raise RunError(f"--set {text}", rule=rule, remedy=remedy)
-        found[parameter] = value
-    return found
+        values[parameter] = value
+    return values
 
 
 def find_notebook(name: str) -> Path:
@@ -175,7 +203,7 @@ def run_notebooks(
         name: of the run; `name-2` and so on if there is one of that name.
         parameters: more of them, by notebook ("03_train": {"max_steps": 3}).
         on_cell: called with (notebook, cells done, cells in all).
-        on_step: called with the steps that 03 has trained so far, every second, from another thread.
+        on_step: called with the steps that 03 has trained so far, every second from its first, from another thread.
 
     Returns what `workbench demo --json` prints: {"before", "after", "gain", "steps", "minutes", "run"}.
     """
@@ -183,21 +211,31 @@ def run_notebooks(
     check_name(name)
     folder = free(resolve("runs") / name)
     made(folder)
-    by_task, by_run = {"task_dir": f"runs/{folder.name}/task"}, {"run_name": f"runs/{folder.name}"}
-    train = {**by_task, "run_name": folder.name, "seed": seed}
-    shared = ({**by_task, "seed": seed}, by_task, train, {**by_run, "seed": seed}, by_run)
+    task, run_name = f"runs/{folder.name}/task", f"runs/{folder.name}"
+    shared = {
+        "01_dataset": {"task_dir": task, "seed": seed},
+        "02_rewards": {"task_dir": task},
+        "03_train": {"task_dir": task, "run_name": folder.name, "seed": seed},
+        "04_inspect": {"run_name": run_name, "seed": seed},
+        "05_export": {"run_name": run_name},
+    }
     minutes: dict[str, float] = {}
-    for stem, own in zip(NOTEBOOKS, shared, strict=True):
-        before, out = time.monotonic(), folder / "notebooks" / f"{stem}.ipynb"
-        wanted = {**own, **(parameters or {}).get(stem, {})}
-        with _following(folder / "metrics.jsonl", on_step) if stem == "03_train" else contextlib.nullcontext():
-            execute(notebooks_folder() / f"{stem}.ipynb", out, wanted, functools.partial(on_cell, stem))
-        minutes[stem] = (time.monotonic() - before) / 60
+    with _following(folder / "metrics.jsonl", on_step):
+        for stem in NOTEBOOKS:
+            before = time.monotonic()
+            source, out = (place / f"{stem}.ipynb" for place in (notebooks_folder(), folder / "notebooks"))
+            wanted = {**shared[stem], **(parameters or {}).get(stem, {})}
+            execute(source, out, wanted, functools.partial(on_cell, stem))
+            minutes[stem] = (time.monotonic() - before) / 60
     run = open_run(folder)
     measured = run.read_json("evaluation.json")
-    result = {when: {key: measured[when][key] for key in ("correct", "format")} for when in ("before", "after")}
-    result |= {"gain": measured["gain"], "steps": run.result()["steps"]}
-    result |= {"minutes": (time.monotonic() - began) / 60, "run": str(run.path)}
+    result = {
+        **{when: {key: measured[when][key] for key in ("correct", "format")} for when in ("before", "after")},
+        "gain": measured["gain"],
+        "steps": run.result()["steps"],
+        "minutes": (time.monotonic() - began) / 60,
+        "run": str(run.path),
+    }
     run.write_json("demo.json", {**result, "seed": seed, "minutes_by_notebook": minutes})
     return result
 
@@ -207,12 +245,21 @@ def result_table(result: dict[str, Any]) -> str:
     from workbench.inspection.evaluation import gain_in_words
     from workbench.views.tables import Table
 
-    run, gain = shown(result["run"]), gain_in_words(open_run(result["run"]).read_json("evaluation.json"))
+    run = shown(result["run"])
+    gain = gain_in_words(open_run(result["run"]).read_json("evaluation.json"))
     correct, strict = (f"{result['before'][key]:.0%} -> {result['after'][key]:.0%}" for key in ("correct", "format"))
-    rows = {"correct, in strict format": correct, "": gain.removeprefix("gain "), "strict format": strict}
-    rows |= {"steps": result["steps"], "minutes": f"{result['minutes']:.1f}", "run": run, "report": f"{run}/report.html"}
-    rows |= {"notebooks": f"{run}/notebooks/", "merged model": f"{run}/export/merged_16bit/"}
-    return str(Table(["held-out prompts", "before -> after training"], list(rows.items())))
+    rows = [
+        ("correct, in strict format", correct),
+        ("", gain.removeprefix("gain ")),
+        ("strict format", strict),
+        ("steps", result["steps"]),
+        ("minutes", f"{result['minutes']:.1f}"),
+        ("run", run),
+        ("report", f"{run}/report.html"),
+        ("notebooks", f"{run}/notebooks/"),
+        ("merged model", f"{run}/export/merged_16bit/"),
+    ]
+    return str(Table(["held-out prompts", "before -> after training"], rows))
 
 
 @contextlib.contextmanager

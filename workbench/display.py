@@ -34,7 +34,7 @@ VIEWS: dict[str, str] = {
     "workbench.run.batch.ScoredBatch": "workbench.views.tables.score_table",
     "workbench.run.directory.RunDirectory": "workbench.views.run_view.RunCurves",
     "workbench.teaching.checklist.Checklist": "workbench.views.results.checklist_table",
-    "workbench.training.prepare.Plan": "workbench.views.results.plan_view",
+    "workbench.training.plan.Plan": "workbench.views.results.plan_view",
 }
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import shutil
-import subprocess
-import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from workbench.run.directory import versions
 
@@ -16,7 +15,13 @@ _HARMLESS = (
     "gemm_4bit_forward could not be loaded from kernels-community, an optional package."
 )
 
-Found = tuple[bool, str, str]  # whether it works, what was found, and what to do if it does not
+
+class Finding(NamedTuple):
+    """Whether something works here, what was seen, and what to do if it does not."""
+
+    works: bool
+    detail: str
+    remedy: str = ""
 
 
 def examine() -> dict[str, Any]:
@@ -27,99 +32,103 @@ def examine() -> dict[str, Any]:
     findings = []
     for name, probe in PROBES.items():
         try:
-            works, detail, remedy = probe()
+            finding = probe()
         except Exception as error:  # the one thing that a doctor must not do is fall over
-            remedy = getattr(error, "remedy", "install what it names again, at a version that pyproject.toml takes")
-            works, detail = False, f"{type(error).__name__}: {error}".splitlines()[0]
-        findings.append({"name": name, "works": works, "detail": detail, "remedy": remedy, "needed": probe is _policy})
+            detail = f"{type(error).__name__}: {error}".splitlines()[0]
+            again = "install what it names again, at a version that pyproject.toml takes"
+            finding = Finding(False, detail, getattr(error, "remedy", again))
+        findings.append({"name": name, **finding._asdict(), "needed": probe is _policy})
     return {"versions": versions(), "findings": findings}
 
 
-def tables(found: dict[str, Any]) -> str:
+def tables(report: dict[str, Any]) -> str:
     """What `examine` found, for people."""
     from workbench.views.tables import Table
 
-    versions = Table(["library", "version"], [[key, value or "not installed"] for key, value in found["versions"].items()])
-    rows = [[each["name"], "yes" if each["works"] else "no", each["detail"], each["remedy"]] for each in found["findings"]]
-    return f"{versions}\n\n{Table(['', 'works', 'found', 'what to do'], rows)}\n\n{_HARMLESS}"
+    installed = [[name, version or "not installed"] for name, version in report["versions"].items()]
+    rows = [[one["name"], "yes" if one["works"] else "no", one["detail"], one["remedy"]] for one in report["findings"]]
+    works = Table(["", "works", "found", "what to do"], rows)
+    return f"{Table(['library', 'version'], installed)}\n\n{works}\n\n{_HARMLESS}"
 
 
-def _policy() -> Found:
+def _policy() -> Finding:
     from workbench.training.policy import load_policy
     from workbench.training.sampling import sample
 
     policy = load_policy("tiny")
     [[completion]] = sample(policy, [[{"role": "user", "content": "What is 15 + 27?"}]], max_completion_length=8)
     layers = f"{policy.linear4bit} Linear4bit layers through {policy.backend}"
-    return True, f"{layers}; {len(completion.ids)} tokens generated", ""
+    return Finding(True, f"{layers}; {len(completion.ids)} tokens generated")
 
 
-def _device() -> Found:
+def _device() -> Finding:
     import torch
 
     if not torch.cuda.is_available():
-        return False, "none: everything runs on the CPU", "for models beyond 100 M parameters, use a machine with a GPU"
+        remedy = "for models beyond 100 M parameters, use a machine with a GPU"
+        return Finding(False, "none: everything runs on the CPU", remedy)
     properties = torch.cuda.get_device_properties(0)
-    return True, f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB", ""
+    return Finding(True, f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
 
 
-def _bf16() -> Found:
+def _bf16() -> Finding:
     from workbench.training.precision import native_bf16
 
+    if native_bf16():
+        return Finding(True, "native")
     detail = "not native here; float32 (CPU) or float16 (GPU) is used instead"
-    return (True, "native", "") if native_bf16() else (False, detail, "nothing to do: it only costs speed")
+    return Finding(False, detail, "nothing to do: it only costs speed")
 
 
-def _vllm() -> Found:
+def _vllm() -> Finding:
     import torch
 
-    from workbench.training.plan.device import PUBLISHED, missing
+    from workbench.training.settings.device import PUBLISHED, missing
 
     brings = f"policy.fast_inference: true generates with it; {PUBLISHED}"
     if why := missing(imports=True):
-        return False, why, f"optional, for a GPU: {brings}"
+        return Finding(False, why, f"optional, for a GPU: {brings}")
     imports = f"{importlib.metadata.version('vllm')} imports"
     if not torch.cuda.is_available():
-        return False, f"{imports}, and there is no GPU for it", f"nothing to do: {brings}"
-    return True, f"{imports}; {brings}", ""
+        return Finding(False, f"{imports}, and there is no GPU for it", f"nothing to do: {brings}")
+    return Finding(True, f"{imports}; {brings}")
 
 
-def _gguf() -> Found:
+def _widgets() -> Finding:
+    return Finding(True, f"ipywidgets {importlib.import_module('ipywidgets').__version__} imports")
+
+
+def _gguf() -> Finding:
     from workbench.exporting import gguf
 
     if importlib.util.find_spec("llama_cpp") is None:
-        return False, "llama-cpp-python is not installed", f"optional, for the formats gguf_…: {gguf.INSTALL}"
+        return Finding(False, "llama-cpp-python is not installed", f"optional, for the formats gguf_…: {gguf.INSTALL}")
     library = f"llama-cpp-python {gguf.llama_cpp().__version__} loads"
-    found = gguf.converter()
-    return True, f"{library}; converter: {found or 'downloaded with the first export'}", ""
+    return Finding(True, f"{library}; converter: {gguf.converter() or 'downloaded with the first export'}")
 
 
-def _jupyter() -> Found:
-    if importlib.util.find_spec("jupyterlab") is None:
-        return False, "not installed", "only `workbench lab` needs it: uv pip install jupyterlab"
-    command = [sys.executable, "-m", "jupyterlab", "--version"]
-    return True, subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip(), ""
+def _jupyter() -> Finding:
+    try:
+        return Finding(True, importlib.metadata.version("jupyterlab"))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(False, "not installed", "only `workbench lab` needs it: uv pip install jupyterlab")
 
 
-def _chromium() -> Found:
-    found = find_chromium()
-    return bool(found), found or "not found", "" if found else "only the browser test needs it: install chromium"
-
-
-def find_chromium() -> str | None:
-    """Path of an installed Chromium or Chrome, None if there is none."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-def _disk() -> Found:
+def _disk() -> Finding:
     from workbench.workspace import workspace
 
-    free = shutil.disk_usage(workspace()).free / 2**30
-    return free > 2, f"{free:.0f} GiB free", "" if free > 2 else "make room: a merged 1.5 B model takes 3 GiB"
+    free_gb = shutil.disk_usage(workspace()).free / 2**30
+    remedy = "" if free_gb > 2 else "make room: a merged 1.5 B model takes 3 GiB"
+    return Finding(free_gb > 2, f"{free_gb:.0f} GiB free", remedy)
 
 
-PROBES = {
-    "4-bit policy": _policy, "GPU": _device, "bfloat16": _bf16, "vLLM": _vllm,
-    "widgets": lambda: (True, f"ipywidgets {importlib.import_module('ipywidgets').__version__} imports", ""),
-    "GGUF": _gguf, "JupyterLab": _jupyter, "Chromium": _chromium, "disk": _disk,
-}  # fmt: skip
+PROBES: dict[str, Callable[[], Finding]] = {
+    "4-bit policy": _policy,
+    "GPU": _device,
+    "bfloat16": _bf16,
+    "vLLM": _vllm,
+    "widgets": _widgets,
+    "GGUF": _gguf,
+    "JupyterLab": _jupyter,
+    "disk": _disk,
+}

@@ -100,3 +100,7 @@ class RequestError(WorkbenchError, ValueError):
 
 class TermError(WorkbenchError, LookupError):
     """A word that the glossary does not have."""
+
+
+class HostedError(WorkbenchError, RuntimeError):
+    """A notebook's host, Colab or Kaggle, that could not be set up."""

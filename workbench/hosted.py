@@ -1,6 +1,7 @@
 """Set-up on Colab and Kaggle: what the host brings stays, what is missing is added, and runs outlive the session.
 
-Every notebook's first cell calls `set_up`, when nothing else is there yet: only the standard library is imported here.
+Every notebook's first cell calls `begin`, from a copy of the repository or from this file alone, downloaded: until then
+the standard library is all that is there.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
-from workbench.errors import WorkbenchError
-
-REPOSITORY = Path(__file__).parents[1]
+_HERE = Path(__file__).absolute()
+REPOSITORY = _HERE.parents[1] if _HERE.with_name("__init__.py").is_file() else Path.cwd() / "grpo-workbench"
 # The host's front end, notebook server and GPU libraries were built for these, and other notebooks count on them.
 PROTECTED = (
     "torch", "torchaudio", "torchcodec", "torchvision", "triton", "nvidia-*", "cuda-*", "*-cu1?", "jax*", "tensorflow*",
@@ -34,8 +34,31 @@ _home_set_here = ""
 _outdated: list[str] = []  # replaced after this session had imported them
 
 
-class HostedError(WorkbenchError, RuntimeError):
-    """The notebook's host could not be set up."""
+def begin(runs_in: str, address: str) -> None:
+    """What the set-up cell calls: find the repository or clone it from `address`, then `set_up(runs_in)`."""
+    if importlib.util.find_spec("workbench") is None:
+        if host() == "Colab":
+            _on_colab(runs_in)  # a copy may be in the Drive
+        copies = [folder for folder in (REPOSITORY, Path(runs_in)) if (folder / "workbench").is_dir()]
+        sys.path.insert(0, str(copies[0] if copies else _clone(address)))
+    # Not this file's own: the package's remembers what it replaced in this session.
+    importlib.import_module("workbench.hosted").set_up(runs_in)
+
+
+def _clone(address: str) -> Path:
+    command = ["git", "clone", "--depth=1", address, str(REPOSITORY)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        rule = "the set-up cell clones the repository where there is no copy of it"
+        remedy = f"switch Internet on, or upload a copy of the repository as {REPOSITORY}"
+        raise RuntimeError(f"{address}: {done.stderr}\n  rule:   {rule}\n  remedy: {remedy}")
+    return REPOSITORY
+
+
+def _error(value: str, rule: str, remedy: str) -> Exception:
+    from workbench.errors import HostedError
+
+    return HostedError(value, rule=rule, remedy=remedy)
 
 
 def host() -> str:
@@ -55,7 +78,8 @@ def set_up(runs_in: str = "/content/drive/MyDrive/grpo-workbench") -> None:
     Raises:
         HostedError: if something cannot be installed beside what the host brings, or was replaced while it was in use.
     """
-    where, began = host(), time.monotonic()
+    where = host()
+    began = time.monotonic()
     if not where:
         return
     _one_gpu(where)
@@ -63,23 +87,28 @@ def set_up(runs_in: str = "/content/drive/MyDrive/grpo-workbench") -> None:
     if not in_place():
         _install(where)
     if _outdated:
-        value = f"{', '.join(_outdated)}: replaced, and this session has imported what was there before"
-        remedy = f"restart it once ({_RESTART[where]}), then run this cell again; it finds everything in place"
-        raise HostedError(value, rule="a session keeps what it has imported", remedy=remedy)
+        raise _error(
+            f"{', '.join(_outdated)}: replaced, and this session has imported what was there before",
+            "a session keeps what it has imported",
+            f"restart it once ({_RESTART[where]}), then run this cell again; it finds everything in place",
+        )
     print(f"ready after {time.monotonic() - began:.0f} s")
 
 
 def _one_gpu(where: str) -> None:
-    query, names = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], []
-    if shutil.which(query[0]) and (asked := subprocess.run(query, capture_output=True, text=True)).returncode == 0:
-        names = asked.stdout.split("\n")[:-1]
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    listed = subprocess.run(query, capture_output=True, text=True) if shutil.which(query[0]) else None
+    names = listed.stdout.splitlines() if listed and listed.returncode == 0 else []
     device = " and ".join(names) or "no GPU: enough for the embedded policy"
     print(f"{where}, Python {sys.version_info.major}.{sys.version_info.minor}, {device}")
     if len(names) < 2 or "CUDA_VISIBLE_DEVICES" in os.environ:
         return
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
-        value, rule = f"{len(names)} GPUs, and this session uses them", "a run has one GPU, chosen before torch starts"
-        raise HostedError(value, rule=rule, remedy=f"restart the session ({_RESTART[where]}), and run this cell first")
+        raise _error(
+            f"{len(names)} GPUs, and this session uses them",
+            "a run has one GPU, chosen before torch starts",
+            f"restart the session ({_RESTART[where]}), and run this cell first",
+        )
     os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     print("a run has one GPU: CUDA_VISIBLE_DEVICES=0")
 
@@ -104,7 +133,7 @@ def _on_colab(runs_in: str) -> tuple[str, str]:
             drive.mount(in_drive[1])
         Path(runs_in).mkdir(parents=True, exist_ok=True)
     except Exception as error:  # declined, no Drive on this account, a runtime that has none
-        print(f"Drive is not mounted: {str(error).strip().partition(chr(10))[0] or type(error).__name__}")
+        print(f"Drive is not mounted: {(str(error).strip() or type(error).__name__).splitlines()[0]}")
         return here, "lost with this runtime; run this cell again to choose Drive"
     return runs_in, "in your Drive"
 
@@ -121,12 +150,14 @@ def in_place() -> bool:
         from packaging.requirements import Requirement
 
         source = importlib.metadata.distribution("grpo-workbench").read_text("direct_url.json") or "{}"
-        wanted = map(Requirement, tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"])
-        return json.loads(source).get("url") == REPOSITORY.as_uri() and all(
-            each.specifier.contains(importlib.metadata.version(each.name), prereleases=True)
-            for each in wanted
-            if each.marker is None or each.marker.evaluate()
-        )
+        if json.loads(source).get("url") != REPOSITORY.as_uri():
+            return False
+        for needed in map(Requirement, tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]):
+            if needed.marker is None or needed.marker.evaluate():
+                version = importlib.metadata.version(needed.name)
+                if not needed.specifier.contains(version, prereleases=True):
+                    return False
+        return True
     except ImportError:  # a package that is not there is one, too
         return False
 
@@ -154,9 +185,9 @@ def _install(where: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    found = [(each.metadata["Name"], each.version) for each in importlib.metadata.distributions()]
+    named = [(each.metadata["Name"], each.version) for each in importlib.metadata.distributions()]
     # Of two the first on the path is the one that is imported.
-    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in reversed(found) if name and version}
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in reversed(named) if name and version}
 
 
 def _imported(name: str) -> bool:
@@ -167,8 +198,8 @@ def _imported(name: str) -> bool:
 
 
 def _uv() -> list[str]:
-    if found := shutil.which("uv"):
-        return [found]
+    if program := shutil.which("uv"):
+        return [program]
     if importlib.util.find_spec("uv") is None:
         _run([sys.executable, "-m", "pip", "install", "--quiet", "uv"], rule="packages are installed with uv")
         importlib.invalidate_caches()
@@ -176,20 +207,21 @@ def _uv() -> list[str]:
 
 
 def _run(command: list[str], rule: str) -> None:
-    # Colab has had it name a file that was not there (colabtools#5237); the other constraints are in the command.
-    environment, said = {name: value for name, value in os.environ.items() if name != "UV_BUILD_CONSTRAINT"}, []
+    # Colab has had UV_BUILD_CONSTRAINT name a file that was not there (colabtools#5237); the command has the other constraints.
+    environment = {name: value for name, value in os.environ.items() if name != "UV_BUILD_CONSTRAINT"}
+    printed = []
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "encoding": "utf-8"}
     with subprocess.Popen(command, env=environment, **pipe) as process:
         for line in process.stdout:
-            said.append(line.rstrip())
+            printed.append(line.rstrip())
             # Not the packages one by one: they are compared when it is done.
             if not line.startswith((" - ", " + ", " ~ ")):
                 print(line.rstrip(), flush=True)
     if process.returncode != 0:
-        value = "\n".join(["the workbench cannot be installed here:", *said[-20:]])
+        value = "\n".join(["the workbench cannot be installed here:", *printed[-20:]])
         remedy = (
             "if a download failed, switch Internet on (Kaggle: Session options) and run this cell again; if two versions clash, "
             "choose another environment (Colab: Runtime > Change runtime type > Runtime version; Kaggle: Session options > "
             "Environment)"
         )
-        raise HostedError(value, rule=rule, remedy=remedy)
+        raise _error(value, rule, remedy)

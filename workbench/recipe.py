@@ -25,6 +25,8 @@ _TRLS_OWN = {
     "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
     "tokenizer_kwargs", "self",
 }  # fmt: skip
+# Parts that recipes had: a run may be recorded with one. What each said where it did nothing.
+REMOVED: dict[str, Any] = {"rescue": {"exclude_zero_variance": False, "curriculum": False, "oversample": 1}}
 SEVEN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -174,14 +176,6 @@ class AdaptivePart(_Part):
     best_score: float | None = Field(None, gt=0)  # None: what the function states, or the most seen
 
 
-class RescuePart(_Part):
-    """What is done about dead groups, which teach nothing."""
-
-    exclude_zero_variance: bool = False  # the loss is the average over live groups; TRL's counts dead ones in
-    curriculum: bool = False  # prompts that are solved now and then are drawn more often
-    oversample: int = Field(1, ge=1)  # so many times the prompts are generated and scored, and mixed groups are kept
-
-
 class StagePart(_Part):
     """One stage of a run: what differs from the recipe while it lasts. Stages follow one another on the same adapter."""
 
@@ -245,7 +239,6 @@ class Recipe(_Part):
     warm_start: Annotated[WarmStartPart | None, BeforeValidator(_counted)] = None  # before the first stage
     # auto: each prompt is read once for all its completions, where that is covered; trl: TRL's own path.
     generation: Literal["auto", "trl"] = "auto"
-    rescue: RescuePart = RescuePart()
     max_prompt_length: int | None = Field(None, ge=1)  # tokens; longer prompts are left out and counted
     # Steps between two measurements of held-out prompts while it trains; base and the end are measured, too. None: nothing is.
     eval_every: int | None = Field(None, ge=1, strict=True)
@@ -268,8 +261,11 @@ class Recipe(_Part):
         return template_kwargs(self.grpo.get("chat_template_kwargs"))
 
     @classmethod
-    def load(cls, path: str | Path) -> Recipe:
-        """Read a recipe file. Raises RecipeError if it is missing, no YAML, or has an unknown or wrongly typed field."""
+    def load(cls, path: str | Path, *, recorded: bool = False) -> Recipe:
+        """Read a recipe file; `recorded` as for `of`.
+
+        Raises RecipeError if it is missing, no YAML, or has an unknown or wrongly typed field.
+        """
         path = Path(path)
         if not path.is_file():
             remedy = "give the path of a recipe; `workbench demo` leaves one in runs/demo/recipe.yaml"
@@ -284,7 +280,7 @@ class Recipe(_Part):
             value = f"{path}: " + ("empty" if content is None else f"holds a {type(content).__name__}")
             remedy = f"write `field: value` lines; the fields are {', '.join(cls.model_fields)}"
             raise RecipeError(value, rule="a recipe is a mapping of field to value", remedy=remedy)
-        return cls.of(_beside(content, path.parent), source=str(path))
+        return cls.of(_beside(content, path.parent), str(path), recorded=recorded)
 
     def __init__(self, **fields: Any) -> None:
         _check_size(fields, "recipe")
@@ -296,9 +292,14 @@ class Recipe(_Part):
     __init__.__dict__["__pydantic_base_init__"] = True  # pydantic validates without it, so that `of` can name its source
 
     @classmethod
-    def of(cls, content: dict[str, Any] | Recipe, source: str = "recipe") -> Recipe:
-        """Build a recipe from a mapping, with an error that names the field and the nearest right one."""
+    def of(cls, content: dict[str, Any] | Recipe, source: str = "recipe", *, recorded: bool = False) -> Recipe:
+        """Build a recipe from a mapping, with an error that names the field and the nearest right one.
+
+        `recorded`: it is a run's, which stays readable when a part of recipes is removed; that part is left out.
+        """
         _check_size(content, source)
+        if recorded and isinstance(content, dict):
+            content = {name: value for name, value in content.items() if name not in REMOVED}
         try:
             return cls.model_validate(content)
         except ValidationError as error:
@@ -324,7 +325,7 @@ def _beside(content: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 _PARTS: dict[Any, type[BaseModel]] = {
     "policy": PolicyPart, "lora": LoraPart, "rewards": RewardsPart, "adaptive_weights": AdaptivePart, "stages": StagePart,
-    "rescue": RescuePart, "warm_start": WarmStartPart,
+    "warm_start": WarmStartPart,
 }  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ from workbench import inspection
 from workbench.display import view_of
 from workbench.errors import RunError, WorkbenchError
 from workbench.exporting.about import clean
+from workbench.exporting.card import fenced
 from workbench.health import examine_run
 from workbench.inspection.evaluation import Evaluation, gain_in_words
 from workbench.inspection.listing import Listing
-from workbench.inspection.reading import RecordedGroup, answer_of, by_step, explain_group
+from workbench.inspection.reading import RecordedGroup, answer_column_of, by_step, explain_group
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import told
@@ -54,8 +54,8 @@ def write_report(
     if (evaluation := next((view for _, view in sections if isinstance(view, Evaluation)), None)) is not None:
         title += f": {gain_in_words(evaluation.found)}"
     if markdown:
-        # A fence longer than any in the text: what a model wrote stays inside it. The run's curves are a picture alone.
-        page = "".join(f"## {name}\n\n{_fenced(_text(view))}\n\n" for name, view in sections if view is not run)
+        # The run's curves are a picture alone.
+        page = "".join(f"## {name}\n\n{fenced(_text(view), 'text')}\n\n" for name, view in sections if view is not run)
         page = f"# {printable(title)}\n\n{page}"
     else:
         title, parts = html.escape(printable(title)), []
@@ -81,7 +81,7 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     in_training = [told(held_out)] if held_out else []
     measured = evaluation is not None and evaluation.rows
     columns = evaluation.rows[0] if measured else batch_and_place(run)[0].columns
-    column = answer_column or answer_of(columns, manifest)
+    column = answer_column or answer_column_of(columns, manifest)
     hacks = inspection.hacking(run, evaluation)
     if evaluation is None:
         remedy = f"`workbench eval {run.name}` measures what it gained"
@@ -142,8 +142,3 @@ def _html(result: Any) -> str:
 def _text(result: Any) -> str:
     # Completions are in a group's view, not in its text; pictures and long tables are in words.
     return printable(str(view_of(result) if isinstance(result, RecordedGroup) else result))
-
-
-def _fenced(text: str) -> str:
-    ticks = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{ticks}text\n{text}\n{ticks}"

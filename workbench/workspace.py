@@ -33,6 +33,7 @@ _WHY = {
     errno.ELOOP: "it is a link to itself", errno.ENAMETOOLONG: "its name is too long",
 }  # fmt: skip
 OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+_UNNAMED = (*OF_A_DISK, errno.EFBIG)  # about a file even where none is named
 _PASSING = (errno.EBUSY, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE, errno.EIO)  # network drives recover
 _WAITS_S = (0.1, 1.0, 5.0)
 _HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
@@ -113,7 +114,8 @@ def disk_error(error: Exception, place: Path | None = None, *beside: Path) -> Di
     ]
     places = [each for each in (place, *beside) if each]
     near = [name for name in names if any(name.is_relative_to(own) or own.is_relative_to(name) for own in places)]
-    if number not in (_WHY if near else OF_A_DISK) or (names and places and not near):
+    near += [own for own in places if str(own) in str(error)]  # pyarrow names it in its words alone
+    if number not in (_WHY if near else _UNNAMED) or (names and places and not near):
         return None
     file = next((each for each in (*near, *names) if not _PART.fullmatch(each.name)), place or Path())
     there = next((each for each in (file, *file.absolute().parents) if each.is_dir()), Path("/"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,13 +13,16 @@ import urllib.request
 import pytest
 from driving import LONG_MS, Server, waited_for
 
-from workbench.doctor import find_chromium
-
 SETTINGS = {
     # Windowed, a notebook takes cells out of the page while they are scrolled away, and with them the figure.
     "notebook-extension/tracker": {"windowingMode": "none"},
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
 }
+
+
+def find_chromium() -> str | None:
+    """Path of an installed Chromium or Chrome, None if there is none."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The chat in JupyterLab in a real browser: both answers, a stop that keeps what was written, and the saved text."""
+"""The chat in JupyterLab in a real browser: both answers, an Interrupt, and the saved text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from driving import keep_screenshots, open_notebook
 
-# The embedded policy and a random adapter. To the second question it takes its time, and does not end its turn: time to stop it.
+# The embedded policy and a random adapter. To the second question it takes its time: time to stop it.
 CELL = """\
 import time
 import torch
@@ -24,21 +24,20 @@ for saved in (model, AutoTokenizer.from_pretrained(MODEL_DIR)):
 chat = wb.chat(wb.resolve("adapter"), "What is 15 + 27?", max_completion_length=300)
 chat.talk.reply("Hello")
 chat.talk.turns.clear()
-writer = chat.talk._writers["trained"]
-prompt_ids, decode = writer.prompt_ids, writer.decode
+model = chat.talk._writers["trained"].model
+forward = model.forward
 
-def endless(prompt):
+def slow(*arguments, **options):
     if len(chat.talk.turns) > 1:
-        writer.model.generation_config.eos_token_id, writer.ends = 600, set()
-        writer.decode = lambda ids: time.sleep(0.3) or decode(ids)
-    return prompt_ids(prompt)
+        time.sleep(0.5)
+    return forward(*arguments, **options)
 
-writer.prompt_ids = endless
+model.forward = slow
 chat"""
 
 
 @pytest.mark.slow
-def test_ask_see_both_answers_and_stop(jupyterlab, page):
+def test_ask_see_both_answers_and_interrupt(jupyterlab, page):
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     cell = nbformat.v4.new_code_cell(CELL)
     file = jupyterlab.folder / "chat.ipynb"
@@ -58,11 +57,12 @@ def test_ask_see_both_answers_and_stop(jupyterlab, page):
     hostile = "<img src=x onerror='window.hacked=1'> $x^2$"
     box.fill(hostile)
     page.get_by_role("button", name="Send").click()
-    page.get_by_text("writing …").first.wait_for()
-    page.get_by_role("button", name="Stop").click()
-    page.get_by_text(re.compile("^0 tokens, stopped")).wait_for()  # the base was not begun
+    page.get_by_text("Writing …: interrupt the kernel to stop.").first.wait_for()
+    page.get_by_role("menuitem", name="Kernel", exact=True).click()
+    page.get_by_role("menuitem", name="Interrupt Kernel").click()
+    page.get_by_text(re.compile("^0 tokens, stopped")).wait_for()
     ends = [text for text in shown.first.locator("td div").all_inner_texts() if "stopped" in text]
-    assert len(ends) == 2
+    assert len(ends) == 1, "the base was not begun"
     assert page.evaluate("() => window.hacked") is None
     assert hostile in shown.first.inner_text()
     assert not shown.first.locator("img, script, mjx-container").count()

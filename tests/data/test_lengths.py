@@ -25,7 +25,7 @@ from workbench.data.template import (
 )
 from workbench.errors import DataError, RecipeError
 from workbench.exporting.merging import write_merged
-from workbench.inspection.evaluation import measure
+from workbench.inspection.evaluation import measure_policy
 from workbench.recipe import Recipe
 from workbench.rewards.library import think_answer_format_reward
 from workbench.run.control_file import send
@@ -200,7 +200,7 @@ def test_whatever_reads_a_prompt_reads_the_trainers(home, thinker, reads):
     assert template_card(policy.tokenizer, task.rows[0]["prompt"]).prefilled == "think"
 
     reads["sampled"].clear()
-    measure(policy, task, task.rows, samples=1, max_completion_length=4)
+    measure_policy(policy, task, task.rows, samples=1, max_completion_length=4)
     assert set(reads["sampled"]) == trained
     reads["sampled"].clear()
     profile = profile_difficulty(policy, task.rows, "d.jsonl", task=task, num_generations=2, max_completion_length=4)

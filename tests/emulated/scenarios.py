@@ -245,29 +245,6 @@ def advantages() -> Any:
 
 
 @scenario
-def rescue() -> Any:
-    """What the trainer learns from where every second group is dead."""
-    from workbench.task import Task
-    from workbench.tiny.task import task as arithmetic
-
-    def half_dead(completions, prompt_id, **kwargs):
-        return [float(int(own) % 2 and place % 4 == 0) for place, own in enumerate(prompt_id)]
-
-    rows = [{**row, "prompt_id": str(number)} for number, row in enumerate(arithmetic(4, 2).rows)]
-    found = {}
-    for name, parts in (("exclude", {"exclude_zero_variance": True}), ("oversample", {"oversample": 2, "curriculum": True})):
-        asked = {"per_device_train_batch_size": 16 if name == "exclude" else 8, "max_steps": 1, "loss_type": "dapo"}
-        run = trained(f"rescue-{name}", untrained(), task=Task("half", rows, [half_dead]), more={"rescue": parts}, **asked)
-        found[name] = {
-            "generated": [value for batch in SEEN.generated for value in batch["advantages"]],
-            "trained": [value for batch in SEEN.trained for value in batch["advantages"]],
-            "recorded": rollouts(run, "advantage, length_tokens"),
-            "row": run.metrics()[0],
-        }
-    return found
-
-
-@scenario
 def around() -> Any:
     """A run whose held-out prompts are measured beside one without, and one that begins with a warm start."""
     from safetensors.torch import load_file

@@ -41,7 +41,6 @@ TRAINING = (
     "precision",
     "float32",
     "advantages",
-    "rescue",
     "around",
     "continuing",
     "steering",
@@ -223,26 +222,6 @@ def test_scaling_changes_the_advantages(machine):
     assert len({round(size, 3) for size in sizes.values()}) == 3, sizes
     assert first["dr_grpo"] == first["none"]
     assert first["dr_grpo, scaled"] == first["group"]
-
-
-@on("T4", "A100")
-def test_dead_groups_are_rescued_in_unsloths_trainer_too(machine):
-    found = machine("rescue")["exclude"]
-    live = [abs(own["advantage"]) > 0 for own in found["recorded"]]
-    tokens = [own["length_tokens"] for own in found["recorded"]]
-    factor = sum(tokens) / sum(own for own, alive in zip(tokens, live, strict=True) if alive)
-    assert sum(live) == 8
-    assert found["row"]["rescue/factor"] == pytest.approx(factor)
-    assert sorted(found["trained"]) == pytest.approx(sorted(factor * own for own in found["generated"]), abs=1e-5)
-    by_hand = -sum(own["advantage"] * own["length_tokens"] for own in found["recorded"]) * factor / sum(tokens)
-    assert found["row"]["loss"] == pytest.approx(by_hand, abs=0.02)
-
-
-@on("T4", "A100")
-def test_oversampling_reaches_unsloths_trainer(machine):
-    found = machine("rescue")["oversample"]
-    assert (len(found["recorded"]), len(found["trained"])) == (16, 8)
-    assert sorted(found["trained"]) == pytest.approx(sorted(own["advantage"] for own in found["recorded"] if own["advantage"]))
 
 
 # --- around the training ----------------------------------------------------------------------------------------------

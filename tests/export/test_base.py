@@ -6,14 +6,12 @@ import hashlib
 import shutil
 
 import pytest
-from made_artefacts import made_artefact
-from made_artefacts import made_run as recorded_run
 from made_runs import changed_model
 from proven_runs import here, proven_run
 from sabotage import edit_json, put_tensors, tensors
 
 from workbench.errors import ExportError, RunError
-from workbench.exporting import merging, passport
+from workbench.exporting import merging
 from workbench.exporting.checks import CAUSES
 from workbench.exporting.making import export
 from workbench.exporting.proving import prove
@@ -193,15 +191,3 @@ def test_the_16_bit_base_of_a_4_bit_source_is_not_vouched_for(home, monkeypatch)
     monkeypatch.setattr(merging, "base_differs", lambda run: "")
     merged = Artefact(run.export / "merged_16bit", "merged_16bit", "me/base", "base", run)
     assert (_base(merged, run).passed, "its 16-bit base is not on record" in _base(merged, run).found) == (None, True)
-
-
-def test_a_passport_without_a_version_is_an_older_one(home):
-    artefact = made_artefact(recorded_run())
-    assert passport.read_passport(artefact.path)["version"] == passport.VERSION
-    found = passport.read_passport(artefact.path)
-    del found["version"]
-    passport._write(artefact.path, found)
-    [read] = verify(artefact.path)
-    assert read.passed
-    assert read.untold[0].startswith("made by another version of the workbench")
-    assert "\n  cannot be told: made by another version" in str(read)

@@ -1,10 +1,10 @@
-"""Talking to an artefact: what is streamed is what the model writes, a stop keeps it, and what goes wrong is said beside it."""
+"""Talking to an artefact: what is shown is what the model writes, and what goes wrong is said beside it."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
-import threading
 from dataclasses import replace
 
 import pytest
@@ -78,16 +78,16 @@ def asked(question: str = QUESTION) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("form", ["adapter", "merged"])
-def test_both_stream_what_generate_writes(form, made, request):
+def test_both_write_what_generate_writes(form, made, request):
     model, tokenizer, _ = made
     trained = greedy(model, tokenizer, asked())
     with model.disable_adapter():
         base = greedy(model, tokenizer, asked())
     assert trained != base
-    talk, seen = Conversation(request.getfixturevalue(form), SYSTEM, 40), {}
-    turn = talk.reply(QUESTION, base=True, on_text=lambda answer: seen.setdefault(id(answer), []).append(answer.text))
-    assert [seen[id(turn.answers[who])] for who in ("trained", "base")] == [trained, base]
+    talk = Conversation(request.getfixturevalue(form), SYSTEM, 40)
+    turn = talk.reply(QUESTION, base=True)
     assert turn.answers["base"] == Answer(base[-1], len(base), "ended by EOS")
+    assert (turn.answers["trained"].text, turn.answers["trained"].length_tokens) == (trained[-1], len(trained))
     assert (turn.answers["trained"].ended == "cut at 40 tokens") == (len(trained) == 40)
     assert talk.turns == [turn]
 
@@ -109,13 +109,20 @@ def test_the_temperature_samples(adapter):
     assert len(texts) > 1
 
 
-def test_a_stop_keeps_what_was_written_and_begins_nothing_more(made, adapter):
-    model, tokenizer, _ = made
-    talk, stop = Conversation(adapter, SYSTEM, 40), threading.Event()
-    turn = talk.reply(QUESTION, base=True, on_text=lambda answer: answer.length_tokens == 5 and stop.set(), stop=stop)
-    assert turn.answers["trained"] == Answer(greedy(model, tokenizer, asked())[4], 5, "stopped")
-    assert turn.answers["base"] == Answer("", 0, "stopped")
-    assert talk.reply(QUESTION).answers["trained"].length_tokens > 5
+def test_an_interrupt_stops_an_answer_and_what_was_said_before_stays(adapter, monkeypatch):
+    talk = Conversation(adapter, SYSTEM, 8)
+    first = talk.reply(QUESTION).answers["trained"]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(talk._writers["trained"], "generate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            talk.reply(QUESTION, base=True)
+    assert talk.turns[1].answers == {"trained": Answer("", 0, "stopped")}, "the base was not begun"
+    assert talk.turns[0].answers["trained"] == first
+    assert talk.reply("And 3 + 4?").answers["trained"].length_tokens > 0
 
 
 def test_what_is_too_long_is_cut_or_refused_in_words(adapter):
@@ -137,21 +144,6 @@ def _ids(talk: Conversation, messages: list[dict[str, str]]) -> list[int]:
     return talk._writers["trained"].prompt_ids(messages)
 
 
-def test_what_fails_on_the_way_keeps_what_was_written(made, adapter):
-    model, tokenizer, _ = made
-
-    def fails(answer: Answer) -> None:
-        if answer.length_tokens == 4:
-            raise OSError("the disk is gone")
-
-    talk = Conversation(adapter, SYSTEM, 40)
-    with pytest.raises(OSError, match="gone"):
-        talk.reply(QUESTION, on_text=fails)
-    assert talk.turns[0].answers["trained"] == Answer(
-        greedy(model, tokenizer, asked())[3], 4, "failed: OSError: the disk is gone"
-    )
-
-
 def test_each_of_the_two_remembers_its_own_answers(made, adapter):
     model, tokenizer, _ = made
     talk = Conversation(adapter, SYSTEM, 24)
@@ -163,7 +155,7 @@ def test_each_of_the_two_remembers_its_own_answers(made, adapter):
             {"role": "assistant", "content": first.answers[who].text},
             {"role": "user", "content": "And 3 + 4?"},
         ]
-        with model.disable_adapter() if who == "base" else threading.Lock():
+        with model.disable_adapter() if who == "base" else contextlib.nullcontext():
             assert turn.answers[who].text == greedy(model, tokenizer, messages, 24)[-1]
 
 
@@ -220,48 +212,26 @@ def test_without_widgets_one_exchange_beside_the_base(why, adapter, monkeypatch)
     for who, answer in answers.items():
         assert f"[{who}: {answer.length_tokens} tokens, {answer.ended}]\n{answer.text}" in bundle["text/plain"]
     assert "one sample" not in str(panel)  # but the likeliest tokens
+    assert "Interrupt" not in str(panel)  # which has nothing to stop
     sampled = str(Chat(adapter, QUESTION, SYSTEM, temperature=0.7, base=False))
     assert "one sample at temperature 0.7: another run of this cell may answer otherwise\n" in sampled
 
 
-def test_a_failure_in_the_thread_is_shown_and_nothing_is_lost(adapter, tmp_path):
+def test_a_failure_is_shown_and_nothing_is_lost(adapter, tmp_path):
     panel = Chat(adapter, QUESTION, SYSTEM, temperature=0, base=False)
-    panel.send()
-    panel.wait()
-    first, panel._box.value = panel.talk.turns[0].answers, "9 " * 600
-    panel.send()
-    panel.wait()
+    panel.send(QUESTION)
+    first = dict(panel.talk.turns[0].answers)
+    panel.send("9 " * 600)
     shown = panel._bundle()["text/plain"]
-    assert panel.talk.turns[0].answers["trained"].text in shown
+    assert first["trained"].text in shown
     assert "0 tokens, failed: the conversation has" in shown
-    panel.new()
-    panel._box.value = QUESTION
-    panel.send()
-    panel.wait()
     assert panel.talk.turns[0].answers == first
     nowhere = Chat(replace(adapter, path=tmp_path), QUESTION, SYSTEM)
-    nowhere.send()
-    nowhere.wait()
+    nowhere.send(QUESTION)
     assert "failed: " in str(nowhere)
-
-
-def test_one_question_at_a_time_and_new_begins_anew(adapter):
-    panel, going_on = Chat(adapter, QUESTION, SYSTEM), threading.Event()
-    panel._thread = threading.Thread(target=going_on.wait)
-    panel._thread.start()
-    try:
-        panel.send()
-        assert str(panel).endswith("wait for its end, or press Stop.")
-        assert panel._box.value == QUESTION, "not taken"
-    finally:
-        going_on.set()
-    panel._thread.join()
-    panel._box.value = " "
-    panel.send()
-    assert str(panel).endswith("Write a question first.")
-    panel.talk.turns.append(Turn(QUESTION))
-    panel.new()
-    assert QUESTION not in str(panel)
+    nowhere.send(" ")
+    assert str(nowhere).endswith("Write a question first.")
+    assert len(nowhere.talk.turns) == 1
 
 
 def test_what_a_model_writes_is_text(adapter, monkeypatch):
@@ -285,9 +255,6 @@ def test_what_a_model_writes_is_text(adapter, monkeypatch):
     for found in (page, text):
         assert obeyed(found) == []
         found.encode()
-    before = len(seen)
-    panel.look()
-    assert len(seen) == before, "nothing new, nothing sent"
 
 
 def test_the_face_has_it():

@@ -14,7 +14,8 @@ from made_runs import made_run as exported_run
 from markdown_it import MarkdownIt
 from running import HOSTILE
 
-from workbench.exporting.card import _code, _fenced, _text
+from workbench.exporting.card import code, fenced
+from workbench.exporting.card import text as as_text
 from workbench.exporting.checks import Check, Proof
 from workbench.exporting.making import export
 from workbench.exporting.passport import add_proof
@@ -81,7 +82,7 @@ def test_an_adapter_names_its_base_where_others_find_it_and_leaves_a_place_for_i
     local = card_of(made_artefact(made_run("b"), "adapter", "/srv/own-7b")).text
     assert "vllm serve BASE --enable-lora" in local
     assert "peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained('BASE'), '.')" in local
-    assert "`BASE` is where `own-7b` lies, in a folder" in local
+    assert "`BASE` is where `own-7b` lies, in a separate folder" in local
     assert "AutoPeft" not in local
 
 
@@ -189,7 +190,7 @@ def test_a_task_goes_by_its_own_name_or_by_its_rows_or_by_its_file(name, file, c
 
 
 def test_a_backslash_begins_no_formula():
-    assert _text(r"of \(x\), $5 and $6") == r"of &#92;(x&#92;), \$5 and \$6"
+    assert as_text(r"of \(x\), $5 and $6") == r"of &#92;(x&#92;), \$5 and \$6"
 
 
 def test_the_proof_stands_in_it_with_what_is_unproven():
@@ -197,7 +198,7 @@ def test_the_proof_stands_in_it_with_what_is_unproven():
     checks = (Check("weights", "tensors", True, "21 layers"), Check("tokens", "ids", False, "12 of 1,000", "double_bos", "mend"))
     add_proof(artefact, Proof("x", "merged_16bit", checks, ("Ollama's template",)))
     text = card_of(artefact).text
-    assert "held against the policy that was trained: FAILED." in text
+    assert "compared with the policy that was trained: FAILED." in text
     assert "| weights | tensors | passed | 21 layers |" in text
     assert "| tokens | ids | FAILED | prompts begin with two BOS tokens: 12 of 1,000 |" in text
     assert "- unproven: Ollama's template" in text
@@ -221,11 +222,11 @@ def test_what_others_wrote_is_text():
     assert headings == ["Load it", "Prompt format", "Training", "Proof", "Verify it"]
 
 
-@pytest.mark.parametrize("text", [EVIL, HOSTILE, "`", "```", "a``b", "~~~", "````\n```\nx"])
-def test_text_code_and_fences_hold_whatever_they_are_given(text):
-    visible = re.findall(r"\w{4,}", text)
-    for made in (_text(text), _code(text), _fenced(text)):
+@pytest.mark.parametrize("given", [EVIL, HOSTILE, "`", "```", "a``b", "~~~", "````\n```\nx"])
+def test_text_code_and_fences_hold_whatever_they_are_given(given):
+    visible = re.findall(r"\w{4,}", given)
+    for made in (as_text(given), code(given), fenced(given)):
         page = html(made)
         assert not re.search(r"<(script|img|a|em|strong|h1|hr|del)\b", page)
         assert all(word in page for word in visible)
-    assert html(_fenced(text)).count("<pre>") == 1
+    assert html(fenced(given)).count("<pre>") == 1

@@ -198,4 +198,7 @@ def _repository(folder: Path) -> Path:
     subprocess.run([sys.executable, copy / "tools" / "setup_cell.py"], check=True)
     for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "as it lies here"]):
         subprocess.run([*git, *command], cwd=copy, check=True)
+    raw = copy / "raw" / "main" / "workbench"  # where a host of repositories has its files, to download one by one
+    raw.mkdir(parents=True)
+    shutil.copyfile(copy / "workbench" / "hosted.py", raw / "hosted.py")
     return copy

@@ -13,7 +13,7 @@ from hostile import run_command
 from safetensors.torch import load_file, save_file
 
 from workbench.errors import DataError, RunError
-from workbench.inspection.evaluation import FILE, evaluate, last_measured, measure, read_evaluation
+from workbench.inspection.evaluation import FILE, evaluate, last_measured, measure_policy, read_evaluation
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.tiny import MODEL_DIR
@@ -160,7 +160,7 @@ def test_checkpoints_and_greedy_beside_them(run):
     task = arithmetic()
     policy = load_policy(run.recipe(), adapter=spoilt)
     asked = {"samples": 1, "temperature": 0.0, "max_completion_length": 48}
-    alone = measure(policy, task, task.held_out[:20], **asked).completions
+    alone = measure_policy(policy, task, task.held_out[:20], **asked).completions
     assert [[row["completion"]] for row in greedy if row["who"] == "checkpoint-1"] == alone
     assert [[row["completion"]] for row in greedy if row["who"] == "trained"] != alone
     assert [row["completion"] for row in greedy if row["who"] == "checkpoint-2"] == [

@@ -9,7 +9,7 @@ import pytest
 
 from workbench.display import view_of
 from workbench.errors import DataError
-from workbench.inspection.evaluation import Evaluation, Measured, gain_in_words, measure
+from workbench.inspection.evaluation import Evaluation, Measured, gain_in_words, measure_policy
 from workbench.inspection.statistics import paired_difference, share_interval
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
@@ -112,7 +112,7 @@ def test_a_vote_reads_the_tasks_own_tag():
 def test_the_tasks_own_tag_is_found_in_its_prompt(tiny_policy):
     asked = [{"prompt": "Answer as <think>why</think> <solution>what</solution>"}] * 2
     task = Task("t", asked, [lambda completions, **kwargs: [1.0] * len(completions)], held_out=asked)
-    assert measure(tiny_policy, task, samples=2, max_completion_length=2).answer_tag == "solution"
+    assert measure_policy(tiny_policy, task, samples=2, max_completion_length=2).answer_tag == "solution"
 
 
 def test_an_interval_that_contains_0_says_how_many_prompts_it_would_take():
@@ -150,7 +150,8 @@ def test_an_evaluation_shows_itself():
 
 def test_the_embedded_policy_before_training(tiny_policy):
     seen = []
-    found = measure(tiny_policy, arithmetic(8, 24), samples=2, base=True, progress=lambda done, total: seen.append((done, total)))
+    told = {"progress": lambda done, total: seen.append((done, total))}
+    found = measure_policy(tiny_policy, arithmetic(8, 24), samples=2, base=True, **told)
     assert found.correct.shape == (24, 2)
     assert 0 < found.correct.mean() < 0.7
     assert found.lenient.mean() >= found.correct.mean()
@@ -161,4 +162,4 @@ def test_the_embedded_policy_before_training(tiny_policy):
 def test_no_held_out_prompts_is_an_error(tiny_policy):
     task = Task("t", [{"prompt": "x"}], [lambda completions, **kwargs: [0.0]])
     with pytest.raises(DataError, match="0 held-out prompts"):
-        measure(tiny_policy, task)
+        measure_policy(tiny_policy, task)

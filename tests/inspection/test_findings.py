@@ -23,7 +23,7 @@ from workbench.display import view_of
 from workbench.errors import DataError, RunError
 from workbench.health import examine_run
 from workbench.inspection.causes import cause
-from workbench.inspection.compared import as_text
+from workbench.inspection.compared import diff_as_text
 from workbench.inspection.evaluation import Evaluation, Measured
 from workbench.rewards.groups import batch_of
 from workbench.run.rollouts import columns_of, read_batches, write_part
@@ -59,7 +59,7 @@ def test_five_planted_regressions_of_200_come_first_with_both_texts_and_the_word
     first = found.frame.iloc[0]
     number = next(row["answer"] for row in asked if row["prompt"][-1]["content"] == first["prompt"])
     assert (first["text_before"], first["text_after"]) == (f"<answer>{number}</answer>", "<answer>0</answer>")
-    assert as_text(first["text_before"], first["text_after"]) == f"<answer>[-{number}-]{{+0+}}</answer>"
+    assert diff_as_text(first["text_before"], first["text_after"]) == f"<answer>[-{number}-]{{+0+}}</answer>"
     page = view_of(found)._repr_html_()
     assert f">{number}</del><ins" in page
     assert "text after" not in page  # the words that changed have it, and a narrow page has room for the rest
@@ -77,7 +77,7 @@ def test_five_planted_regressions_of_200_come_first_with_both_texts_and_the_word
     ],
 )
 def test_the_words_that_changed(before, after, words):
-    assert as_text(before, after) == words
+    assert diff_as_text(before, after) == words
 
 
 def test_two_trained_policies_are_compared_on_the_prompts_that_they_share():

@@ -10,7 +10,7 @@ import pytest
 
 from workbench.inspection import statistics
 from workbench.inspection.statistics import (
-    best_of,
+    best_of_n,
     bootstrap_interval,
     detectable,
     majority,
@@ -55,7 +55,7 @@ def test_majority_and_best_of_share_a_tie():
     assert majority(answers, right) == pytest.approx([1, 1 / 3, 0])
     # The 4 is right though a function that asks for a format paid one of its two completions nothing.
     assert majority([["4", "4", "5"]], np.array([[False, True, False]])) == pytest.approx([1])
-    assert best_of(np.array([[1.0, 2.0, 2.0], [0, 0, 3], [1, 2, 3]]), right) == pytest.approx([1 / 2, 0, 1])
+    assert best_of_n(np.array([[1.0, 2.0, 2.0], [0, 0, 3], [1, 2, 3]]), right) == pytest.approx([1 / 2, 0, 1])
 
 
 def test_what_can_be_told_before():

@@ -79,9 +79,26 @@ class TestNotebook:
         assert source(cell).startswith("# @title")
         assert cell["metadata"]["_kg_hide-input"] is True
 
-    def test_one_cell_of_parameters_each_with_its_comment_or_plain_name(self, stem):
-        [cell] = [cell for cell in read(stem)["cells"] if "parameters" in cell["metadata"].get("tags", [])]
-        assert all(isinstance(node, ast.Assign) for node in ast.parse(source(cell)).body)
+    def test_five_parameters_are_in_sight_and_the_others_folded_with_a_line_that_says_what_they_are(self, stem):
+        cells = read(stem)["cells"]
+        first, *others = [place for place, cell in enumerate(cells) if "parameters" in cell["metadata"].get("tags", [])]
+        names = [[node.targets[0].id for node in ast.parse(source(cells[place])).body] for place in (first, *others)]
+        assert 2 <= len(names[0]) <= 5
+        assert "jupyter" not in cells[first]["metadata"]
+        assert len({name for some in names for name in some}) == sum(map(len, names)), "each once"
+        assert len(others) == (stem in ("01_dataset", "03_train"))
+        for place in others:
+            assert cells[place]["metadata"]["jupyter"] == {"source_hidden": True}
+            assert cells[place]["metadata"]["cellView"] == "form"
+            assert source(cells[place]).startswith("# @title")
+            [line] = source(cells[place - 1]).splitlines()
+            assert line.startswith("*Folded below: ")
+
+    def test_what_is_folded_says_so(self, stem):
+        cells = read(stem)["cells"]
+        folded = [cell for cell in cells if cell["metadata"].get("jp-MarkdownHeadingCollapsed")]
+        assert len(folded) == (stem == "04_inspect")
+        assert all("Folded: " in source(cell) for cell in folded)
 
     def test_cells_are_short_and_the_prose_comes_first(self, stem):
         cells = read(stem)["cells"]
@@ -99,6 +116,18 @@ def notebook(text):
 def test_parameters_are_replaced_and_keep_their_comments():
     changed = with_parameters(notebook('steps = 60\nname = "a"  # of the run'), {"steps": 3, "name": "b"}, "x")
     assert changed.cells[0].source == "steps = 3\nname = 'b'  # of the run"
+
+
+def test_a_parameter_may_be_an_entry_of_a_dict_or_stand_in_a_second_cell():
+    made = notebook('grpo = {\n    "steps": 60,  # of the run: é\n    "kwargs": {},\n}\nrate = (\n    1e-3\n)')
+    made.cells.append(nbformat.v4.new_code_cell("# @title More\nseed = 0", metadata={"tags": ["parameters"]}))
+    asked = {"kwargs": {"a": 1}, "steps": 3, "seed": 7, "rate": 2e-3}
+    assert read_parameters(["steps=3", "kwargs={'a': 1}", "seed=7", "rate=2e-3"], made, "x") == asked
+    first, second = with_parameters(made, asked, "x").cells
+    assert first.source == 'grpo = {\n    "steps": 3,  # of the run: é\n    "kwargs": {\'a\': 1},\n}\nrate = (\n    0.002\n)'
+    assert second.source == "# @title More\nseed = 7"
+    whole = with_parameters(notebook('grpo = {"steps": 60}  # all'), {"grpo": {"rate": 1}}, "x")
+    assert whole.cells[0].source == "grpo = {'rate': 1}  # all"
 
 
 def test_an_unknown_parameter_is_an_error_that_lists_the_known_ones():
@@ -180,9 +209,10 @@ def test_the_packaged_recipe_asks_for_what_notebook_03_asks():
     from workbench.tiny import MODEL_DIR
 
     recipe = Recipe.load(MODEL_DIR.parent / "recipe.yaml")
-    [cell] = [cell for cell in read("03_train")["cells"] if "parameters" in cell["metadata"].get("tags", [])]
-    parameters = {node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(source(cell)).body}
-    assert {name: parameters[name] for name in recipe.grpo} == recipe.grpo
+    cells = [cell for cell in read("03_train")["cells"] if "parameters" in cell["metadata"].get("tags", [])]
+    body = [node for cell in cells for node in ast.parse(source(cell)).body]
+    parameters = {node.targets[0].id: ast.literal_eval(node.value) for node in body}
+    assert {name: parameters["grpo"][name] for name in recipe.grpo} == recipe.grpo
     for name in ("load_in_4bit", "max_seq_length"):
-        assert parameters[name] == getattr(recipe.policy, name)
+        assert parameters["loading"][name] == getattr(recipe.policy, name)
     assert parameters["policy_name"] == recipe.policy.name

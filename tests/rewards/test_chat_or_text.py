@@ -10,7 +10,7 @@ from workbench.rewards.chat_or_text import convert, positional_reward, responses
 from workbench.rewards.library import correctness_reward
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
-from workbench.tasks.exercises import EXERCISES
+from workbench.teaching.exercises import EXERCISES
 
 QUESTION = "What is 15 + 27?"
 CHAT = [{"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}], "answer": "42"}]

@@ -15,13 +15,11 @@ from workbench.errors import TaskError
 from workbench.rewards.library import correctness_reward as sound_correctness_reward
 from workbench.rewards.library import lenient_correctness_reward, strict_format_reward
 from workbench.task import Task, load_task
-from workbench.tasks.exercises import (
-    AdaptiveReward,
-    exercise,
-    extract_final_answer,
-    format_reward,
-    strict_format_reward_func,
-)
+from workbench.teaching.exercises import exercise
+from workbench.teaching.exercises.adaptive import AdaptiveReward
+from workbench.teaching.exercises.correctness import extract_final_answer
+from workbench.teaching.exercises.format import format_reward
+from workbench.teaching.exercises.strict_and_soft import strict_format_reward_func
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
 from workbench.training.loading import load_tokenizer
@@ -53,7 +51,7 @@ def found_in(task: Task, **options) -> dict[str, list[str]]:
     return said
 
 
-NEVER_2 = r"correctness_reward: cannot pay: a reference completion .* earns 0 of 2.*exercises.py:\d+: `2.0` in `return \[2.0 if"
+NEVER_2 = r"correctness_reward: cannot pay: a reference completion .* earns 0 of 2.*correctness.py:\d+: `2.0` in `return \[2.0 if"
 # By number of the recipes' rewards: exercise, the columns that the data have, and what is found, by kind.
 KNOWN_FLAWS = {
     "R0": ("template", (), {"raises": "error: reward_function_name: raised NameError: name 'compute_score'"}),
@@ -97,7 +95,7 @@ KNOWN_FLAWS = {
         "think_tags",
         (),
         {
-            "cannot_pay": r"earns 0 of 1; it pays only all on one line; never reached: exercises.py:\d+: `1.0` in",
+            "cannot_pay": r"earns 0 of 1; it pays only all on one line; never reached: think_tags.py:\d+: `1.0` in",
             "chat_plain": "plain text only: with the other it raised TypeError",
         },
     ),
@@ -119,8 +117,8 @@ KNOWN_FLAWS = {
         "problem",
         ("answers",),
         {
-            "swallows": r"exercises.py:\d+: an exception becomes a score there",
-            "cannot_pay": r"earns 0 of 1.*never reached: exercises.py:\d+: `1.0` in `reward = 1.0 if",
+            "swallows": r"problem.py:\d+: an exception becomes a score there",
+            "cannot_pay": r"earns 0 of 1.*never reached: problem.py:\d+: `1.0` in `reward = 1.0 if",
             "hackable": "'the answer alone'",
         },
     ),
@@ -154,7 +152,7 @@ KNOWN_FLAWS = {
         (),
         {
             "cannot_pay": r"strict_format_reward_func: .*only with its reasoning on one line and a newline at the end; "
-            r"never reached: exercises.py:\d+: `0.5` in `return \[0.5 if re.match",
+            r"never reached: strict_and_soft.py:\d+: `0.5` in `return \[0.5 if re.match",
             "hackable": "soft_format_reward_func: a reward hack earns 0.5, the reference completion 0: 'empty tags'",
         },
     ),

@@ -24,7 +24,7 @@ from workbench.rewards.execution import check_scores, plain_result
 from workbench.rewards.library import correctness_reward
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
-from workbench.tasks.exercises import EXERCISES
+from workbench.teaching.exercises import EXERCISES
 
 ROWS = [{"prompt": [{"role": "user", "content": "What is 1 + 1?"}], "answer": "2"}]
 

@@ -7,7 +7,8 @@ import inspect
 import pytest
 
 from workbench.data.prompts import SYSTEM_PROMPT
-from workbench.tasks.exercises import EXERCISES, AdaptiveReward, exercise
+from workbench.teaching.exercises import EXERCISES, exercise
+from workbench.teaching.exercises.adaptive import AdaptiveReward
 
 IDEAL = "<reasoning>\n5+7=12, 1+2+1=4\n</reasoning>\n<answer>\n42\n</answer>"
 SOUP = "</answer><answer></reasoning><reasoning>"

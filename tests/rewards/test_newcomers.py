@@ -10,7 +10,7 @@ import pytest
 
 from workbench.audit.completions import builders
 from workbench.audit.examination import RewardAudit, audit_rewards
-from workbench.audit.prompt_format import advice, grader_for, parse_format
+from workbench.audit.prompt_format import format_advice, grader_for, parse_format
 from workbench.data.answer_column import has_constant
 from workbench.data.checks import check
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
@@ -357,5 +357,5 @@ def test_where_nothing_reads_the_format_there_is_no_ruler_and_the_advice_names_w
     row = {"prompt": to_messages("?", system), "answer": "5"}
     with pytest.raises(DataError, match=r"(?s)no ruler yet: .*task="):
         grader_for(row)
-    assert "last_line_reward" not in advice(row)
-    assert "one of your own for what is right" in advice(row)
+    assert "last_line_reward" not in format_advice(row)
+    assert "one of your own for what is right" in format_advice(row)

@@ -290,7 +290,7 @@ def test_the_hash_is_the_same_in_another_process():
     import sys
 
     source = (
-        "from workbench.tasks.exercises import AdaptiveReward, format_reward\n"
+        "from workbench.teaching.exercises.adaptive import AdaptiveReward, format_reward\n"
         "from workbench.rewards.library import correctness_reward\n"
         "from workbench.rewards.suite import reward_hash\n"
         "print([reward_hash(func) for func in (correctness_reward, format_reward, AdaptiveReward(format_reward))])"

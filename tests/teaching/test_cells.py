@@ -7,7 +7,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from workbench.errors import RunError
-from workbench.teaching.cells import blanks, filled
+from workbench.teaching._lib.cells import blanks, filled
 
 BLANK = "x = ...  # your turn: one and one\nassert x == 2, 'not yet'"
 SOLUTION = "<details><summary>Solution</summary>\n\n```python\nx = 1 + 1\nassert x == 2, 'not yet'\n```\n</details>"

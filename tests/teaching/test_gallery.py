@@ -10,8 +10,8 @@ import pytest
 from gallery_solutions import NOTEBOOK, read, repairs
 
 from workbench.demo import notebooks_folder
-from workbench.teaching import gallery
-from workbench.teaching.cells import blanks, filled
+from workbench.teaching._lib import gallery
+from workbench.teaching._lib.cells import blanks, filled
 
 setup_cell = runpy.run_path(str(notebooks_folder().parent / "tools" / "setup_cell.py"))["cell"]
 

@@ -20,7 +20,7 @@ from workbench.health.verdicts import NAMES
 from workbench.recipe import Recipe
 from workbench.run import metrics
 from workbench.teaching.glossary import _entries, terms
-from workbench.training.plan.values import CHOICES, DEFAULTS
+from workbench.training.settings.values import CHOICES, DEFAULTS
 
 FIELDS = {"kind", "meaning", "unit", "good", "healthy", "default", "changed", "source", "also", "field"}
 TRLS = Path(importlib.util.find_spec("trl").origin).parent / "trainer" / "grpo_trainer.py"

@@ -9,8 +9,8 @@ import nbformat
 import pytest
 
 from workbench.demo import execute
-from workbench.teaching.cells import blanks, filled
-from workbench.teaching.lessons import passed
+from workbench.teaching._lib.cells import blanks, filled
+from workbench.teaching._lib.lessons import passed
 
 LESSON = Path(__file__).parents[2] / "notebooks" / "teaching" / "grpo_by_hand.ipynb"
 

@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from workbench import demo
 from workbench.demo import NOTEBOOKS, notebooks_folder
 from workbench.errors import RunError
-from workbench.teaching import lessons
+from workbench.teaching._lib import lessons
 from workbench.workspace import workspace
 
 SOLUTION = "<details><summary>Solution</summary>\n\n```python\nx = 2\nassert x == 2\n```\n</details>"

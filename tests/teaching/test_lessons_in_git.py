@@ -10,7 +10,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from workbench.teaching.cells import blanks, filled
+from workbench import teaching
+from workbench.teaching._lib import OFFERS
+from workbench.teaching._lib.cells import blanks, filled
 
 ROOT = Path(__file__).parents[2]
 LESSONS = sorted((ROOT / "notebooks" / "teaching").glob("*.ipynb"))
@@ -20,6 +22,17 @@ setup_cell = runpy.run_path(str(ROOT / "tools" / "setup_cell.py"))["cell"]
 
 def is_check(node):
     return isinstance(node, ast.Assert) or (isinstance(node, ast.Attribute) and node.attr in ("diagnose", "repair"))
+
+
+def is_plain_code(cell):
+    return cell.cell_type == "code" and "setup" not in cell.metadata.get("tags", [])
+
+
+def test_what_is_offered_beside_the_face_is_there():
+    for name in OFFERS:
+        assert getattr(teaching, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = teaching.no_such_name
 
 
 def test_there_are_lessons():
@@ -59,3 +72,16 @@ class TestLesson:
             # What checks a learner's answer checks the solution: asserts, or what the gallery checks.
             checks = [[ast.dump(node) for node in ast.walk(tree) if is_check(node)] for tree in (asked, answered)]
             assert checks[0] == checks[1] != []
+
+    def test_a_lesson_imports_the_face_and_what_is_offered_beside_it(self, path):
+        lesson = nbformat.read(path, as_version=4)
+        code = "\n".join(cell.source for each in (lesson, filled(lesson)) for cell in each.cells if is_plain_code(cell))
+        modules, names = set(), set()
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name for alias in node.names if alias.name.startswith("workbench")}
+            elif isinstance(node, ast.ImportFrom) and node.module.startswith("workbench"):
+                modules.add(node.module)
+                names |= {alias.name for alias in node.names}
+        assert modules == {"workbench", "workbench.teaching"}
+        assert names <= OFFERS.keys()

@@ -13,11 +13,11 @@ from workbench.rewards.groups import batch_advantages
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import read_batches
 from workbench.tiny.task import task
-from workbench.training.plan import check_values, field_kinds, field_names, normalised, overridden
-from workbench.training.plan.algorithms import ALGORITHMS
 from workbench.training.policy import trainer_classes
 from workbench.training.resuming import Point, changed_since_begun
 from workbench.training.script import read_script
+from workbench.training.settings import check_values, field_kinds, field_names, normalised, overridden
+from workbench.training.settings.algorithms import ALGORITHMS
 from workbench.training.stages import planned_stages
 from workbench.training.trainer import train
 

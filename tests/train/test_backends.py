@@ -8,17 +8,17 @@ import sys
 import pytest
 
 from workbench.errors import PolicyError
-from workbench.inspection.evaluation import measure
+from workbench.inspection.evaluation import measure_policy
 from workbench.recipe import Recipe
 from workbench.run.directory import open_run
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
 from workbench.training import precision
 from workbench.training.loading import random_kept
-from workbench.training.plan.device import Machine
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import one_gpu
+from workbench.training.settings.device import Machine
 from workbench.training.trainer import train
 
 GRPO = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 24, "learning_rate": 1e-3}
@@ -100,7 +100,7 @@ def test_a_run_with_the_plain_backend_leaves_the_same_record(home):
     assert [row["step"] for row in run.metrics()] == [1, 2]
     assert len(query(run.rollouts)) == 2 * 8
     adapter = open_run("t").adapter
-    measured = measure(
+    measured = measure_policy(
         load_policy("tiny", backend="transformers", adapter=adapter),
         arithmetic(4, 4),
         samples=2,
@@ -140,7 +140,7 @@ def test_where_unsloth_has_replaced_the_trainer_the_plain_backend_asks_for_a_res
 
 
 def policy_of(backend: str, compute_dtype: str) -> Policy:
-    return Policy("tiny", "", None, None, 256, "", backend, "nf4", compute_dtype, 1, 1, 1, 0.0)
+    return Policy("tiny", "", None, None, 256, "", backend, backend, "nf4", compute_dtype, 1, 1, 1, 0.0)
 
 
 CPU = {"use_cpu": True, "dataloader_pin_memory": False}

@@ -12,9 +12,9 @@ from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.training.fitting import memory_on
 from workbench.training.loading import load_tokenizer
-from workbench.training.plan.device import Machine
-from workbench.training.plan.values import DEFAULTS
 from workbench.training.prepare import prepare
+from workbench.training.settings.device import Machine
+from workbench.training.settings.values import DEFAULTS
 from workbench.training.trainer import continue_run, train
 
 SIZES = {"max_completion_length": 512, "per_device_train_batch_size": 8, "num_generations": 8}
@@ -36,12 +36,12 @@ def test_it_is_off_where_training_fits_without_it_on_where_it_may_not_and_said_n
     assert choose_checkpointing([one], 2 * most) == (False, "")
     on, line = choose_checkpointing([one], most / 0.95)
     assert not on
-    assert line.startswith("gradient_checkpointing stays off: training takes 13.5 GB (6.3 to 21.6) of the card's 22.7")
+    assert line.startswith("gradient_checkpointing stays off: training takes 13.5 GB (6.3 to 22.3) of the card's 23.5")
     on, line = choose_checkpointing([one], 16)
     assert on
     assert line == (
-        "gradient_checkpointing = True, by the memory estimate: training takes 13.5 GB (6.3 to 21.6) without it, and the "
-        "card has 16.0 GB; with it 3.92 GB (2.6 to 7.0). It is slower; grpo.gradient_checkpointing overrides this"
+        "gradient_checkpointing = True, by the memory estimate: training takes 13.5 GB (6.3 to 22.3) without it, and the "
+        "card has 16.0 GB; with it 3.92 GB (2.4 to 6.6). It is slower; grpo.gradient_checkpointing overrides this"
     )
     on, line = choose_checkpointing([one], 4)
     assert on
@@ -70,7 +70,7 @@ def test_where_nothing_can_be_estimated_it_stays_off():
 def test_asked_for_and_not_needed_is_said():
     one = trained(gradient_checkpointing=True)
     assert idle_checkpointing([one], 24) == (
-        "gradient_checkpointing = True, and by the estimate training fits without it (13.5 GB (6.3 to 21.6) of 24.0 GB); off "
+        "gradient_checkpointing = True, and by the estimate training fits without it (13.5 GB (6.3 to 22.3) of 24.0 GB); off "
         "is faster (benchmarks/README.md says by how much on a CPU; it was measured on no GPU)"
     )
     assert idle_checkpointing([one], 16) == ""

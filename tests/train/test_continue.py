@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from workbench.tiny.task import task as arithmetic
 from workbench.training import trainer
 from workbench.training.background import start
 from workbench.training.policy import load_policy
-from workbench.training.resuming import latest_point
+from workbench.training.resuming import _sum_of_state, latest_point
 from workbench.training.trainer import continue_run, train
 
 GRPO = {
@@ -165,9 +166,9 @@ def test_a_scaler_that_a_checkpoint_has_not_is_named(home, scalers):
     run = train(recipe(**more), policy=fresh(), task=task(), watchers=[Asks({1: [("stop", {})]})])
     state = run.checkpoints / "checkpoint-2" / "state.json"
     kept = json.loads(state.read_text())
-    for name in ("scaler", "files", "sha256", "run"):  # as of before they were saved
-        del kept[name]
-    state.write_text(json.dumps(kept))
+    del kept["sha256"]
+    kept["scaler"] = None  # as where bfloat16 was trained
+    state.write_text(json.dumps(kept | {"sha256": _sum_of_state(kept)}))
     continue_run(run, policy=fresh(), task=task())
     [event] = [event for event in run.events() if event["event"] == "continued"]
     assert "float16's gradient scaler begins anew" in event["inexact"]
@@ -188,13 +189,18 @@ def test_what_was_changed_before_the_stop_is_in_force_after_it(home):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_over_takes_more_steps_if_asked(home):
+def test_a_run_that_is_over_takes_more_steps_if_asked(home, capsys):
     run = train(recipe(grpo={"max_steps": 2, "lr_scheduler_type": "constant"}), policy=fresh(), task=task())
     with pytest.raises(RunError, match="all 2 steps are trained") as refused:
         continue_run(run, policy=fresh(), task=task())
     assert "--steps" in refused.value.remedy
     assert run.result()["status"] == "finished"
+    capsys.readouterr()
     continue_run(run, policy=fresh(), task=task(), steps=2)
+    told = capsys.readouterr().out
+    assert "to step 4" in told
+    assert re.search(r"^4 steps; each learns from 8 completions", told, re.M)
+    assert "2 steps" not in told
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4]
     assert run.recipe().grpo["max_steps"] == 4
 

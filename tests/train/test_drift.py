@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import inspect
 
 import pytest
 
-from workbench.health.switches import _READ, TRLS
+from workbench.run.inert import SWITCHES
 from workbench.run.metrics import ENTROPY, REWARD, REWARD_STD, ZERO_STD, per_function
-from workbench.training import plan
-from workbench.training.plan.in_force import settings_in_force
-from workbench.training.plan.names import ALIASES
+from workbench.training import settings as settings_of
 from workbench.training.policy import trainer_classes
+from workbench.training.settings.in_force import settings_in_force
+from workbench.training.settings.names import ALIASES
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +21,11 @@ def classes():
 
 
 def test_every_default_is_a_field_of_grpoconfig(classes):
-    assert set(plan.DEFAULTS) <= plan.field_names(classes[0])
+    assert set(settings_of.DEFAULTS) <= settings_of.field_names(classes[0])
 
 
 def test_every_new_name_is_a_field_and_every_old_one_is_not(classes):
-    fields = plan.field_names(classes[0])
+    fields = settings_of.field_names(classes[0])
     assert set(ALIASES.values()) <= fields
     assert not set(ALIASES) & fields - {"warmup_ratio"}
 
@@ -34,7 +33,7 @@ def test_every_new_name_is_a_field_and_every_old_one_is_not(classes):
 def test_the_manifest_keeps_every_field_but_paths_and_secrets(classes, tmp_path):
     config = classes[0](output_dir=str(tmp_path / "elsewhere"), hub_token="hf_secret", num_generations=4, use_cpu=True)
     kept = settings_in_force(config)
-    left_out = plan.field_names(classes[0]) - kept.keys()
+    left_out = settings_of.field_names(classes[0]) - kept.keys()
     assert {"output_dir", "hub_token"} <= left_out
     assert len(left_out) < 25
     assert len(kept) > 140
@@ -51,13 +50,9 @@ def test_the_manifest_keeps_every_field_but_paths_and_secrets(classes, tmp_path)
     assert "hf_secret" not in str(kept)
 
 
-def test_what_counts_as_trl_s_default_is(classes):
-    from trl import GRPOConfig
-
-    defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
-    for name, value in TRLS.items():
-        assert getattr(defaults[name], "value", defaults[name]) == value, name
-    assert [name for names, *_ in _READ for name in names if not fnmatch.filter(defaults, name)] == []
+def test_every_name_of_the_table_of_inert_settings_is_a_setting(classes):
+    fields = settings_of.field_names(classes[0])
+    assert [name for switch in SWITCHES for name in switch.names.split() if not fnmatch.filter(fields, name)] == []
 
 
 def test_the_trainer_still_logs_these_metrics(classes):

@@ -18,17 +18,17 @@ from workbench import doctor
 from workbench.errors import PolicyError, RecipeError
 from workbench.recipe import LoraPart, Recipe
 from workbench.tiny.task import task as arithmetic
-from workbench.training import plan
 from workbench.training import policy as policies
-from workbench.training.plan.device import COST, NOT_INSTALLED, missing, why_not
+from workbench.training import settings as settings_of
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.prepare import prepare
+from workbench.training.settings.device import COST, NOT_INSTALLED, missing, why_not
 from workbench.training.stages import settled_vllm
 from workbench.training.trainer import train
 
-GPU = plan.Machine(cuda=True, bf16=True, vllm=True)
-BARE_GPU = plan.Machine(cuda=True, bf16=True, vllm=False)
-CPU = plan.Machine(cuda=False, bf16=True, vllm=True)
+GPU = settings_of.Machine(cuda=True, bf16=True, vllm=True)
+BARE_GPU = settings_of.Machine(cuda=True, bf16=True, vllm=False)
+CPU = settings_of.Machine(cuda=False, bf16=True, vllm=True)
 ENGINE = ("fast_inference", "max_lora_rank", "gpu_memory_utilization")
 
 
@@ -92,8 +92,8 @@ def planned(device, fast=None, backend="unsloth", **grpo):
     """(use_vllm, lines about it) on a device."""
     policy = {"backend": backend} | ({} if fast is None else {"fast_inference": fast})
     recipe = Recipe.of({"policy": policy, "grpo": grpo})
-    fields = plan.field_names(trainer_classes()[0])
-    again, settings, notes = plan.normalised(recipe, fields, device)
+    fields = settings_of.field_names(trainer_classes()[0])
+    again, settings, notes = settings_of.normalised(recipe, fields, device)
     assert again == recipe, "another machine may have it"
     return settings.get("use_vllm"), notes
 
@@ -154,14 +154,14 @@ def test_asked_for_and_refused_at_once_is_an_error():
 
 
 def test_a_share_without_vllm_is_said():
-    fields = plan.field_names(trainer_classes()[0])
-    _, _, [line] = plan.normalised(Recipe.of({"policy": {"gpu_memory_utilization": 0.7}}), fields, GPU)
+    fields = settings_of.field_names(trainer_classes()[0])
+    _, _, [line] = settings_of.normalised(Recipe.of({"policy": {"gpu_memory_utilization": 0.7}}), fields, GPU)
     assert line.startswith("policy.gpu_memory_utilization = 0.7 has an effect only with fast_inference, which is off (")
 
 
 def test_vllm_is_imported_for_a_plan_only_if_it_is_asked_for(monkeypatch):
     seen = []
-    monkeypatch.setattr(plan.Machine, "here", classmethod(lambda cls, for_vllm=False: seen.append(for_vllm) or BARE_GPU))
+    monkeypatch.setattr(settings_of.Machine, "here", classmethod(lambda cls, for_vllm=False: seen.append(for_vllm) or BARE_GPU))
     planned(None, bf16=True)
     planned(None, fast=True)
     assert seen == [False, True]

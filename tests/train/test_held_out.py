@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from workbench.errors import RecipeError
-from workbench.inspection.evaluation import measure
+from workbench.inspection.evaluation import measure_policy
 from workbench.recipe import Recipe
 from workbench.rewards import library
 from workbench.run.directory import RunDirectory
@@ -108,7 +108,7 @@ def test_it_measures_base_every_so_many_steps_and_the_end(whole):
     # The same evaluator, with the same seed and rows, on the base: the same completions.
     rows = chosen(recipe(), task())
     policy = load_policy(recipe())
-    base = measure(policy, task(), rows, samples=1, max_completion_length=32, base=True, batch_size=8)
+    base = measure_policy(policy, task(), rows, samples=1, max_completion_length=32, base=True, batch_size=8)
     assert [group[0] for group in base.completions] == kept[kept["step"] == 0]["completion"].tolist()
     result = whole.result()["held_out"]
     assert (result["measurements"], result["prompts"], result["base"]) == (4, 6, found[0]["correct"])

@@ -10,11 +10,11 @@ import pytest
 from workbench.errors import RecipeError
 from workbench.recipe import SEVEN_PROJECTIONS, PolicyPart, Recipe
 from workbench.tiny.task import task as arithmetic
-from workbench.training import plan
-from workbench.training.plan.device import Machine
+from workbench.training import settings as settings_of
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.prepare import plan as wb_plan
 from workbench.training.script import read_script
+from workbench.training.settings.device import Machine
 from workbench.training.trainer import train
 
 CPU = Machine(cuda=False, bf16=False, vllm=False)
@@ -278,7 +278,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def fields():
-    return plan.field_names(trainer_classes()[0])
+    return settings_of.field_names(trainer_classes()[0])
 
 
 @pytest.fixture(scope="module")
@@ -299,9 +299,9 @@ def policy_of():
 def planned(script, fields):
     """(recipe, settings, all lines) of a script on a CPU without bfloat16."""
     pasted = read_script(script, fields=fields)
-    recipe, settings, notes = plan.normalised(pasted.recipe, fields, CPU)
-    plan.batch(settings)
-    plan.check_lengths(recipe, settings)
+    recipe, settings, notes = settings_of.normalised(pasted.recipe, fields, CPU)
+    settings_of.batch(settings)
+    settings_of.check_lengths(recipe, settings)
     return recipe, settings, [*pasted.notes, *notes]
 
 
@@ -339,7 +339,7 @@ def test_what_is_read_trains_a_step(home, fields, policy_of, name):
     assert run.manifest()["result"]["steps"] == 1
     in_force = run.manifest()["settings"]["in_force"]
     for key in ("learning_rate", "beta", "num_generations", "per_device_train_batch_size"):
-        assert in_force[key] == recipe.grpo.get(key, plan.DEFAULTS[key])
+        assert in_force[key] == recipe.grpo.get(key, settings_of.DEFAULTS[key])
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -368,43 +368,89 @@ GRPOConfig(learning_rate=open({str(victim)!r}, "w").write("1") * 1e-6, beta=__im
     ("script", "grpo"),
     [
         ("LR = 1e-5\nGRPOConfig(learning_rate=LR)", {"learning_rate": 1e-5}),
-        ("a = b = 4\nGRPOConfig(num_generations=a * 2, top_p=1 - 0.25)", {"num_generations": 8, "top_p": 0.75}),
-        ("c = dict(beta=0.01)\nGRPOConfig(top_p=0.9, **c)", {"top_p": 0.9, "beta": 0.01}),
-        ("c = {'beta': -(-0.5)}\nGRPOConfig(**c)", {"beta": 0.5}),
+        ("a = b = 4\nGRPOConfig(num_generations=a, top_k=b, top_p=-0.25)", {"num_generations": 4, "top_k": 4, "top_p": -0.25}),
+        ("c = {'beta': 0.5}\nGRPOConfig(**c)", {"beta": 0.5}),
+        ("GRPOConfig(generation_kwargs={'do_sample': True})", {"generation_kwargs": {"do_sample": True}}),
+        ("beta = 0.1\nGRPOConfig(beta=beta)", {"beta": 0.1}),
+        ("b = 0.1\ndef main():\n    GRPOConfig(beta=b)", {"beta": 0.1}),
         ("from trl import GRPOConfig as C\nC(beta=0.1)", {"beta": 0.1}),
         ("import trl as t\ndef main():\n    t.GRPOConfig(beta=0.1)", {"beta": 0.1}),
+        ("from trl import *\nb = 0.1\nGRPOConfig(beta=b)", {"beta": 0.1}),
         ("!pip install trl\n%cd x\nGRPOConfig(beta=0.1)", {"beta": 0.1}),
         ("%pip install a \\\n    'b==1' \\\n    c\nif colab:\n    !pip install d\nGRPOConfig(beta=0.1)", {"beta": 0.1}),
         ("```python\nGRPOConfig(beta=0.1)\n```", {"beta": 0.1}),
         ("    GRPOConfig(beta=0.1)", {"beta": 0.1}),
         ("BETA = 0.3\nGRPOConfig(beta=0.1)", {"beta": 0.1}),
         ("GRPOConfig(kl_coef=0.1, beta=0.1)", {"beta": 0.1}),
-        # Of several values the last before the use, where nothing that is decided elsewhere stands between.
-        ("b = 0.1\nb = 0.2\nGRPOConfig(beta=b, top_k=5)\nb = 0.3", {"beta": 0.2, "top_k": 5}),
-        ("b = 0.1\nif x:\n    b = 0.2\nb = 0.3\nGRPOConfig(beta=b, top_k=5)", {"beta": 0.3, "top_k": 5}),
-        ("def f(b):\n    return b\nb = 0.2\nGRPOConfig(beta=b, top_k=5)", {"beta": 0.2, "top_k": 5}),
-        ("def main():\n    b = 0.1\n    GRPOConfig(beta=b, top_k=5)\nb = 0.2", {"beta": 0.1, "top_k": 5}),
-        ("if __name__ == '__main__':\n    b = 0.1\n    b = 0.2\n    GRPOConfig(beta=b, top_k=5)", {"beta": 0.2, "top_k": 5}),
-        # What is decided elsewhere is known only when the script runs.
-        ("b = 0.1\nif x:\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
-        ("if x:\n    b = 0.1\nelse:\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
-        ("for i in x:\n    b = 0.1\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
-        ("match x:\n    case 1:\n        b = 0.1\n    case _:\n        b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
-        ("async def f():\n    c = 2\n    async for i in x:\n        c = 1\n    GRPOConfig(beta=c, top_k=5)", {"top_k": 5}),
-        ("b = 0.1\ndef f():\n    global b\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
-        ("b = 0.1\nb = 0.2\ndef f():\n    GRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
-        ("b = 0.1\nb += 0.1\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
-        ("for b in x:\n    pass\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
-        ("b = 0.1\ndef f(b):\n    GRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
-        ("b = 0.1\nfrom settings import b\nGRPOConfig(beta=b, top_k=5)", {"top_k": 5}),
-        ("k = k\nGRPOConfig(beta=k, top_k=5)", {"top_k": 5}),
-        ("GRPOConfig(top_k=5, beta=1 / 0, bf16=is_bfloat16_supported())", {"top_k": 5}),
     ],
 )  # fmt: skip
-def test_values_are_read_where_they_can_be_known(fields, script, grpo):
-    found = read_script(script, fields=fields).recipe.grpo
-    found.pop("max_completion_length")
-    assert found == grpo
+def test_literals_and_names_that_are_bound_once_to_one_are_read(fields, script, grpo):
+    pasted = read_script(script, fields=fields)
+    pasted.recipe.grpo.pop("max_completion_length")
+    assert pasted.recipe.grpo == grpo
+    assert not [note for note in pasted.notes if "not read" in note]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        # Not a literal, though a person could work it out.
+        "a = 2\nGRPOConfig(beta=a * 2, top_k=5)",
+        "GRPOConfig(beta=1 - 0.25, top_k=5)",
+        "a = 2\nb = a\nGRPOConfig(beta=b, top_k=5)",
+        "GRPOConfig(beta=1 / 0, top_k=5)",
+        "GRPOConfig(beta=1j, top_k=5)",
+        "GRPOConfig(beta=b'1', top_k=5)",
+        "GRPOConfig(beta={1}, top_k=5)",
+        "GRPOConfig(beta=f'{x}', top_k=5)",
+        # Bound more than once, or not at the top level: only running the script would tell.
+        "b = 0.1\nb = 0.2\nGRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\nif x:\n    b = 0.2\nb = 0.3\nGRPOConfig(beta=b, top_k=5)",
+        "def f(b):\n    return b\nb = 0.2\nGRPOConfig(beta=b, top_k=5)",
+        "def main():\n    b = 0.1\n    GRPOConfig(beta=b, top_k=5)\nb = 0.2",
+        "if __name__ == '__main__':\n    b = 0.1\n    GRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\nif x:\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)",
+        "if x:\n    b = 0.1\nelse:\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)",
+        "for i in x:\n    b = 0.1\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)",
+        "match x:\n    case 1:\n        b = 0.1\n    case _:\n        b = 0.2\nGRPOConfig(beta=b, top_k=5)",
+        "async def f():\n    b = 2\n    async for i in x:\n        b = 1\n    GRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\ndef f():\n    global b\n    b = 0.2\nGRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\nb = 0.2\ndef f():\n    GRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\nb += 0.1\nGRPOConfig(beta=b, top_k=5)",
+        "for b in x:\n    pass\nGRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\ndef f(b):\n    GRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\ndef f(*b):\n    GRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\ndef b():\n    pass\nGRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\nfrom settings import b\nGRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\nimport settings as b\nGRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\nimport b.c\nGRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\nfrom settings import *\nGRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\nmatch x:\n    case {'k': 1, **b}:\n        pass\nGRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\nmatch x:\n    case [1, *b]:\n        pass\nGRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\nmatch x:\n    case 1 as b:\n        pass\nGRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\ntry:\n    x()\nexcept ValueError as b:\n    pass\nGRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\nx((b := 0.2))\nGRPOConfig(beta=b, top_k=5)",
+        "b = 0.1\ndel b\nGRPOConfig(beta=b, top_k=5)",
+        "b, c = 0.1, 0.2\nGRPOConfig(beta=b, top_k=5)",
+        "k = k\nGRPOConfig(beta=k, top_k=5)",
+        # What a name stands for may have been changed since.
+        "b = [0.1]\nb.append(0.2)\nGRPOConfig(beta=b, top_k=5)",
+        "b = {'x': 1}\nb['x'] = 2\nGRPOConfig(beta=b, top_k=5)",
+    ],
+)
+def test_what_only_running_the_script_would_tell_is_a_note_by_its_name(fields, script):
+    pasted = read_script(script, fields=fields)
+    pasted.recipe.grpo.pop("max_completion_length")
+    assert pasted.recipe.grpo == {"top_k": 5}
+    assert re.search(r"line \d+: beta = .* is left out: not read", "\n".join(pasted.notes))
+
+
+@pytest.mark.parametrize("source", ["dict(beta=0.1)", "{'beta': b}", "{'beta': 0.1}\nc['beta'] = 0.2", "{'beta': 0.1, **more}"])
+def test_settings_that_are_unpacked_and_cannot_be_read_are_a_note(fields, source):
+    pasted = read_script(f"c = {source}\nGRPOConfig(top_k=5, **c)", fields=fields)
+    assert pasted.recipe.grpo == {"top_k": 5}
+    assert any("**c is left out: not read" in note for note in pasted.notes)
+    assert any("max_steps could not be read: 100" in note for note in pasted.notes), "it may be behind the two stars"
 
 
 LEFT_OUT = [
@@ -430,6 +476,8 @@ LEFT_OUT = [
     ("GRPOConfig(use_liger_kernel=True)", "use_liger_kernel is left out: liger_kernel is not installed here"),
     ("GRPOConfig(use_liger_loss=True)", "use_liger_loss is left out: liger_kernel is not installed here"),
     ("GRPOConfig(max_steps=args.steps)", "max_steps could not be read: 100"),
+    ("NUM_GENERATIONS = 4 * 2\nGRPOConfig()", "NUM_GENERATIONS = 4 \\* 2 is left out: not read"),
+    ("m = 'a/b'\nm = 'c/d'\nGRPOTrainer(model=m)", "line 3: model = m is left out: not read"),
 ]  # fmt: skip
 
 
@@ -450,7 +498,8 @@ PLAIN_MODEL = "model = AutoModelForCausalLM.from_pretrained('a/b')\n"
     ("script", "found"),
     [
         (PLAIN_MODEL, ("a/b", "transformers", True)),
-        ("name = 'c/d'\nname = 'a/b'\n" + PLAIN_MODEL.replace("'a/b'", "name"), ("a/b", "transformers", True)),
+        ("name = 'a/b'\n" + PLAIN_MODEL.replace("'a/b'", "name"), ("a/b", "transformers", True)),
+        ("name = 'c/d'\nname = 'a/b'\n" + PLAIN_MODEL.replace("'a/b'", "name"), ("tiny", "transformers", False)),
         # The one that is trained; what is loaded after the training, or for something else, is not the policy.
         ("import trl\njudge = AutoModelForCausalLM.from_pretrained('c/d')\n" + PLAIN_MODEL + "GRPOTrainer(model)",
          ("a/b", "transformers", True)),
@@ -458,6 +507,8 @@ PLAIN_MODEL = "model = AutoModelForCausalLM.from_pretrained('a/b')\n"
          ("a/b", "transformers", True)),
         ("GRPOTrainer(model='a/b')\nAutoModelForCausalLM.from_pretrained('me/trained')", ("a/b", "transformers", True)),
         ("from trl import GRPOTrainer\nGRPOTrainer(model=parsed.path)", ("tiny", "transformers", False)),
+        ("import trl\nm = 'a/b'\nm = 'c/d'\njudge = AutoModelForCausalLM.from_pretrained('e/f')\nGRPOTrainer(model=m)",
+         ("tiny", "transformers", False)),
         ("import unsloth\nfrom trl import GRPOTrainer\nGRPOTrainer(model=parsed.path)", ("tiny", "unsloth", False)),
         ("GRPOConfig()", ("tiny", "unsloth", False)),
     ],

@@ -13,7 +13,8 @@ import workbench as wb
 from workbench.errors import RecipeError
 from workbench.recipe import PolicyPart, Recipe
 from workbench.tiny.task import task
-from workbench.training.plan import (
+from workbench.training.policy import trainer_classes
+from workbench.training.settings import (
     DEFAULTS,
     Batch,
     Machine,
@@ -29,10 +30,9 @@ from workbench.training.plan import (
     normalised,
     overridden,
 )
-from workbench.training.plan.batches import arithmetic
-from workbench.training.plan.names import ALIASES, MOVED
-from workbench.training.plan.values import CHOICES
-from workbench.training.policy import trainer_classes
+from workbench.training.settings.batches import arithmetic
+from workbench.training.settings.names import ALIASES, MOVED
+from workbench.training.settings.values import CHOICES
 from workbench.training.trainer import train
 
 CPU = Machine(cuda=False, bf16=False, vllm=False)

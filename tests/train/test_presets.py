@@ -15,10 +15,10 @@ from workbench.errors import DataError, PolicyError, RecipeError, TaskError
 from workbench.recipe import PolicyPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
-from workbench.training import plan
-from workbench.training.plan.device import Machine
+from workbench.training import settings as settings_of
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.presets import FOLDER, find_recipe, preset_names, read_source
+from workbench.training.settings.device import Machine
 from workbench.training.trainer import train
 
 NAMES = ["cpu", "gpu_24gb", "gpu_80gb", "t4"]
@@ -37,7 +37,7 @@ def policy():
 
 @pytest.fixture(scope="module")
 def fields():
-    return plan.field_names(trainer_classes()[0])
+    return settings_of.field_names(trainer_classes()[0])
 
 
 def test_these_are_the_presets():
@@ -49,12 +49,12 @@ def test_a_preset_needs_no_correction(fields, file):
     recipe, name = Recipe.load(file), file.stem
     assert recipe.run_name == ("arithmetic" if name == "cpu" else name)
     assert recipe.policy.name == "tiny" or re.fullmatch(r"[\w-]+/[\w.-]+", recipe.policy.name)
-    found, settings, notes = plan.normalised(recipe, fields, GPU)
+    found, settings, notes = settings_of.normalised(recipe, fields, GPU)
     assert found == recipe, "every name is today's, and stands where it belongs"
     assert {**settings, **recipe.grpo} == settings, "every value is in force on a GPU with vLLM"
-    plan.check_values(settings, plan.field_kinds(trainer_classes()[0]))
-    plan.batch(settings)
-    plan.check_lengths(recipe, settings)
+    settings_of.check_values(settings, settings_of.field_kinds(trainer_classes()[0]))
+    settings_of.batch(settings)
+    settings_of.check_lengths(recipe, settings)
     if not name.startswith("blog"):  # whose own numbers are kept, and said to be unusual
         assert [line for line in notes if "saves no memory in generation" not in line] == []
 
@@ -89,7 +89,7 @@ def test_the_cpu_preset_is_the_demo(fields):
 
 
 def test_corrected_batches_are_those_that_were_worked_out_by_hand():
-    batches = {file.stem: plan.batch({**plan.DEFAULTS, **Recipe.load(file).grpo}) for file in FILES}
+    batches = {file.stem: settings_of.batch({**settings_of.DEFAULTS, **Recipe.load(file).grpo}) for file in FILES}
     assert {name: (made.prompts, made.num_generations) for name, made in batches.items()} == {
         "blog": (2, 4), "blog_math": (3, 6), "course": (1, 8), "course_vllm": (2, 4), "cpu": (8, 8), "gemma": (1, 8),
         "gpu_24gb": (4, 8), "gpu_80gb": (4, 16), "large_gpu": (1, 16), "small_gpu": (1, 8), "t4": (1, 8),
@@ -268,11 +268,11 @@ def test_the_steps_of_the_stages_decide_and_that_is_said(grpo, steps, line):
     recipe = Recipe.of({"stages": stages, "grpo": grpo})
     found = wb.plan(recipe)
     assert [note for note in found.notes if "decide" in note or "max_steps" in note] == ([line] if line else [])
-    assert plan.stages_decide(recipe) == ([line] if line else [])
+    assert settings_of.stages_decide(recipe) == ([line] if line else [])
     rows = {row.name: row for row in found.rows}
     assert (rows["max_steps"].in_force, rows["max_steps"].by) == (sum(steps), "stages")
     assert rows["max_steps"].asked == grpo.get("max_steps")
-    assert plan.stages_decide(Recipe.of({"grpo": grpo})) == []
+    assert settings_of.stages_decide(Recipe.of({"grpo": grpo})) == []
 
 
 def test_memory_is_asked_with_what_is_known():

@@ -225,7 +225,7 @@ def test_adaptive_weights_end_better_keep_the_format_and_are_recorded(home):
     assert [row[weight_of(CORRECT)] for row in run.metrics()] == weights[f"weight.{CORRECT}"].tolist()
     # It adapts again in the same way, without being told.
     again = train(recipe.model_copy(update={"run_name": "again", "grpo": {**recipe.grpo, "max_steps": 9}}),
-                  task=two_functions(), changes_of=run)  # fmt: skip
+                  task=two_functions())  # fmt: skip
     assert query(again.rollouts)["total"].tolist() == frame[frame["step"] <= 9]["total"].tolist()
 
 

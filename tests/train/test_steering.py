@@ -224,15 +224,13 @@ def test_samples_are_written_and_leave_the_run_as_it_would_have_been(home):
 
 
 @pytest.mark.slow
-def test_a_run_with_changes_replays_from_its_record(home):
+def test_changes_count_from_the_next_step_on(home):
     asked = {
         1: [("weight", {"function": CORRECT, "value": 3}), ("learning_rate", {"value": 3e-3})],
         2: [("mute", {"function": LENGTH}), ("beta", {"value": 0.1})],
         3: [("unmute", {"function": LENGTH})],
     }
     run = train(recipe("first", max_steps=6), policy=fresh(), task=arithmetic(64, 8), watchers=[Asks(asked)])
-    again = train(recipe("again", max_steps=6), policy=fresh(), task=arithmetic(64, 8), changes_of=run)
-    assert numbers(again) == numbers(run)
     plain = train(recipe("plain", max_steps=6), policy=fresh(), task=arithmetic(64, 8))
     assert numbers(plain)[:2] == numbers(run)[:2]
     assert numbers(plain)[3:] != numbers(run)[3:]
@@ -294,11 +292,8 @@ def test_edited_rewards_are_loaded_again_and_a_broken_edit_is_refused(home):
     assert frame[frame["step"] <= 2]["score.brevity_reward"].isna().all()
     assert frame[frame["step"] > 2]["score.brevity_reward"].notna().all()
     assert run.metrics()[-1]["rewards/brevity_reward/mean"] < 0
-    # The file that is in force is kept, so that the run can be replayed although it was edited again.
+    # The file that is in force is kept, so that the run can go on although it was edited again.
     assert load_task(run.path / events[0]["file"]).function_names == ["correctness_reward", "brevity_reward"]
-    file.write_text(TASK.format(pays=1.0, more="", names=""))
-    again = train(asked.model_copy(update={"run_name": "again"}), policy=fresh(), changes_of=run)
-    assert numbers(again) == numbers(run)
 
 
 @pytest.mark.slow
@@ -439,6 +434,3 @@ def test_what_is_asked_at_the_end_of_a_stage_is_the_next_ones_and_a_reload_stays
         ("weight", "test", 4),
     ]
     assert RunState.of(run).weights == {CORRECT: 3.0}
-    file.write_text(TASK.format(pays=1.0, more="", names=""))
-    again = train(asked.model_copy(update={"run_name": "again"}), policy=fresh(), changes_of=run)
-    assert numbers(again) == numbers(run)

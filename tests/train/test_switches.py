@@ -12,24 +12,30 @@ from safetensors.torch import load_file
 import workbench as wb
 from workbench.errors import RecipeError
 from workbench.health import NOTE, OK, SKIPPED, RunConfig, diagnose
-from workbench.health.switches import inert_in_plan, more_updates, ratio_is_one
 from workbench.recipe import Recipe
 from workbench.run.directory import environment
-from workbench.training import plan
+from workbench.run.inert import inert_in_plan, more_updates, ratio_is_one
+from workbench.training import settings as settings_of
 from workbench.training.policy import trainer_classes
 from workbench.training.prepare import taken_together
+from workbench.training.settings.combinations import completed
+from workbench.training.settings.in_force import defaults_of
 
 NOTHING = "nothing here"
 
 
 def lines(**grpo: Any) -> list[str]:
-    return plan.normalised(Recipe.of({"grpo": grpo}), plan.field_names(trainer_classes()[0]))[2]
+    return settings_of.normalised(Recipe.of({"grpo": grpo}), settings_of.field_names(trainer_classes()[0]))[2]
+
+
+def every_field(settings: dict[str, Any]) -> dict[str, Any]:
+    return completed({"logging_steps": 1, "max_grad_norm": 0.0, **settings}, defaults_of(trainer_classes("transformers")[0]))
 
 
 def judged(settings: dict[str, Any], asked: tuple[str, ...] = (), steps: int = 45, **row: Any):
     usual = {"grad_norm": 0.31, "ratio/low": 1.0, "ratio/high": 1.0, "clip_ratio/region_mean": 0.0}
     rows = [{"step": step, **usual, **row} for step in range(1, steps + 1)]
-    config = RunConfig.of({"loss_type": "dapo", **settings}, asked=asked)
+    config = RunConfig.of(every_field(settings), asked=asked)
     return next(each for each in diagnose([], rows, config) if each.name == "inert_settings")
 
 
@@ -82,7 +88,7 @@ def test_without_an_inert_setting_it_is_ok():
 
 def test_where_the_ratio_is_not_measured_the_settings_say_it_or_nobody():
     unmeasured = {"ratio/low": None, "ratio/high": None}
-    assert "epsilon_high, delta: inert (one update per generation, by the settings)" in judged({}, **unmeasured).line
+    assert "epsilon_high, delta: inert (one update per generation, so the ratio is exactly 1)" in judged({}, **unmeasured).line
     found = judged({"num_iterations": 2, "delta": 4.0}, (), 4, **unmeasured, **{"clip_ratio/region_mean": None})
     assert found.line == "no setting can be judged"
     assert next(each for each in diagnose([], [{"step": 1}], RunConfig()) if each.name == "inert_settings").state == SKIPPED
@@ -90,8 +96,17 @@ def test_where_the_ratio_is_not_measured_the_settings_say_it_or_nobody():
 
 def test_what_vllm_s_correction_computes_apart_is_one_but_for_rounding():
     near = {"ratio/low": 0.9999, "ratio/high": 1.0001}
-    assert "delta: inert (ratio 1 in 45 of 45 steps, but for rounding)" in judged({"use_vllm": True}, ("delta",), **near).line
+    found = judged({"use_vllm": True}, ("delta",), **near)
+    assert "delta: inert (ratio 1 in 45 of 45 steps, and only rounding differs)" in found.line
     assert "inert (clipped in 0 of 45 steps" in judged({}, **near).line
+
+
+def test_a_record_that_lacks_a_setting_is_not_judged():
+    settings = every_field({"beta": 0.1})
+    del settings["use_bias_correction_kl"]
+    verdicts = diagnose([], [{"step": 1}], RunConfig.of(settings))
+    found = next(each for each in verdicts if each.name == "inert_settings")
+    assert (found.state, found.evidence["missing"]) == (SKIPPED, "use_bias_correction_kl")
 
 
 def test_norms_between_logged_steps_are_not_known():
@@ -113,11 +128,11 @@ def test_norms_between_logged_steps_are_not_known():
     ],
 )
 def test_when_the_ratio_is_one(settings, one):
-    assert ratio_is_one(settings) == one
+    assert ratio_is_one(every_field(settings)) == one
 
 
 def test_the_smallest_change_is_one_that_helps():
-    settings = {"gradient_accumulation_steps": 4, "steps_per_generation": 1}
+    settings = every_field({"gradient_accumulation_steps": 4, "steps_per_generation": 1})
     assert more_updates(settings).endswith("num_iterations = 3")  # two passes of one would still be half of an update
     assert not ratio_is_one({**settings, "num_iterations": 3})
 
@@ -146,7 +161,7 @@ def test_the_smallest_change_is_one_that_helps():
     ],
 )
 def test_what_will_do_nothing(settings, inert):
-    assert {name for idle in inert_in_plan(settings, settings) for name in idle.names} == inert
+    assert {name for idle in inert_in_plan(every_field(settings), settings) for name in idle.names} == inert
 
 
 def test_a_default_is_not_named_and_its_name_is():
@@ -194,14 +209,14 @@ def test_combinations(grpo, said):
 
 
 def test_each_combination_says_what_is_wrong_whose_word_that_is_and_what_to_do():
-    from workbench.training.plan.combinations import COMBINATIONS
+    from workbench.training.settings.combinations import COMBINATIONS
 
     assert len(COMBINATIONS) >= 15
     assert all(callable(holds) and wrong and source and remedy for holds, wrong, source, remedy in COMBINATIONS)
 
 
 def test_with_vllm(monkeypatch):
-    from workbench.training.plan.combinations import advice
+    from workbench.training.settings.combinations import advice
 
     recipe, vllm = Recipe(grpo={}), {"use_vllm": True}
     assert any("trl#6789" in line for line in advice(recipe, {**vllm, "top_p": 0.9}))
@@ -247,8 +262,7 @@ def test_the_environment_without_secrets_and_paths(monkeypatch):
 
 def recipe(name: str, **grpo: Any) -> dict[str, Any]:
     own = {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "save_steps": 1, **grpo}
-    rescue = {part.partition(".")[2]: own.pop(part) for part in [*own] if part.startswith("rescue.")}
-    return {"run_name": name, "policy": {"backend": "transformers", "load_in_4bit": False}, "grpo": own, "rescue": rescue}
+    return {"run_name": name, "policy": {"backend": "transformers", "load_in_4bit": False}, "grpo": own}
 
 
 @pytest.mark.slow
@@ -316,13 +330,6 @@ CASES = {
     "mask, live": ({"max_completion_length": 12}, {"mask_truncated_completions": True}, False, False),
     "max_grad_norm, live": ({}, {"max_grad_norm": 1e-3}, False, False),
     "beta, live": ({}, {"beta": 0.5}, False, False),
-    "dead groups out, one group a batch": ({"num_generations": 8}, {"rescue.exclude_zero_variance": True}, True, False),
-    "dead groups out, live": (
-        {"num_generations": 2, "per_device_train_batch_size": 32},
-        {"rescue.exclude_zero_variance": True},
-        False,
-        False,
-    ),
 }
 _trained: dict[str, Any] = {}
 

@@ -18,8 +18,8 @@ from workbench.training.policy import load_policy
 from workbench.training.prepare import prepare
 from workbench.training.trainer import make_trainer
 
-# Under plan/ a "trainer" is a call in somebody's script.
-SOURCES = [p for p in sorted(Path(workbench.training.__file__).parent.rglob("*.py")) if p.parent.name != "plan"]
+# Under settings/ a "trainer" is a call in somebody's script.
+SOURCES = [p for p in sorted(Path(workbench.training.__file__).parent.rglob("*.py")) if p.parent.name != "settings"]
 
 
 def names_used() -> set[str]:

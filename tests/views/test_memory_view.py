@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.memory import UNCALIBRATED, Calibration, estimate
+from workbench.memory import UNCALIBRATED, estimate
 from workbench.memory.parts import GB, PHASES
 from workbench.recipe import Recipe
-from workbench.training.plan.values import DEFAULTS
+from workbench.training.settings.values import DEFAULTS
 from workbench.views.figure import png
-from workbench.views.memory import memory_picture
+from workbench.views.memory import _GROUPS, memory_picture
 
 
-def made(vram_gb=16.0, *, calibration=None, name="Qwen/Qwen2.5-1.5B-Instruct", **grpo):
+def made(vram_gb=16.0, *, name="Qwen/Qwen2.5-1.5B-Instruct", **grpo):
     recipe = Recipe(policy={"name": name, "max_seq_length": 1024})
     settings = {**DEFAULTS, "max_completion_length": 512, **grpo}
-    return estimate(recipe, settings, vram_gb=vram_gb, calibration=calibration)
+    return estimate(recipe, settings, vram_gb=vram_gb)
 
 
 CASES = [
@@ -56,10 +56,14 @@ def test_no_text_lies_on_another_or_outside(estimated):
         assert not any(box.overlaps(other) for other in boxes[index + 1 :])
 
 
-def test_the_picture_says_that_it_is_not_calibrated_until_it_is():
+def test_the_picture_says_that_it_is_not_calibrated():
     assert UNCALIBRATED in memory_picture(made()).figure.axes[0].get_xlabel()
-    scaled = made(calibration=Calibration("training", 0.8, 10**10, "a card"))
-    assert memory_picture(scaled).figure.axes[0].get_xlabel() == "GB"
+
+
+def test_every_part_has_a_colour():
+    cases = [*CASES, made(optim="adafactor", beta=0.1), made(use_vllm=True, use_liger_kernel=True)]
+    named = {name for _, names, _ in _GROUPS for name in names}
+    assert {part.name for estimated in cases for part in estimated.parts} | {"reference adapter"} == named
 
 
 def test_a_phase_is_told_from_the_other_by_its_parts():

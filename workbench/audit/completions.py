@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from workbench.audit.prompt_format import parse_format, prompt_text
+from workbench.audit.prompt_format import asking_text, parse_format
 from workbench.data.answer_column import ANSWER_ALIASES, has_constant, is_number
 from workbench.errors import TaskError
 from workbench.task import Row, Task
@@ -217,7 +217,7 @@ def probes(to: CompletionBuilder, own: Mapping[str, Any] | None = None, max_comp
     # Beside an answer that was made up, another one is no worse.
     known = to.has_answer or not to.guessed
     answer, place, tags, form = to.has_answer, to.places_answer and known, bool(to.format.blocks), not to.free
-    question, reference, most = prompt_text(to.row["prompt"]), to.reference, max_completion_length * CHARACTERS_A_TOKEN
+    question, reference, most = asking_text(to.row["prompt"]), to.reference, max_completion_length * CHARACTERS_A_TOKEN
     # A reward that evaluates the answer takes the question, left undone, for it.
     own_sum = (_SUM.findall(question) or question.strip().splitlines() or [""])[-1]
     wrong, line = to.write(to.reasoning(to.wrong), to.wrong), f"{to.reasoning(lines=1)}\n"

@@ -20,7 +20,7 @@ from workbench.audit import findings as rules
 from workbench.audit.completions import AS_ASKED, CompletionBuilder, builders, probes, spellings
 from workbench.audit.findings import REFERENCE, Finding, ProbeResult, ScoreTable, Text, finding, mean_of_known
 from workbench.audit.lengths import length_findings, token_findings
-from workbench.audit.prompt_format import advice, prompt_text
+from workbench.audit.prompt_format import asking_text, format_advice
 from workbench.audit.regression_cases import failed_cases, load_cases
 from workbench.data.prompts import to_messages
 from workbench.errors import RewardError, TaskError, WorkbenchError
@@ -199,7 +199,7 @@ class _Audit:
             self._add("scale", paid[0])
         wrong_kinds = {each.kind for each in self.findings if each.severity == "error"}
         row = {**first.row, "answer": first.answer} if first.has_answer else first.row
-        if wrong_kinds & {*_UNPAID, "needs_column"} and (line := advice(row)):
+        if wrong_kinds & {*_UNPAID, "needs_column"} and (line := format_advice(row)):
             self._add("other_rewards", advice=line)
         right = self.task.right_function  # the groups panel and the measurement afterwards take its word for what is right
         wrong = self.table.column(right)[self.table.at(rules.PROBE, "a wrong answer")] if right in names else np.zeros(0)
@@ -338,7 +338,7 @@ class _Audit:
         right, reads = first.row.get(first.column), ("chat messages", "plain text")
         if plain := isinstance(first.row["prompt"], str):
             reads = reads[::-1]
-        prompts = [to_messages(row["prompt"]) if plain else prompt_text(row["prompt"]) for row in rows]
+        prompts = [to_messages(row["prompt"]) if plain else asking_text(row["prompt"]) for row in rows]
         changed = [("cause.form", "prompt", prompts)]
         if isinstance(right, (int, float)):
             changed.append(("cause.number", first.column, [each.answer for each in self.builders]))

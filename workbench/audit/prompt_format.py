@@ -80,7 +80,7 @@ class ExpectedFormat(NamedTuple):
         return json.dumps({**shape, key: answer if isinstance(shape[key], str) else value}, ensure_ascii=False)
 
 
-def prompt_text(prompt: Any) -> str:
+def asking_text(prompt: Any) -> str:
     """The words of a prompt that were not written by the assistant."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return "\n".join(str(message["content"]) for message in messages if message["role"] != "assistant")
@@ -112,7 +112,7 @@ def parse_format(row: Mapping[str, Any], answer: str = "", schemas: Sequence[dic
         blocks.sort(key=lambda block: block.name == answer_tag)
     schema, other = row.get("schema") is not None, "\\boxed" in text or MARK in text
     shapes = [] if schema or other else _objects(inner if blocks else text)
-    if asked_by_user := text == prompt_text(row["prompt"]):  # what a question shows may be data
+    if asked_by_user := text == asking_text(row["prompt"]):  # what a question shows may be data
         shapes = [shape for shape in shapes if answer in map(str, shape.values())]
     shapes += _objects("", schemas)
     whole, certain = not (blocks or other) and isinstance(_parsed(answer), dict), _slot(shapes, answer)[2]
@@ -169,7 +169,7 @@ def _asking(prompt: Any) -> str:
     # A question may hold tags of its own (HTML, code): where the system message asks for a format, that is the format.
     first = prompt[0] if not isinstance(prompt, str) and prompt else {}
     system = str(first["content"]) if first.get("role") == "system" else ""
-    whole = prompt_text(prompt)
+    whole = asking_text(prompt)
     tagged, shows = (_marks(system) or "\\boxed" in system or MARK in system), _objects(system)
     return system if tagged or (shows and not (_marks(whole) or "\\boxed" in whole or MARK in whole)) else whole
 
@@ -209,7 +209,7 @@ def grader_for(row: Mapping[str, Any], constant: bool = False) -> Callable[..., 
         raise DataError("the rows have no answer", rule="a pass rate needs a right answer", remedy=remedy)
     if "numbers" in row and "target" in row:
         return countdown_reward
-    answer, asked = str(row["answer"]), prompt_text(row["prompt"])
+    answer, asked = str(row["answer"]), asking_text(row["prompt"])
     expected, grader = parse_format(row, answer), library.last_line_reward
     if expected.json:
         grader = shown_json_reward if expected.shapes and not isinstance(_parsed(answer), dict) else json_right_reward
@@ -227,7 +227,7 @@ def grader_for(row: Mapping[str, Any], constant: bool = False) -> Callable[..., 
     return grader
 
 
-def advice(row: Mapping[str, Any]) -> str:
+def format_advice(row: Mapping[str, Any]) -> str:
     """Which reward functions fit the row, where the five of notebook 02 do not; empty where they do."""
     if "answer" not in row:
         return "these rows have no answer: leave correctness_reward out and write reward functions that need none"
@@ -244,5 +244,7 @@ def advice(row: Mapping[str, Any]) -> str:
     if tags:
         fits.append("think_answer_format_reward" if tags == THINK_TAGS else f"make_tags_reward({tags})")
     others = f"these prompts ask for {expected}, and 02's reward functions look for <reasoning> and <answer>"
-    fit = f"{others}; what fits, in workbench.rewards: {', '.join(fits)}" + "; and one of your own for what is right" * own
+    fit = f"{others}; what fits, in workbench.rewards: {', '.join(fits)}"
+    if own:
+        fit += "; and one of your own for what is right"
     return "" if tags == TAGS and not own else fit

@@ -12,37 +12,44 @@ One JSON object per line, in `cases.jsonl` beside the task file::
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from workbench.errors import TaskError
 from workbench.rewards.suite import RewardSuite
-from workbench.task import Row, Task, load_task
+from workbench.task import Task, load_task
 from workbench.workspace import find, shown
 
 FILE = "cases.jsonl"
 TOTAL = "total"
-_FIELDS = {"completion", "columns", "row", "expected", "name"}
+_RULE = 'a case is {"completion": ..., "expected": ...}, with optional "columns", "row" and "name"'
 
 
-@dataclass(frozen=True)
-class Case:
-    """A completion of a row, and what it must score."""
+class RegressionCase(BaseModel, strict=True, extra="forbid"):
+    """A completion of a row, and what it must score, as a line of the file has it."""
 
-    line: int
-    name: str
-    row: Row
     completion: str
-    expected: dict[str, float | None]
+    expected: dict[str, float | None]  # function or TOTAL -> score; None: it does not apply
+    columns: dict[str, Any] = {}  # of the row; `load_cases` adds those that it does not replace
+    row: int = Field(0, ge=0)
+    name: Any = ""
+    line: int = 0  # of the file, by `load_cases`
+
+    @field_validator("expected", mode="before")
+    @classmethod
+    def _total(cls, value: Any) -> Any:
+        return value if isinstance(value, dict) else {TOTAL: value}
 
 
 @dataclass(frozen=True, repr=False)
 class CaseResults:
     """A task's regression cases and those that failed; a case fails once per function. `str` names them."""
 
-    cases: list[Case]
+    cases: list[RegressionCase]
     failures: list[tuple[int, str]]  # line of the case, and what a function did there
 
     @property
@@ -53,9 +60,9 @@ class CaseResults:
     def __str__(self) -> str:
         if not self.cases:
             return f"no regression cases: write {FILE} beside the task file"
-        failed = {line for line, _ in self.failures}
-        head = f"{len(self.cases) - len(failed)} of {len(self.cases)} regression cases hold"
-        return "\n".join([head, *(said for _, said in self.failures)])
+        holding = len(self.cases) - len({line for line, _ in self.failures})
+        head = f"{holding} of {len(self.cases)} regression cases hold"
+        return "\n".join([head, *(words for _, words in self.failures)])
 
     __repr__ = __str__
 
@@ -90,9 +97,9 @@ def cases_file(task: Task) -> Path | None:
     return beside if beside is not None and beside.is_file() else None
 
 
-def load_cases(task: Task, file: str | Path | None = None) -> list[Case]:
+def load_cases(task: Task, file: str | Path | None = None) -> list[RegressionCase]:
     """A task's cases, from `file` or from where the task says; TaskError, with file and line, for one that cannot be scored."""
-    path = find(file) if file is not None else cases_file(task)
+    path = cases_file(task) if file is None else find(file)
     if path is None:
         return []
     if not path.is_file():
@@ -101,46 +108,39 @@ def load_cases(task: Task, file: str | Path | None = None) -> list[Case]:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other line breaks, such as U+2028
     except UnicodeDecodeError as error:
         raise TaskError(f"{shown(path)}: {error}", rule="cases are UTF-8 text", remedy="save it as UTF-8") from None
-    return [_case(task, line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    return [_case(task, line, number, f"{shown(path)}, line {number}") for number, line in numbered]
 
 
-def _case(task: Task, line: str, number: int, path: Path) -> Case:
+def _case(task: Task, line: str, number: int, where: str) -> RegressionCase:
     def wrong(what: str, remedy: str) -> TaskError:
-        rule = 'a case is {"completion": ..., "expected": ...}, with optional "columns", "row" and "name"'
-        return TaskError(f"{shown(path)}, line {number}: {what}", rule=rule, remedy=remedy)
+        return TaskError(f"{where}: {what}", rule=_RULE, remedy=remedy)
 
     try:
-        content = json.loads(line)
-    except ValueError as error:
-        raise wrong(f"not JSON ({error})", "write one JSON object per line") from None
-    if not isinstance(content, dict) or not isinstance(content.get("completion"), str) or "expected" not in content:
-        raise wrong(line.strip()[:80], "give at least a completion (text) and the expected score")
-    if unknown := sorted(set(content) - _FIELDS):
-        raise wrong(f"unknown field {unknown[0]!r}", f"the fields are {', '.join(sorted(_FIELDS))}")
-    row, columns = content.get("row", 0), content.get("columns", {})
-    if type(row) is not int or not 0 <= row < len(task.rows):
-        raise wrong(f"row = {row!r}", f"the task has rows 0 to {len(task.rows) - 1}")
-    if not isinstance(columns, dict):
-        raise wrong(f"columns = {columns!r}", 'columns are {"name": value, ...}')
-    if strange := sorted(set(columns) - set(task.rows[row])):
-        raise wrong(f"column {strange[0]!r}", f"the row has the columns {', '.join(map(str, task.rows[row]))}")
-    expected = content["expected"] if isinstance(content["expected"], dict) else {TOTAL: content["expected"]}
-    for function, value in expected.items():
-        if function not in (*task.function_names, TOTAL):
-            raise wrong(f"expects {function!r}", f"choose from {', '.join(task.function_names)} and {TOTAL}")
-        if type(value) not in (int, float, type(None)):
-            raise wrong(f"expects {function} = {value!r}", "a score is a number, or null where it does not apply")
-    name = content.get("name") or (content["completion"].strip().splitlines() or ["(empty)"])[-1][:40]
-    return Case(number, str(name), {**task.rows[row], **columns}, content["completion"], expected)
+        case = RegressionCase.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise wrong(f"{field} = {first['input']!r:.80}: {first['msg']}".removeprefix(" = "), "correct that line") from None
+    if case.row >= len(task.rows):
+        raise wrong(f"row = {case.row}", f"the task has rows 0 to {len(task.rows) - 1}")
+    row = task.rows[case.row]
+    for what, names, known in (("column", case.columns, row), ("expects", case.expected, (*task.function_names, TOTAL))):
+        if strange := [name for name in names if name not in known]:
+            raise wrong(f"{what} {strange[0]!r}", f"choose from {', '.join(map(str, known))}")
+    name = case.name or (case.completion.strip().splitlines() or ["(empty)"])[-1][:40]
+    return case.model_copy(update={"line": number, "name": name, "columns": {**row, **case.columns}})
 
 
-def failed_cases(task: Task, cases: list[Case], suite: RewardSuite | None = None, quiet: bool = False) -> list[tuple[int, str]]:
+def failed_cases(
+    task: Task, cases: list[RegressionCase], suite: RewardSuite | None = None, quiet: bool = False
+) -> list[tuple[int, str]]:
     """The cases that a task's rewards do not score as expected; `suite`: the task's, if there is one already."""
     if not cases:
         return []
     with contextlib.nullcontext(suite) if suite else contextlib.closing(RewardSuite(task, 1, on_error="skip")) as own:
-        scored = own.score_each([case.row for case in cases], [case.completion for case in cases], quiet=quiet)
-    failures = []
+        scored = own.score_each([case.columns for case in cases], [case.completion for case in cases], quiet=quiet)
+    failures: list[tuple[int, str]] = []
     for index, case in enumerate(cases):
         place = f"line {case.line} ({case.name})"
         errors = {name: each.errors[index] for name, each in scored.items() if index in each.errors}

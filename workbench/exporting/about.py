@@ -21,13 +21,12 @@ from workbench.run.rollouts import read_batches
 from workbench.secret import LOOKS, NAMED, is_secret, secret_variables
 from workbench.task import EMBEDDED
 from workbench.tiny import MODEL_DIR
-from workbench.training.loading import base_files
+from workbench.training.loading import adapter_sum, base_files
 from workbench.workspace import size_and_sum, sum_of, to_json
 
 SAMPLED = 8  # completions
 _CURVE = 8  # points
 _PARTIAL = re.compile(r"(^|/)\.[^/]*\.part(/|$)")  # what `replace_file` and `replace_folder` call what is not whole yet
-_LATER = ("ratio/", "rescue/", "held_out/")  # metrics that passports of before would not have
 # Two parts at least: "/no_think" is a word that models know, "</answer>" a tag, "https://…" an address.
 _PATH = re.compile(r"(?<![\w.:/<])~?/[A-Za-z_.~][\w.@+~-]*(?:/[\w.@+~-]+)+/?|(?<!\w)[A-Za-z]:\\[\w.@+~-]+(?:\\[\w.@+~-]+)+\\?")
 
@@ -88,14 +87,6 @@ def files_in(folder: Path, without: str = "") -> dict[str, list[Any]]:
     return {name: size_and_sum(file) for name, file in names.items() if name != without and not _PARTIAL.search(name)}
 
 
-def steps_of(run: RunDirectory) -> dict[str, str]:
-    """Step -> the sum (8 digits) of its row of metrics, without what the clock said."""
-    rows = run.metrics()
-    kept = ({key: value for key, value in row.items() if "time" not in key and not key.startswith(_LATER)} for row in rows)
-    texts = (json.dumps(row, sort_keys=True) for row in kept)
-    return {str(row["step"]): hashlib.sha256(text.encode()).hexdigest()[:8] for row, text in zip(rows, texts, strict=True)}
-
-
 def sample_of(run: RunDirectory) -> list[dict[str, Any]]:
     """Completions of the last step on record, the first of each group, then the second: prompt, completion, scores, advantage."""
     if not any(run.rollouts.glob("step-*.parquet")):
@@ -107,16 +98,15 @@ def sample_of(run: RunDirectory) -> list[dict[str, Any]]:
     return to_json([dict(zip(("prompt", "completion", "scores", "advantage"), own, strict=True)) for own in found])
 
 
-def sums_of(run: RunDirectory) -> dict[str, str]:
-    """The sums of what a passport holds cleaned: another user's, on another machine, would be cleaned of other words."""
-    values = {"recipe": to_json(run.recipe().model_dump(mode="json")), "rollouts": sample_of(run)}
-    texts = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
-    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+def recipe_sum(run: RunDirectory) -> str:
+    """The sum of a run's recipe as it is: on another machine it would be cleaned of other words."""
+    text = json.dumps(to_json(run.recipe().model_dump(mode="json")), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def adapter_of(run: RunDirectory) -> dict[str, Any]:
     """Where a run's adapter is, and the sum of its weights."""
-    return {"from": run.adapter.name, "sha256": sum_of(run.adapter / "adapter_model.safetensors")}
+    return {"from": run.adapter.name, "sha256": adapter_sum(run.adapter)}
 
 
 def about(artefact: Artefact) -> dict[str, Any]:
@@ -133,19 +123,19 @@ def about(artefact: Artefact) -> dict[str, Any]:
     environment = {**(manifest.get("versions") or {}), "device": policy.get("device"), "backend": policy.get("backend")}
     task |= {"ships": ships, "file": PureWindowsPath(source).name, "sha256": sum_of(kept) if kept.is_file() else None}
     points = [rows[round(place * (len(rows) - 1) / (_CURVE - 1))]["step"] for place in range(_CURVE)] if rows else []
-    accepted = [line for event in run.events() if event["event"] == "changed" for line in event.get("accepted") or []]
     found |= {
         "run": run.name, "created": manifest.get("created"), "result": run.result(),
         "recipe": recipe.model_dump(mode="json"), "task": task, "prompts": manifest.get("prompts") or {},
         "rewards": {name: (manifest.get("rewards") or {}).get(name) for name in ("hash", "functions", "weights")},
         "template": manifest.get("template"), "settings": (manifest.get("settings") or {}).get("in_force") or {},
-        "environment": environment, "processes": manifest.get("processes", 1), "attached": bool(manifest.get("attached")),
+        "environment": environment, "attached": bool(manifest.get("attached")),
         "trained_before": policy.get("trained_in") or [], "precision": policy.get("precision"),
-        "changes": RunState.of(run).changes, "accepted": accepted, "metrics": rows[-1] if rows else {},
+        "backend_name": policy.get("backend_name"),
+        "changes": RunState.of(run).changes,
         "curve": [{name: row.get(name) for name in ("step", REWARD, GROUP_STD, KL)} for row in rows if row["step"] in points],
         "evaluation": last_measured(run), "warm_start": manifest.get("warm_start"),
     }  # fmt: skip
     # A revision looks like a key.
     found = clean(to_json(found)) | {"base_files": found["base_files"], "trained_on": policy.get("base")}
-    found |= {"run_id": run.identity, "adapter": adapter_of(run), "steps": steps_of(run), "sums": sums_of(run)}
+    found |= {"run_id": run.identity, "adapter": adapter_of(run), "recipe_sha256": recipe_sum(run)}
     return found | {"rollouts": clean(sample_of(run))}

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -21,18 +21,18 @@ Progress = Callable[[int, int], None]
 _LINES = 12  # of what a process said last
 
 
-def run_apart(module: str, request: dict[str, Any], progress: Progress, variables: Mapping[str, str] = {}) -> dict[str, Any]:
-    """What `python -m MODULE FOLDER` makes of a request, with these variables in its environment: an object that JSON holds.
+def run_apart(module: str, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """What `python -m MODULE FOLDER` makes of a request: an object that JSON holds.
 
     An error of the workbench's own is raised here as it was there; ExportError with what the process said last, if it crashed
     or was killed. An Interrupt ends the process.
     """
     with tempfile.TemporaryDirectory(prefix="workbench-") as name, Path(name, "log.txt").open("wb") as log:
         write_json(Path(name, "request.json"), request)
-        command, environment = [sys.executable, "-m", module, name], {**os.environ, **variables}
+        command = [sys.executable, "-m", module, name]
         progress(0, 0)
         # In a session of its own: it and what it starts are ended together.
-        with Popen(command, env=environment, start_new_session=True, stdin=PIPE, stdout=PIPE, stderr=log, text=True) as child:
+        with Popen(command, start_new_session=True, stdin=PIPE, stdout=PIPE, stderr=log, text=True) as child:
             try:
                 for line in child.stdout or ():
                     with contextlib.suppress(ValueError):  # printed before `answer` had taken the stream

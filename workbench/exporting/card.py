@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -21,19 +20,18 @@ from workbench.training.loading import find_model
 from workbench.workspace import replace_file
 
 CARD = "README.md"
+_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _SETTINGS = (
     "loss_type", "scale_rewards", "num_generations", "generation_batch_size", "beta", "learning_rate", "lr_scheduler_type",
     "max_steps", "temperature", "max_completion_length", "num_iterations", "epsilon", "importance_sampling_level",
     "multi_objective_aggregation",
 )  # fmt: skip
 _MERGED = "{base} with the trained LoRA adapter merged into it, "
-_IS = {"adapter": "a LoRA adapter for {base}, in PEFT's layout", "merged_16bit": _MERGED + "in 16 bits"}
-_IS |= {"merged_4bit": _MERGED + "then quantised to 4 bits (NF4)"}
-_DEQUANTISED = " It was merged into the 4-bit weights that it was trained beside, written in 16 bits, not into the 16-bit base."
-_VERIFY = """## Verify it
-
-`workbench verify .` in this folder holds every file against `passport.json`, which also has the whole recipe, some completions
-and the sums of what it was made from. With `--rerun` it trains the run again and compares."""
+_IS = {
+    "adapter": "a LoRA adapter for {base}, in PEFT's layout",
+    "merged_16bit": _MERGED + "in 16 bits",
+    "merged_4bit": _MERGED + "then quantised to 4 bits (NF4)",
+}
 
 
 def write_card(
@@ -41,12 +39,16 @@ def write_card(
 ) -> None:
     """Write `README.md` of what is known, as the passport has it, into the folder where the artefact's files lie, or another.
 
-    Whatever somebody wrote (names, prompts, settings) stands in it as text: no markup, and no key, path or name of this machine.
+    The text is `card.md.jinja`. Whatever somebody wrote (names, prompts, settings) stands in it as text: no markup, and no key,
+    path or name of this machine.
     """
     from huggingface_hub import ModelCard
+    from jinja2 import Environment
 
-    body = "\n\n".join(filter(None, [*_what(artefact, known), *_use(folder, artefact, known), *_training(known), *_proof(proof)]))
-    card = ModelCard(f"---\n{_metadata(artefact, known).to_yaml()}\n---\n\n{body}\n\n{_VERIFY}\n")
+    writer = Environment(trim_blocks=True, keep_trailing_newline=True)
+    writer.filters |= {"text": text, "code": code, "fenced": fenced, "table": table}
+    page = writer.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(_content(folder, artefact, known, proof))
+    card = ModelCard(f"---\n{_metadata(artefact, known).to_yaml()}\n---\n\n{page}")
     with replace_file((into or folder) / CARD) as beside:
         beside.write_text(str(card), encoding="utf-8")
 
@@ -69,12 +71,12 @@ def _metadata(artefact: Artefact, known: dict[str, Any]) -> Any:
             ("gain, paired, with a 95 % interval", "accuracy_gain", gain["correct"], {"low": gain["low"], "high": gain["high"]}),
         ):
             results.append(EvalResult(**on, metric_type=metric, metric_name=name, metric_value=value, metric_args=size | more))
-    unsloth = ["unsloth"] * ("Unsloth" in str((known.get("environment") or {}).get("backend")))
+    trained_by = ["unsloth"] if known.get("backend_name") == "unsloth" else []
     relation = "adapter" if kind == "adapter" else "quantized" if artefact.format in QUANTISED else "finetune"
     return ModelCardData(
         base_model=known["base"], base_model_relation=relation, license=_license(artefact.base),
         library_name={"adapter": "peft", "merged": "transformers", "gguf": "gguf"}[kind], pipeline_tag="text-generation",
-        tags=["grpo", "trl", *unsloth, "lora", "workbench"], datasets=[source] if source else None,
+        tags=["grpo", "trl", *trained_by, "lora", "workbench"], datasets=[source] if source else None,
         model_name=_one_line(known.get("run") or artefact.format), eval_results=results or None,
     )  # fmt: skip
 
@@ -99,77 +101,62 @@ def _license(base: str) -> str | None:
     return None
 
 
-# -- the sections of the text --------------------------------------------------------------------------------------------
-def _what(artefact: Artefact, known: dict[str, Any]) -> Iterable[str]:
-    format, measured, warm = artefact.format, known.get("evaluation"), known.get("warm_start")
-    saved = (known.get("adapter") or {}).get("from", "").rpartition("-")[2]  # best-30, checkpoint-45, final
-    steps = saved if saved.isdecimal() else (known.get("result") or {}).get("steps")
-    after = f", after a warm start on {warm['samples']} right completions (SFT)" if warm else ""
-    gguf = f"{_MERGED}as one GGUF file ({format.removeprefix('gguf_')})"
+# -- what the text is made of --------------------------------------------------------------------------------------------
+def _content(folder: Path, artefact: Artefact, known: dict[str, Any], proof: Proof | None) -> dict[str, Any]:
+    measured = known.get("evaluation")
     gained = gain_in_words(measured) if measured else "What training gained is not measured"
-    yield f"# {_text(known.get('run') or format)}, {format}"
-    yield (
-        f"This is {_IS.get(format, gguf).format(base=_code(known['base']))}."
-        f"{_DEQUANTISED * (artefact.into == 'dequantised' and format != 'adapter')} It was trained with GRPO for {steps or '?'} "
-        f"steps on the task {_code(_named(known.get('task') or {}))}{after}. {gained[0].upper()}{gained[1:]}."
-    )
-    if measured:
-        shares = [f"{100 * measured[when]['correct']:.1f} %" for when in ("before", "after")]
-        how = f"{measured['samples']} completions each, sampled at temperature {known['settings'].get('temperature') or 1.0:g}"
-        size = f"{measured['prompts']} held-out prompts, the same before and after, {how}. It is the policy before the export"
-        size += "; what these files do is under Proof." if artefact.format in QUANTISED else "."
-        yield f"{_table(['', 'before', 'after'], [[_counted(measured), *shares]])}\n\n{size}"
-
-
-def _use(folder: Path, artefact: Artefact, known: dict[str, Any]) -> Iterable[str]:
-    yield "## Load it\n\nIn this folder:"
+    saved = (known.get("adapter") or {}).get("from", "").rpartition("-")[2]  # best-30, checkpoint-45, final
     of_hub = "/" in known["base"]
+    is_adapter = artefact.format == "adapter"
     lines = commands(replace(artefact, path=folder, base=known["base"] if of_hub else "BASE"))
-    if artefact.format == "adapter" and not of_hub:
+    if is_adapter and not of_hub:
         on = "transformers.AutoModelForCausalLM.from_pretrained('BASE')"
         lines["transformers"] = f"peft.PeftModel.from_pretrained({on}, '.')"
-    yield from (f"{_text(name)}:\n\n{_fenced(clean(line))}" for name, line in lines.items())
-    if artefact.format == "adapter":
-        there = "the policy that comes with the workbench: in Python, the folder `workbench.tiny.MODEL_DIR`"
-        there = there if known["base"] == "tiny" else "in a folder of its own, which did not come with it"
-        yield "" if of_hub else f"`BASE` is where {_code(known['base'])} lies, {there}."
-        beside = "It was trained beside the base in 4 bits (NF4), and these lines put it on the 16-bit base, another sum."
-        beside += f" Merge risk: {_text(known['merge_risk'])}." if known.get("merge_risk") else ""
-        yield beside if known.get("precision") == "nf4" else ""
-    prompt = next((row["prompt"] for row in known.get("rollouts") or ()), [])
-    if prompt:
-        shown = prompt if isinstance(prompt, str) else "\n\n".join(f"[{each['role']}]\n{each['content']}" for each in prompt)
-        yield f"## Prompt format\n\nIt was trained on prompts like this one, system prompt included.\n\n{_fenced(shown)}"
-        template = known["recipe"]["grpo"].get("chat_template_kwargs")
-        yield f"Arguments of the chat template: {_code(json.dumps(template))}." if template else ""
-
-
-def _training(known: dict[str, Any]) -> Iterable[str]:
-    if "recipe" not in known:
-        return
-    lora, policy, force, task = known["recipe"]["lora"], known["recipe"]["policy"], known["settings"], known["task"]
-    settings = [[name, force[name]] for name in _SETTINGS if name in force] + [["seed", known["recipe"]["seed"]]]
-    settings += [["LoRA", f"r {lora['r']}, alpha {lora['lora_alpha']}, on {', '.join(lora['target_modules'])}"]]
-    settings += [["base while training", f"{known['precision']}, {policy['max_seq_length']} tokens"]]
-    yield "## Training\n\n" + _table(["setting", "value"], settings)
-    functions, weights = (known["rewards"][name] or {} for name in ("functions", "weights"))
-    yield _table(["reward function", "weight", "hash"], [[name, weights.get(name), own] for name, own in functions.items()])
-    rows = ([row[name] for name in ("step", REWARD, GROUP_STD, KL)] for row in known["curve"])
-    points = [[step, *("not measured" if own is None else f"{own:.3g}" for own in values)] for step, *values in rows]
-    yield _table(["step", "reward", "std within groups", "KL"], points)
-    sizes = (task.get("card") or {}).get("rows") or {"train": known["prompts"].get("used")}
-    data = [[f"{split} rows", sizes.get(split), task.get(own)] for split, own in (("train", "rows"), ("held_out", "held_out"))]
-    yield _table(["data", "rows", "fingerprint"], data)
-    yield _table(["made with", ""], [[name, value] for name, value in known["environment"].items() if value])
-
-
-def _proof(proof: Proof | None) -> Iterable[str]:
+    prompt = next((row["prompt"] for row in known.get("rollouts") or ()), "")
+    if not isinstance(prompt, str):
+        prompt = "\n\n".join(f"[{each['role']}]\n{each['content']}" for each in prompt)
+    gguf = f"{_MERGED}as one GGUF file ({artefact.format.removeprefix('gguf_')})"
+    content = {
+        "artefact": artefact,
+        "known": known,
+        "proof": proof,
+        "what": _IS.get(artefact.format, gguf).format(base=code(known["base"])),
+        "is_adapter": is_adapter,
+        "quantised": artefact.format in QUANTISED,
+        "of_hub": of_hub,
+        "steps": saved if saved.isdecimal() else (known.get("result") or {}).get("steps"),
+        "task": _named(known.get("task") or {}),
+        "gained": f"{gained[0].upper()}{gained[1:]}",
+        "measured": measured,
+        "counted": _counted(measured) if measured else "",
+        "share": lambda of: f"{100 * of['correct']:.1f} %",
+        "commands": {name: clean(line) for name, line in lines.items()},
+        "prompt": prompt,
+    }
     if proof is not None:
-        yield f"## Proof\n\nLoaded back and held against the policy that was trained: {'passed' if proof.passed else 'FAILED'}."
         found = [f"{CAUSES[each.cause]}: {each.found}" if each.cause in CAUSES else each.found for each in proof.checks]
-        checks = ([c.level, c.name, c.mark, what] for c, what in zip(proof.checks, found, strict=True))
-        yield _table(["level", "check", "", "found"], checks)
-        yield "\n".join(f"- unproven: {_text(line)}" for line in proof.unproven)
+        content["checks"] = [[c.level, c.name, c.mark, what] for c, what in zip(proof.checks, found, strict=True)]
+    return content | (_training(known) if "recipe" in known else {})
+
+
+def _training(known: dict[str, Any]) -> dict[str, list[list[Any]]]:
+    lora, policy, effective, task = known["recipe"]["lora"], known["recipe"]["policy"], known["settings"], known["task"]
+    settings = [[name, effective[name]] for name in _SETTINGS if name in effective]
+    settings.append(["seed", known["recipe"]["seed"]])
+    settings.append(["LoRA", f"r {lora['r']}, alpha {lora['lora_alpha']}, on {', '.join(lora['target_modules'])}"])
+    settings.append(["base while training", f"{known['precision']}, {policy['max_seq_length']} tokens"])
+    weights = known["rewards"]["weights"] or {}
+    rows = ([row[name] for name in ("step", REWARD, GROUP_STD, KL)] for row in known["curve"])
+    sizes = (task.get("card") or {}).get("rows") or {"train": known["prompts"].get("used")}
+    return {
+        "settings": settings,
+        "functions": [[name, weights.get(name), own] for name, own in (known["rewards"]["functions"] or {}).items()],
+        "curve": [[step, *("not measured" if own is None else f"{own:.3g}" for own in values)] for step, *values in rows],
+        "data": [
+            [f"{split} rows", sizes.get(split), task.get(own)] for split, own in (("train", "rows"), ("held_out", "held_out"))
+        ],
+        "environment": [[name, value] for name, value in known["environment"].items() if value],
+    }
 
 
 # -- Markdown: what somebody else wrote is text in it --------------------------------------------------------------------
@@ -177,22 +164,30 @@ def _one_line(value: Any) -> str:
     return printable(" ".join(clean("-" if value is None else str(value)).split()))
 
 
-def _text(value: Any) -> str:
-    text = _one_line(value).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "&#92;")  # \\( is math on the hub
-    return re.sub(r"([`*\[\]|$~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", text)
+def text(value: Any) -> str:
+    """A value in one line, with nothing that Markdown obeys."""
+    line = _one_line(value).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "&#92;")  # \\( is math on the hub
+    return re.sub(r"([`*\[\]|$~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", line)
 
 
-def _code(value: Any) -> str:
-    text = _one_line(value)
-    ticks = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
-    return f"{ticks}{text}{ticks}" if len(ticks) == 1 else f"{ticks} {text} {ticks}"
+def code(value: Any) -> str:
+    """A value in one line, between more backticks than it has."""
+    line = _one_line(value)
+    ticks = "`" * (_longest_ticks(line) + 1)
+    return f"{ticks}{line}{ticks}" if len(ticks) == 1 else f"{ticks} {line} {ticks}"
 
 
-def _fenced(text: str) -> str:
-    ticks = "`" * max(3, max(map(len, re.findall("`+", text)), default=0) + 1)
-    return f"{ticks}\n{printable(text)}\n{ticks}"
+def fenced(value: str, language: str = "") -> str:
+    """A text as it is, between fences longer than any in it: what a model wrote stays inside."""
+    ticks = "`" * max(3, _longest_ticks(value) + 1)
+    return f"{ticks}{language}\n{printable(value)}\n{ticks}"
 
 
-def _table(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
-    lines = [header, ["---"] * len(header), *([_text(cell) for cell in row] for row in rows)]
+def table(rows: Iterable[Iterable[Any]], *header: str) -> str:
+    """Rows under a header; nothing where there are none."""
+    lines = [header, ["---"] * len(header), *([text(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) if len(lines) > 2 else ""
+
+
+def _longest_ticks(value: str) -> int:
+    return max(map(len, re.findall("`+", value)), default=0)

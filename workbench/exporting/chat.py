@@ -1,12 +1,10 @@
-"""Talking to an artefact: one question, or a conversation that streams, stops at any token, and keeps what was written."""
+"""Talking to an artefact: one question, or a conversation, with the base beside it."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import json
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +42,7 @@ def ask(artefact: Any, question: str, system_prompt: str | None = None, *, tempe
 
 @dataclass
 class Answer:
-    """What one model has written so far; `ended` says in words why there is no more, and is empty while it writes."""
+    """What one model wrote; `ended` says in words why there is no more."""
 
     text: str = ""
     length_tokens: int = 0
@@ -67,80 +65,66 @@ class Conversation:
     """
 
     def __init__(self, artefact: Any, system_prompt: str | None = None, max_completion_length: int | None = None) -> None:
-        self.artefact, told, in_force = _opened(artefact), "", {}
+        self.artefact = _opened(artefact)
+        told, settings = "", {}
         if (run := self.artefact.run) is not None:
-            told, in_force = serving.system_prompt(run), run.manifest().get("settings", {}).get("in_force", {})
+            told = serving.system_prompt(run)
+            settings = run.manifest().get("settings", {}).get("in_force", {})
         else:
             with contextlib.suppress(ExportError):  # none, or a passport that was changed, says nothing
-                told = serving.system_of((read_passport(self.artefact.path).get("rollouts") or [{"prompt": []}])[0]["prompt"])
+                sample = read_passport(self.artefact.path).get("rollouts")
+                told = serving.system_of(sample[0]["prompt"]) if sample else ""
         self._as_text = told is None  # the run's prompts were plain text, without a template
         self.system_prompt = told or "" if system_prompt is None else system_prompt
-        self.max_completion_length = max_completion_length or in_force.get("max_completion_length") or _MOST
-        self.temperature = float(in_force.get("temperature") or 0.0)  # at which the run sampled; 0 where that is not known
+        self.max_completion_length = max_completion_length or settings.get("max_completion_length") or _MOST
+        self.temperature = float(settings.get("temperature") or 0.0)  # at which the run sampled; 0 where that is not known
         self.turns: list[Turn] = []
         self._writers: dict[str, Any] = {}
 
-    def reply(
-        self,
-        question: str,
-        temperature: float = 0.0,
-        base: bool = False,
-        on_text: Callable[[Answer], None] = lambda _: None,
-        stop: threading.Event | None = None,
-    ) -> Turn:
-        """Answer a question. The turn is in `turns` from the beginning, and whatever was written stays in it.
-
-        Args:
-            base: ask the base, too.
-            on_text: called with the answer after each token of it.
-            stop: set it, from any thread, and no token follows the one in flight.
+    def reply(self, question: str, temperature: float = 0.0, base: bool = False) -> Turn:
+        """Answer a question, with the base beside if it is asked, too. An Interrupt ends it; the turn stays in `turns`.
 
         Raises:
             Whatever went wrong, once it is noted as the answer's end.
         """
-        turn, stop, told = Turn(question), stop or threading.Event(), [] if self.artefact.run else list(self.turns)
+        earlier = [] if self.artefact.run else list(self.turns)
+        turn = Turn(question)
         self.turns.append(turn)
-        for who in (TRAINED, *[BASE] * base):
+        for who in (TRAINED, BASE) if base else (TRAINED,):
             answer = turn.answers[who] = Answer()
             try:
-                if not stop.is_set():
-                    self._write(who, self._prompt(who, told, question), answer, temperature, on_text, stop)
-                answer.ended = answer.ended or "stopped"
+                self._write(who, self._prompt(who, earlier, question), answer, temperature)
             except BaseException as error:
                 said = error.value if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
                 answer.ended = "stopped" if isinstance(error, KeyboardInterrupt) else f"failed: {said}"
                 raise
         return turn
 
-    def _prompt(self, who: str, told: list[Turn], question: str) -> Any:
+    def _prompt(self, who: str, earlier: list[Turn], question: str) -> Any:
+        if self._as_text:
+            return question
         messages = [("system", self.system_prompt)] if self.system_prompt else []
-        for turn in told:
+        for turn in earlier:
             if who in turn.answers and (text := turn.answers[who].text):
                 messages += [("user", turn.question), ("assistant", text)]
-        whole = [{"role": role, "content": content} for role, content in (*messages, ("user", question))]
-        return question if self._as_text else whole
+        return [{"role": role, "content": content} for role, content in (*messages, ("user", question))]
 
-    def _write(self, who: str, prompt: Any, answer: Answer, temperature: float, on_text: Any, stop: threading.Event) -> None:
+    def _write(self, who: str, prompt: Any, answer: Answer, temperature: float) -> None:
         if who not in self._writers:
             self._writers |= _load(self.artefact, who)
-        writer, limit = self._writers[who], self.max_completion_length
+        writer = self._writers[who]
         ids = writer.prompt_ids(prompt)
         if (room := writer.context - len(ids)) < 1:
             value, rule = f"the conversation has {len(ids)} tokens", f"the model reads {writer.context}, its answer included"
             raise ExportError(value, rule=rule, remedy="begin a new conversation, or ask something shorter")
-
-        def look(written: list[int]) -> bool:
-            answer.text, answer.length_tokens = writer.decode(written), len(written)
-            if written[-1] in writer.ends:
-                answer.ended = "ended by EOS"
-            elif len(written) == room:
-                answer.ended = f"cut: the context of {writer.context} tokens is full"
-            elif len(written) == limit:
-                answer.ended = f"cut at {limit} tokens"
-            on_text(answer)
-            return stop.is_set()
-
-        writer.write(ids, min(room, limit), temperature, look)
+        written = writer.write(ids, min(room, self.max_completion_length), temperature)
+        answer.text, answer.length_tokens = writer.decode(written), len(written)
+        if written and written[-1] in writer.ends:
+            answer.ended = "ended by EOS"
+        elif len(written) == room:
+            answer.ended = f"cut: the context of {writer.context} tokens is full"
+        else:
+            answer.ended = f"cut at {len(written)} tokens"
 
 
 def _load(artefact: Artefact, who: str) -> dict[str, Any]:
@@ -149,8 +133,9 @@ def _load(artefact: Artefact, who: str) -> dict[str, Any]:
         value = f"{shown(artefact.path)}: its base is not known"
         raise ExportError(value, rule="an artefact's passport names its base", remedy="give an artefact of `wb.export`")
     if artefact.format == "adapter":
-        alone = copy.copy(reader := open_reader(artefact))
-        vars(alone)["alone"] = True
+        reader = open_reader(artefact)
+        alone = copy.copy(reader)
+        alone.alone = True
         return {TRAINED: reader, BASE: alone}
     if who == BASE:
         artefact = Artefact(Path(find_model(artefact.base)), "merged_16bit", artefact.base, run=artefact.run)

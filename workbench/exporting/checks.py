@@ -21,6 +21,7 @@ class Check:
     cause: str = ""  # one of CAUSES, where it failed
     remedy: str = ""
     numbers: dict[str, Any] = field(default_factory=dict)  # the same for scripts
+    rounding: bool = False  # it cannot be told because rounding takes the step away, which is no fault
     measured: bool = False  # for its numbers alone: there is no limit that it could pass
 
     @property
@@ -36,8 +37,8 @@ CAUSES = {
     "not_merged": "nothing was merged: the weights are the base's",
     "merged_twice": "the adapter was merged more than once",
     "layer_skipped": "the adapter was merged into some layers, and not into others",
-    "wrong_base": "its base is not the one that the run was trained on",
-    "other_adapter": "it holds the adapter of another run",
+    "wrong_base": "what training left alone is not the base's: another base, or another adapter that changes more layers",
+    "other_adapter": "it holds another change than the run's adapter: of another adapter, base or scale",
     "off_grid": "the adapter was trained beside the 4-bit weights, and together with the 16-bit ones it is worse",
     "tied_head_lost": "the output head is no longer tied to the embeddings as in the base",
     "module_lost": "a module that was trained or saved whole is missing",

@@ -224,12 +224,12 @@ class Gguf:
         size = self._library.llama_detokenize(self._model.vocab, tokens, len(ids), text, len(text), False, False)
         return text.raw[: max(size, 0)].decode(errors="replace")
 
-    def write(self, ids: Sequence[int], most: int, temperature: float = 0.0, look: Any = lambda _: False) -> list[int]:
+    def write(self, ids: Sequence[int], most: int, temperature: float = 0.0) -> list[int]:
         self._make_room(len(ids) + most)
         written: list[int] = []
         for token in self._llama.generate(ids, temp=temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0):
             written.append(token)
-            if look(written) or token in self.ends or len(written) == most:
+            if token in self.ends or len(written) == most:
                 break
         return written
 

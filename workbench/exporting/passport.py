@@ -1,7 +1,7 @@
 """The passport of an artefact: what it was made of and by, the sum of each of its files, and its own sum over all that.
 
-One changed byte anywhere in the folder, the passport included, is seen. It is no signature: whoever changes a file can also
-write another passport. What stands up to that is `workbench verify --rerun`, which trains the run again.
+One changed byte anywhere in the folder, the passport included, is seen. It is not a signature: whoever changes a file can also
+write another passport. What stands up to that is `workbench prove`, which compares the artefact with the run's own policy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from workbench.workspace import replace_folder, shown, size_and_sum, to_json, wr
 
 PROOF = "proof.json"
 _PROVEN = ".proof.part"  # a folder: a whole proof on its way into the artefact
-VERSION = 1  # of what a passport says, and how; those without one are older
 _NAMED_BASE = {"adapter_config.json": "base_model_name_or_path", "config.json": "_name_or_path"}
 
 
@@ -35,7 +34,7 @@ def stamp(folder: Path, artefact: Artefact, merge_risk: str = "") -> None:
     for name, key in _NAMED_BASE.items():
         if (file := folder / name).is_file() and (config := json.loads(file.read_text(encoding="utf-8"))).get(key):
             write_json(file, config | {key: public_name(config[key])})
-    write_card(folder, artefact, known := about(artefact) | {"version": VERSION, "merge_risk": merge_risk})
+    write_card(folder, artefact, known := about(artefact) | {"merge_risk": merge_risk})
     _write(folder, known | {"files": files_in(folder, PASSPORT)})
 
 

@@ -33,7 +33,7 @@ from workbench.workspace import shown
 _NO_MEMORY = re.compile(r"out of memory|MemoryError|allocate memory", re.IGNORECASE)
 _ENGINES = "the kernels of vLLM, and of other software on a GPU: they round in their own ways, and were not run here"
 _ON_16_BITS = "the adapter on the 16-bit base, which is how vLLM loads it: `merged_16bit`, made with `--into base`, is that sum"
-_OLLAMA = "Ollama's template (Go), in the Modelfile: Ollama was not run here"
+_OLLAMA = "Ollama's template, which it takes from the file if it knows it: Ollama was not run here"
 
 
 def prove(
@@ -90,7 +90,7 @@ def _prove(artefact: Artefact, prompts: int, task: Task | None, progress: Callab
         checks += [Check(**each) for each in found["checks"]]
         if kept and (written := found["written"]) is not None:
             # None has failed; a step that is lost in rounding could not pass.
-            vouched = all(each.passed or "times" in each.numbers for each in checks if each.level == "weights")
+            vouched = all(each.passed or each.rounding for each in checks if each.level == "weights")
             more, measured = check_behaviour(artefact, written, kept, suite, vouched)
             checks += more
     if all(check.passed is not False for check in checks if check.level != "behaviour"):

@@ -93,19 +93,12 @@ class HFReader:
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
         return logprobs_of(self.model, [(prompt_ids, completion_ids)])[0]
 
-    def write(self, ids: Sequence[int], most: int, temperature: float = 0.0, look: Any = lambda _: False) -> list[int]:
-        """A completion of at most so many tokens, EOS included; `look` gets what is written after each, and ends it by True."""
-        import torch
-
-        def each(found: Any, scores: Any, **_: Any) -> Any:  # transformers asks after every token whether to stop
-            return torch.full((1,), look(found[0, len(ids) :].tolist()), device=found.device)
-
+    def write(self, ids: Sequence[int], most: int, temperature: float = 0.0) -> list[int]:
+        """A completion of at most so many tokens, EOS included."""
         with self.model.disable_adapter() if self.alone else contextlib.nullcontext():
-            return self.generate([ids], most, temperature, stopping_criteria=[each])[0]
+            return self.generate([ids], most, temperature)[0]
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], max_completion_length: int, temperature: float = 0.0, **more: Any
-    ) -> list[list[int]]:
+    def generate(self, prompts: Sequence[Sequence[int]], max_completion_length: int, temperature: float = 0.0) -> list[list[int]]:
         """Completions of some prompts, written together; the tokens that end them are those of its own generation_config."""
         import torch
 
@@ -116,7 +109,7 @@ class HFReader:
         shape = shape if temperature else dict.fromkeys(shape)
         # What its generation_config asks for besides is not what it was trained under.
         shape |= {"do_sample": temperature > 0, "min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
-        more |= {"max_new_tokens": max_completion_length, "pad_token_id": pad, "eos_token_id": self.ends or None}
+        more = {"max_new_tokens": max_completion_length, "pad_token_id": pad, "eos_token_id": self.ends or None}
         with torch.inference_mode():
             written = self.model.generate(input_ids=ids, attention_mask=mask, **shape, **more)[:, width:].tolist()
         return [until_eos(row, self.ends)[0] for row in written]

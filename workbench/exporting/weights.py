@@ -1,9 +1,9 @@
-"""Tensors: merged - base is s B A within rounding, layer by layer, and every other tensor is the base's.
+"""Tensors: each adapted layer is what the merge's own sum gives, and every other tensor is the base's.
 
 A step is often smaller than what the 16-bit type can resolve: most weights then round back to the base's, and the rest move by
-a whole unit, so merged - base itself says little. What is compared is what comes out of rounding base + k s B A, for each k
-that could be, on the weights where that is not what comes out of rounding the base. GGUF rounds once more: so is what it is
-compared with, by llama.cpp's own quantiser; and so does merged_4bit, by bitsandbytes'.
+a whole unit, so merged - base itself says little. What is compared is what comes out of rounding base + s B A. GGUF rounds once
+more: so is what it is compared with, by llama.cpp's own quantiser; and so does merged_4bit, by bitsandbytes'. What the tensors
+cannot tell, what the artefact writes decides.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,11 @@ from workbench.training.loading import quiet_imports, reading
 
 HEAD = "lm_head.weight"
 _EMBEDDINGS = re.compile(r"(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
-_TELLING = 8  # weights on which two explanations must differ, before one of them is believed
-_CLOSE = 0.05  # of the distance between two explanations: what another order of the sums may leave
+# How an adapter's change is in a layer.
+ONCE, NEVER, TWICE = "once", "0 times", "2 times"
+LOST, OTHER = "lost in rounding", "something else"
+_TELLING = 8  # weights that a step must move, before it is believed to be there or not
+_CLOSE = 0.05  # of the distance that a step moves a layer: what another order of the sums may leave
 _DECIDING = (
     "vocab_size", "max_position_embeddings", "rope_parameters", "sliding_window", "rms_norm_eps", "hidden_act", "head_dim",
     "num_attention_heads", "num_key_value_heads", "bos_token_id",
@@ -37,14 +39,17 @@ _ROWS = 2**21  # weights of a quantised matrix that are looked at: whole rows, s
 _REMEDY = "export the run again, with overwrite, beside the very base, and revision, that it was trained on"
 
 
-def _as_well(own: Any, quantised: Any, wanted: Any) -> bool:
-    # Whether it is no further from what it should be than quantising leaves it, with room for another version of the quantiser.
-    return bool((own - wanted).norm() <= 3 * (quantised - wanted).norm())
+def _as_well(stored: Any, quantised: Any, wanted: Any) -> bool:
+    # True if the error is within the quantiser's own, with room for another version of it.
+    return bool((stored - wanted).norm() <= 3 * (quantised - wanted).norm())
 
 
-def _few_apart(own: Any, quantised: Any, wanted: Any) -> bool:
-    # NF4 takes the nearest of 16 numbers: another version, or a GPU, rounds a few weights otherwise, and no more.
-    return bool((own - quantised).norm(1) <= _CLOSE * (quantised - wanted).norm(1))
+def few_apart(stored: Any, quantised: Any, wanted: Any) -> bool:
+    """True if a few weights at most are quantised otherwise.
+
+    NF4 takes the nearest of 16 numbers: another version, or a GPU, rounds a few weights otherwise, and no more.
+    """
+    return bool((stored - quantised).norm(1) <= _CLOSE * (quantised - wanted).norm(1))
 
 
 class _Model:
@@ -103,7 +108,7 @@ class _Model:
 class _FourBits(_Model):
     """A model whose matrices bitsandbytes keeps in NF4: dequantised, and held against what its quantiser makes of the sum."""
 
-    as_well = staticmethod(_few_apart)
+    as_well = staticmethod(few_apart)
 
     def __getitem__(self, name: str) -> Any:
         return super().__getitem__(name) if (four := merging.dequantised(self.tensors, name)) is None else four
@@ -235,8 +240,8 @@ def _same_adapter(own: _Adapter, adapter: _Adapter) -> list[Check]:
     found = f"{len(other)} of {len(either)} are not the run's{_some(other)}" if other else f"all {len(either)} are the run's"
     changed = _changed(own.config, adapter.config, sorted({*own.config, *adapter.config} - {"base_model_name_or_path"}))
     return [
-        _judged("its tensors", found, "other_adapter" * bool(other)),
-        _judged("its settings", changed or "all are the run's", "other_adapter" * bool(changed)),
+        _judged("its tensors", found, "other_adapter" if other else ""),
+        _judged("its settings", changed or "all are the run's", "other_adapter" if changed else ""),
     ]
 
 
@@ -246,22 +251,21 @@ def _merged(own: _Model, base: _Model, adapter: _Adapter, held: merging.FourBit)
         four = held(name.removesuffix(".weight"), stored)
         return own.part(name, stored if four is None else four)
 
-    def step(name: str) -> Any:
-        found = adapter.added[name]()
-        return own.part(name, found.T if adapter.config.get("fan_in_fan_out") else found)
-
-    def added(name: str) -> float | None:
-        found = times(own[name], before(name), step(name), own.dtype(name), functools.partial(own.held, name), own.as_well)
+    @functools.cache
+    def how(name: str) -> str:
+        step = adapter.added[name]()
+        step = own.part(name, step.T if adapter.config.get("fan_in_fan_out") else step)
+        stored = own[name]
+        store = functools.partial(own.held, name)
+        seen = added(stored, before(name), step, own.dtype(name), store, own.as_well)
+        if seen in (ONCE, LOST):
+            return seen
         # Not merged is not merged, also where the sum was to be made with the dequantised weight.
-        return 0.0 if found not in (1, None) and _exactly(own[name], own.held(name, own.part(name, base[name]))) else found
-
-    def lost(name: str) -> Any:  # where it is stored, of what should be there
-        wanted = before(name) + step(name) if own.coarse(name) and name in adapter.added else before(name)
-        return own.held(name, wanted).float() - wanted.float()
+        return NEVER if _equal(stored, store(own.part(name, base[name]))) else seen
 
     def right(name: str) -> bool:
         if name in adapter.added:
-            return added(name) in (1, None)
+            return how(name) in (ONCE, LOST)
         return own.same(name, own.part(name, adapter.tensors[adapter.whole[name]]()) if name in adapter.whole else before(name))
 
     steps, whole, checks = adapter.added.keys() & base.names, adapter.whole.keys(), []
@@ -278,25 +282,23 @@ def _merged(own: _Model, base: _Model, adapter: _Adapter, held: merging.FourBit)
     if apart and HEAD in base.names:
         checks.append(_head(own, base, untied, right))
     names &= own.names
-    layers = {name: added(name) for name in sorted(names & steps)}
+    bases = names - steps - whole
     other = [name for name in sorted(names - steps) if not right(name)]
-    odd = [*(name for name, k in layers.items() if math.isnan(k or 0)), *(name for name in other if name not in whole)]
-    ranks = [_low_rank(own[name], before(name), lost(name), adapter.config["r"]) for name in odd]
-    # Another adapter leaves a difference of a low rank, and only in layers that can be adapted; another base one of every rank.
-    foreign = "wrong_base" if False in ranks or (other and None in ranks) else "other_adapter"
-    if layers:
+    # Another adapter, or this one at another scale, changes no other tensor; another base does.
+    foreign = "wrong_base" if bases & {*other} else "other_adapter"
+    if layers := {name: how(name) for name in sorted(names & steps)}:
         checks.append(_layers(layers, foreign))
-    for whose, of, cause in (("base's", names - steps - whole, foreign), ("adapter's", names & whole, "module_lost")):
+    for whose, of, cause in (("base's", bases, "wrong_base"), ("adapter's", names & whole, "module_lost")):
         differ = [name for name in other if name in of]
         found = f"{len(differ)} of {len(of)} differ{_some(differ)}" if differ else f"all {len(of)} are the {whose}"
-        checks += [_judged(f"other tensors, the {whose}", found, cause * bool(differ))] if of else []
+        checks += [_judged(f"other tensors, the {whose}", found, cause if differ else "")] if of else []
     if unseen := [*adapter.otherwise, *sorted(adapter.added.keys() - steps)]:
         checks = [check for check in checks if check.cause not in ("wrong_base", "other_adapter")]
         checks.append(_untold(f"it does more than add s B A to layers that the base stores under their names{_some(unseen)}"))
     if isinstance(own, _Gguf):
         return checks
     changed = _changed(*(each.config.get_text_config().to_dict() for each in (own, base)), _DECIDING)
-    return [*checks, _judged("config.json", changed or "decides what the base's does", "wrong_base" * bool(changed))]
+    return [*checks, _judged("config.json", changed or "decides what the base's does", "wrong_base" if changed else "")]
 
 
 def _head(own: _Model, base: _Model, untied: bool, right: Callable[[str], bool]) -> Check:
@@ -307,106 +309,72 @@ def _head(own: _Model, base: _Model, untied: bool, right: Callable[[str], bool])
     else:
         wrong = [name for name in (HEAD, *[base.embeddings] * untied) if not right(name)]
         lost = f"{' and '.join(wrong)}: not as trained{', but tied' * (not own.stores_head)}" if wrong else ""
-    return _judged("output head", lost or ("tied to the embeddings" if own.tied else "as trained"), "tied_head_lost" * bool(lost))
+    good = "tied to the embeddings" if own.tied else "as trained"
+    return _judged("output head", lost or good, "tied_head_lost" if lost else "")
 
 
-def _layers(layers: dict[str, float | None], foreign: str) -> Check:
-    # One verdict on how many times s B A was added to each.
+def _layers(layers: dict[str, str], foreign: str) -> Check:
+    # One verdict on how s B A was added to each.
     what = f"merged - base = the adapter's change (s B A) in {len(layers)} layers"
-    told = {name: k for name, k in layers.items() if k is not None}
-    small = f"; in {len(layers) - len(told)} it is lost in rounding" * (len(told) < len(layers))
-    wrong = {name: k for name, k in told.items() if k != 1}
+    told = {name: how for name, how in layers.items() if how != LOST}
+    small = f"; in {len(layers) - len(told)} it is lost in rounding" if len(told) < len(layers) else ""
+    wrong = {name: how for name, how in told.items() if how != ONCE}
+    if not told:
+        return Check("weights", what, None, "it is lost in rounding in all of them", numbers={"added": layers}, rounding=True)
     if not wrong:
-        found = f"once in {len(told)}{small}" if told else "it is lost in rounding in all of them"
-        return Check("weights", what, True if told else None, found, numbers={"times": layers})
-    listed = [f"{_place(name)}: " + ("something else" if math.isnan(k) else f"{k:.3g} times") for name, k in wrong.items()]
-    found, counts = f"not added once in {len(wrong)} of {len(told)}{_some(listed)}{small}", [*wrong.values()]
-    cause = foreign if any(map(math.isnan, counts)) else "layer_skipped"
-    if cause == "layer_skipped" and len(wrong) == len(told) and max(counts) - min(counts) <= _CLOSE * max(counts):
-        cause = "not_merged" if counts[0] == 0 else "merged_twice" if counts[0] == round(counts[0]) else "other_adapter"
-        found = f"added {counts[0]:.2g} times in all {len(told)}{small}"
-    return _judged(what, found, cause, times=layers)
+        return _judged(what, f"once in {len(told)}{small}", added=layers)
+    kinds = {*told.values()}
+    if len(kinds) == 1 and OTHER not in kinds:
+        cause = "not_merged" if NEVER in kinds else "merged_twice"
+        return _judged(what, f"added {kinds.pop()} in all {len(told)}{small}", cause, added=layers)
+    listed = _some(f"{_place(name)}: {how}" for name, how in wrong.items())
+    cause = foreign if OTHER in kinds else "layer_skipped"
+    return _judged(what, f"not added once in {len(wrong)} of {len(told)}{listed}{small}", cause, added=layers)
 
 
-def times(
-    merged: Any, base: Any, step: Any, dtype: Any = None, held: Callable[[Any], Any] | None = None, as_well: Any = _as_well
-) -> float | None:
-    """How many times `step` (32 bits) was added to `base` before the sum was rounded to `dtype`, by default that of `merged`.
+def added(
+    stored: Any, base: Any, step: Any, dtype: Any = None, store: Callable[[Any], Any] | None = None, as_well: Any = _as_well
+) -> str:
+    """How `step` (32 bits) was added to `base` before the sum was rounded to `dtype`, by default that of `stored`.
 
-    `held`: what became of the rounded sum where it was stored, if more did; `as_well`: whether another version of it may have.
-    None: the step is too small for that type to tell. NaN: no number explains what is there. One that is not whole is a fit.
+    `store`: what became of the rounded sum where it was stored, if more did; `as_well`: whether another version of that may
+    have made this. LOST: the step is too small for that type to tell. OTHER: nothing known explains what is there.
     """
     import torch
 
-    if not merged.shape == base.shape == step.shape:
-        return math.nan
-    dtype, store = dtype or merged.dtype, held or (lambda tensor: tensor)
-    never, base, kind = store(base.to(dtype)), base.float(), torch.finfo(dtype)
-
-    def after(k: float) -> Any:
-        return (base + k * step).to(dtype)
-
-    once = store(after(1))
+    if not stored.shape == base.shape == step.shape:
+        return OTHER
+    dtype, store, own, base = dtype or stored.dtype, store or (lambda tensor: tensor), stored.float(), base.float()
+    total = (base + step).to(dtype)
+    never, once = store(base.to(dtype)).float(), store(total).float()
+    coarse = not _equal(once, total, 2**-24)
+    moved = float((once - never).abs().sum(dtype=torch.float64))
     telling = int((once != never).sum()) >= _TELLING
-    if torch.equal(merged, once):
-        return 1.0 if telling else None
-    own, most, coarse = merged.float(), float(step.abs().max()), not _exactly(once, after(1), 2**-24)
+    # One unit of its type, and what sums in 32 bits leave.
+    room = torch.finfo(dtype).eps * (own.abs() + torch.finfo(dtype).smallest_normal) + 2**-24
+    room += 2**-18 * (base.abs() + 2 * float(step.abs().max()))
 
-    def fits(expected: Any, k: float) -> tuple[bool, float, int]:
-        # (each weight is within one unit of its type, and what sums in 32 bits leave; the distance, in all; how many differ).
-        apart = (own - expected.float()).abs()
-        room = (
-            kind.eps * (expected.float().abs() + kind.smallest_normal)
-            + 2**-18 * (base.abs() + abs(k) * most)
-            + 2**-24 * bool(held)
-        )
-        return coarse or bool((apart <= room).all()), float(apart.sum(dtype=torch.float64)), int((apart > 0).sum())
+    def is_like(expected: Any) -> bool:
+        apart = (own - expected).abs()
+        return bool(coarse or (apart <= room).all()) and float(apart.sum(dtype=torch.float64)) <= _CLOSE * moved
 
-    near, left, differ = fits(once, 1)
-    if near and telling and left <= _CLOSE * float((once.float() - never.float()).abs().sum(dtype=torch.float64)):
-        return 1.0
-    if near and differ < _TELLING:
-        return None
-
-    def explanations() -> Iterator[tuple[int, Any]]:
-        yield 0, never
-        again = after(1)
-        for k in (2, 3, 4):
-            again = (again.float() + step).to(dtype)  # rounded each time
-            yield k, store(again)
-            yield k, store(after(k))
-
-    for k, expected in explanations():
-        near, apart, _ = fits(expected, k)
-        if near and apart <= _CLOSE * left:
-            return float(k)
-    if coarse and as_well(own, once.float(), after(1).float()):  # by another version of the quantiser
-        moved, off = after(1).double() - after(0).double(), own.double() - after(1).double()
-        square = float(moved.square().sum())
-        error = float((off * moved).square().sum().sqrt()) / square if square else math.inf
-        if not 6 * error < 0.5:
-            return None
-        return 1.0 if abs(float((off * moved).sum()) / square) < 0.5 else math.nan
-    square = float(step.square().sum(dtype=torch.float64))
-    fit = float(((own - base) * step).sum(dtype=torch.float64)) / square if square else 0.0
-    return fit if fits(store(after(fit)), fit)[1] <= _CLOSE * left else math.nan
+    if is_like(once):
+        return ONCE if telling else LOST
+    if int((own != once).sum()) < _TELLING and (coarse or bool(((own - once).abs() <= room).all())):
+        return LOST
+    if is_like(never):
+        return NEVER
+    if any(is_like(store(twice.to(dtype)).float()) for twice in (total.float() + step, base + 2 * step)):
+        return TWICE
+    if not coarse or not as_well(own, once, total.float()):
+        return OTHER
+    # By another version of the quantiser: what it leaves has nothing to do with the step.
+    shift = total.double() - base.to(dtype).double()
+    along = (own.double() - total.double()) * shift
+    return OTHER if float(along.sum().abs()) > 0.5 * float(shift.square().sum()) + 6 * float(along.norm()) else LOST
 
 
-def _low_rank(merged: Any, base: Any, lost: Any, rank: int) -> bool | None:
-    # Whether the difference has the rank of an adapter, seen in a corner; None where it is too small, or the rank too high.
-    import torch
-
-    if merged.shape != base.shape or merged.ndim != 2:
-        return False
-    merged, base, lost = (each[:256, :256].float() for each in (merged, base, lost))
-    strengths = torch.linalg.svdvals(torch.nan_to_num(merged - base)).double() ** 2
-    rounding = (2**-8 * merged).square().sum() / 3 + lost.square().sum()  # at most, of bfloat16; and beyond
-    if len(strengths) < 4 * rank or strengths.sum() < 10 * rounding:
-        return None
-    return bool(strengths[2 * rank :].sum() < 4 * rounding)
-
-
-def _exactly(mine: Any, expected: Any, room: float = 0) -> bool:
+def _equal(mine: Any, expected: Any, room: float = 0) -> bool:
     return mine.shape == expected.shape and bool(((mine.float() - expected.float()).abs() <= room).all())
 
 
@@ -424,7 +392,7 @@ def _place(name: str) -> str:
 
 def _some(names: Iterable[str]) -> str:
     listed = [*dict.fromkeys(map(_place, names))]
-    return ": " + "; ".join(listed[:3]) + f"; and {len(listed) - 3} more" * (len(listed) > 3) if listed else ""
+    return ": " + "; ".join(listed[:3]) + (f"; and {len(listed) - 3} more" if len(listed) > 3 else "") if listed else ""
 
 
 def _untold(why: str) -> Check:

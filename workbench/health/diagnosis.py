@@ -10,7 +10,7 @@ from typing import Any
 from workbench.errors import TaskError
 from workbench.health.rules import RULES
 from workbench.health.summary import StepSummary, summaries_of
-from workbench.health.verdicts import ALARM, NAMES, OK, SKIPPED, STATES, WARNING, RunConfig, RunView, Verdict
+from workbench.health.verdicts import ALARM, NAMES, OK, SKIPPED, STATES, WARNING, ExaminedRun, RunConfig, Verdict
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import max_score_of
 from workbench.run.control_file import RunState
@@ -49,9 +49,9 @@ def diagnose(
         summaries: of the batches, in order.
         rows: of the metrics, in order, as logged or as in `metrics.jsonl`: keys may be absent, values None, "inf" or "-inf".
         config: what the run was asked to do.
-        held_out: as for `RunView`.
+        held_out: as for `ExaminedRun`.
     """
-    view = RunView(summaries, rows, config, held_out)
+    view = ExaminedRun(summaries, rows, config, held_out)
     return Verdicts(verdict for rule in RULES for verdict in rule(view))
 
 
@@ -121,7 +121,7 @@ class Watchdog:
     """A run's health while it trains: looked at after every step, unless looking would cost too large a share of the run.
 
     `config` is asked at each look what the run is asked to do, as weights and settings may be changed; `held_out`, which is as
-    for `RunView`, may grow.
+    for `ExaminedRun`, may grow.
     """
 
     def __init__(self, config: Callable[[], RunConfig], held_out: Sequence[dict[str, Any]] = ()) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import Interval, change_of_share, share, slope
 from workbench.rewards.groups import ALL_RIGHT, DEAD_KINDS, IDENTICAL
-from workbench.run.metrics import KL, RESCUE_DEAD
+from workbench.run.metrics import KL
 from workbench.run.rollouts import qualified
 
 ALARM, WARNING, NOTE, OK, SKIPPED = STATES = ("alarm", "warning", "note", "ok", "skipped")
 
-WINDOW = 20  # batches that say what a run is like now
+WINDOW = 20  # batches that describe the current state
 LONG_WINDOW = 100  # batches over which a trend is looked for
 MOST_PROMPTS = 8  # ids that a verdict names
 
@@ -103,7 +103,7 @@ class RunConfig:
         return cls(**{name: settings.get(name) for name in asked}, settings=settings, **more)
 
 
-class RunView:
+class ExaminedRun:
     """One run as it is examined: the batches of its latest stage, the metrics of the same steps, and its configuration.
 
     `held_out` is as `run.held_out` reads it. A new stage has other prompts, rewards or settings, so nothing is compared across
@@ -130,13 +130,13 @@ class RunView:
 
     def numbers(self, key: str) -> list[tuple[int, float]]:
         """(step, value) of a metric, where it is a finite number."""
-        return [(row.get("step") or 0, float(row[key])) for row in self.rows if is_number(row.get(key))]
+        return [(row.get("step") or 0, float(row[key])) for row in self.rows if is_finite(row.get(key))]
 
     @cached_property
     def kl(self) -> list[tuple[int, float]]:
         """(step, KL) where it was measured: with beta = 0 a trainer may log a 0.0 that nobody measured."""
-        found = self.numbers(KL)
-        return found if self.config.beta != 0 or any(value for _, value in found) else []
+        values = self.numbers(KL)
+        return values if self.config.beta != 0 or any(value for _, value in values) else []
 
     @cached_property
     def functions(self) -> list[FunctionSummary]:
@@ -174,12 +174,6 @@ class RunView:
             return "; its warm start was too little: more samples, more epochs or a higher learning_rate there"
         return "; if the rewards can pay, `warm_start: 32` in the recipe, which trains on rare right completions first"
 
-    @cached_property
-    def dead_in_loss(self) -> float | None:
-        """Share of dead groups among those that were learnt from lately; None: those are all (`rescue.oversample`)."""
-        kept = [value for _, value in self.numbers(RESCUE_DEAD)[-WINDOW:]]
-        return sum(kept) / len(kept) if kept else None
-
     def ends(self) -> tuple[list[StepSummary], list[StepSummary]]:
         """The first and the last batches of the stage, a quarter each, at least 3 and at most 10."""
         count = min(10, max(3, len(self.batches) // 4))
@@ -207,8 +201,8 @@ class RunView:
     def prompts(self, wanted: Callable[[GroupSummary], Any], batches: Sequence[StepSummary] | None = None) -> tuple[str, ...]:
         """Ids of the prompts whose groups are `wanted`, latest first, each once, at most `MOST_PROMPTS`."""
         latest_first = reversed(self.recent if batches is None else batches)
-        found = (group.prompt_id for batch in latest_first for group in batch.groups if group.prompt_id and wanted(group))
-        return tuple(dict.fromkeys(found))[:MOST_PROMPTS]
+        ids = (group.prompt_id for batch in latest_first for group in batch.groups if group.prompt_id and wanted(group))
+        return tuple(dict.fromkeys(ids))[:MOST_PROMPTS]
 
     def verdict(
         self,
@@ -234,31 +228,32 @@ class RunView:
     def too_few(self, batches: int = 3, groups: int = 16, completions: int = 0) -> Verdict | None:
         """A skipped verdict where the window holds less than is needed; None where it holds enough."""
         if not self.batches:
-            return missing("rollouts", "no batch was recorded")
+            return not_examined("rollouts", "no batch was recorded")
         has = (len(self.batches), self.total("group_count"), self.total("completions"))
         wanted = zip((batches, groups, completions), has, ("batches", "groups", "completions"), strict=True)
         return next((early(*each) for each in wanted if each[1] < each[0]), None)
 
 
 def rule(batches: int = 3, groups: int = 16, completions: int = 0) -> Callable[..., Any]:
-    """Makes a rule of a function that looks at a `RunView`: its verdicts carry its name.
+    """Makes a rule of a function that looks at a `ExaminedRun`: its verdicts carry its name.
 
     They wait until the view holds so many batches, groups and completions; 0 batches: the function asks for itself.
     """
 
-    def made(looks: Callable[[RunView], Verdict | list[Verdict]]) -> Callable[[RunView], list[Verdict]]:
+    def made(looks: Callable[[ExaminedRun], Verdict | list[Verdict]]) -> Callable[[ExaminedRun], list[Verdict]]:
         @functools.wraps(looks)
-        def examine(view: RunView) -> list[Verdict]:
-            found = (view.too_few(batches, groups, completions) if batches else None) or looks(view)
-            named = found if isinstance(found, list) else [found]
-            return [dataclasses.replace(each, name=looks.__name__) for each in named]
+        def examine(view: ExaminedRun) -> list[Verdict]:
+            verdicts = (view.too_few(batches, groups, completions) if batches else None) or looks(view)
+            if not isinstance(verdicts, list):
+                verdicts = [verdicts]
+            return [dataclasses.replace(verdict, name=looks.__name__) for verdict in verdicts]
 
         return examine
 
     return made
 
 
-def missing(key: str, why: str) -> Verdict:
+def not_examined(key: str, why: str) -> Verdict:
     """A verdict that cannot be given, because the run's data lack a key."""
     return Verdict("", SKIPPED, f"not examined: {why}", {"missing": key})
 
@@ -268,7 +263,7 @@ def early(needs: int, has: int, of: str, what: str = "") -> Verdict:
     return Verdict("", SKIPPED, f"too early to say: {has} of {needs} {what or of}", {"needs": needs, "has": has, "of": of})
 
 
-def is_number(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
     """Whether a metric's value is a finite number: it may also be None, "inf", "-inf" or NaN."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 

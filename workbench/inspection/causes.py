@@ -15,7 +15,7 @@ from workbench.audit.prompt_format import ExpectedFormat, parse_format
 from workbench.errors import RunError, nearest
 from workbench.inspection.evaluation import Evaluation
 from workbench.inspection.listing import Listing, frame_of
-from workbench.inspection.reading import answer_of, needs, question
+from workbench.inspection.reading import answer_column_of, needs, question
 from workbench.rewards.answers import find_answer
 from workbench.rewards.compare import quick_same
 from workbench.run.directory import RunDirectory
@@ -70,7 +70,7 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
         for end in ends:
             sizes[end] += len(texts)
         known = sorted(rows[0].keys() - {"prompt", "prompt_id"})
-        column = answer_column or answer_of(known, manifest) or "answer"
+        column = answer_column or answer_column_of(known, manifest) or "answer"
         if known and not any(column in row for row in rows):
             rule, choose = "causes are read against the right answer", "choose one of them (answer_column=, --answer-column)"
             remedy = nearest(column, known, choose)

@@ -88,7 +88,7 @@ def regressions(evaluation: Evaluation, other: Evaluation | None = None, *, step
     return Listing(verdict, frame_of(rows, names), numbers)
 
 
-def as_text(before: str, after: str) -> str:
+def diff_as_text(before: str, after: str) -> str:
     """A word diff as text: `15 + 27 = [-32-]{+42+}`."""
     marked = {" ": "{}", "-": "[-{}-]", "+": "{{+{}+}}"}
     return "".join(marked[mark].format(words) for mark, words in word_diff(before, after))

@@ -28,12 +28,13 @@ from workbench.progress import progress_line
 from workbench.rewards.answers import find_answer
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
+from workbench.run.held_out import completion_rows, write_completions
 from workbench.run.lock import Lock
 from workbench.task import Row, Task, load_task
-from workbench.training.loading import base_differs, base_summed, put_on
+from workbench.training.loading import adapter_sum, base_differs, base_summed, put_on
 from workbench.training.policy import Policy, load_policy
 from workbench.training.sampling import scored_groups
-from workbench.workspace import renamed, replace_file, shown, to_json
+from workbench.workspace import renamed, shown
 
 FILE = "evaluation.parquet"
 _ASIDE = "evaluation-{}.parquet"  # under settings that are not those of the last
@@ -109,7 +110,7 @@ class Evaluation:
         found |= {"bootstrap": {"low": float(low), "high": float(high)}, "needed": statistics.needed(*correct)}
         found |= {"detectable": statistics.detectable(prompts, samples), "majority": _both(Measured.majority, *both)}
         found["pass_at_k"] = _both(lambda own: own.pass_at_k().mean(axis=0).tolist(), *both)
-        found["best_of"] = _both(lambda own: float(statistics.best_of(own.total, own.correct).mean()), *both)
+        found["best_of"] = _both(lambda own: float(statistics.best_of_n(own.total, own.correct).mean()), *both)
         found["verdict"] = dict(zip(("word", "why"), statistics.taught_or_sharpened(*correct)))
         if greedy := self.greedy:
             changed = statistics.mcnemar(*(own.correct[:, 0] for own in greedy))
@@ -236,7 +237,7 @@ def _evaluated(
     settings["base"] = base()
     kept = _Kept.open(run, settings)
     kept.make_room()
-    adapters = {who: _sum(folder) for who, folder in folders.items()}
+    adapters = {who: adapter_sum(folder) if folder else "" for who, folder in folders.items()}
     kept.asked = {"rows": [*rows], "adapters": adapters, "greedy": greedy, "steps": run.result()["steps"]}
     passes, progress = [(who, how) for who in folders for how in ways], progress or progress_line("evaluation, prompts answered")
     for number, (who, how) in enumerate(passes, 1):
@@ -279,7 +280,7 @@ def read_evaluation(run: RunDirectory) -> Evaluation:
     """
     kept = _Kept.open(run)
     evaluation = kept.evaluation()
-    if (adapter := run._saved_adapter()) and kept.asked["adapters"]["trained"] != _sum(adapter):
+    if (adapter := run._saved_adapter()) and kept.asked["adapters"]["trained"] != adapter_sum(adapter):
         value, rule = f"{shown(run.path / FILE)}: measured on an older adapter", "a gain is that of the run's adapter as it is"
         raise RunError(value, rule=rule, remedy=f"`workbench eval {run.name}` measures the one that is there now")
     return evaluation
@@ -290,13 +291,8 @@ def last_measured(run: RunDirectory) -> dict[str, Any] | None:
     if not (run.path / "evaluation.json").is_file():
         return None
     asked, adapter = _Kept.open(run).asked, run._saved_adapter()
-    older = asked and adapter and asked["adapters"]["trained"] != _sum(adapter)
+    older = asked and adapter and asked["adapters"]["trained"] != adapter_sum(adapter)
     return None if older else run.read_json("evaluation.json")
-
-
-def _sum(adapter: Path | None) -> str:
-    weights = adapter.glob("adapter_model.safetensors") if adapter else ()
-    return hashlib.sha256(b"".join(each.read_bytes() for each in weights)).hexdigest()[:16]
 
 
 @dataclass
@@ -335,21 +331,14 @@ class _Kept:
         print(f"measured before under other settings, {size}: kept in {aside.name}, and read again when it is asked for")
 
     def add(self, whose: tuple[str, ...], rows: dict[str, Row], groups: list[Group]) -> None:
+        who, how, adapter = whose
         for (key, row), group in zip(rows.items(), groups, strict=True):
-            same = dict(zip(("who", "how", "adapter", "row"), (*whose, key), strict=True))
-            columns = {name: value for name, value in row.items() if name != "prompt"}
-            same |= {"prompt_id": row["prompt_id"], "prompt": json.dumps(row["prompt"]), "columns": json.dumps(to_json(columns))}
-            self.groups[*whose, key] = [{**same, "generation": number, **own} for number, own in enumerate(group)]
+            self.groups[*whose, key] = completion_rows(row, group, who=who, how=how, adapter=adapter, row=key)
         self.save()
 
     def save(self) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        table = pa.Table.from_pylist([row for group in self.groups.values() for row in group])
-        about = {"workbench": json.dumps({"settings": self.settings, "asked": self.asked})}
-        with replace_file(self.run.path / FILE) as beside:
-            pq.write_table(table.replace_schema_metadata(about), beside, compression="zstd")
+        rows = [row for group in self.groups.values() for row in group]
+        write_completions(self.run.path / FILE, rows, {"settings": self.settings, "asked": self.asked})
 
     def evaluation(self) -> Evaluation:
         def of(who: str, how: str = "sampled") -> Measured:
@@ -357,7 +346,10 @@ class _Kept:
 
         try:
             asked = [self.groups["base", "sampled", self.asked["adapters"]["base"], row][0] for row in self.asked["rows"]]
-            rows = [{"prompt": json.loads(row["prompt"]), **json.loads(row["columns"])} for row in asked]
+            rows = [
+                {**json.loads(row["columns"]), "prompt": json.loads(row["prompt"]), "prompt_id": row["prompt_id"]}
+                for row in asked
+            ]
             before, after = of("base"), of("trained")
             curve = {int(who[11:]): of(who) for who in self.asked["adapters"] if who.startswith("checkpoint-")}
             greedy = (of("base", "greedy"), of("trained", "greedy")) if self.asked["greedy"] else None
@@ -368,7 +360,7 @@ class _Kept:
         return Evaluation([row["prompt"] for row in rows], before, after, self.settings["right_by"], greedy, curve, rows)
 
 
-def measure(
+def measure_policy(
     policy: Policy,
     task: Task,
     rows: Sequence[Row] | None = None,

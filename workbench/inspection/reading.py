@@ -30,7 +30,7 @@ def needs(value: Any, *kinds: type) -> None:
         raise RunError(f"{value!r}: of type {type(value).__name__}", rule=rule, remedy=" or ".join(how[name] for name in names))
 
 
-def answer_of(columns: Iterable[str], manifest: dict[str, Any]) -> str | None:
+def answer_column_of(columns: Iterable[str], manifest: dict[str, Any]) -> str | None:
     """The column of a record with the right answer: the one that the manifest names, or that is called so; None: neither."""
     named = (manifest.get("task") or {}).get("answer_column")
     return named if named in columns else answer_named(columns)
@@ -110,7 +110,7 @@ def explain_group(
         return dataclasses.replace(explain(run, index or 0), labels=tuple(labels))
     batch, place = batch_and_place(run, step, index)
     first = place * batch.num_generations
-    answers = batch.columns.get(answer_column or answer_of(batch.columns, manifest := run.manifest()))
+    answers = batch.columns.get(answer_column or answer_column_of(batch.columns, manifest := run.manifest()))
     answer, explained = answers[first] if answers else None, explain(batch, place)
     explained = dataclasses.replace(explained, dead=explained.dead and qualified(explained.dead, unstated_right(manifest)))
     return RecordedGroup(batch.step, question(batch.prompts[first]), answer, best_first(explained))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,14 @@ from workbench.inspection.compared import regressions
 from workbench.inspection.evaluation import gain_in_words, last_measured, read_evaluation
 from workbench.inspection.listing import Listing, frame_of
 from workbench.inspection.reading import needs, question
+from workbench.run.differences import flat
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import KEY, prompt_of, qualified, query, unstated_right
 
 # Of the manifest, that decide what a run is.
 _FACTS = ("versions", "environment", "environment_after", "policy", "rewards", "template")
-_OF_A_RUN = ("run_name", "output_dir", "logging_dir", "load_s", "trained_in")  # in which any two differ
+_OF_A_RUN = {"run_name", "output_dir", "logging_dir", "load_s", "trained_in"}  # in which any two differ
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,17 +83,7 @@ def _known(run: RunDirectory) -> dict[str, Any]:
     recipe["grpo"] = {**asked, **in_force, **{name: asked[name] for name in ("max_steps",) if name in asked}}  # a run may go on
     facts = {name: found for name in _FACTS if (found := manifest.get(name))}
     facts["data"] = {name: (manifest.get("task") or {}).get(name) for name in ("rows", "held_out")}
-    return dict(_flat(recipe | {"found": facts}))
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    # Settings by their dotted names; lists as they are.
-    if not isinstance(value, dict) or not value:
-        yield name, value
-        return
-    for key, own in value.items():
-        if key not in _OF_A_RUN:
-            yield from _flat(own, f"{name}.{key}" if name else str(key))
+    return {name: value for name, value in flat(recipe | {"found": facts}).items() if not {*name.split(".")} & _OF_A_RUN}
 
 
 def _held_out(runs: Sequence[RunDirectory], names: list[str]) -> Listing:

@@ -73,10 +73,10 @@ def majority(answers: Sequence[Sequence[Hashable]], right: np.ndarray) -> np.nda
     """[P]: whether each prompt's most frequent answer is right, in any completion; of several, the share that are."""
     counts = [[own.count(answer) for answer in own] for own in answers]
     paid = [[(one, True) in {*zip(own, flags)} for one in own] for own, flags in zip(answers, right.tolist(), strict=True)]
-    return best_of(np.array(counts), np.array(paid))
+    return best_of_n(np.array(counts), np.array(paid))
 
 
-def best_of(total: np.ndarray, right: np.ndarray) -> np.ndarray:
+def best_of_n(total: np.ndarray, right: np.ndarray) -> np.ndarray:
     """[P]: whether the completion with the highest reward is right; of several with that reward, the share that are."""
     best = total == total.max(axis=1, keepdims=True)
     return (best & right).sum(axis=1) / best.sum(axis=1)

@@ -1,8 +1,8 @@
-"""The parts of a recipe's memory: how many bytes each use takes in each phase, exactly or with a low and a high end.
+"""The parts of a recipe's memory: what follows from shapes to the byte, and the rest as one range.
 
 What is materialised was read in the sources of TRL 1.14.2, Unsloth 2026.10.9, PEFT 0.21.2 and transformers 5.17.0, and
-each part's formula says it in words. The functions that end in `_bytes` or `_sizes` load nothing, and all but the activations'
-are exact: tests/train/test_memory.py compares them with what bitsandbytes, PEFT, torch and transformers make.
+each part's formula says it in words. The functions that end in `_bytes` load nothing, and all but the activations' are
+exact: tests/train/test_memory.py compares them with what bitsandbytes, PEFT, torch and transformers make.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from workbench.recipe import Recipe
 
 GB = 10**9
 ADAPTER_BYTES = 4  # of a trained parameter, and so of its gradient and moments: float32, as Unsloth and PEFT make them
+LOW, HIGH = 0.4, 1.6  # the one range: of every part that is not counted exactly; confirmed by no GPU
 
 _NF4_BLOCK, _NESTED_BLOCK = 64, 256  # weights that share a scale of 8 bits, and scales that share one of 32
 _CODES = 16 * 4 + 256 * 4 + 4  # of each layer: both code tables and the offset, float32
-_UNSLOTH_ROWS = 512  # by so many tokens Unsloth's decoding buffer grows
-# Models whose decoding step Unsloth captures in CUDA graphs, and the rows by which it rounds their buffer up.
-GRAPHED, _GRAPH_ROWS = {"llama", "qwen3"}, 256
-_WORKSPACE, _A_GRAPH = 32 * 2**20, 4 * 2**20  # cuBLAS's for the capturing stream; the driver's for a graph, a guess
+_UNSLOTH_ROWS = 512  # Unsloth's decoding buffer grows by this many tokens
+# Models whose decoding step Unsloth captures in CUDA graphs, and the driver's share of a graph, a guess.
+GRAPHED = {"llama", "qwen3"}
+_GRAPH = 4 * 2**20
 _LOGPROB_ROWS, _LOGPROB_BYTES = 512, 2 * 2**30  # Unsloth's chunk of log-probabilities: least rows, most bytes
 _LIGER_TILE = (2048, 8192)  # tokens x vocabulary at a time, with use_liger_kernel
 
@@ -59,47 +60,70 @@ class Part:
     allocated: bool = True  # torch.cuda.max_memory_allocated() sees it
 
 
+def _exact(name: str, phase: Phase, size: int, formula: str, more: int = 0) -> Part:
+    # `more`: bytes that a library may add, at the high end alone; with them, the part is not exact.
+    return Part(name, phase, size, size, size + more, not more, formula)
+
+
+def _rough(name: str, phase: Phase, size: float, formula: str, more: int = 0, *, allocated: bool = True) -> Part:
+    return Part(name, phase, round(size), round(LOW * size), round(HIGH * size) + more, False, formula, allocated)
+
+
 class Inputs:
-    """What the parts of a recipe are computed from; lengths in tokens, sizes in bytes. `how`: the rest of `estimate`'s arguments.
+    """What the parts of a recipe are computed from; lengths in tokens, sizes in bytes.
 
     Raises RecipeError if the batch is impossible, or no room is left for a prompt.
     """
 
-    def __init__(self, recipe: Recipe, settings: dict[str, Any], how: dict[str, Any]) -> None:
-        policy, most, vram_gb = recipe.policy, settings["max_completion_length"], how["vram_gb"]
-        room = policy.max_seq_length - most
+    def __init__(
+        self,
+        recipe: Recipe,
+        settings: dict[str, Any],
+        shape: ModelShape,
+        longest_prompt_tokens: int | None,
+        vram_gb: float | None,
+        device: str,
+    ) -> None:
+        policy = recipe.policy
+        completion = settings["max_completion_length"]
+        room = policy.max_seq_length - completion
         if room < 1:
-            value = f"max_completion_length = {most}, policy.max_seq_length = {policy.max_seq_length}"
-            rule, remedy = "max_seq_length holds prompt and completion together", "lower the first or raise the second"
-            raise RecipeError(value, rule=rule, remedy=remedy)
+            value = f"max_completion_length = {completion}, policy.max_seq_length = {policy.max_seq_length}"
+            rule = "max_seq_length holds prompt and completion together"
+            raise RecipeError(value, rule=rule, remedy="lower the first or raise the second")
         if vram_gb is not None and not vram_gb > 0:
-            raise RecipeError(f"vram_gb = {vram_gb}", rule="a card has more than 0 GB", remedy="give what it has, or nothing")
-        rows, group = settings["per_device_train_batch_size"], settings["num_generations"]
+            rule = "a card has more than 0 GB"
+            raise RecipeError(f"vram_gb = {vram_gb}", rule=rule, remedy="give what it has, or nothing")
+        rows = settings["per_device_train_batch_size"]
+        group = settings["num_generations"]
         steps = settings.get("steps_per_generation") or settings["gradient_accumulation_steps"]
-        sequences = (settings.get("generation_batch_size") or rows * steps * count()) // count()  # of each process
+        sequences = (settings.get("generation_batch_size") or rows * steps * count()) // count()
         if rows < 1 or group < 2 or sequences * count() % group or sequences % rows:
             value = f"per_device_train_batch_size = {rows}, num_generations = {group}, {sequences} completions generated at once"
             rule = "both divide the generation batch, and a group has at least 2 completions"
             raise RecipeError(value, rule=rule, remedy="let `workbench plan` correct the batch")
-        self.recipe, self.settings, self.shape = recipe, settings, how["shape"]
-        self.prompt: int = how["longest_prompt_tokens"] or min(recipe.max_prompt_length or room, room)
-        self.completion: int = most
-        # Generated at once: whole groups; of a forward pass.
-        self.sequences, self.rows = sequences * recipe.rescue.oversample, rows
-        self.four_bit = policy.load_in_4bit or self.shape.quantised
-        self.kernels = "unsloth" if policy.backend == "unsloth" and how["device"] == "cuda" else "torch"
+        self.recipe = recipe
+        self.settings = settings
+        self.shape = shape
+        self.vram_bytes = None if vram_gb is None else round(vram_gb * GB)
+        self.prompt: int = longest_prompt_tokens or min(recipe.max_prompt_length or room, room)
+        self.completion: int = completion
+        self.rows = rows  # of one forward pass
+        self.sequences = sequences  # generated at once by each process
+        self.tokens = rows * (self.prompt + completion)
+        self.four_bit = policy.load_in_4bit or shape.quantised
+        self.unsloth = policy.backend == "unsloth"
+        self.kernels = "unsloth" if self.unsloth and device == "cuda" else "torch"
         # Of a weight that is not quantised, and of an activation. On a CPU the plain backend's default is float32.
-        wide = policy.dtype is None and policy.backend == "transformers" and how["device"] == "cpu"
+        wide = policy.dtype is None and not self.unsloth and device == "cpu"
         self.element = 4 if wide or policy.dtype == "float32" else 2
-        self.lora_tensors = adapter_on(self.shape, recipe.lora).sizes  # elements of each
+        self.lora_tensors = adapter_on(shape, recipe.lora).sizes  # elements of each
         self.lora = sum(self.lora_tensors)
         # On a GPU, Unsloth also trains stacked experts that PEFT leaves out for these target modules; seen on no GPU.
-        most = adapter_on(self.shape, recipe.lora, experts=self.kernels == "unsloth" and self.shape.stacked > 0).sizes
-        self.lora_more = sum(most) - self.lora
-        self.tokens = rows * (self.prompt + self.completion)
-        self.vram_bytes = None if vram_gb is None else round(vram_gb * GB)
+        experts = self.kernels == "unsloth" and shape.stacked > 0
+        self.lora_more = sum(adapter_on(shape, recipe.lora, experts=experts).sizes) - self.lora
         # Weights of the largest matrix that is kept in NF4.
-        self.largest = max((matrix.weights for matrix in self.shape.matrices), default=0) if self.four_bit else 0
+        self.largest = max((matrix.weights for matrix in shape.matrices), default=0) if self.four_bit else 0
 
 
 def nf4_bytes(weights: int) -> int:
@@ -155,72 +179,81 @@ def activation_bytes_per_token(shape: ModelShape, *, kernels: str, r: int, eleme
     return norms + residuals + element_bytes * (2 * hidden + attention + 4 * inner + adapters)
 
 
-def _part(
-    name: str, phase: Phase, size: float, formula: str, low: float = 1, high: float = 1, *, more: int = 0, allocated: bool = True
-) -> Part:
-    """`low` and `high` as factors of `size`, `more` bytes on top of the high end; without any of these, it is exact."""
-    exact = low == high == 1 and not more
-    return Part(name, phase, round(size), round(size * low), round(size * high) + more, exact, formula, allocated)
-
-
 def static_parts(inputs: Inputs) -> list[Part]:
     """What is there in both phases. Raises RecipeError if vLLM takes a share of an unknown card, or one too small."""
-    shape, settings, lora = inputs.shape, inputs.settings, inputs.lora
-    unsloths, high = inputs.recipe.policy.backend == "unsloth", 1.0
+    settings, lora = inputs.settings, inputs.lora
+    parts = [_weights(inputs), _lora(inputs)]
+    if settings.get("beta") and inputs.kernels == "torch":
+        formula = f"TRL's frozen copy for the KL: {lora:,} x {ADAPTER_BYTES} bytes"
+        parts.append(_exact("reference adapter", "always", lora * ADAPTER_BYTES, formula))
+    parts.append(_optimiser(inputs))
+    if settings.get("use_vllm") and (inputs.unsloth or settings.get("vllm_mode", "colocate") == "colocate"):
+        parts.append(_vllm(inputs, parts[0]))
+    return parts
+
+
+def _weights(inputs: Inputs) -> Part:
+    shape = inputs.shape
+    size, more = weight_bytes(shape, inputs.four_bit, inputs.element), 0
     formula = f"NF4 with nested scales in {len(shape.matrices)} layers, {inputs.element} bytes for each of the rest"
     if not inputs.four_bit:
         formula = f"{shape.parameters:,} parameters x {inputs.element} bytes"
     elif inputs.kernels == "unsloth" and not shape.quantised and not shape.local:
         # On a GPU, Unsloth may load its own repository instead, in which some layers were left at 16 bits.
-        formula, high = "NF4, and 16 bits for the rest; Unsloth may put its own repository in place, which keeps more at 16", 1.3
+        formula = "NF4, and 16 bits for the rest; Unsloth may load its own repository instead, which keeps more at 16"
+        more = round(0.3 * size)
     if inputs.four_bit and shape.stacked:
         formula += f"; {unquantised(shape.stacked, shape.parameters)}"
-    parts = [_part("weights", "always", weight_bytes(shape, inputs.four_bit, inputs.element), formula, high=high)]
-    formula, full = f"{lora:,} parameters x {ADAPTER_BYTES} bytes", inputs.lora_more * ADAPTER_BYTES
-    formula += f"; {inputs.lora_more:,} more if Unsloth also trains the other experts" if full else ""
+    return _exact("weights", "always", size, formula, more)
+
+
+def _lora(inputs: Inputs) -> Part:
+    shape, more = inputs.shape, inputs.lora_more * ADAPTER_BYTES
+    formula = f"{inputs.lora:,} parameters x {ADAPTER_BYTES} bytes"
+    if more:
+        formula += f"; {inputs.lora_more:,} more if Unsloth also trains the other experts"
     if {"lm_head", "embed_tokens"} & set(inputs.recipe.lora.target_modules):
         # Unsloth trains these two whole, in float32, instead of putting an adapter on them.
         formula = "adapters, and the embedding or output layer trained whole"
-        full += 4 * shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
-    parts.append(_part("LoRA", "always", lora * ADAPTER_BYTES, formula, more=full))
-    if settings.get("beta") and inputs.kernels == "torch":
-        parts.append(_part("reference adapter", "always", lora * 4, f"TRL's frozen copy for the KL: {lora:,} x 4 bytes"))
-    optim = str(getattr(settings.get("optim"), "value", settings.get("optim") or "adamw_torch"))
-    if inputs.kernels == "torch" and unsloths and "8bit" in optim:
+        more += 4 * shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
+    return _exact("LoRA", "always", inputs.lora * ADAPTER_BYTES, formula, more)
+
+
+def _optimiser(inputs: Inputs) -> Part:
+    asked = inputs.settings.get("optim") or "adamw_torch"
+    optim = str(getattr(asked, "value", asked))
+    if inputs.kernels == "torch" and inputs.unsloth and "8bit" in optim:
         optim = "adamw_torch"  # Unsloth's CPU backend puts it in place
     states = optimizer_bytes(inputs.lora_tensors, optim)
     if states is None:
-        parts.append(_part("optimiser", "always", 8 * lora, f"{optim} is not counted here: at most as Adam's", 0, 1.2))
-    elif optim.startswith("paged"):
-        parts.append(_part("optimiser", "always", states, f"{optim}: states that may move to the host's memory", 0))
-    else:
-        said, more = f"{optim}: two moments of {lora:,} parameters", 2 * inputs.lora_more * ADAPTER_BYTES
-        parts.append(_part("optimiser", "always", states, said, more=more))
-    if settings.get("use_vllm") and (unsloths or settings.get("vllm_mode", "colocate") == "colocate"):
-        parts.append(_vllm(inputs, parts[0]))
-    return parts
+        return _rough("optimiser", "always", 8 * inputs.lora, f"{optim} is not counted here: taken as Adam's")
+    if optim.startswith("paged"):
+        return _rough("optimiser", "always", states, f"{optim}: states that may move to the host's memory")
+    formula = f"{optim}: two moments of {inputs.lora:,} parameters"
+    return _exact("optimiser", "always", states, formula, 2 * inputs.lora_more * ADAPTER_BYTES)
 
 
 def _vllm(inputs: Inputs, weights: Part) -> Part:
     settings, policy, card = inputs.settings, inputs.recipe.policy, inputs.vram_bytes
-    unsloths = policy.backend == "unsloth"
-    share = policy.gpu_memory_utilization if unsloths else settings.get("vllm_gpu_memory_utilization", 0.3)
+    share = policy.gpu_memory_utilization if inputs.unsloth else settings.get("vllm_gpu_memory_utilization", 0.3)
     if card is None:
         rule = f"vLLM takes a share of the card ({share:.0%}) for its own weights and cache"
         raise RecipeError("use_vllm = True, and the card is not known", rule=rule, remedy="give vram_gb, what the card has in GB")
-    if not unsloths:
-        phase: Phase = "generation" if settings.get("vllm_enable_sleep_mode") else "always"
+    size, phase = round(share * card), "always"
+    if not inputs.unsloth:
         formula = f"{share:.0%} of the card: vllm_gpu_memory_utilization"
-        return _part("vLLM", phase, share * card, formula, 1, 1.1, allocated=False)
-    # Unsloth trains on the very weights that vLLM holds in its share, so what is left of it is vLLM's own. Taken as if
-    # the whole card were free when the model is loaded, and as if vLLM kept its share while the policy trains.
-    if weights.low > share * card:
-        value = f"policy.gpu_memory_utilization = {share:g}, {in_gb(share * card)} of the card"
-        rule = f"vLLM's share holds the weights ({in_gb(weights.low)}), and keys and values beside them"
-        raise RecipeError(value, rule=rule, remedy="raise it, or set policy.fast_inference: false")
-    formula = f"{share:.0%} of the card (policy.gpu_memory_utilization), less the weights, which it shares with Unsloth"
-    own = max(round(share * card) - weights.bytes, 0)
-    return _part("vLLM", "always", own, formula, more=round(0.1 * share * card), allocated=False)
+        if settings.get("vllm_enable_sleep_mode"):
+            phase = "generation"
+    else:
+        # Unsloth trains on the very weights that vLLM holds in its share, so what is left of it is vLLM's own. Taken as if
+        # the whole card were free when the model is loaded, and as if vLLM kept its share while the policy trains.
+        if weights.low > size:
+            value = f"policy.gpu_memory_utilization = {share:g}, {in_gb(size)} of the card"
+            rule = f"vLLM's share holds the weights ({in_gb(weights.low)}), and keys and values beside them"
+            raise RecipeError(value, rule=rule, remedy="raise it, or set policy.fast_inference: false")
+        formula = f"{share:.0%} of the card (policy.gpu_memory_utilization), less the weights, which it shares with Unsloth"
+        size = max(size - weights.bytes, 0)
+    return Part("vLLM", phase, size, size, size + round(0.1 * share * card), False, formula, allocated=False)
 
 
 def generation(inputs: Inputs) -> list[Part]:
@@ -232,74 +265,62 @@ def generation(inputs: Inputs) -> list[Part]:
     cache = kv_bytes(shape, sequences, tokens, element)
     heads = f"{shape.layers} layers x {shape.kv_heads} heads x {shape.head_dim}"
     formula = f"{sequences} sequences x {tokens} tokens x {heads} x 2 x {element} bytes"
-    parts = [_part("keys and values", "generation", cache, formula)]
-    if inputs.kernels == "unsloth":
-        rows = inputs.prompt + 1 + _UNSLOTH_ROWS * math.ceil((inputs.completion + 1) / _UNSLOTH_ROWS)
-        larger = max(kv_bytes(shape, sequences, rows, element) - cache, 0)
-        copied = kv_bytes(shape, sequences, inputs.prompt, element)
-        formula = f"Unsloth's buffer grows by {_UNSLOTH_ROWS} tokens, on some models by half; the prompt's is copied"
-        parts.append(_part("growing cache", "generation", larger, formula, 0, more=copied))
-        if shape.model_type in GRAPHED:
-            parts.append(_decode_graphs(inputs, rows))
-    else:
-        formula = "a layer's keys or values, copied to add a token"
-        parts.append(_part("growing cache", "generation", cache / (2 * shape.layers), formula, 0.5, 3))
-    wide = sequences * inputs.prompt * (element * 3 * shape.intermediate_size + (8 + element) * shape.hidden_size)
+    reading = sequences * inputs.prompt * (element * 3 * shape.intermediate_size + (8 + element) * shape.hidden_size)
     logits = sequences * shape.vocab_size * 14
+    growth, more = _growth(inputs, cache)
+    said = "the growing cache, one layer's values of every prompt, logits of one token per sequence"
+    scratch = growth + reading + logits + _unpacked(inputs)
     return [
-        *parts,
-        _part("reading the prompts", "generation", wide, "one layer's values, every prompt", 0.5, 1.6),
-        _part("choosing tokens", "generation", logits, "logits of one token per sequence, some copies", 0.5, 2.2),
-        *_scratch(inputs, "generation"),
+        _exact("keys and values", "generation", cache, formula),
+        _rough("scratch", "generation", scratch, said, more),
     ]
 
 
-def _decode_graphs(inputs: Inputs, rows: int) -> Part:
-    # unsloth/models/_decode_graphs.py: a step of all sequences is captured once, as a graph before, between and after the
-    # layers' attention, in a separate memory pool that is freed before training. UNSLOTH_DECODE_CUDA_GRAPHS=0: none.
-    shape, element = inputs.shape, inputs.element
-    one = element * (shape.layers * shape.heads * shape.head_dim + shape.vocab_size)  # attention's output, logits
-    one += element * (2 * shape.intermediate_size + 4 * shape.hidden_size) + 12 * shape.hidden_size  # a layer's values
-    size = inputs.sequences * one + inputs.largest * element + _WORKSPACE
-    rounded = kv_bytes(shape, inputs.sequences, -rows % _GRAPH_ROWS, element)
-    formula = (
-        f"Unsloth's captured step: attention's output of {shape.layers} layers, one layer's values and logits of "
-        f"{inputs.sequences} sequences; twice that with its buffer's rounding and the driver; or no graphs; confirmed by no GPU"
-    )
-    return _part("decode graphs", "generation", size, formula, 0, 2, more=rounded + (shape.layers + 1) * _A_GRAPH)
+def _growth(inputs: Inputs, cache: int) -> tuple[int, int]:
+    """Bytes beside the cache while it grows, and what may come on top."""
+    shape, element, sequences = inputs.shape, inputs.element, inputs.sequences
+    if inputs.kernels == "torch":
+        return cache // (2 * shape.layers), 0  # a layer's keys or values, copied to add a token
+    rows = inputs.prompt + 1 + _UNSLOTH_ROWS * math.ceil((inputs.completion + 1) / _UNSLOTH_ROWS)
+    more = kv_bytes(shape, sequences, inputs.prompt, element)  # the prompts' own, copied into the buffer
+    if shape.model_type in GRAPHED:
+        # A captured decoding step keeps every layer's attention output, and an unpacked layer, in a separate pool.
+        outputs = sequences * shape.layers * shape.heads * shape.head_dim * element
+        more += 2 * outputs + inputs.largest * element + (shape.layers + 1) * _GRAPH
+    return max(kv_bytes(shape, sequences, rows, element) - cache, 0), more
 
 
 def training(inputs: Inputs) -> list[Part]:
     """What the forward and backward pass of one `per_device_train_batch_size` adds."""
     shape, lora = inputs.shape, inputs.lora
-    said = f"of LoRA: {lora:,} x {ADAPTER_BYTES} bytes"
+    formula = f"of LoRA: {lora:,} x {ADAPTER_BYTES} bytes"
     back = inputs.tokens * inputs.element * (3 * shape.intermediate_size + 4 * shape.hidden_size)
+    said = "gradients of one layer's values, the largest layer unpacked"
     return [
-        _part("gradients", "training", lora * ADAPTER_BYTES, said, more=inputs.lora_more * ADAPTER_BYTES),
+        _exact("gradients", "training", lora * ADAPTER_BYTES, formula, inputs.lora_more * ADAPTER_BYTES),
         _activations(inputs),
         _logprobs(inputs),
-        _part("backward scratch", "training", back, "gradients of one layer's values", 0.4, 1.8),
-        *_scratch(inputs, "training"),
+        _rough("scratch", "training", back + _unpacked(inputs), said),
     ]
 
 
 def _activations(inputs: Inputs) -> Part:
-    shape, tokens, unsloth = inputs.shape, inputs.tokens, inputs.kernels == "unsloth"
-    r, element = inputs.recipe.lora.r, inputs.element
-    layer = tokens * activation_bytes_per_token(shape, kernels=inputs.kernels, r=r, element_bytes=element)
-    ends = tokens * shape.hidden_size * 8  # the embedding's output and the last norm
-    one, more = tokens * shape.hidden_size * element, 0  # a layer's input
+    shape, r, element = inputs.shape, inputs.recipe.lora.r, inputs.element
+    per_token = activation_bytes_per_token(shape, kernels=inputs.kernels, r=r, element_bytes=element)
+    layer = inputs.tokens * per_token
+    ends = inputs.tokens * shape.hidden_size * 8  # the embedding's output and the last norm
+    inputs_of_layers = shape.layers * inputs.tokens * shape.hidden_size * element
+    more = 0
     if not inputs.settings.get("gradient_checkpointing"):
-        size, said = shape.layers * layer + ends, "every layer's values"
-        low, high = (0.4, 1.5) if unsloth else (0.85, 1.3)  # Unsloth leaves out padding, and may compute a group's prompt once
-    elif unsloth:
-        size, said = 2 * one + layer + ends, "one layer's values; Unsloth keeps the layers' inputs in the host's memory"
-        low, high, more = 0.4, 1.5, shape.layers * one
+        size, said = shape.layers * layer, "every layer's values"
+    elif inputs.kernels == "unsloth":
+        size = layer + 2 * inputs_of_layers // shape.layers
+        said = "one layer's values; Unsloth keeps the layers' inputs in the host's memory"
+        more = inputs_of_layers
     else:
-        size, said = shape.layers * one + layer + ends, "every layer's input, one layer's values"
-        low, high = 0.8, 1.5
+        size, said = layer + inputs_of_layers, "every layer's input, one layer's values"
     formula = f"{inputs.rows} x {inputs.prompt + inputs.completion} tokens: {said}"
-    return _part("activations", "training", size, formula, low, high, more=more)
+    return _rough("activations", "training", size + ends, formula, more)
 
 
 def _logprobs(inputs: Inputs) -> Part:
@@ -308,32 +329,32 @@ def _logprobs(inputs: Inputs) -> Part:
     if inputs.kernels == "unsloth":
         most = max(_LOGPROB_BYTES // (8 * vocab), 2)
         rows = min(most, max(_LOGPROB_ROWS, math.ceil(inputs.tokens / 8)), inputs.tokens)
-        size, low, high = rows * vocab * 8, 0.5, 2.0
+        size = rows * vocab * 8
         formula = f"Unsloth's chunk: {rows:,} tokens x vocabulary {vocab:,} x 8 bytes"
     elif inputs.settings.get("use_liger_kernel"):
         rows, columns = min(scored, _LIGER_TILE[0]), min(vocab, _LIGER_TILE[1])
-        size, low, high = rows * columns * 18 + shape.hidden_size * 4 * (columns + scored), 0.7, 1.4
+        size = rows * columns * 18 + shape.hidden_size * 4 * (columns + scored)
         formula = f"tiles of {rows:,} x {columns:,} logits"
     else:
-        size, low, high = scored * vocab * 10, 0.6, 1.6
+        size = scored * vocab * 10
         formula = f"TRL's logits: {inputs.rows} x {inputs.completion + 1} x vocabulary {vocab:,} x 10 bytes "
         formula += "(float32, their gradient, and it in 16 bits)"
-    return _part("log-probabilities", "training", size, formula, low, high)
+    return _rough("log-probabilities", "training", size, formula)
 
 
-def _scratch(inputs: Inputs, phase: Phase) -> list[Part]:
-    size = inputs.largest * inputs.element + 4 * math.ceil(inputs.largest / _NF4_BLOCK)
-    formula = "the largest NF4 layer in 16 bits, while it is used"
-    return [_part("unpacked layer", phase, size, formula, 0.5, 2)] if inputs.four_bit else []
+def _unpacked(inputs: Inputs) -> int:
+    # The largest NF4 layer in 16 bits, while it is used.
+    return inputs.largest * inputs.element + 4 * math.ceil(inputs.largest / _NF4_BLOCK)
 
 
 def overhead(parts: Sequence[Part]) -> list[Part]:
     """What torch's counter does not see: the CUDA context, and memory that the allocator holds and cannot use."""
-    unseen = [_part("CUDA context", "always", GB // 2, "driver and kernels", 0.6, 1.8, allocated=False)]
+    formula = "driver and kernels, and 5 % of what is allocated; at the high end, up to 10 % more of it"
+    unseen = []
     for phase in PHASES:
-        held = add([part for part in parts if part.phase in ("always", phase) and part.allocated])
-        formula = "about 5 % of what is allocated"
-        unseen.append(_part("allocator's gaps", phase, 0.05 * held.bytes, formula, 0.2, 3, allocated=False))
+        held = add([part for part in parts if part.phase in ("always", phase) and part.allocated]).bytes
+        part = _rough("CUDA and its allocator", phase, GB // 2 + held // 20, formula, held // 10, allocated=False)
+        unseen.append(part)
     return unseen
 
 

@@ -35,11 +35,13 @@ _LISTED = re.compile(rf"{_BESIDE.pattern}|[\s$*)}}]{{0,9}}[,;]\s[\s$*({{]{{0,9}}
 _ENDS = re.compile(r"[\s$*_`)\]}.!]*(?:\n|$)")
 _STOP = re.compile(r"[.!?](?=\s)|\n\s*\n")
 _NEAR = 80  # characters around an answer, within which a word can take it back
-# A denial reaches an answer over four words, unless another clause begins.
+# A denial reaches an answer over four words, unless another clause begins. "I can't believe it's 42!" is no denial.
 _DENIED = re.compile(
-    r"\b(?:not|never|neither|nor|cannot|rul(?:e[sd]?|ing)\s+out|exclud(?:e[sd]?|ing)|instead\s+of|rather\s+than"
+    r"\b(?!can(?:not|n?['’]?t)\s+believe\b)"
+    r"(?:not|never|neither|nor|cannot|rul(?:e[sd]?|ing)\s+out|exclud(?:e[sd]?|ing)|instead\s+of|rather\s+than"
     r"|(?:is|are|was|were|do|does|did|ca|wo|could|would|should)n['’]?t)\b[:,]?"
-    r"(?:\s+(?!(?:so|but|then|hence|thus|only|just|sure|certain|know|more|less|fewer|than|exceed|until|if)\b)[\w'’]+){0,4}"
+    r"(?:\s+(?!(?:so|but|then|hence|thus|only|just|sure|certain|know|more|less|fewer|than|exceed|until|if"
+    r"|hard|difficult|surpris\w+)\b)[\w'’]+){0,4}"
     r"[\s$*_`\"(\[{\\]*(?:boxed\s*\{[\s$]*)?$"
 )
 _HINTS = ("not", "n't", "n’t", "ant", "ont", "snt", "never", "neither", "nor", "rul", "exclud", "instead", "rather")

@@ -308,7 +308,7 @@ class RunDirectory:
             self.path.rmdir()
 
     def recipe(self) -> Recipe:
-        return Recipe.load(self.path / "recipe.yaml")
+        return Recipe.load(self.path / "recipe.yaml", recorded=True)
 
     def manifest(self) -> dict[str, Any]:
         manifest = self.read_json("manifest.json")

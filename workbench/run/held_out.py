@@ -8,11 +8,15 @@ after a warm start, if there was one. The completions are in `held_out/`.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from workbench.workspace import replace_file, to_json
 
 
 def held_out(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -65,8 +69,8 @@ def in_numbers(measured: dict[str, Any]) -> str:
     if "gain" not in measured:
         return f"{said}, base"
     gain = (100 * measured[f"gain{end}"] for end in ("", "_low", "_high"))
-    warmed = ", after the warm start" * (measured["step"] == 0)
-    return "{}, {:+.0f} points over base ({:+.0f} to {:+.0f})".format(said, *gain) + warmed
+    line = "{}, {:+.0f} points over base ({:+.0f} to {:+.0f})".format(said, *gain)
+    return f"{line}, after the warm start" if measured["step"] == 0 else line
 
 
 def told(found: dict[str, Any]) -> str:
@@ -74,3 +78,23 @@ def told(found: dict[str, Any]) -> str:
     last, best, base = found["last"], found["best"], 100 * found["base"]
     line = f"held-out {base:.0f} % -> {in_numbers(last)}; best: {100 * best['correct']:.0f} % at step {best['step']}"
     return f"{line}; measuring took {found['seconds']:.0f} s, {100 * found['share']:.1f} % of the time"
+
+
+def completion_rows(row: dict[str, Any], completions: Iterable[dict[str, Any]], /, **about: Any) -> list[dict[str, Any]]:
+    """The rows of a file of held-out completions, for those of one prompt; `about`: what all of them share."""
+    columns = {name: value for name, value in row.items() if name not in ("prompt", "prompt_id")}
+    about |= {"prompt_id": row["prompt_id"], "prompt": json.dumps(row["prompt"]), "columns": json.dumps(to_json(columns))}
+    return [{**about, "generation": number, **each} for number, each in enumerate(completions)]
+
+
+def write_completions(file: Path, rows: list[dict[str, Any]], about: dict[str, Any] | None = None) -> None:
+    """Write such rows to a Parquet file, atomically, with `about` in its schema's metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist(rows)
+    if about is not None:
+        table = table.replace_schema_metadata({"workbench": json.dumps(about)})
+    file.parent.mkdir(exist_ok=True)
+    with replace_file(file) as beside:
+        pq.write_table(table, beside, compression="zstd")

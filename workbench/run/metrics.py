@@ -34,18 +34,13 @@ HELD_OUT = "held_out/correct"  # in the rows of steps after which held-out promp
 RATIO_LOW = "ratio/low"  # TRL logs what was clipped, not how far the ratio went
 RATIO_HIGH = "ratio/high"
 RATIO_MASKED = "ratio/masked"  # only with off_policy_mask_threshold
-# Of the recipe's `rescue`.
-RESCUE_FACTOR = "rescue/factor"
-RESCUE_DEAD = "rescue/dead"
-RESCUE_TOKENS = "rescue/left_out_tokens"
-LEFT_OUT_S = "time/left_out_s"
 
 
 _OWN = frozenset(
     {"step", "loss", "epoch", "num_tokens", REWARD, REWARD_STD, KL, ENTROPY, GRAD_NORM, LEARNING_RATE, STEP_S, ZERO_STD}
 )
 _OWN_GROUPS = (
-    "rewards/", "completions/", "groups/", "time/", "held_out/", "ratio/", "rescue/", "clip_ratio", "sampling/", "train/",
+    "rewards/", "completions/", "groups/", "time/", "held_out/", "ratio/", "clip_ratio", "sampling/", "train/",
     "eval_", "eval/",
 )  # fmt: skip
 

@@ -14,8 +14,8 @@ import yaml
 from packaging.version import InvalidVersion, Version
 
 from workbench.errors import TermError
-from workbench.training.plan.names import ALIASES
-from workbench.training.plan.values import CHOICES, DEFAULTS, RANGES
+from workbench.training.settings.names import ALIASES
+from workbench.training.settings.values import CHOICES, DEFAULTS, RANGES
 
 _TOLD = ("unit", "good", "healthy", "default", "in the workbench", "takes", "also", "source")
 

@@ -28,22 +28,21 @@ from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
+from workbench.run.differences import NOT_SET, Differences
 from workbench.run.directory import RunDirectory, environment, now, versions
 from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
-from workbench.training import plan as settings_of
+from workbench.training import settings as settings_of
 from workbench.training.background import announce
 from workbench.training.loading import base_differs, base_summed, eos_ids, measured, random_kept
-from workbench.training.plan.algorithms import asked_settings
-from workbench.training.plan.in_force import as_json, decides, settings_in_force
+from workbench.training.plan import ONLY_STAGE, Plan, Stage
 from workbench.training.policy import Policy
-from workbench.training.prepare import Plan
-from workbench.training.resuming import Changed, Point, kept_profile, kept_task
+from workbench.training.resuming import Point, kept_task
 from workbench.training.session import Made, Session, StagedSession
-from workbench.training.stages import ONLY_STAGE, Stage
+from workbench.training.settings.algorithms import asked_settings
+from workbench.training.settings.in_force import as_json, decides, settings_in_force
 from workbench.training.watchers import Watchers
 from workbench.workspace import shown, to_json
 
-_UNSET = "not set"
 # Trainers that are not GRPO, by a part of their names -> what they do.
 _OTHERS = {
     "RLOO": "it has groups, but the baseline is the mean of the others, and the loss is another",
@@ -61,7 +60,6 @@ def attach(
     run_name: str | None = None,
     watchers: Watchers = None,
     runs: str | Path = "runs",
-    changes_of: RunDirectory | None = None,
     right_by: str | tuple[str, float] | None = None,
     answer_column: str | None = None,
 ) -> RunDirectory:
@@ -88,7 +86,6 @@ def attach(
         run_name: None: the recipe's, or the trainer's own `args.run_name` or output folder.
         watchers: what shows the run; None: the live plot in a notebook, nothing elsewhere.
         runs: folder for the run directory.
-        changes_of: a recorded run: what was changed while it trained is changed again after the same steps.
         right_by: which of your functions says that a completion is right, as of a `Task`. None: nobody says, and wherever the run
             speaks of right completions it names the first function. A trainer of `make_trainer` has its task's.
         answer_column: the column of your dataset with the right answer; None: recognised by its name where that leaves no doubt.
@@ -120,9 +117,7 @@ def attach(
                 if task is not None and task.source and processes.is_main():
                     (kept := kept_task(run, number)).parent.mkdir(exist_ok=True)
                     shutil.copyfile(task.source, kept)
-                    if recipe.rescue.curriculum and (profile := Path(task.source).parent / "difficulty.jsonl").is_file():
-                        shutil.copyfile(profile, kept_profile(run, number))
-            StagedSession(run, trainer, watchers, changes_of=changes_of)
+            StagedSession(run, trainer, watchers)
             announce(run)
         else:
             _record_rewards(Session(run, trainer, stages, watchers))
@@ -202,55 +197,52 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
     return found
 
 
-def changed_policy(run: RunDirectory, policy: Policy, changed: Changed) -> None:
-    """Add to `changed` what is not as the run's manifest says of the policy: its template, its device, how it computes."""
+def changed_policy(run: RunDirectory, policy: Policy, changed: Differences) -> None:
+    """Add to `changed` how the policy differs from the run's manifest: template, device, how it computes; and variables."""
     manifest, found = run.manifest(), policy.found()
-    for name, (before, after) in _variables(manifest).items():
-        changed.shown.append(f"{name}: {before} -> {after}")
-    for name in ("device", "compute_dtype", "backend"):
-        if (before := (manifest.get("policy") or {}).get(name, found[name])) != found[name]:
-            changed.shown.append(f"{name}: {before} -> {found[name]}")
-    if differs := base_differs((manifest.get("policy") or {}).get("base"), found["base"]):
+    then = {"policy": manifest.get("policy") or {}, "template": manifest.get("template") or _template(policy)}
+    changed.diff(
+        then | {"environment": _environment_then(manifest)},
+        {"policy": found, "template": _template(policy), "environment": environment()},
+    )
+    if differs := base_differs(then["policy"].get("base"), found["base"]):
         changed.refused.append(f"the base was changed: {differs}")
-    if manifest.get("template") not in (None, _template(policy)):
-        changed.refused.append("the policy's chat template was changed")
 
 
-def _variables(manifest: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    # Name -> what it was when the run was last trained, and what it is now, where that is not the same.
-    now_set = environment()
-    then_set = dict(manifest.get("environment", now_set))  # none: begun by an earlier version
+def _environment_then(manifest: dict[str, Any]) -> dict[str, str]:
+    # The variables when the run was last trained; those of now for a run of an earlier version, which kept none.
+    then = dict(manifest.get("environment", environment()))
     for changes in (manifest.get("environment_after") or {}).values():
-        then_set |= changes
-    both = {name: tuple(own.get(name, _UNSET) for own in (then_set, now_set)) for name in sorted({*then_set, *now_set})}
-    return {name: (before, after) for name, (before, after) in both.items() if before != after}
+        then |= changes
+    return then
 
 
 def environment_after(manifest: dict[str, Any], step: int) -> dict[str, dict[str, str]]:
-    """For the manifest: by the step after which a run went on, the variables that were not as before."""
-    found = {after: changes for after, changes in (manifest.get("environment_after") or {}).items() if int(after) < step}
-    changes = {name: after for name, (_, after) in _variables({**manifest, "environment_after": found}).items()}
-    return found | ({str(step): changes} if changes else {})
+    """For the manifest: environment variables that changed, by the step at which the run resumed."""
+    earlier = {after: own for after, own in (manifest.get("environment_after") or {}).items() if int(after) < step}
+    then = _environment_then({**manifest, "environment_after": earlier})
+    here = environment()
+    changes = {name: here.get(name, NOT_SET) for name in sorted(then.keys() | here.keys()) if then.get(name) != here.get(name)}
+    return earlier | ({str(step): changes} if changes else {})
 
 
-def changed_settings(run: RunDirectory, trainer: Any, changed: Changed, stage: int) -> None:
-    """Add to `changed` what is in force otherwise than when the run was begun, though nobody asked: another version's default.
+def changed_settings(run: RunDirectory, trainer: Any, changed: Differences, stage: int) -> None:
+    """Add to `changed` effective settings that changed without a request, such as another version's default.
 
-    The manifest has what was in force in the first stage, and what the later ones set otherwise; `stage`: its number, from 0.
+    The manifest has those of the first stage, and what the later ones set otherwise; `stage`: its number, from 0.
     """
     manifest, now = run.manifest(), settings_in_force(trainer.args)
     then, asked = ((manifest.get("settings") or {}).get(of) or {} for of in ("in_force", "asked"))
-    said = {line.partition(":")[0].removeprefix("grpo.") for line in changed.shown + changed.refused}
-    said |= {"max_steps", *asked}
+    known = {line.partition(":")[0].removeprefix("grpo.") for line in changed.shown + changed.refused}
+    known |= {"max_steps", *asked}
     if stage:
         first, own = (manifest["stages"][number].get("settings", {}) for number in (0, stage))
         then = {**then, **{name: own[name] for name in own if own[name] != first.get(name)}}
-        said |= {"steps_per_generation", "generation_batch_size"}  # which follow from others
-    # A version that recorded no environment recorded few of them.
-    for name in sorted((then.keys() | now.keys() if "environment" in manifest else then.keys() & now.keys()) - said):
-        before, after = (repr(own[name]) if name in own else "no such setting" for own in (then, now))
-        if before != after:
-            changed.shown.append(f"{name}, as it is in force: {before} -> {after}")
+        known |= {"steps_per_generation", "generation_batch_size"}  # which follow from others
+    if "environment" not in manifest:  # a version that recorded no environment recorded few settings
+        known |= then.keys() ^ now.keys()
+    sides = ({"in_force": {name: own[name] for name in own if name not in known}} for own in (then, now))
+    changed.diff(*sides)
 
 
 def _template(policy: Policy) -> str:
@@ -464,7 +456,7 @@ def _policy_of(trainer: Any) -> Policy:
     longest = getattr(model, "max_seq_length", None) or getattr(base.config, "max_position_embeddings", None) or 0
     return Policy(
         name=name, source=name, model=model, tokenizer=tokenizer, max_seq_length=max(16, int(longest)),
-        device=str(model.device), backend=f"{backend} (your own trainer)", load_s=0.0, **measured(model),
+        device=str(model.device), backend=f"{backend} (your own trainer)", backend_name=backend, load_s=0.0, **measured(model),
         base=base_summed(name),
     )  # fmt: skip
 

@@ -21,15 +21,16 @@ from workbench.processes import gathered, is_main
 from workbench.rewards.execution import AWAITED
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
-from workbench.run.control_file import CHANGES, ControlReader, Request, RunState, check_request, write_request
+from workbench.run.control_file import CHANGES, ControlReader, Request, check_request, write_request
 from workbench.run.directory import RunDirectory
 from workbench.task import load_task
-from workbench.training.plan.algorithms import asked_settings
-from workbench.training.plan.in_force import settings_in_force
+from workbench.training.plan import Stage
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder
 from workbench.training.sampling import sample
-from workbench.training.stages import AdaptiveWeights, Stage
+from workbench.training.settings.algorithms import asked_settings
+from workbench.training.settings.in_force import settings_in_force
+from workbench.training.stages import AdaptiveWeights
 from workbench.workspace import append_line, resolve, shown
 
 POLL_S = 0.1
@@ -40,17 +41,10 @@ _ON_REWARDS = ("weight", "mute", "unmute", "reload")
 
 
 class RunControl:
-    """Reads a run's requests between two steps, applies them to the stage that trains, and answers each with an event.
+    """Reads a run's requests between two steps, applies them to the stage that trains, and answers each with an event."""
 
-    The changes of an earlier run (`changes_of`) are made again after the same steps.
-    """
-
-    def __init__(self, run: RunDirectory, recorder: Recorder, changes_of: RunDirectory | None = None) -> None:
+    def __init__(self, run: RunDirectory, recorder: Recorder) -> None:
         self.run, self.recorder, self.requests = run, recorder, ControlReader(run)
-        self.replayed_from = (changes_of or run).path  # it holds the reward files that were reloaded
-        changes = RunState.of(changes_of).changes if changes_of else []
-        # Adaptive weights change, and reloads are carried into the next stage, by themselves again.
-        self.replayed = [event for event in changes if event.get("by") not in ("adaptive", CARRIED)]
         self.paused_s, self.stopped_by = 0.0, None
         self._interrupted_by, self._interrupted_at = "", 0.0
         self._held: list[Request] = []  # for the next boundary
@@ -128,11 +122,6 @@ class RunControl:
             asked, later = [*self._held, *self._taken()], ("checkpoint",) if begins else CHANGES if ends else ()
             self._held = [request for request in asked if request.action in later]
             asked = [request for request in asked if request.action not in later]
-            if not ends:
-                for event in [event for event in self.replayed if event["step"] == step]:
-                    file = self.replayed_from / event["file"] if event["action"] == "reload" else None
-                    self._one(Request(event["action"], f"replay of {event.get('by', '?')}", "", _named(event)), file)
-                self.replayed = [event for event in self.replayed if event["step"] > step]
             if not ends and not begins and self.adaptive is not None:
                 # Written as a request like any other, so that the record has it; and read back at once.
                 for change in self.adaptive.due(self.weights):
@@ -214,15 +203,15 @@ class RunControl:
         self.paused_s += waited
         self.recorder.seconds -= waited
 
-    def _one(self, request: Request, file: Path | None = None) -> None:
-        """Apply one request and answer it; `file`: the reward file of a reload that is replayed."""
+    def _one(self, request: Request) -> None:
+        """Apply one request and answer it."""
         try:
             why = request.details.pop("why", None)
             if not request.action:
                 line = request.details["line"]
                 raise RequestError(f"control.jsonl: {line!r}", rule="a request is one JSON object", remedy="use send()")
             details = check_request(request.action, request.details)
-            self._answer(request, **{"why": why, **details, **self._apply(request, file, **details)})
+            self._answer(request, **{"why": why, **details, **self._apply(request, **details)})
         except Exception as error:  # whatever a user's edited file does when it is loaded must not end the run
             said = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
             print(f"step {self.step}: {request.action or 'request'} refused, training goes on: {said}", flush=True)
@@ -241,7 +230,7 @@ class RunControl:
         self.recorder.event("control", step, **asked, from_step=from_step, **found)
 
     # -- what can be asked -------------------------------------------------------------------------------------------
-    def _apply(self, request: Request, file: Path | None, function: str = "", value: float = 0.0) -> dict[str, Any]:
+    def _apply(self, request: Request, function: str = "", value: float = 0.0) -> dict[str, Any]:
         match request.action:
             case "stop":
                 self.stopped_by = request.by
@@ -250,7 +239,7 @@ class RunControl:
             case "sample":
                 return self._sample()
             case "reload":
-                return self._reload(file)
+                return self._reload()
             case "beta" | "learning_rate" as action:
                 return getattr(self, f"_{action}")(value)
             case "weight" | "mute" | "unmute" as action:
@@ -299,7 +288,7 @@ class RunControl:
             if AWAITED in suite.functions.places.values() and not trainer._has_async_funcs:
                 rule = "TRL starts the loop that coroutines run in when a run begins, and only if it has one"
                 raise RequestError("reload: a reward function is a coroutine now", rule=rule, remedy="start a new run")
-            # Kept, so that the run can be replayed, and go on, although the file is edited again.
+            # Kept, so that the run can go on, although the file is edited again.
             kept.parent.mkdir(exist_ok=True)
             if kept.resolve() != source.resolve() and is_main():
                 shutil.copyfile(source, kept)

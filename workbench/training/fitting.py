@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from workbench import memory
-from workbench.errors import RecipeError, WorkbenchError
+from workbench.errors import WorkbenchError
 from workbench.run.directory import RunDirectory
-from workbench.training import plan
-from workbench.training.plan.device import Machine
+from workbench.training import settings as settings_of
+from workbench.training.plan import Memory, Part, Stage
 from workbench.training.policy import trainer_classes
-from workbench.training.stages import Memory, Part, Stage
+from workbench.training.settings.device import Machine
 
 
 def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory:
@@ -49,9 +48,9 @@ def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory
 
 def _on_a_gpu(part: Part, *, vllm: bool) -> Part:
     recipe, _, longest = part
-    fields = plan.field_names(trainer_classes(recipe.policy.backend)[0])
+    fields = settings_of.field_names(trainer_classes(recipe.policy.backend)[0])
     # How much vLLM takes is a share of the card, so without one it is left out.
-    return recipe, plan.normalised(recipe, fields, Machine(cuda=True, bf16=True, vllm=vllm))[1], longest
+    return recipe, settings_of.normalised(recipe, fields, Machine(cuda=True, bf16=True, vllm=vllm))[1], longest
 
 
 class Fit:
@@ -71,19 +70,12 @@ class Fit:
                 self.estimate = memory.estimate(stage.recipe, stage.settings, **self._how)
 
     def first_step_done(self, run: RunDirectory) -> None:
-        """Keep what the first whole step needed beside the estimate, for the next estimate on this card."""
+        """Keep what the first whole step needed beside the estimate."""
         peak = None if self._measured else memory.measured_peak()
         self._measured = True
         if peak is None or self.estimate is None:
             return
-        calibration = None
-        # vLLM's share is in the same counter, and no part of the step. And where the first completions were short, they
-        # needed less than whole ones: a run does not end for that.
-        if not self.stage.settings.get("use_vllm"):
-            with contextlib.suppress(RecipeError):
-                calibration = asdict(memory.calibrate(self.estimate, peak, self._card[0]))
-        found = {"estimate": self.estimate.found(), "measured_peak_bytes": peak, "calibration": calibration}
-        run.update_manifest(memory=found)
+        run.update_manifest(memory={"estimate": self.estimate.found(), "measured_peak_bytes": peak})
 
     def explained(self, error: BaseException) -> BaseException:
         """The error to raise: one that says what would fit, if memory was the trouble; else the same."""

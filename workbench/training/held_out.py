@@ -16,7 +16,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench import processes
 from workbench.data.difficulty import row_key
@@ -25,16 +25,14 @@ from workbench.health.trends import GAINED, Z_95, paired_gain, percent, share
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
-from workbench.run.held_out import best_of, flags, held_out
+from workbench.run.held_out import best_of, completion_rows, flags, held_out, write_completions
 from workbench.task import Row, Task
 from workbench.training.loading import random_kept
+from workbench.training.plan import Plan
 from workbench.training.policy import Policy
 from workbench.training.resuming import check_finite, save_adapter
 from workbench.training.sampling import scored_groups
-from workbench.workspace import replace_file, replace_folder, to_json
-
-if TYPE_CHECKING:
-    from workbench.training.prepare import Plan
+from workbench.workspace import replace_folder
 
 FOLDER = "held_out"
 _LEAST = math.floor(3 / GAINED) + 1  # prompts: P of them leave 3 / P open, however alike they come out
@@ -147,7 +145,10 @@ class HeldOut:
         finally:
             tokenizer.chat_template_kwargs = rendered
         own = [group[0] for group in groups]
-        self._write(f"step-{step:07d}-{not (step or base):02d}.parquet", step, own)
+        kept: list[dict[str, Any]] = []
+        for place, (row, group) in enumerate(zip(self.rows, groups, strict=True)):
+            kept += completion_rows(row, group, step=step, group=place)
+        write_completions(self.run.path / FOLDER / f"step-{step:07d}-{not (step or base):02d}.parquet", kept)
         correct = [each["right"] and each["format"] is not False for each in own]
         count, of = sum(correct), len(correct)
         reward = sum(each["total"] for each in own) / of
@@ -157,19 +158,6 @@ class HeldOut:
             gain = paired_gain(flags(self.found[0]), flags(numbers))
             numbers |= {"base": self.found[0]["correct"]} | dict(zip(("gain", "gain_low", "gain_high"), gain, strict=True))
         return numbers
-
-    def _write(self, name: str, step: int, completions: list[dict[str, Any]]) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        rows = []
-        for place, (row, own) in enumerate(zip(self.rows, completions, strict=True)):
-            columns = {name: value for name, value in row.items() if name not in ("prompt", "prompt_id")}
-            asked = {"prompt": json.dumps(row["prompt"]), "columns": json.dumps(to_json(columns))}
-            rows.append({"step": step, "group": place, "generation": 0, "prompt_id": row["prompt_id"], **asked, **own})
-        (self.run.path / FOLDER).mkdir(exist_ok=True)
-        with replace_file(self.run.path / FOLDER / name) as beside:
-            pq.write_table(pa.Table.from_pylist(rows), beside, compression="zstd")
 
     def _keep(self, step: int) -> None:
         check_finite(self.policy.model, self.run, step)

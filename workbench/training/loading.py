@@ -21,7 +21,7 @@ from workbench.hub import check_hub
 from workbench.memory.shapes import ModelShape, adapter_on, from_config, shape_of, unmatched, unquantised
 from workbench.recipe import LoraPart, Recipe
 from workbench.tiny import MODEL_DIR
-from workbench.workspace import find, looked_in, resolve, shown, size_and_sum
+from workbench.workspace import find, looked_in, resolve, shown, size_and_sum, sum_of
 
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "*.tiktoken"]
 _DECIDING = ["*.safetensors*", "pytorch_model*", "*config.json", "*tokens*.json", "chat_template*", "merges.txt"]  # on a model
@@ -233,10 +233,14 @@ def reading(what: str, rule: str = _READABLE, remedy: str = _CHECK) -> Iterator[
         raise PolicyError(f"{what}: {type(error).__name__}: {str(error)[:400]}", rule=rule, remedy=remedy) from error
 
 
+def adapter_sum(adapter: str | Path) -> str:
+    """The SHA-256 of a saved adapter's weights, in hex."""
+    return sum_of(Path(adapter) / "adapter_model.safetensors")
+
+
 def adapter_named(adapter: str | Path) -> str:
     """A trained adapter as a record names it: its folder, and the first of its weights' SHA-256."""
-    _, sha256 = size_and_sum(Path(find_adapter(adapter)) / "adapter_model.safetensors")
-    return f"{shown(resolve(adapter))} ({sha256[:12]})"
+    return f"{shown(resolve(adapter))} ({adapter_sum(find_adapter(adapter))[:12]})"
 
 
 def fitted_to_adapter(recipe: Recipe) -> Recipe:

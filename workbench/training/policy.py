@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import PolicyError, nearest
 from workbench.recipe import LoraPart, Recipe
 from workbench.training import loading, plain
-from workbench.training.plan.device import COST, NOT_IN_FORCE, missing, why_not
-from workbench.training.plan.names import as_dtype
 from workbench.training.precision import choose_dtype, native_bf16
+from workbench.training.settings.device import COST, NOT_IN_FORCE, missing, why_not
+from workbench.training.settings.names import as_dtype
 
 if TYPE_CHECKING:
-    from workbench.training.prepare import Plan
+    from workbench.training.plan import Plan
 
 
 @dataclass
@@ -40,7 +40,8 @@ class Policy:
     tokenizer: Any
     max_seq_length: int
     device: str
-    backend: str  # the library that loaded it, with its version
+    backend: str  # the library that loaded it, with its version, in words
+    backend_name: str  # the recipe's word for it: "unsloth" or "transformers"
     precision: str  # "nf4" or a 16- or 32-bit dtype: how the frozen weights are stored
     compute_dtype: str
     parameters: int  # of the base model, counted unpacked
@@ -69,11 +70,6 @@ class Policy:
     def chat_template_kwargs(self) -> dict[str, Any]:
         """What every prompt is rendered with; the tokenizer carries them. A stage that begins puts its own in."""
         return getattr(self.tokenizer, "chat_template_kwargs", {})
-
-    @property
-    def backend_name(self) -> str:
-        """The recipe's word for the backend: "unsloth" or "transformers"."""
-        return self.backend.split()[0].lower()
 
     def found(self) -> dict[str, Any]:
         """What the manifest records."""
@@ -200,7 +196,8 @@ def load_policy(
         tokenizer=tokenizer,
         max_seq_length=asked.max_seq_length,
         device=torch.cuda.get_device_name() if torch.cuda.is_available() else f"the CPU ({torch.get_num_threads()} threads)",
-        backend=version + BESIDE * (asked.backend != "unsloth" and "unsloth" in sys.modules),
+        backend=f"{version}{_BESIDE}" if asked.backend != "unsloth" and "unsloth" in sys.modules else version,
+        backend_name=asked.backend,
         **loading.measured(model),
         load_s=time.perf_counter() - started,
         gradient_checkpointing=gradient_checkpointing,
@@ -265,7 +262,7 @@ def _count(number: int) -> str:
 
 
 _MODES = ("training", "gradient_checkpointing")
-BESIDE = ", beside unsloth"  # which, imported, is enough to change a gradient's last bits
+_BESIDE = ", beside unsloth"  # which, imported, is enough to change a gradient's last bits
 _NOISE = re.compile(r"Unsloth \S+: no GPU found, training on CPU .*SFTTrainer|Unsloth \(CPU\): \w+ on \d+ CPU .*chunked CE")
 
 

@@ -12,7 +12,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
 from workbench.task import Task, load_task
 from workbench.training import held_out, warm_start
-from workbench.training import plan as settings_of
+from workbench.training import settings as settings_of
 from workbench.training.generation import expected, in_words
 from workbench.training.loading import (
     adapter_named,
@@ -34,89 +34,20 @@ from workbench.training.loading import (
     load_tokenizer,
     shape_of_policy,
 )
-from workbench.training.plan.algorithms import ALGORITHMS
-from workbench.training.plan.device import Machine, asks_for_vllm
-from workbench.training.plan.in_force import Row
+from workbench.training.plan import Memory, Plan, Stage
 from workbench.training.policy import trainer_classes
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
 from workbench.training.presets import read_source
 from workbench.training.resuming import begun_task
-from workbench.training.stages import ONLY_STAGE, Memory, Stage, fit, planned_stages, settled_vllm
-from workbench.workspace import to_json
+from workbench.training.settings.algorithms import ALGORITHMS
+from workbench.training.settings.device import Machine, asks_for_vllm
+from workbench.training.stages import fit, planned_stages, settled_vllm
 
 if TYPE_CHECKING:
     from workbench.training.policy import Policy
 
 
 _IN_OUR_WORDS = re.compile("luspo|VESPO|importance_sampling_level='sequence'")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run is: made by `prepare`, shown by `plan`, trained by `train`. It displays its table in a notebook cell."""
-
-    recipe: Recipe  # under today's names
-    task: Task | None  # None: it stands in for a script's, or its hub cannot be reached
-    machine: Machine
-    stages: tuple[Stage, ...]  # checked, with the prompts that fit
-    settings: dict[str, Any]  # what GRPOConfig is built from, in the first stage
-    notes: tuple[str, ...]  # whatever is not exactly as it was asked, and what could not be checked
-    words: str  # the batch arithmetic
-    generation: str  # who generates, as far as that can be told
-    rows: tuple[Row, ...]  # requested, default, effective, and set by whom
-    memory: Any = None  # an estimate, if one was asked for
-    source: str = "recipe"
-    stand_ins: tuple[str, ...] = ()  # "task", "policy": not read from a script, so the workbench's own are named
-
-    HEADER = ("setting", "requested", "default", "effective", "set by")
-
-    @property
-    def batch(self) -> settings_of.Batch:
-        """The generation batch, in the first stage."""
-        return self.stages[0].planned
-
-    @property
-    def prompts(self) -> int | None:
-        """How many different ones are trained on; None: not known."""
-        return len({row["prompt_id"] for stage in self.stages for row in stage.rows}) or None
-
-    @property
-    def longest_tokens(self) -> int | None:
-        """Of the prompts; None: not measured."""
-        return max((length for stage in self.stages for length in stage.lengths_tokens), default=None)
-
-    @property
-    def cells(self) -> list[list[str]]:
-        """Requested beside effective: a row per setting, under `HEADER`."""
-        # None is a dash, and 1e-05 stays as it is: these are settings, not measurements.
-        return [["-" if value is None else str(value) for value in row] for row in self.rows]
-
-    def found(self) -> dict[str, Any]:
-        """For `--json`."""
-        kept = ("source", "settings", "notes", "words", "generation", "prompts")
-        found = {name: getattr(self, name) for name in kept} | {"recipe": self.recipe.model_dump(mode="json")}
-        memory = self.memory.found() if hasattr(self.memory, "found") else self.memory
-        return to_json({**found, "in_force": self.rows, "longest_prompt_tokens": self.longest_tokens, "memory": memory})
-
-    def __str__(self) -> str:
-        policy = self.recipe.policy
-        task, name = (
-            f"{part} unknown ({name} used instead)" if part in self.stand_ins else f"{part} {name}"
-            for part, name in (("task", self.recipe.task), ("policy", policy.name))
-        )
-        table = [self.HEADER, *self.cells]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            f"{self.source}: {task}, {name} through {policy.backend}, {'4-bit' if policy.load_in_4bit else '16-bit'}, "
-            f"{policy.max_seq_length} tokens, LoRA r {self.recipe.lora.r}",
-            f"{self.words}.",
-            f"{self.generation}.",
-            *(f"  note: {note}" for note in self.notes),
-            *([] if self.memory is None else [str(self.memory)]),
-            "",
-            *(printable("  ".join(map(str.ljust, row, widths)).rstrip()) for row in table),
-        ]
-        return "\n".join(lines)
 
 
 def prepare(
@@ -210,10 +141,8 @@ def prepare(
             profile = load_profile(beside)
             measured.append(f"measured in 01 with {profile.settings.get('policy')}: " + str(profile).replace("\n", "; "))
     measured += held_out.in_words(recipe, task, stages[0].planned.completions, settings["max_steps"])
-    words, who = [], []
+    who = []
     for stage in stages:
-        where = f"stage {stage.name!r}: " * (stage.name != ONLY_STAGE)
-        words.append(where + settings_of.in_words(stage.planned, stage.settings, len(stage.rows) or None))
         who.append(in_words(expected(stage.recipe, stage.settings, machine.cuda, shape), stage.planned.num_generations))
     notes += [*_of_stages(stages), *unread, *measured, *of_shape, *chosen, *warned, *heard, *one_gpu(backend, machine)]
     return Plan(
@@ -223,7 +152,6 @@ def prepare(
         stages=tuple(stages),
         settings=settings,
         notes=(*notes, *settings_of.check_in_force(given, built)),
-        words=". ".join(words),
         generation=". ".join(dict.fromkeys(who)),
         rows=tuple(row._replace(by="stages") if recipe.stages and row.name == "max_steps" else row for row in rows),
         memory=estimate,

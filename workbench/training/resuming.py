@@ -27,11 +27,12 @@ from workbench.data.split import fingerprint
 from workbench.errors import RunError
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState
+from workbench.run.differences import Differences, flat
 from workbench.run.directory import RunDirectory, versions
 from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.training.loading import put_back, random_states
-from workbench.training.plan.algorithms import asked_settings
+from workbench.training.settings.algorithms import asked_settings
 from workbench.workspace import find, read_lines, replace_folder, shown, size_and_sum, sum_of, to_json, write_json
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"
@@ -178,10 +179,6 @@ def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
 def _whole_state(folder: Path, run: RunDirectory) -> dict[str, Any]:
     # What a checkpoint's state.json says, if all of the checkpoint is as it was saved. ValueError says what is not.
     state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-    if not state.keys() & {"files", "sha256"}:  # saved by an earlier version: no sums were kept
-        if not all((folder / name).is_file() for name in (_TENSORS, "adapter_config.json")):
-            raise ValueError("files are missing")
-        return state
     if state.pop("sha256") != _sum_of_state(state):
         raise ValueError(f"{_STATE} was changed")
     if state["run"] != run.identity:
@@ -332,11 +329,6 @@ def kept_task(run: RunDirectory, number: int | None) -> Path:
     return run.path / ("task.py" if number is None else f"tasks/stage-{number}.py")
 
 
-def kept_profile(run: RunDirectory, number: int | None) -> Path:
-    """The run's own copy of the difficulty.jsonl that lay beside that task file as it began, if one did."""
-    return kept_task(run, number).with_suffix(".difficulty.jsonl")
-
-
 def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> Task:
     """The task that a run, or its stage `number` (from 0), was begun with: its copy, executed in the place of the original file.
 
@@ -391,76 +383,39 @@ def doubled(run: RunDirectory) -> list[str]:
 
 
 def lost_since(run: RunDirectory, point: Point) -> list[str]:
-    """What a checkpoint knows of the run's record and is there no longer: one line each."""
-    saved = _flat(point.state.get("recorded", {}))  # empty: by an earlier version
-    there = _flat(to_json(recorded(run, point.step))) if saved else {}
+    """Entries of the run's record that a checkpoint counted and that are now missing: one line each."""
+    saved = flat(point.state.get("recorded", {}))  # empty: by an earlier version
+    there = flat(to_json(recorded(run, point.step))) if saved else {}
     # Of what is counted there may be more: a checkpoint that was made during a pause is older than the row of its step.
     more = {name for name in ("metrics.jsonl", "rollouts") if there.get(name, 0) > saved.get(name, 0)}
     lost = [name for name in saved if name not in more and saved[name] != there.get(name)]
     return [f"{name} up to step {point.step}: {saved[name]} -> {there.get(name)}" for name in lost]
 
 
-# Asked for anew whenever a run goes on: how far, how often it saves and logs, and what guards it.
-_FREE = (
-    "run_name", "grpo.max_steps", "grpo.num_train_epochs", "grpo.save_steps", "grpo.save_total_limit", "grpo.logging_steps",
-    "grpo.report_to", "rewards.", "eval_", "policy.gpu_memory_utilization", "generation", "algorithm",
-)  # fmt: skip
-# The checkpoint's optimiser and schedule hold them, whatever a recipe says.
-_HELD = ("grpo.learning_rate", "grpo.lr_scheduler", "grpo.warmup", "grpo.weight_decay", "grpo.optim", "grpo.adam")
-
-
-@dataclass(frozen=True)
-class Changed:
-    """What is not as it was when a run was begun, or went on last: one line each."""
-
-    shown: list[str]  # decides nothing that was asked
-    refused: list[str]  # makes another run of it, unless somebody says so
-    held: list[str]  # cannot be changed at all
-
-
-def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any], point: Point) -> Changed:
-    """Recipe, rows, rewards, libraries and record of a run that goes on, against those that it was begun with and saved with."""
-    manifest, found = run.manifest(), Changed(doubled(run), lost_since(run, point), [])
+def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any], point: Point) -> Differences:
+    """Recipe, rows, rewards, libraries and record of a resumed run, compared with what it started from."""
+    manifest = run.manifest()
+    changed = Differences(doubled(run), lost_since(run, point))
     begun_as = manifest.get("recipe") or recipe  # none: by an earlier version; fields of a later one have their defaults
-    begun, now = (_flat(_as_fields(Recipe.of(each, "manifest.json"))) for each in (begun_as, recipe))
-    for name in sorted(begun.keys() | now.keys()):
-        before, after = begun.get(name, "not set"), now.get(name, "not set")
-        free = name.startswith(_FREE) or (name.startswith("stages.") and name.endswith(".steps"))
-        where = found.shown if free else found.held if name.startswith(_HELD) else found.refused
-        moved = name.endswith("task") and Path(str(before)).name == Path(str(after)).name  # found from another folder
-        if before != after and not moved:
-            where.append(f"{name}: {before!r} -> {after!r}")
+    begun, fields = (flat(_as_fields(Recipe.of(each, "manifest.json", recorded=True))) for each in (begun_as, recipe))
+    for name in [name for name in fields if name.endswith("task")]:
+        if Path(str(begun.get(name))).name == Path(str(fields[name])).name:  # found from another folder
+            begun[name] = fields[name]
+    changed.diff(
+        {"recipe": begun, "versions": manifest.get("versions"), "processes": manifest.get("processes", 1)},
+        {"recipe": fields, "versions": versions(), "processes": processes.count()},
+    )
     for stage in stages:
-        recorded = _recorded(manifest, stage.number)
-        functions = recorded["functions"]
-        found.refused.extend(f"{name} was changed" for name, own in stage.suite.hashes.items() if functions.get(name, own) != own)
-        if gone := functions.keys() ^ stage.suite.hashes.keys():
-            found.refused.append(f"other reward functions: {', '.join(sorted(gone))}")
-        for name, weight in zip(stage.suite.names, stage.suite.weights, strict=True):
-            if (before := recorded.get("weights", {}).get(name, weight)) != weight:
-                found.refused.append(f"weight of {name}: {before:g} -> {weight:g}")
-        if recorded.get("rows") not in (None, fingerprint(stage.task.rows)):
-            found.refused.append(f"the training rows were changed ({len(stage.task.rows)} now)")
+        suite, rows = stage.suite, fingerprint(stage.task.rows)
+        weights = dict(zip(suite.names, suite.weights, strict=True))
+        begun_with = _recorded(manifest, stage.number)
+        changed.diff({"stage": begun_with}, {"stage": {"functions": suite.hashes, "weights": weights, "rows": rows}})
     last = max((row["step"] for row in run.metrics()), default=point.step)
     if point.step - last >= recipe.grpo.get("logging_steps", 1):  # saved during a pause, and killed before it was over
-        found.shown.append(f"metrics.jsonl ends with step {last}, the checkpoint with step {point.step}")
-    if (before := manifest.get("processes", 1)) != processes.count():
-        found.refused.append(f"processes: {before} -> {processes.count()}, so a step learns from another number of completions")
-    then = manifest.get("versions") or {}
-    found.shown.extend(f"{name}: {then[name]} -> {own}" for name, own in versions().items() if then.get(name, own) != own)
-    return found
+        changed.shown.append(f"metrics.jsonl ends with step {last}, the checkpoint with step {point.step}")
+    return changed
 
 
 def _as_fields(recipe: Recipe) -> dict[str, Any]:
     # Another algorithm is other settings, and the same settings are the same run, whoever named them.
     return recipe.model_copy(update={"grpo": asked_settings(recipe)}).model_dump(mode="json")
-
-
-def _flat(content: Any, path: str = "") -> dict[str, Any]:
-    # {"grpo.beta": 0.0, "stages.0.steps": 5}: a list's items by number, but for lists of plain values.
-    if isinstance(content, list) and any(isinstance(item, dict) for item in content):
-        content = dict(enumerate(content))
-    if not isinstance(content, dict):
-        return {path: content}
-    pairs = [_flat(value, f"{path}.{key}" if path else str(key)) for key, value in content.items()]
-    return {key: value for pair in pairs for key, value in pair.items()}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from workbench.audit.prompt_format import advice, grader_for
+from workbench.audit.prompt_format import format_advice, grader_for
 from workbench.data.answer_column import has_constant
 from workbench.data.difficulty import Profile, Solved, measure, pick, row_key
 from workbench.data.template import PromptLengths, TemplateCard, prompt_lengths_tokens, prompt_text, template_card
@@ -264,7 +264,7 @@ def profile_difficulty(
         DataError: if `file` holds a profile of another policy, reward or way of sampling.
     """
     chosen = list(rows) if prompts is None else pick(rows, prompts)
-    if task is None and rows and (line := advice(rows[0])):
+    if task is None and rows and (line := format_advice(rows[0])):
         print(line)
     if not chosen or (task is None and "answer" not in rows[0]):
         return Profile({}, {}, rows)

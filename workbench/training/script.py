@@ -1,32 +1,31 @@
 """A training script (TRL, with Unsloth or plain transformers) read into a recipe. The script is parsed and never run.
 
 Read are the keywords of GRPOConfig, of the model's loader and of the adapter, where their values are literals, or names that
-stand for one where they are used. Everything else is left out with a note. Reward functions and data are code: they belong in a
-task file.
+the script binds once, at its top level, to a literal. Everything else is left out, with a note that names it. Reward functions
+and data are code: they belong in a task file.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
-import operator
+import json
 import re
 import sys
 import textwrap
 import warnings
+from collections import Counter
 from typing import Any, NamedTuple
 
 from workbench.errors import RecipeError
 from workbench.recipe import SEVEN_PROJECTIONS, Recipe
-from workbench.training import plan
-from workbench.training.plan.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, TURNS, as_dtype, nearest
-from workbench.training.plan.values import lacks
+from workbench.training import settings as settings_of
+from workbench.training.settings.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, TURNS, as_dtype, nearest
+from workbench.training.settings.values import lacks
 
-_LONGEST, _DEEPEST = 200_000, 40  # characters of a script; expressions in expressions
+_LONGEST = 200_000  # characters of a script
 _DOTS = r",\s*\.\.\.\s*(?=[,)])|(?<=\()\s*\.\.\.\s*,"  # `...` among arguments
 _PASTE = "paste the part that builds the config and loads the model"
-_RUN = "its value is known only when the script runs"
-_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_RUN = "not read: only literals are, and names bound once, at the top level, to one"
 
 # Keywords of loaders, adapters and BitsAndBytesConfig -> recipe field.
 _FIELDS = MOVED | {
@@ -85,7 +84,7 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
         from workbench.training.policy import trainer_classes
 
         # Only now: the backend is known, and importing Unsloth cannot be undone.
-        fields = plan.field_names(trainer_classes(reader.content["policy"].get("backend", "unsloth"))[0])
+        fields = settings_of.field_names(trainer_classes(reader.content["policy"].get("backend", "unsloth"))[0])
     reader.read_constants(fields)
     if not (reader.configs or reader.trainers or reader.loaders or {*reader.stated} - {"policy.backend"}):
         others = [f", line {one.line}: {one.full_name}" for one in reader.all_calls if "GRPO" in one.name]
@@ -93,7 +92,7 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
         remedy = f"{_PASTE}; a task file is named in a recipe, as its `task:`"
         raise RecipeError("".join([source, *others[:1]]), rule=rule, remedy=remedy)
     reader.read_rest(fields)
-    recipe, renamed = plan.renamed(Recipe.of(reader.content, source), fields)
+    recipe, renamed = settings_of.renamed(Recipe.of(reader.content, source), fields)
     notes = [*reader.notes, *renamed, *reader.fill_in(recipe)]
     return Pasted(recipe, notes, "policy.name" in reader.stated, "task" in reader.content)
 
@@ -127,72 +126,45 @@ class Call(NamedTuple):
     bound_to: set[str]  # names that its result goes into
 
 
-# Whose statements may run never, or more than once.
-_BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.With, ast.AsyncWith, ast.match_case)
-
-
-class _Binding(NamedTuple):
-    """A name gets a value, in a block of statements: the indented ones that it stands in, outermost first."""
-
-    block: tuple[int, ...]
-    line: int
-    value: ast.expr | None  # None: not by a plain `=`
-
-
 class _Names:
-    """Which value a name stands for where it is used, as far as that is certain without running the script."""
+    """What each name stands for, as far as that is certain without running the script."""
 
-    def __init__(self, tree: ast.Module) -> None:
-        self.scopes: dict[tuple[int, str], list[_Binding]] = {}  # (scope, name) -> its bindings, in order
-        self.places: dict[int, tuple[tuple[int, ...], tuple[int, ...], int]] = {}  # id of a use -> scopes, block, line
-        self._visit(tree, (0,), ())
+    def __init__(self, tree: ast.Module, nodes: list[ast.AST]) -> None:
+        bound = Counter(name for node in nodes for name in _binds(node))
+        self.uses = Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+        # `from x import *` may bind any name again.
+        star = max((node.lineno for node in nodes if isinstance(node, ast.alias) and node.name == "*"), default=0)
+        top = [one for one in tree.body if isinstance(one, ast.Assign) and one.lineno > star]
+        targets = [(target, one.value) for one in top for target in one.targets]
+        self.once = {target.id: node for target, node in targets if isinstance(target, ast.Name) and bound[target.id] == 1}
 
-    def _visit(self, node: ast.AST, scopes: tuple[int, ...], block: tuple[int, ...]) -> None:
-        match node:
-            case ast.Name(id=name, ctx=ast.Load()):
-                self.places[id(node)] = scopes, block, node.lineno
-            case ast.Assign(targets=targets, value=value):
-                self._visit(value, scopes, block)
-                for target in targets:
-                    if isinstance(target, ast.Name):
-                        self._bind(target.id, target, scopes, block, value)
-                    else:
-                        self._visit(target, scopes, block)
-                return
-            case ast.Name(id=name) | ast.arg(arg=name):
-                self._bind(name, node, scopes, block, None)
-            case ast.alias(name=name, asname=other):
-                self._bind(other or name.split(".")[0], node, scopes, block, None)
-            case ast.Global(names=names):
-                for name in names:
-                    self._bind(name, node, (0,), (id(node),), None)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() | ast.ClassDef():
-                scopes, block = (*scopes, id(node)), ()
-        inner = (*block, id(node)) if isinstance(node, _BLOCKS) else block
-        for name, part in ast.iter_fields(node):
-            own = (*block, id(part)) if isinstance(node, ast.If) and name in ("body", "orelse") else inner
-            for each in part if isinstance(part, list) else [part]:
-                if isinstance(each, ast.AST):
-                    self._visit(each, scopes, own)
+    def value(self, node: ast.AST) -> Any:
+        """The literal that an expression is or stands for; the expression itself if it is neither."""
+        literal = node
+        if isinstance(node, ast.Name):
+            literal = self.once.get(node.id, node)
+            changeable = isinstance(literal, ast.List | ast.Tuple | ast.Dict)
+            if changeable and self.uses[node.id] > 1:  # another use may change it
+                return node
+        match literal:
+            case ast.Attribute(value=ast.Name(id="torch" | "TaskType"), attr=name):
+                return name
+        try:
+            value = ast.literal_eval(literal)
+            json.dumps(value)  # no bytes, sets or complex numbers
+        except (ValueError, TypeError):
+            return node
+        return list(value) if isinstance(value, tuple) else value
 
-    def _bind(self, name: str, node: Any, scopes: tuple[int, ...], block: tuple[int, ...], value: ast.expr | None) -> None:
-        self.scopes.setdefault((scopes[-1], name), []).append(_Binding(block, node.lineno, value))
 
-    def value(self, node: ast.Name) -> ast.expr | None:
-        """The expression that this use of a name stands for; None: only running the script would tell."""
-        scopes, block, line = self.places[id(node)]
-        scope = next((own for own in reversed(scopes) if (own, node.id) in self.scopes), None)
-        bindings = self.scopes.get((scope, node.id), [])
-        if len(bindings) > 1 and scope == scopes[-1]:
-            # Of several the last one before, if nothing but what also leads here decides whether it is reached.
-            before = [one for one in bindings if one.line < line]
-            bindings = [one for one in before[-1:] if one.block == block[: len(one.block)]]
-        return bindings[0].value if len(bindings) == 1 else None
-
-    def once(self) -> dict[str, ast.expr]:
-        """The module's own names that are bound once, to an expression."""
-        own = {name: bindings for (scope, name), bindings in self.scopes.items() if scope == 0}
-        return {name: one.value for name, [one, *more] in own.items() if one.value is not None and not more}
+def _binds(node: ast.AST) -> list[str]:
+    # Names that a node gives a value, in whichever scope; of an import, also the name that it had.
+    if isinstance(node, ast.Name):
+        return [] if isinstance(node.ctx, ast.Load) else [node.id]
+    if isinstance(node, ast.keyword):
+        return []
+    words = [getattr(node, key, None) for key in ("name", "asname", "rest", "arg")]
+    return [word.split(".")[0] for word in words if isinstance(word, str)]
 
 
 class _Reader:
@@ -204,8 +176,8 @@ class _Reader:
         self.stated: dict[str, tuple[Any, int]] = {}  # recipe field -> (value, line of the script)
         self.unread: set[str] = set()  # settings of GRPOConfig whose values cannot be read
         self.modules: dict[str, str] = {}  # imported name -> its full name
-        self.used: set[str] = set()  # names that stand as values
         self.assigned: list[tuple[int, str]] = []  # (line, target) for attributes
+        self.texts: set[str] = set()  # names that stand for a text somewhere
         into: dict[int, set[str]] = {}  # id of a value -> its targets
         nodes = sorted(ast.walk(tree), key=lambda one: (getattr(one, "lineno", 0), getattr(one, "col_offset", 0)))
         for node in nodes:
@@ -215,14 +187,15 @@ class _Reader:
                     self.modules |= {one.asname or one.name: module + one.name for one in names}
                 case ast.Assign(targets=targets, value=value):
                     into[id(value)] = {ast.unparse(part) for one in targets for part in getattr(one, "elts", [one])}
-                case ast.Name(id=name, ctx=ast.Load()):
-                    self.used.add(name)
+                    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                        self.texts |= into[id(value)]
                 case ast.Attribute(ctx=ast.Store()):
                     self.assigned.append((node.lineno, ast.unparse(node)))
-        self.names = _Names(tree)
-        self.bound = {name: value for name, value in self.names.once().items() if name not in self.modules}
+        self.names = _Names(tree, nodes)
         self.all_calls = [self._call(node, into.get(id(node), set())) for node in nodes if isinstance(node, ast.Call)]
-        self.configs, self.trainers, self.loaders = map(self._calls, ("GRPOConfig", "GRPOTrainer", _LOADER))
+        self.configs = self._calls("GRPOConfig")
+        self.trainers = self._calls("GRPOTrainer")
+        self.loaders = self._calls(_LOADER)
         self.given = [pair for call in self.trainers for pair in call.keywords.items()]
 
     def _call(self, node: ast.Call, bound_to: set[str]) -> Call:
@@ -239,42 +212,12 @@ class _Reader:
     def _calls(self, pattern: str) -> list[Call]:
         return [call for call in self.all_calls if re.fullmatch(pattern, call.name)]
 
-    def _value(self, node: ast.AST) -> Any:
-        """What an expression stands for; the expression itself where only running the script would tell."""
-        try:
-            return self._literal(node)
-        except (ValueError, TypeError, ArithmeticError):
-            return node
-
-    def _literal(self, node: ast.AST, depth: int = 0) -> Any:
-        inner = functools.partial(self._literal, depth=depth + 1)
-        match node:
-            case ast.Constant(value=str() | int() | float() | None as value):
-                return value
-            case ast.List(elts=parts) | ast.Tuple(elts=parts):
-                return [inner(part) for part in parts]
-            case ast.Dict(keys=keys, values=values) if None not in keys:
-                return {inner(key): inner(value) for key, value in zip(keys, values, strict=True)}
-            case ast.Call(func=ast.Name(id="dict"), args=[], keywords=words) if all(word.arg for word in words):
-                return {word.arg: inner(word.value) for word in words}
-            case ast.Name() if depth < _DEEPEST and (value := self.names.value(node)) is not None:
-                return inner(value)
-            case ast.Attribute(value=ast.Name(id="torch" | "TaskType"), attr=name):
-                return name
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return -inner(operand)
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
-                sides = inner(left), inner(right)
-                if all(isinstance(side, (int, float)) for side in sides):
-                    return _OPERATIONS[type(op)](*sides)
-        raise ValueError(node)
-
     def read_calls(self) -> None:
         """Read the config, the loader, the adapter and the trainer."""
         models = [node for name, node in self.given if name == "model"]
         for call in self._chosen(self.configs, self.configs[::-1], [node for _, node in self.given]):
             self._read(call, "output_dir")
-        by_name = any(isinstance(self._value(node), str) for node in models)
+        by_name = any(isinstance(self.names.value(node), str) or ast.unparse(node) in self.texts for node in models)
         last = max((call.line for call in self.trainers), default=sys.maxsize)
         before = [] if by_name else [call for call in self.loaders if call.line <= last] or self.loaders
         for call in self._chosen(self.loaders, before, models):
@@ -318,25 +261,25 @@ class _Reader:
 
     def _read_trainer(self, call: Call) -> None:
         for name, node in [*call.keywords.items(), *(("**", node) for node in call.unpacked)]:
-            value = self._value(node)
+            value = self.names.value(node)
             if not _CODE.fullmatch(name) and value not in (None, [], {}, [None, None]):
                 self._left_out(call.line, name, value)
-        match self._value(call.keywords.get("model", ast.Constant(None))):
+        match self.names.value(call.keywords.get("model", ast.Constant(None))):
             case str() as model if model.startswith(("your_", "your-", "<")):
                 self._note(call.line, f"model = {model!r} is left out: it is a placeholder; set policy.name")
             case str() as model:
                 self._put("policy.name", model, call.line)
                 self._put("policy.backend", "transformers", call.line)
-            case ast.Attribute() as model:
+            case (ast.Attribute() | ast.Name()) as model if isinstance(model, ast.Attribute) or model.id in self.texts:
                 self._left_out(call.line, "model", model)
         if "peft_config" in call.keywords and self.content["policy"].get("backend") == "unsloth":
             self._note(call.line, "peft_config is left out: Unsloth makes the adapter when the policy is loaded")
 
     def _read(self, call: Call, *positional: str) -> None:
         given = [*zip(positional, call.positional, strict=False), *call.keywords.items()]
-        pairs = [(name, self._value(node)) for name, node in given]
+        pairs = [(name, self.names.value(node)) for name, node in given]
         for node in call.unpacked:
-            value = self._value(node)
+            value = self.names.value(node)
             pairs += value.items() if isinstance(value, dict) else [("**", node)]
         for name, value in pairs:
             where = f"grpo.{name}" if call.name == "GRPOConfig" else _FIELDS.get(name)
@@ -369,10 +312,15 @@ class _Reader:
     def read_constants(self, fields: set[str]) -> None:
         """Names in capitals that nothing uses: scripts keep settings there for a call in another file."""
         settings = {*fields, *ALIASES, *MOVED, *_MODEL_WORDS} - {*_DATA_WORDS, "algorithm"}
-        for name, node in self.bound.items():
+        for name, node in self.names.once.items():
             where = "policy.name" if name.lower() in _MODEL_WORDS else f"grpo.{name.lower()}"
-            constant = name.isupper() and len(name) > 1 and name not in self.used and name.lower() in settings
-            if constant and _today(where) not in self.stated and not isinstance(value := self._value(node), ast.AST):
+            constant = name.isupper() and len(name) > 1 and not self.names.uses[name] and name.lower() in settings
+            if not constant or _today(where) in self.stated:
+                continue
+            value = self.names.value(node)
+            if isinstance(value, ast.AST):
+                self._left_out(node.lineno, name, value)
+            else:
                 self._note(node.lineno, f"{name} is taken as {where} = {value!r}")
                 self._put(where, value, node.lineno)
 
@@ -383,8 +331,8 @@ class _Reader:
         funcs = [part for name, node in self.given if name.startswith("reward_func") for part in getattr(node, "elts", [node])]
         code = [*dict.fromkeys(map(ast.unparse, funcs))]
         data = [call.positional[0] for call in self._calls("load_dataset") if call.positional]
-        data += [node for name, node in self.bound.items() if name.lower() in _DATA_WORDS]
-        dataset = next((value for node in data if isinstance(value := self._value(node), str)), "data")
+        data += [node for name, node in self.names.once.items() if name.lower() in _DATA_WORDS]
+        dataset = next((value for node in data if isinstance(value := self.names.value(node), str)), "data")
         if dataset in _TASKS:
             self.content["task"] = _TASKS[dataset]
             self.notes.append(f"dataset {dataset!r}: task = {_TASKS[dataset]!r}, with its own prompts and rewards")
@@ -408,7 +356,7 @@ class _Reader:
 
     def fill_in(self, recipe: Recipe) -> list[str]:
         """Give the recipe a context that holds what is asked for; a line for that, and for each default that decides much."""
-        said, ours, notes = {*recipe.grpo, *self.unread}, plan.DEFAULTS, []
+        said, ours, notes = {*recipe.grpo, *self.unread}, settings_of.DEFAULTS, []
         if self.configs and "max_completion_length" not in said:
             recipe.grpo["max_completion_length"] = 512
             notes.append("max_completion_length is not in the script: 512, TRL's default")

@@ -22,7 +22,6 @@ from typing import Any
 from workbench import processes
 from workbench.errors import RunError
 from workbench.health import Watchdog
-from workbench.recipe import RescuePart
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import told
@@ -33,17 +32,15 @@ from workbench.training.fitting import Fit
 from workbench.training.generation import Generation, expected
 from workbench.training.held_out import HeldOut
 from workbench.training.loading import eos_ids, random_states
+from workbench.training.plan import ONLY_STAGE, Plan, Stage
 from workbench.training.policy import Policy
-from workbench.training.prepare import Plan
 from workbench.training.recorder import Recorder
-from workbench.training.rescue import Rescue
 from workbench.training.resuming import (
     Point,
     Restored,
     check_finite,
     check_room,
     is_spread,
-    kept_profile,
     load_adapter,
     not_numbers,
     recorded,
@@ -51,7 +48,7 @@ from workbench.training.resuming import (
     save_checkpoint,
     whole_weights,
 )  # fmt: skip
-from workbench.training.stages import ONLY_STAGE, AdaptiveWeights, Stage
+from workbench.training.stages import AdaptiveWeights
 from workbench.training.trackers import tracker_callbacks
 from workbench.training.watchers import Watchers, unasked
 from workbench.workspace import replace_folder
@@ -74,7 +71,7 @@ class Made:
 class Session:
     """Trains with a trainer as it is, once, through the trainer's `train`, and closes the record, however that ends.
 
-    `watchers` show the run (None: what is shown unasked); `changes_of` is as for `RunControl`.
+    `watchers` show the run (None: what is shown unasked).
     """
 
     policy: Policy | None = None  # None: a trainer of the user's own
@@ -84,15 +81,13 @@ class Session:
     begun_at = 0  # the step before the first
     warmed = False  # a warm start is over and saved: it is kept, whatever becomes of the first step
 
-    def __init__(
-        self, run: RunDirectory, trainer: Any, stages: Sequence[Stage], watchers: Watchers, changes_of: RunDirectory | None = None
-    ) -> None:
+    def __init__(self, run: RunDirectory, trainer: Any, stages: Sequence[Stage], watchers: Watchers) -> None:
         self.run, self.trainer, self.stages, self.stage = run, trainer, stages, stages[0]
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)  # a processor of images holds one
         shown_by = [make() for make in unasked] if watchers is None else watchers
         ends = {*eos_ids(trainer), tokenizer.pad_token_id}  # TRL counts a completion whose last token is padding as ended, too
         self.recorder = Recorder(run, ends, shown_by if processes.is_main() else ())
-        self.control = RunControl(run, self.recorder, changes_of)
+        self.control = RunControl(run, self.recorder)
         self._row: tuple[int, dict[str, Any]] | None = None  # of a step that the trainer is about to log
         self._seen: dict[str, int] = {}  # numbers of the trainer's that are in rows already
         self.lost: Counter[str] = Counter()  # of somebody's own trainer: what could not be recorded, and how often
@@ -140,7 +135,7 @@ class Session:
             status = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
             details = {"error": f"{type(error).__name__}: {error}"}
             step = self.trainer.state.global_step
-            if self.policy and step > self.begun_at and self._may_rescue(step):
+            if self.policy and step > self.begun_at and self._may_save(step):
                 # An error after hours must not take them along: the weights are those of the last whole step.
                 with contextlib.suppress(Exception):  # the error that is being raised says more
                     save_now(self.trainer)
@@ -157,7 +152,7 @@ class Session:
             finally:
                 self.run.release()
 
-    def _may_rescue(self, step: int) -> bool:
+    def _may_save(self, step: int) -> bool:
         # The weights are whole, the record knows the step (or a hole in it would be for ever), and it is not saved yet.
         recorded = step - self.recorder.steps_before < max(1, self.trainer.args.logging_steps)
         spread = is_spread(self.trainer)  # the other processes may not be there to hand in their share
@@ -399,15 +394,11 @@ class StagedSession(Session):
     def _train_stage(self, stage: Stage) -> Any:
         trainer, policy = self.trainer, self.policy
         adaptive = AdaptiveWeights(stage.adaptive, stage.suite)
-        own = stage.number if stage.task is not self.made.plan.task else None
-        rescue = Rescue(stage, self.run, kept_profile(self.run, own)) if stage.recipe.rescue != RescuePart() else None
 
         def scored(batch: ScoredBatch) -> None:
             # What a checkpoint of the step before says, if this one is not finished.
             self._before = batch.step, dict(self.recorder.on_record), copy.deepcopy(adaptive.state)
             adaptive.note(batch)
-            if rescue:
-                rescue.note(batch)
             self.recorder.batch(batch)
 
         stage.suite.on_batch = scored
@@ -425,8 +416,6 @@ class StagedSession(Session):
         check_room(self.run, policy.model, trainer.args, stage.steps - (self.point.done if self.restored else 0))
         self._begin(stage, adaptive)
         self.replace("_save_checkpoint", self._save_checkpoint)
-        if rescue:
-            self.replace("_generate_and_score_completions", rescue.around(trainer))
         for tracker in self.trackers:
             trainer.add_callback(tracker)
         why_not = expected(stage.recipe, stage.settings, policy.model.device.type == "cuda")

@@ -6,8 +6,8 @@ found when the second has trained. Within a stage, adaptive weights change by th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,50 +21,17 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task, load_task
-from workbench.training import plan, rescue
-from workbench.training.plan.device import COST, NOT_IN_FORCE, Machine
-from workbench.training.plan.values import check_trackers
+from workbench.training import settings as settings_of
+from workbench.training.plan import ONLY_STAGE, Stage, suite_of
 from workbench.training.policy import Policy
 from workbench.training.resuming import begun_task
+from workbench.training.settings.device import COST, NOT_IN_FORCE, Machine
+from workbench.training.settings.values import check_trackers
 from workbench.workspace import find
 
-ONLY_STAGE = "1"
-# What is trained at a time: (recipe, settings, longest prompt in tokens or None).
-Part = tuple[Recipe, dict[str, Any], int | None]
-# (parts, machine, gradient checkpointing where that is decided already) -> (the same, lines to show, an estimate or None).
-Memory = Callable[[Sequence[Part], Machine, bool | None], tuple[bool, list[str], Any]]
 # What is decided when the policy is loaded, or is counted over the whole run.
 _LENGTHS = ("max_steps", "num_train_epochs")
 _NOT_BY_STAGE = ("gradient_checkpointing", "use_vllm", *_LENGTHS, "bf16", "fp16", "report_to")
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One stage, checked: everything that its trainer is built from."""
-
-    name: str
-    number: int  # from 0
-    recipe: Recipe  # the run's, with the stage's own settings and weights in it
-    task: Task | None  # None: not known, and then there are neither rows nor a suite
-    rows: list[Row]
-    settings: dict[str, Any]
-    planned: plan.Batch
-    suite: RewardSuite | None
-    adaptive: dict[str, AdaptivePart]
-    notes: list[str]
-    source: str = ""  # the task file that a person edits; empty: none
-    offset: int = 0  # steps of the stages before
-    left_out_too_long: int = 0
-    lengths_tokens: list[int] = field(default_factory=list)  # of the prompts that are used
-
-    @property
-    def steps(self) -> int:
-        """Steps that the stage trains; -1 where that follows from epochs."""
-        return self.settings["max_steps"]
-
-    def fresh(self) -> Stage:
-        """The same stage, with settings and reward functions that nothing else changes: each trainer gets its own."""
-        return replace(self, settings=dict(self.settings), suite=_suite(self.task, self.recipe, self.settings))
 
 
 def planned_stages(
@@ -84,14 +51,13 @@ def planned_stages(
                 own_task = begun_task(begun, recipe, number) if begun is not None else load_task(part.task)
             file, own = part.task or recipe.task, _for_stage(recipe, part, own_task)
             adaptive = {**_of(adaptive, own_task), **part.adaptive_weights}
-        _, settings, notes = plan.normalised(own, plan.field_names(config_class), machine)
-        planned = plan.batch(settings)
-        plan.check_values(settings, plan.field_kinds(config_class))
-        plan.check_lengths(own, settings)
+        _, settings, notes = settings_of.normalised(own, settings_of.field_names(config_class), machine)
+        planned = settings_of.batch(settings)
+        settings_of.check_values(settings, settings_of.field_kinds(config_class))
+        settings_of.check_lengths(own, settings)
         check_trackers(settings["report_to"])
         rows, suite = _rehearsed(own, part, own_task, settings, planned, adaptive) if own_task is not None else ([], None)
         source = (own_task.source if own_task else "") or (str(find(file)) if Path(file).suffix == ".py" else "")
-        notes += rescue.notes(own, settings, planned, rows)
         offset = stages[-1].offset + stages[-1].steps if stages else 0
         name = part.name if part else ONLY_STAGE
         stages.append(Stage(name, number, own, own_task, rows, settings, planned, suite, adaptive, notes, source, offset))
@@ -115,7 +81,12 @@ def _for_stage(recipe: Recipe, part: StagePart, task: Task | None) -> Recipe:
 
 
 def _rehearsed(
-    recipe: Recipe, part: StagePart | None, task: Task, settings: dict[str, Any], planned: plan.Batch, adaptive: dict[str, Any]
+    recipe: Recipe,
+    part: StagePart | None,
+    task: Task,
+    settings: dict[str, Any],
+    planned: settings_of.Batch,
+    adaptive: dict[str, Any],
 ) -> tuple[list[Row], RewardSuite]:
     """The stage's rows, and its reward functions after they were tried on some."""
     where = f"stage {part.name!r}: " if part else ""
@@ -131,8 +102,8 @@ def _rehearsed(
             remedy = f"{column} holds, for example, {', '.join(sorted({str(row.get(column)) for row in rows})[:5])}"
             raise RecipeError(f"{where}prompts: no row has {column} = {values!r}", rule="a stage needs prompts", remedy=remedy)
         rows = kept
-    plan.check_prompts(len(rows), planned)
-    suite = _suite(task, recipe, settings)
+    settings_of.check_prompts(len(rows), planned)
+    suite = suite_of(task, recipe, settings)
     if unknown := sorted(set(adaptive) - set(suite.names)):
         rule, remedy = "an adaptive weight names one of the task's reward functions", f"choose from {', '.join(suite.names)}"
         raise RecipeError(f"{where}adaptive_weights: {unknown[0]!r}", rule=rule, remedy=remedy)
@@ -142,12 +113,6 @@ def _rehearsed(
     finally:
         suite.close()
     return rows, suite
-
-
-def _suite(task: Task, recipe: Recipe, settings: dict[str, Any]) -> RewardSuite:
-    size, scale = settings["num_generations"], settings["scale_rewards"]
-    aggregation = settings.get("multi_objective_aggregation", "sum_then_normalize")
-    return RewardSuite(task, size, recipe.reward_weights, scale, aggregation, **recipe.rewards.model_dump())
 
 
 def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
@@ -167,8 +132,7 @@ def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
         lengths = [length for length in lengths if length <= longest]
         if longer:
             notes.append(f"max_prompt_length = {longest}: {len(longer)} longer prompts left out, {len(rows)} kept")
-        plan.check_prompts(len(rows), stage.planned)
-        rescue.notes(stage.recipe, stage.settings, stage.planned, rows)  # it may draw more of them at once
+        settings_of.check_prompts(len(rows), stage.planned)
     measured.check_budget(stage.settings["max_completion_length"], max_seq_length)
     left_out, notes = stage.left_out_too_long + len(longer), list(dict.fromkeys([*stage.notes, *notes]))
     return replace(stage, rows=rows, left_out_too_long=left_out, lengths_tokens=lengths, notes=notes)

@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from workbench.training.plan.values import check_trackers
+from workbench.training.settings.values import check_trackers
 from workbench.workspace import shown
 
 PROJECT = "grpo-workbench"

@@ -12,20 +12,21 @@ from typing import Any
 
 from workbench import processes
 from workbench.errors import RecipeError, RunError
-from workbench.recipe import Recipe
+from workbench.recipe import REMOVED, Recipe
+from workbench.run.differences import Differences
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Row, Task
-from workbench.training import plan as settings_of
 from workbench.training import resuming
+from workbench.training import settings as settings_of
 from workbench.training.attach import attach, changed_policy, changed_settings, environment_after, go_on, manifest_of
 from workbench.training.fitting import memory_on
+from workbench.training.plan import Plan, Stage
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
-from workbench.training.prepare import Plan, prepare, settled, taken_together
+from workbench.training.prepare import prepare, settled, taken_together
 from workbench.training.recorder import health_on_record
-from workbench.training.resuming import STATE_FILES, Changed, Point, changed_since_begun, latest_point, load_adapter, lost_since
+from workbench.training.resuming import STATE_FILES, Point, changed_since_begun, latest_point, load_adapter, lost_since
 from workbench.training.session import Made
-from workbench.training.stages import Stage
 from workbench.training.watchers import Watchers
 from workbench.workspace import encodable, replace_folder, shown
 
@@ -40,7 +41,7 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
     >>> _ = trainer.train()
 
     It is that of the plan's first stage. Attached, `trainer.train()` trains the later ones, too, after a warm start if the
-    recipe asks for one, and does what `rescue` says.
+    recipe asks for one.
 
     Args:
         output_dir: where it saves if it is not attached; None: a folder that goes away with it.
@@ -73,7 +74,6 @@ def train(
     task: Task | None = None,
     watchers: Watchers = None,
     runs: str | Path = "runs",
-    changes_of: RunDirectory | None = None,
 ) -> RunDirectory:
     """Train a policy as the recipe says, and leave the run directory.
 
@@ -88,14 +88,14 @@ def train(
     Args:
         policy: a loaded policy; None: the recipe's is loaded.
         task: a task object; None: the recipe's is loaded.
-        watchers, runs, changes_of: as for `attach`.
+        watchers, runs: as for `attach`.
 
     Raises:
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and the remedy.
     """
     plan = prepare(recipe, task, policy=policy, memory=memory_on(estimates=False))
     trainer = make_trainer(plan, policy or load_policy(plan))
-    run = attach(trainer, plan, watchers=watchers, runs=runs, changes_of=changes_of)
+    run = attach(trainer, plan, watchers=watchers, runs=runs)
     trainer.train()
     return run
 
@@ -142,6 +142,10 @@ def continue_run(
         value, rule = f"{run.name}: a trainer of your own trained it", "a run goes on from the recipe that it was begun with"
         remedy = "make your trainer again, attach it, and call its own train(resume_from_checkpoint=True)"
         raise RunError(value, rule=rule, remedy=remedy)
+    begun_with = run.manifest().get("recipe") or {}
+    for part in [part for part, idle in REMOVED.items() if begun_with.get(part, idle) != idle]:
+        rule = f"recipes no longer have {part}, so the rest of this run would be trained otherwise"
+        raise RunError(f"{run.name}: {part} = {begun_with[part]}", rule=rule, remedy=f"train a new run without {part}")
     recipe, point = run.recipe(), latest_point(run, checkpoint)
     if not steps and run.result()["status"] != "finished" and _all_trained(recipe, point):
         return processes.in_main(lambda: _finished(run, point, take_over))  # whatever became of the task since
@@ -266,7 +270,7 @@ def _for_arrow(rows: list[Row]) -> tuple[list[Row], dict[str, list[Any]]]:
     return [{**row, **dict.fromkeys(aside, number)} for number, row in enumerate(rows)], aside
 
 
-def _another_run(run: RunDirectory, changed: Changed) -> RunError:
+def _another_run(run: RunDirectory, changed: Differences) -> RunError:
     lines = [*changed.held, *changed.refused, *changed.shown]
     value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}" + "; …" * (len(lines) > 8)
     recipe = shown(run.path / "recipe.yaml")

@@ -21,10 +21,10 @@ from workbench.progress import progress_line
 from workbench.recipe import WarmStartPart
 from workbench.task import Row
 from workbench.training.loading import random_kept
+from workbench.training.plan import Stage
 from workbench.training.policy import Policy
 from workbench.training.precision import adapter_in_float32
 from workbench.training.sampling import Completion, sample
-from workbench.training.stages import Stage
 from workbench.workspace import encodable, replace_file
 
 _SAMPLED, _LEARNT = 64, 8  # completions together: at least when sampled, at most in an update

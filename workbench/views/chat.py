@@ -1,8 +1,4 @@
-"""A chat in a cell: base and trained side by side, streaming, stopped at any token; without widgets, one exchange as a table.
-
-Models write in a thread, so that the kernel stays free. What they write is shown from the kernel's own event loop: no thread
-touches a widget, and no click a model.
-"""
+"""A chat in a cell: a box for the question, and the answers of base and trained side by side."""
 
 from __future__ import annotations
 
@@ -10,16 +6,14 @@ import asyncio
 import contextlib
 import html
 import os
-import threading
+import signal
 from typing import Any
 
-from workbench.exporting.chat import BASE, TRAINED, Answer, Conversation, Turn
+from workbench.exporting.chat import BASE, TRAINED, Conversation, Turn
 from workbench.printable import printable
 from workbench.views.tables import MUTED, PRE, no_formulas
 from workbench.views.widgets import WIDGETS, widget_view
 from workbench.workspace import shown
-
-_LOOK_S = 0.15  # between two looks at an answer that is being written
 
 
 class Chat:
@@ -28,12 +22,12 @@ class Chat:
     >>> print(wb.chat(exported, "What is 15 + 27?"))
     ...
 
-    The saved notebook keeps the conversation as text.
+    While it answers, an Interrupt of the kernel stops it. The saved notebook keeps the conversation as text.
 
     Args:
         artefact, system_prompt, limits: as for `ask`.
         question: stands in the box to begin with. Where there are no widgets it is asked at once.
-        temperature: to begin with; None: the one that the run sampled at. 0 takes the likeliest token every time.
+        temperature: None: the one that the run sampled at. 0 takes the likeliest token every time.
         base: ask the base, too, where it is known. Beside a merged or GGUF artefact it is a second model in memory.
     """
 
@@ -47,118 +41,89 @@ class Chat:
         base: bool = True,
         **limits: Any,
     ) -> None:
-        self.talk, self.question = Conversation(artefact, system_prompt, **limits), question
+        self.talk = Conversation(artefact, system_prompt, **limits)
         self.temperature = self.talk.temperature if temperature is None else temperature
         self.base = base and bool(self.talk.artefact.base)
-        self.said, self.widget, self._place, self._shown = "", None, None, {}  # said: why a click did nothing
-        self._thread, self._stop, self._task = threading.Thread(), threading.Event(), None
+        self.said = ""  # why there is no answer
+        self.widget: Any = None
+        self._place: Any = None
+        self._loop: Any = None
         if os.environ.get(WIDGETS) != "0":
             with contextlib.suppress(ImportError):
-                self.widget = self._build()
+                self.widget = self._build(question)
         if self.widget is None and question:
-            self.send()
-            self.wait()
+            self.send(question)
 
-    def _build(self) -> Any:
+    def _build(self, question: str) -> Any:
         import ipywidgets as kit
 
-        words, wide = {"description_width": "initial"}, {"width": "98%"}
-        self._box = kit.Textarea(value=self.question, rows=3, placeholder="a question", layout=wide)
+        self._box = kit.Textarea(value=question, rows=3, placeholder="a question", layout={"width": "98%"})
         self._box.add_class("workbench-question")
-        self._system = kit.Textarea(value=self.talk.system_prompt, rows=6, placeholder="no system prompt", layout=wide)
-        self._slider = kit.FloatSlider(self.temperature, min=0, max=2, step=0.1, description="temperature", style=words)
-        self._both = kit.Checkbox(self.base, description="base beside trained", disabled=not self.talk.artefact.base, style=words)
-        buttons = [kit.Button(description=name) for name in ("Send", "Stop", "New")]
-        for button, act in zip(buttons, (self.send, self.stop, self.new), strict=True):
-            button.on_click(lambda _, act=act: act())
-        folded = kit.Accordion([self._system], selected_index=None, layout=wide)
-        folded.set_title(0, "system prompt")
-        return kit.VBox([self._box, kit.HBox([*buttons, self._slider]), self._both, folded])
+        button = kit.Button(description="Send")
+        button.on_click(self._clicked)
+        return kit.VBox([self._box, button])
 
-    def send(self) -> None:
-        """Have the question in the box answered, in a thread; one at a time."""
-        if self.widget is not None:
-            self.question, self.temperature, self.base = self._box.value, self._slider.value, self._both.value
-        self.said = "" if self.question.strip() else "Write a question first."
-        if self._thread.is_alive():
-            self.said = "An answer is being written: wait for its end, or press Stop."
-        if not self.said:
-            if self.widget is not None:
-                self.talk.system_prompt, self._box.value = self._system.value, ""
-            self._stop = threading.Event()
-            self._thread = threading.Thread(target=self._write, args=(self.question, self._stop), daemon=True)
-            self._thread.start()
-            with contextlib.suppress(RuntimeError):  # without an event loop, `wait` shows what was written
-                self._task = asyncio.get_running_loop().create_task(self._follow())
-        self.look()
+    def _clicked(self, _: Any) -> None:
+        # Some kernels handle clicks on another thread; an Interrupt reaches the main one alone, where the cell was run.
+        question, self._box.value = self._box.value, ""
+        self._loop.call_soon_threadsafe(self._answer, question)
 
-    def _write(self, question: str, stop: threading.Event) -> None:
-        with contextlib.suppress(Exception):  # the answer says what went wrong
-            self.talk.reply(question, self.temperature, self.base, stop=stop)
-        self.said = ""
-
-    async def _follow(self) -> None:
-        while self._thread.is_alive():
-            self.look()
-            await asyncio.sleep(_LOOK_S)
-        self.look()
-
-    def stop(self) -> None:
-        """End the answer that is being written, at the token in flight."""
-        self._stop.set()
-
-    def new(self) -> None:
-        """Begin a new conversation; an answer that is being written ends."""
-        self.stop()
-        self.talk.turns, self.said = [], ""
-        self.look()
-
-    def wait(self) -> None:
-        """Until the answer is written; an Interrupt stops it."""
+    def _answer(self, question: str) -> None:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # between cells a kernel ignores it
         try:
-            self._thread.join()
-        except KeyboardInterrupt:
-            self.stop()
-            self._thread.join()
+            with contextlib.suppress(KeyboardInterrupt):
+                self.send(question)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def send(self, question: str) -> None:
+        """Ask, and show the answers. What goes wrong, or an Interrupt, is shown where the answer would be."""
+        self.said = "Writing …: interrupt the kernel to stop." if question.strip() else "Write a question first."
         self.look()
+        if question.strip():
+            with contextlib.suppress(Exception, KeyboardInterrupt):  # the answer says what went wrong
+                self.talk.reply(question, self.temperature, self.base)
+            self.said = ""
+            self.look()
 
     def look(self) -> None:
-        """Show what was written since. The panel does it while it is shown."""
-        if self._place is not None and (bundle := self._bundle()) != self._shown:
-            self._shown = bundle
-            self._place.update(bundle, raw=True)
+        """Show the conversation as it is now."""
+        if self._place is not None:
+            self._place.update(self._bundle(), raw=True)
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
-        self._shown = self._bundle()
-        self._place = display(self._shown, raw=True, display_id=True)
+        self._place = display(self._bundle(), raw=True, display_id=True)
         if self.widget is not None:
+            with contextlib.suppress(RuntimeError):  # a terminal, where nobody clicks
+                self._loop = asyncio.get_running_loop()
             display({"text/plain": "Run this cell to ask more.", **widget_view(self.widget)}, raw=True)
 
     @property
     def _title(self) -> str:
-        said = shown(self.talk.artefact.path) + "; asked each question alone, as in training" * bool(self.talk.artefact.run)
-        sampled = f"; one sample at temperature {self.temperature:g}: another run of this cell may answer otherwise"
-        return said + sampled * (self.widget is None and self.temperature > 0)
+        title = shown(self.talk.artefact.path)
+        if self.talk.artefact.run:
+            title += "; asked each question alone, as in training"
+        if self.temperature > 0:
+            title += f"; one sample at temperature {self.temperature:g}: another run of this cell may answer otherwise"
+        return title
 
     def _bundle(self) -> dict[str, str]:
-        page = [_small(self._title), *map(_table, list(self.talk.turns)), _small(self.said)]
+        page = [_small(self._title), *map(_table, self.talk.turns), _small(self.said)]
         return {"text/html": no_formulas("".join(page)), "text/plain": str(self)}
 
     def __repr__(self) -> str:
         lines = [self._title]
-        for turn in list(self.talk.turns):
+        for turn in self.talk.turns:
             lines += ["", turn.question, *(f"[{who}: {end}]\n{text}" for who, text, end in _answers(turn))]
         return printable("\n".join([*lines, self.said]).strip())
 
 
 def _answers(turn: Turn) -> list[tuple[str, str, str]]:
-    # (who wrote, what, how it stands), the base first.
-    def how(one: Answer) -> str:
-        return f"{one.length_tokens} tokens, {one.ended or 'writing …'}" if one.text or one.ended else "loading …"
-
-    return [(who, one.text, how(one)) for who in (BASE, TRAINED) if (one := turn.answers.get(who))]
+    # (who wrote, what, how it ended), the base first.
+    written = [(who, turn.answers[who]) for who in (BASE, TRAINED) if who in turn.answers]
+    return [(who, one.text, f"{one.length_tokens} tokens, {one.ended or 'writing …'}") for who, one in written]
 
 
 def _small(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from workbench.inspection.compared import as_text, word_diff
+from workbench.inspection.compared import diff_as_text, word_diff
 from workbench.inspection.listing import Listing
 from workbench.inspection.several_runs import Comparison
 from workbench.inspection.tokens import TokenView
@@ -30,7 +30,7 @@ def listing_table(listing: Listing) -> Table:
         if differs:
             texts = [middle_cut(row[name], *_LONGEST) for name in ("text_before", "text_after")]
             parts = "".join(_DIFF[mark].format(html.escape(plain(words))) for mark, words in word_diff(*texts))
-            rows[-1].append(Html(parts, as_text(*texts)))
+            rows[-1].append(Html(parts, diff_as_text(*texts)))
     if differs:
         names.append("words that changed")
     caption = listing.verdict

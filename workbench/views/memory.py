@@ -6,16 +6,16 @@ from workbench.memory import UNCALIBRATED, MemoryEstimate
 from workbench.memory.parts import GB, PHASES, add, in_gb
 from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Picture, lying, new_figure, with_legend
 
-# What is drawn in one colour: name, its parts' names, colour. What is named in none is drawn as the last.
+# What is drawn in one colour: name, its parts' names, colour.
 _GROUPS = (
     ("weights", ("weights",), BLUE),
     ("LoRA, gradients, optimiser", ("LoRA", "reference adapter", "optimiser", "gradients"), GREEN),
     ("vLLM", ("vLLM",), RED),
-    ("keys and values", ("keys and values", "growing cache"), ORANGE),
-    ("activations", ("activations", "backward scratch"), PURPLE),
+    ("keys and values", ("keys and values",), ORANGE),
+    ("activations", ("activations",), PURPLE),
     ("log-probabilities", ("log-probabilities",), SKY),
-    ("scratch", ("reading the prompts", "choosing tokens", "unpacked layer", "decode graphs"), GREY),
-    ("CUDA and the allocator's gaps", (), "#cccccc"),
+    ("scratch", ("scratch",), GREY),
+    ("CUDA and its allocator", ("CUDA and its allocator",), "#cccccc"),
 )
 
 
@@ -24,11 +24,10 @@ def memory_picture(estimate: MemoryEstimate) -> Picture:
     figure, axis = new_figure(9.5, 2.7)
     spans = {phase: estimate.total(phase) for phase in PHASES}
     widest = max([span.high for span in spans.values()] + [estimate.vram_bytes or 0]) / GB
-    named = {part for _, names, _ in _GROUPS for part in names}
     for place, (phase, span) in enumerate(spans.items()):
         start = 0.0
         for name, names, colour in _GROUPS:
-            parts = [own for own in estimate.of(phase) if own.name in names or (not names and own.name not in named)]
+            parts = [part for part in estimate.of(phase) if part.name in names]
             if parts:
                 width = add(parts).bytes / GB
                 axis.barh(place, width, left=start, height=0.5, color=colour, edgecolor="white", linewidth=0.8, label=name)
@@ -41,13 +40,14 @@ def memory_picture(estimate: MemoryEstimate) -> Picture:
     axis.set_ylim(len(PHASES) - 0.45, -0.75)
     axis.set_xlim(0, 1.12 * widest)
     if estimate.vram_bytes is not None:
-        limit, card = estimate.vram_bytes / GB, f"the card: {in_gb(estimate.vram_bytes)}"
+        limit = estimate.vram_bytes / GB
+        card = f"the card: {in_gb(estimate.vram_bytes)}"
         axis.axvline(limit, color=RED, linewidth=1.8)
         axis.axvspan(limit, 1.12 * widest, color=RED, alpha=0.06)
         side, shift = ("left", 0.012) if limit < 0.8 * widest else ("right", -0.012)
         axis.text(limit + shift * widest, -0.72, card, color=RED, fontsize=8, va="top", ha=side)
     handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     order = [name for name, _, _ in _GROUPS if name in handles]
-    unit = "GB" if estimate.how["calibration"] else f"GB, estimated: {UNCALIBRATED}"
+    unit = f"GB, estimated: {UNCALIBRATED}"
     title = f"{estimate.shape.name}: {estimate.verdict}"
     return Picture(with_legend(figure, axis, [handles[name] for name in order], order, x=unit, title=title), str(estimate))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from workbench.exporting.checks import Proof, Proofs
     from workbench.inspection.evaluation import Evaluation
     from workbench.inspection.reading import RecordedGroup
-    from workbench.training.prepare import Plan
+    from workbench.training.plan import Plan
 
 _TEXT = "white-space:pre-wrap;font-family:monospace;border-left:3px solid #888;padding-left:8px"
 _SPECIAL = "background:#f3d9a4;color:#222;border-radius:3px;padding:0 2px"

@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 
 from workbench.health.trends import GAINED, paired_trend, percent, share, slope
-from workbench.health.verdicts import ALARM, MOST_PROMPTS, NOTE, OK, WARNING, WINDOW, RunView, Verdict, is_number, missing, rule
+from workbench.health.verdicts import (
+    ALARM,
+    MOST_PROMPTS,
+    NOTE,
+    OK,
+    WARNING,
+    WINDOW,
+    ExaminedRun,
+    Verdict,
+    is_finite,
+    not_examined,
+    rule,
+)
 from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, CANCELLED, IDENTICAL, NOT_SCORED, SAME_SCORE, cancel_words
 from workbench.run.held_out import best_of, flags
 from workbench.run.metrics import STEP_S
@@ -34,21 +46,18 @@ _DEAD = {  # what most dead groups are -> (cause, remedy)
 
 
 @rule()
-def dead_groups(view: RunView) -> Verdict:
+def dead_groups(view: ExaminedRun) -> Verdict:
     """Groups that teach nothing, and not because they are all right."""
     groups, size, kinds = view.total("group_count"), view.recent[-1].group_size, view.dead_kinds()
     done = kinds.pop(ALL_RIGHT)
-    found = share(sum(kinds.values()), groups)
-    evidence = {"groups": groups, "share": found.value, "at_least": found.low, ALL_RIGHT: done, **kinds}
-    line = f"{percent(found.value)} of the latest {groups} groups are dead without being all right"
-    if view.dead_in_loss is not None and view.dead_in_loss <= 0.25:
-        line += f"; of those that were learnt from {percent(view.dead_in_loss)} are dead"
-        return view.verdict(OK, line, evidence)
+    dead = share(sum(kinds.values()), groups)
+    evidence = {"groups": groups, "share": dead.value, "at_least": dead.low, ALL_RIGHT: done, **kinds}
+    line = f"{percent(dead.value)} of the latest {groups} groups are dead without being all right"
     cancelled = Counter(group.cancels for batch in view.recent for group in batch.groups if group.cancels)
-    if found.low > 0.25:
+    if dead.low > 0.25:
         worst = max(kinds, key=kinds.get)
         words = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common() if count)
-        line = f"{percent(found.value)} of the latest {groups} groups teach nothing: {words}"
+        line = f"{percent(dead.value)} of the latest {groups} groups teach nothing: {words}"
         for commonest, _ in cancelled.most_common(1):
             evidence |= {"cancel": dict(commonest)}
             of_these = sum(count for each, count in cancelled.items() if dict(each).keys() == dict(commonest).keys())
@@ -56,23 +65,24 @@ def dead_groups(view: RunView) -> Verdict:
             line += f"; {cancel_words(commonest)} cancel in {of_these} of {seen} groups"
         prompts = view.prompts(lambda group: group.dead == worst and group.right < size)
         cause, remedy = _DEAD[worst]
-        remedy += view.helps_to_begin * (worst == ALL_WRONG)
-        return view.verdict(ALARM if found.low > 0.5 else WARNING, line, evidence, cause, remedy, prompts=prompts)
+        if worst == ALL_WRONG:
+            remedy += view.helps_to_begin
+        return view.verdict(ALARM if dead.low > 0.5 else WARNING, line, evidence, cause, remedy, prompts=prompts)
     return view.verdict(OK, line, evidence)
 
 
 @rule()
-def learnt_out(view: RunView) -> Verdict:
+def learnt_out(view: ExaminedRun) -> Verdict:
     """Groups that are all right, batch after batch, and neither the reward nor held-out prompts that still gain.
 
-    A warning once 20 batches bought nothing; where held-out prompts do not tell, with three in four groups all right.
+    A warning once 20 batches brought no improvement; where held-out prompts do not tell, with three in four groups all right.
     """
     groups, size, batches = view.total("group_count"), view.recent[-1].group_size, view.batches[-FAR:]
     done = np.array([view.dead_kinds([batch])[ALL_RIGHT] for batch in batches])
     learnt = share(int(done[-WINDOW:].sum()), groups)
     evidence = {"groups": groups, "all_right": learnt.value, "at_least": learnt.low}
     line = f"{percent(learnt.value)} of the latest {groups} groups are all right"
-    if learnt.low <= 0.5 or (view.dead_in_loss is not None and view.dead_in_loss <= 0.5):
+    if learnt.low <= 0.5:
         return view.verdict(OK, line, evidence)
     note = f"{line}: nothing left to learn there"
     prompts = view.prompts(lambda group: group.dead and group.right == size)
@@ -110,7 +120,7 @@ def learnt_out(view: RunView) -> Verdict:
     times = [seconds for step, seconds in view.numbers(STEP_S) if step >= since]
     minutes = count * statistics.fmean(times or [0.0]) / 60  # a row may be a mean over several steps
     evidence |= {"since": since, "steps": count, "minutes": minutes}
-    line = f"the last {count} steps ({minutes:.2g} minutes) bought nothing: {line}, and {told}"
+    line = f"the last {count} steps ({minutes:.2g} minutes) brought no improvement: {line}, and {told}"
     if best := best_of(view.held_out):
         evidence["best_step"] = best["step"]
         remedy = f"{remedy}; the best adapter by the held-out prompts is that of step {best['step']}"
@@ -119,7 +129,7 @@ def learnt_out(view: RunView) -> Verdict:
 
 
 @rule()
-def collapse(view: RunView) -> Verdict:
+def collapse(view: ExaminedRun) -> Verdict:
     """The policy writes one text over and over, within groups or over different prompts, and it is not the answer."""
     recent, temperature, groups = view.recent, view.config.temperature, view.total("group_count")
     same = share(sum(batch.dead[IDENTICAL] - batch.identical_right for batch in recent), groups)
@@ -150,7 +160,7 @@ def collapse(view: RunView) -> Verdict:
 
 
 @rule()
-def wasted(view: RunView) -> Verdict:
+def wasted(view: ExaminedRun) -> Verdict:
     """The share of the compute that went into dead groups, in minutes, and the prompts that are dead each time."""
     batches = view.everything
     groups, kinds = view.total("group_count", batches), view.dead_kinds(batches)
@@ -164,11 +174,11 @@ def wasted(view: RunView) -> Verdict:
     evidence: dict[str, Any] = {"groups": groups, "share": dead / groups, "by_kind": by_kind}
     evidence |= {"always_dead_prompts": len(always), "prompts_seen_again": len(again)}
     words = f"{percent(dead / groups)} of the completions were in dead groups"
-    if times := [float(row[STEP_S]) for row in view.all_rows if is_number(row.get(STEP_S))]:
+    if times := [float(row[STEP_S]) for row in view.all_rows if is_finite(row.get(STEP_S))]:
         minutes = statistics.fmean(times) * (batches[-1].step - batches[0].step + 1) / 60
         evidence["minutes"] = minutes * dead / groups
         evidence["minutes_by_kind"] = {kind: minutes * count / groups for kind, count in by_kind.items()}
-        words += f": {evidence['minutes']:.2g} of {minutes:.2g} minutes bought no gradient"
+        words += f": {evidence['minutes']:.2g} of {minutes:.2g} minutes produced no gradient"
     else:
         evidence["missing"] = STEP_S
         words += f" (minutes unknown: the metrics have no {STEP_S})"
@@ -184,20 +194,20 @@ def wasted(view: RunView) -> Verdict:
 
 
 @rule(groups=8, completions=48)
-def truncation(view: RunView) -> Verdict:
+def truncation(view: ExaminedRun) -> Verdict:
     """Completions cut at max_completion_length, before they could close their tags."""
     recent, limit, count = view.recent, view.config.max_completion_length, view.total("completions")
     # A batch that stays below the limit holds none that was cut, whatever its longest one ends with.
     full = [batch for batch in recent if limit is None or batch.longest >= limit]
     clipped, clipped_right = view.total("clipped", full), view.total("clipped_right", full)
     unended, others = view.total("unended"), count - clipped
-    found = share(clipped, count)
-    evidence = {"completions": count, "share": found.value, "at_least": found.low, "unended": unended / count}
+    cut = share(clipped, count)
+    evidence = {"completions": count, "share": cut.value, "at_least": cut.low, "unended": unended / count}
     evidence |= {"longest": max(batch.longest for batch in recent), "max_completion_length": limit}
     evidence["right_of_cut"] = clipped_right / clipped if clipped else None
     evidence["right_of_others"] = (view.total("right") - clipped_right) / others if others else None
-    words = f"{percent(found.value)} of the latest {count} completions were cut"
-    if found.low <= 0.2:
+    words = f"{percent(cut.value)} of the latest {count} completions were cut"
+    if cut.low <= 0.2:
         if share(unended - clipped, count).low <= 0.2:
             return view.verdict(OK, words, evidence)
         words += f"; {percent((unended - clipped) / count)} end below the limit, by no EOS token that the record knows"
@@ -208,15 +218,15 @@ def truncation(view: RunView) -> Verdict:
     prompts = view.prompts(lambda group: group.clipped > recent[-1].group_size / 2)
     cause = "the limit is shorter than what the policy writes, or the policy does not end its turn"
     remedy = "raise max_completion_length (notebook 01 measures what the policy needs), or reward shorter completions"
-    return view.verdict(ALARM if found.low > 0.5 else WARNING, words, evidence, cause, remedy, prompts=prompts)
+    return view.verdict(ALARM if cut.low > 0.5 else WARNING, words, evidence, cause, remedy, prompts=prompts)
 
 
 @rule(batches=10)
-def length_drift(view: RunView) -> Verdict:
+def length_drift(view: ExaminedRun) -> Verdict:
     """Completions that have become much longer or shorter, and no more often right."""
     before, after = (statistics.fmean(batch.length for batch in side) for side in view.ends())
     if not before and not after:
-        return missing("length_tokens", "the record does not say how long completions are")
+        return not_examined("length_tokens", "the record does not say how long completions are")
     moved, ratio = slope([batch.length for batch in view.batches]), after / before if before else float("inf")
     right_before, right_after, risen = view.rise("right")
     correlations = [batch.length_correlation for batch in view.recent if batch.length_correlation is not None]
@@ -239,15 +249,15 @@ def length_drift(view: RunView) -> Verdict:
 
 
 @rule(batches=0)
-def format_without_right(view: RunView) -> Verdict:
+def format_without_right(view: ExaminedRun) -> Verdict:
     """The format is learnt, and the answers in it are not."""
     right_by, format_by = view.config.right_by, view.config.format_by
     if not view.batches:
-        return missing("rollouts", "no batch was recorded")
+        return not_examined("rollouts", "no batch was recorded")
     if view.batches[-1].formatted is None:
-        return missing("format_by", "the task names no function that says whether the format is kept")
+        return not_examined("format_by", "the task names no function that says whether the format is kept")
     if format_by is not None and format_by == right_by:
-        return missing("right_by", f"{right_by} says both what is right and what is in the format")
+        return not_examined("right_by", f"{right_by} says both what is right and what is in the format")
     if waits := view.too_few(batches=8):
         return waits
     last = view.ends()[1]

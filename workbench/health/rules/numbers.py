@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from workbench.health.trends import change_of_share, percent
-from workbench.health.verdicts import ALARM, NOTE, OK, WARNING, RunView, Verdict, counts, early, is_number, missing, rule
+from workbench.health.verdicts import ALARM, NOTE, OK, WARNING, ExaminedRun, Verdict, counts, early, is_finite, not_examined, rule
 from workbench.run.metrics import ENTROPY, GRAD_NORM, KL, LEARNING_RATE, REWARD
 
 # Nats per token. 0.5 is far outside what a run at its usual settings reaches; the old advice of 10 to 20 nats per completion
@@ -23,26 +23,26 @@ def _at_the_end(values: Sequence[Any], holds: Callable[[Any], Any]) -> int:
 
 
 @rule(batches=0)
-def kl_not_measured(view: RunView) -> Verdict:
+def kl_not_measured(view: ExaminedRun) -> Verdict:
     """Whether anybody measures how far the policy has gone."""
     rows, count = view.rows, len(view.kl)
     if not rows:
-        return missing("metrics.jsonl", "no step was logged")
+        return not_examined("metrics.jsonl", "no step was logged")
     if count:
         return view.verdict(OK, f"kl is measured in {count} of {len(rows)} rows", {"rows": count}, over=())
     if view.config.beta != 0:
-        return missing(KL, "the metrics have no kl, though beta is not 0")
+        return not_examined(KL, "the metrics have no kl, though beta is not 0")
     line, evidence = "KL is not measured: beta = 0, so there is no reference model", {"beta": 0, "missing": KL}
     cause, remedy = "beta = 0 is TRL's default", "beta = 0.001 (in a recipe grpo.beta) measures it, for a forward pass per step"
     return view.verdict(NOTE, line, evidence, cause, remedy, over=(rows[0].get("step"), rows[-1].get("step")))
 
 
 @rule(batches=0)
-def kl_runaway(view: RunView) -> Verdict:
+def kl_runaway(view: ExaminedRun) -> Verdict:
     """The policy leaves the reference model, faster and faster."""
     values, beta = view.kl, view.config.beta
     if not values:
-        return missing(KL, "the metrics have no kl" + (", as beta = 0" if beta == 0 else ""))
+        return not_examined(KL, "the metrics have no kl" + (", as beta = 0" if beta == 0 else ""))
     if len(values) < 3:
         return early(3, len(values), "rows")
     kl = [value for _, value in values[-100:]]
@@ -73,12 +73,12 @@ def kl_runaway(view: RunView) -> Verdict:
 
 
 @rule(batches=12)
-def entropy_collapse(view: RunView) -> Verdict:
-    """A policy that has become far surer of its words, and is no more often right."""
+def entropy_collapse(view: ExaminedRun) -> Verdict:
+    """Entropy fell without better accuracy."""
     batches = view.batches[-len(view.rewards) :]
     values = [value for step, value in view.numbers(ENTROPY) if step >= batches[0].step]
     if not values:
-        return missing(ENTROPY, "the metrics have no entropy: Unsloth's trainer on a GPU logs none")
+        return not_examined(ENTROPY, "the metrics have no entropy: Unsloth's trainer on a GPU logs none")
     if len(values) < 8:
         return early(8, len(values), "rows")
     rows, size = min(10, len(values) // 4), min(10, len(batches) // 4)
@@ -98,11 +98,11 @@ def entropy_collapse(view: RunView) -> Verdict:
 
 
 @rule(batches=0)
-def non_finite(view: RunView) -> Verdict:
+def non_finite(view: ExaminedRun) -> Verdict:
     """NaN or infinite numbers where the run's arithmetic shows: loss, gradient, KL, reward."""
     rows = view.all_rows
     if not rows:
-        return missing("metrics.jsonl", "no step was logged")
+        return not_examined("metrics.jsonl", "no step was logged")
     broken = [_broken(row) for row in rows]
     steps = [row.get("step") or 0 for row in rows]
     bad = [(step, wrong) for step, wrong in zip(steps, broken, strict=True) if wrong]
@@ -138,16 +138,16 @@ def non_finite(view: RunView) -> Verdict:
 def _broken(row: dict[str, Any]) -> dict[str, str]:
     # Key -> what stands there. NaN is written as null, infinities as words. A reward that is null may be no error: no
     # function applied to that batch.
-    wrong = {key: row[key] for key in ("loss", GRAD_NORM, KL, REWARD) if key in row and not is_number(row[key])}
+    wrong = {key: row[key] for key in ("loss", GRAD_NORM, KL, REWARD) if key in row and not is_finite(row[key])}
     return {key: "nan" if value is None else str(value) for key, value in wrong.items() if key != REWARD or value is not None}
 
 
 @rule(batches=0)
-def zero_gradient(view: RunView) -> Verdict:
+def zero_gradient(view: ExaminedRun) -> Verdict:
     """A gradient of exactly zero, step after step, though there are groups to learn from."""
     norms = view.numbers(GRAD_NORM)
     if not norms:
-        return missing(GRAD_NORM, "the metrics have no grad_norm")
+        return not_examined(GRAD_NORM, "the metrics have no grad_norm")
     zeros = _at_the_end(norms, lambda pair: not pair[1])
     if zeros < 3:
         last = norms[-1][1]

@@ -6,7 +6,7 @@ import statistics
 
 from workbench.health.summary import FunctionSummary
 from workbench.health.trends import percent, share, steps_to_tell
-from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, WARNING, RunView, Verdict, counts, early, rule
+from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, WARNING, ExaminedRun, Verdict, counts, early, rule
 from workbench.rewards.groups import ALL_RIGHT
 from workbench.run.metrics import LEARNING_RATE
 
@@ -21,15 +21,15 @@ STILL = 1e-5
 
 
 @rule()
-def reward_cannot_pay(view: RunView) -> Verdict | list[Verdict]:
+def reward_cannot_pay(view: ExaminedRun) -> Verdict | list[Verdict]:
     """A function with a weight that has given every completion the same, although it has better to give."""
-    found = [verdict for function in view.functions if (verdict := _constant(view, function)) is not None]
+    constant = [verdict for function in view.functions if (verdict := _constant(view, function)) is not None]
     count = view.total("completions", view.batches)
     line = f"each function has paid differently among {count} completions"
-    return found or view.verdict(OK, line, {"completions": count}, over=())
+    return constant or view.verdict(OK, line, {"completions": count}, over=())
 
 
-def _constant(view: RunView, function: FunctionSummary) -> Verdict | None:
+def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
     name, best = function.name, view.config.best.get(function.name)
     batches, history = zip(*view.history(name), strict=True)
     seen = view.total("completions", batches)
@@ -67,7 +67,8 @@ def _constant(view: RunView, function: FunctionSummary) -> Verdict | None:
     evidence["cut"] = cut = view.total("clipped", batches) / seen
     cause = "none has what it asks for: a pattern that stops at a line break, another form of answer, or too hard a task"
     remedy = "run `workbench probe` on the task: it scores a reference completion and reports what stands in the way"
-    remedy += view.helps_to_begin * (name == view.config.right_by)
+    if name == view.config.right_by:
+        remedy += view.helps_to_begin
     if cut > 0.5:
         cause = f"{percent(cut)} of the completions were cut at the limit, perhaps before what it looks for"
         remedy = "raise max_completion_length first, then look again"
@@ -77,7 +78,7 @@ def _constant(view: RunView, function: FunctionSummary) -> Verdict | None:
 
 
 @rule()
-def one_function(view: RunView) -> Verdict:
+def one_function(view: ExaminedRun) -> Verdict:
     """One function that makes nearly all of the advantages, while others that have a weight differ too."""
     if len(view.functions) < 2:
         return view.verdict(OK, "one reward function has a weight, and decides", {}, over=())
@@ -108,30 +109,30 @@ def one_function(view: RunView) -> Verdict:
 
 
 @rule(batches=ENOUGH_TO_TELL)
-def slow_learning(view: RunView) -> Verdict:
+def slow_learning(view: ExaminedRun) -> Verdict:
     """A reward that does not rise beyond its noise, and whether that will change."""
-    values, found, asked_rate = view.rewards, view.reward_slope, view.config.learning_rate
+    values, trend, asked_rate = view.rewards, view.reward_slope, view.config.learning_rate
     count = len(values)
     batches = view.batches[-count:]
     right = share(*counts(batches[-10:], "right"))
     spread = statistics.fmean(batch.group_std or 0.0 for batch in batches)
     moved = statistics.median(value for _, value in view.kl[-5:]) if view.kl else None
     left = _left_to_gain(view)
-    evidence = {"slope": found.value, "slope_low": found.low, "slope_high": found.high, "batches": count, "reward": values[-1]}
+    evidence = {"slope": trend.value, "slope_low": trend.low, "slope_high": trend.high, "batches": count, "reward": values[-1]}
     evidence |= {"right": right.value, "within_group_std": spread, "kl": moved, "left_to_gain": left, "learning_rate": asked_rate}
 
     def verdict(state: str, line: str, cause: str = "", remedy: str = "") -> Verdict:
         return view.verdict(state, line, evidence, cause, remedy, over=batches)
 
-    changes = f"changes by {found.low:+.2g} to {found.high:+.2g} per batch over {count} batches"
-    if found.low > 0:
+    changes = f"changes by {trend.low:+.2g} to {trend.high:+.2g} per batch over {count} batches"
+    if trend.low > 0:
         return verdict(OK, f"the reward rises: {changes}")
     # Learnt is learnt, also when the last stretch is flat.
     done = share(view.dead_kinds()[ALL_RIGHT], view.total("group_count"))
     # Unless the rewards still have much to give: a task that names no right_by may count anything as right.
     if (right.low > 0.8 or done.low > 0.5) and (left is None or values[-1] > 4 * left):
         return verdict(OK, f"nothing left to learn: {percent(right.value)} are right")
-    if found.high < 0 and -found.value * count > 0.5 * spread:
+    if trend.high < 0 and -trend.value * count > 0.5 * spread:
         cause = "the policy is driven away from what paid: a learning rate that is too high, or functions against each other"
         remedy = "go back to a checkpoint from before, with a lower learning rate"
         return verdict(WARNING, f"the reward falls: {changes}", cause, remedy)
@@ -145,14 +146,14 @@ def slow_learning(view: RunView) -> Verdict:
         remedy = "raise the learning rate tenfold (5e-6 to 5e-5 is usual with LoRA), unless groups are dead"
         return verdict(WARNING, line, f"steps that are too small{rate}, or groups that teach nothing", remedy)
     # Over a long stretch the bound itself is small: even at its best this run gets nowhere.
-    if count >= LONG and left and found.high * count < 0.1 * left:
-        line = f"the reward {changes}: at best {found.high * count:.2g} of {left:.2g} that is left to gain"
+    if count >= LONG and left and trend.high * count < 0.1 * left:
+        line = f"the reward {changes}: at best {trend.high * count:.2g} of {left:.2g} that is left to gain"
         cause = "steps that are too small, prompts that are too hard, or groups that teach nothing"
         return verdict(WARNING, line, cause, "look at the groups first; then a higher learning rate or easier prompts")
     return verdict(NOTE, f"cannot be told from noise yet: {changes}{tell}")
 
 
-def _when_it_tells(view: RunView, rise: float) -> str:
+def _when_it_tells(view: ExaminedRun, rise: float) -> str:
     enough, count, steps = steps_to_tell(view.rewards, rise), len(view.rewards), view.config.total_steps
     if enough is None:
         return ""
@@ -162,7 +163,7 @@ def _when_it_tells(view: RunView, rise: float) -> str:
     return f"; a rise of {rise:.2g} in all {when}"
 
 
-def _left_to_gain(view: RunView) -> float | None:
+def _left_to_gain(view: ExaminedRun) -> float | None:
     # What a good completion could still earn: by what the functions declare, else by the best that was seen.
     best = 0.0
     for function in view.functions:

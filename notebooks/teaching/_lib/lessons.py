@@ -9,7 +9,7 @@ from typing import Any
 from workbench.demo import NOTEBOOKS, free, notebooks_folder
 from workbench.errors import RunError, nearest
 from workbench.run.directory import now
-from workbench.teaching.cells import blanks, filled
+from workbench.teaching._lib.cells import blanks, filled
 from workbench.workspace import append_line, made, read_lines, replace_file, resolve
 
 FOLDER = "lessons"  # in the workspace: the learner's own copies, and progress.jsonl

@@ -8,19 +8,12 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from workbench import processes
 from workbench.errors import RecipeError
-from workbench.health.switches import (
-    CLIPPED_LOSSES,
-    TRLS,
-    Settings,
-    corrects_kl,
-    corrects_vllm,
-    inert_in_plan,
-    ratio_is_one,
-    value,
-)
 from workbench.recipe import PolicyPart, Recipe
-from workbench.training.plan.algorithms import asked_settings
+from workbench.run.inert import Settings, by_sequence, clips, corrects_kl, corrects_vllm, inert_in_plan, ratio_is_one
+from workbench.training.settings.algorithms import asked_settings
+from workbench.training.settings.in_force import defaults_of
 
 LEAST_FOR_LORA, MUCH_BETA = 1e-6, 0.05
 MOST_FOR_SEQUENCES = 0.01  # the paper's are 3e-4 and 4e-4: a mean over a sequence moves far less than one token's ratio
@@ -30,12 +23,14 @@ class _Own:
     """A recipe's settings, for conditions and for the braces of their words."""
 
     def __init__(self, recipe: Recipe, settings: Settings) -> None:
-        self.recipe, self.settings, loss = recipe, settings, value(settings, "loss_type")
-        self.clips, self.sequence = loss in CLIPPED_LOSSES, value(settings, "importance_sampling_level") == "sequence"
+        self.recipe = recipe
+        self.settings = settings
+        self.clips = clips(settings)
+        self.sequence = by_sequence(settings)
 
     def __getitem__(self, name: str) -> Any:
         """In force."""
-        own = value(self.settings, name)
+        own = self.settings.get(name)
         return getattr(self.recipe.policy, name, None) if own is None else own
 
     def papers(self, name: str) -> Any:
@@ -117,18 +112,36 @@ COMBINATIONS = (
 )  # fmt: skip
 
 
+def _defaults() -> Settings:
+    from trl import GRPOConfig
+
+    return defaults_of(GRPOConfig)
+
+
+def completed(settings: Settings, defaults: Settings) -> Settings:
+    """Every field as it will be: what is not set is the config class's default, and steps_per_generation follows from others."""
+    settings = defaults | {name: value for name, value in settings.items() if value is not None}
+    if not settings.get("steps_per_generation") and (batch := settings.get("generation_batch_size")):
+        with contextlib.suppress(TypeError, ZeroDivisionError):  # refused afterwards, by `batch`
+            at_once = settings["per_device_train_batch_size"] * processes.count()
+            settings["steps_per_generation"] = batch // at_once
+    return settings
+
+
 def advice(recipe: Recipe, settings: Settings) -> list[str]:
     """A line for each combination that holds, and for settings that were asked for and will do nothing.
 
     RecipeError for what the trainer would refuse once the policy is loaded.
     """
+    defaults = _defaults()
+    settings = completed(settings, defaults)
     own, lines = _Own(recipe, settings), []
     # What is of a wrong kind is refused afterwards, by `check_values` and `batch`.
     with contextlib.suppress(TypeError, ValueError, ZeroDivisionError):
         for holds, wrong, source, remedy in COMBINATIONS:
             if holds(own):
                 lines.append(f"{wrong.format_map(own)} ({source}): {remedy}")
-        asked = {name for name, own in asked_settings(recipe).items() if name in recipe.grpo or own != TRLS.get(name)}
+        asked = {name for name, own in asked_settings(recipe).items() if name in recipe.grpo or own != defaults.get(name)}
         for idle in inert_in_plan(settings, asked):
             does = "do" if len(idle.names) > 1 else "does"
             remedy = f"; to make a difference: {idle.remedy}" * bool(idle.remedy)

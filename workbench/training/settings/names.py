@@ -35,12 +35,10 @@ ALIASES = {
 _OF_POLICY = ("max_seq_length", "load_in_4bit", "dtype", "fast_inference", "gpu_memory_utilization")
 _OF_RECIPE = (
     "max_prompt_length", "eval_every", "eval_prompts", "eval_temperature", "seed", "run_name", "algorithm", "warm_start",
-    "rescue",
 )  # fmt: skip
 MOVED = {
     **{name: name for name in _OF_RECIPE},
     **{name: f"policy.{name}" for name in _OF_POLICY},
-    **{name: f"rescue.{name}" for name in ("exclude_zero_variance", "curriculum", "oversample")},
     **{name: f"lora.{name}" for name in ("r", "lora_alpha", "lora_dropout", "target_modules")},
     "random_state": "seed",
     **dict.fromkeys(("model_name", "model_name_or_path"), "policy.name"),

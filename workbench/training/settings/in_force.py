@@ -13,7 +13,7 @@ import re
 from typing import Any, NamedTuple
 
 from workbench.recipe import Recipe
-from workbench.training.plan.values import DEFAULTS as OWN
+from workbench.training.settings.values import DEFAULTS as OWN
 
 SHOWN = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
@@ -65,7 +65,7 @@ def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any]) ->
     `config` is a GRPOConfig or a trainer's `args`, and was built from `given`.
     """
     kind = type(config)
-    own, stock = map(_defaults, (kind, next((one for one in kind.__mro__ if one.__module__.startswith("trl.")), kind)))
+    own, stock = map(defaults_of, (kind, next((one for one in kind.__mro__ if one.__module__.startswith("trl.")), kind)))
     rows = []
     for name in [name for name in dict.fromkeys([*SHOWN, *asked]) if hasattr(config, name)]:
         # None in the class means that it is worked out from other settings, or from the machine.
@@ -129,7 +129,8 @@ def plain(name: str, value: Any) -> Any:
     return value
 
 
-def _defaults(config_class: type) -> dict[str, Any]:
+def defaults_of(config_class: type) -> dict[str, Any]:
+    """What a config class takes where a setting is not given."""
     # The class that Unsloth generates keeps TRL's fields, and has its own defaults only in __init__.
     found = {field.name: field.default for field in dataclasses.fields(config_class)}
     found |= {one.name: one.default for one in inspect.signature(config_class.__init__).parameters.values()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from workbench.recipe import Recipe
-from workbench.training.plan.in_force import plain
+from workbench.training.settings.in_force import plain
 
 
 class Algorithm(NamedTuple):

@@ -12,13 +12,13 @@ from typing import Any
 
 from workbench.errors import RecipeError
 from workbench.recipe import Recipe
-from workbench.training.plan.algorithms import papers_fields, papers_notes
-from workbench.training.plan.batches import Batch, batch, check_prompts, in_words, whole_groups
-from workbench.training.plan.combinations import advice
-from workbench.training.plan.device import Machine, asks_for_vllm, fitted
-from workbench.training.plan.in_force import asked_of, built, check_in_force, in_force_table
-from workbench.training.plan.names import TURNS, check_turns, overridden, renamed
-from workbench.training.plan.values import DEFAULTS, check_lora, check_values, field_kinds
+from workbench.training.settings.algorithms import papers_fields, papers_notes
+from workbench.training.settings.batches import Batch, batch, check_prompts, in_words, whole_groups
+from workbench.training.settings.combinations import advice
+from workbench.training.settings.device import Machine, asks_for_vllm, fitted
+from workbench.training.settings.in_force import asked_of, built, check_in_force, in_force_table
+from workbench.training.settings.names import TURNS, check_turns, overridden, renamed
+from workbench.training.settings.values import DEFAULTS, check_lora, check_values, field_kinds
 
 __all__ = [
     "DEFAULTS", "TURNS", "Batch", "Machine", "asked_of", "batch", "built", "check_in_force", "check_lengths", "check_lora",

@@ -27,7 +27,7 @@ from workbench.errors import WorkbenchError, nearest
 from workbench.exporting.making import export
 from workbench.exporting.proving import prove
 from workbench.health.summary import StepSummary, summaries_of
-from workbench.inspection.evaluation import measure
+from workbench.inspection.evaluation import measure_policy
 from workbench.inspection.reading import question
 from workbench.recipe import Recipe
 from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, CANCELLED, SAME_SCORE
@@ -72,9 +72,9 @@ class Fresh:
         """By how much more of the answers to these prompts are right and in the strict format than without the adapter."""
         self.policy.tokenizer.chat_template_kwargs = {}
         how: dict[str, Any] = {"samples": 2, "max_completion_length": 64}
-        after = measure(self.policy, arithmetic(2, 2), rows, **how).correct.mean()
+        after = measure_policy(self.policy, arithmetic(2, 2), rows, **how).correct.mean()
         if (key := fingerprint(rows)) not in self._before:
-            self._before[key] = measure(self.policy, arithmetic(2, 2), rows, base=True, **how).correct.mean()
+            self._before[key] = measure_policy(self.policy, arithmetic(2, 2), rows, base=True, **how).correct.mean()
         return float(after - self._before[key])
 
 

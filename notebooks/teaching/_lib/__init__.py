@@ -1,0 +1,25 @@
+"""What a lesson uses beside `import workbench as wb`: `from workbench.teaching import done`. Each name is imported when used."""
+
+import importlib
+
+# Name -> the module that has it, or that it is.
+OFFERS = {
+    "lessons": "teaching._lib.lessons",
+    "done": "teaching._lib.lessons",  # notes that an exercise is passed
+    "gallery": "teaching._lib.gallery",  # the broken runs
+    "rows": "tiny.task",  # sums and differences below 100
+    "Table": "views.tables",
+    "TokenView": "inspection.tokens",
+    "BLUE": "views.figure",
+    "ORANGE": "views.figure",
+    "Picture": "views.figure",
+    "new_figure": "views.figure",
+    "with_legend": "views.figure",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in OFFERS:
+        raise AttributeError(f"workbench.teaching offers {', '.join(OFFERS)}; no {name!r}")
+    module = importlib.import_module(f"workbench.{OFFERS[name]}")
+    return module if OFFERS[name].endswith(f".{name}") else getattr(module, name)

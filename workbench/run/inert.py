@@ -1,0 +1,308 @@
+"""Settings that can do nothing: one table for the plan and for a run's health.
+
+The plan knows the other settings; a run's health also knows what was measured. What each setting does
+was read in the installed TRL: `GRPOTrainer._compute_loss`, `get_off_policy_mask`, `get_gamma_weights`
+and `_generate_and_score_completions`. Where every update is made by the policy that generated, the
+importance ratio compares a log-probability with itself: it is exactly 1, and does nothing.
+
+`Settings` hold every field of GRPOConfig by name: its defaults with a plan's settings over them, or
+a manifest's `settings.in_force`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from workbench.run.metrics import (
+    CLIPPED,
+    GRAD_NORM,
+    KL,
+    RATIO_HIGH,
+    RATIO_LOW,
+    RATIO_MASKED,
+)
+
+CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+_ROUNDING = 1e-3  # of a ratio whose two log-probabilities were computed apart
+
+Settings = dict[str, Any]
+Condition = Callable[[Settings], Any]
+
+
+class Inert(NamedTuple):
+    """Settings that do nothing, why, and the smallest change that would make them matter."""
+
+    names: tuple[str, ...]
+    why: str
+    remedy: str
+
+
+class Judged(NamedTuple):
+    """Settings that change nothing, and those that do -> how."""
+
+    inert: list[Inert]
+    live: dict[str, str]
+
+
+class Effect(NamedTuple):
+    """Whether a setting changed anything in a run: how it did, or why not and what would."""
+
+    struck: bool
+    how: str
+    why: str = ""
+    remedy: str = ""
+
+
+class MeasuredRun:
+    """What a run's metrics say of its settings; `numbers(key)` gives (step, value) pairs."""
+
+    def __init__(self, settings: Settings, numbers: Callable[[str], list[tuple[int, float]]]):
+        self.settings = settings
+        self.numbers = numbers
+        self.ratios = list(zip(self.values(RATIO_LOW), self.values(RATIO_HIGH), strict=False))
+        rounding = _ROUNDING if corrects_vllm(settings) and ratio_is_one(settings) else 0.0
+        apart = [max(abs(low - 1), abs(high - 1)) for low, high in self.ratios]
+        self.ones = sum(distance <= rounding for distance in apart)
+        self.is_one = self.ones == len(apart) if apart else ratio_is_one(settings)
+        self.reach = "the ratio was not measured"
+        self.one = f"one update per generation, so the ratio is {'' if rounding else 'exactly '}1"
+        if apart:
+            self.one = f"ratio 1 in {self.ones} of {len(apart)} steps"
+            lows, highs = zip(*self.ratios, strict=True)
+            self.reach = f"the ratio went from {min(lows):.3g} to {max(highs):.3g}"
+
+    def values(self, key: str) -> list[float]:
+        """A metric, one number per step in which it was measured."""
+        return [number for _, number in self.numbers(key)]
+
+    def steps(self, how: str, key: str, why: str, remedy: str, above: float = 0) -> Effect | None:
+        """Struck in the steps in which a metric is `above` a number; None: it was not measured."""
+        struck = [value > above for value in self.values(key)]
+        times = f"{how} in {sum(struck)} of {len(struck)} steps"
+        return Effect(any(struck), times, f"{times}: {why}", remedy) if struck else None
+
+    def clipped(self, name: str, side: str) -> Effect | None:
+        """Of a bound of the clip: TRL counts both in one metric where they are one."""
+        if self.settings[name] is None:
+            return None
+        side = "region" if self.settings["epsilon_high"] is None else side
+        return self.steps("clipped", f"clip_ratio/{side}_mean", self.reach, f"a smaller {name}")
+
+    def reached(self, name: str) -> Effect | None:
+        """Of an upper bound of the ratio."""
+        most = self.settings[name]
+        if not self.ratios or most is None:
+            return None
+        highest = max(high for _, high in self.ratios)
+        why = f"never reached: {self.reach}"
+        return Effect(highest > most, f"in reach: {self.reach}", why, f"{name} below {highest:.3g}")
+
+    def left_one(self) -> Effect | None:
+        """Of what acts wherever the ratio is not 1."""
+        count = len(self.ratios)
+        how = f"the ratio left 1 in {count - self.ones} of {count} steps"
+        return Effect(True, how) if count > self.ones else None
+
+    def shortened(self) -> Effect | None:
+        """Of max_grad_norm, where every step's norm is known and one is above 0."""
+        highest = max(self.values(GRAD_NORM), default=0.0)
+        if not highest or self.settings["logging_steps"] != 1:
+            return None
+        # torch's clip_grad_norm_ divides by the norm + 1e-6, and multiplies by 1 at most.
+        above = self.settings["max_grad_norm"] - 1e-6
+        remedy = f"a value below {highest:.2g}"
+        return self.steps("reached", GRAD_NORM, f"grad_norm {highest:.2g} at most", remedy, above)
+
+    def cut(self) -> Effect | None:
+        """Of mask_truncated_completions."""
+        shares = self.values(CLIPPED)
+        if not shares:
+            return None
+        how = f"took {sum(shares) / len(shares):.0%} of the completions out of the loss"
+        return Effect(any(shares), how, "no completion was cut")
+
+
+Of = Callable[[MeasuredRun], Effect | None]
+
+
+class Switch(NamedTuple):
+    """Settings that are inert together, by the others' values or by what was measured."""
+
+    names: str  # with spaces between; * stands for any letters
+    reads: Condition = lambda given: True  # whether anything reads them
+    why: str = ""  # nothing does
+    remedy: str = ""
+    exact: Condition | None = None  # whether a ratio of 1 leaves nothing of them
+    rounded: Condition | None = None  # whether it leaves only rounding
+    apart: str = ""  # what that rounding tells them from
+    watched: Condition = lambda given: False  # judged after a run though nobody asked for it
+    measured: Of | None = None
+
+    def of(self, names: Iterable[str]) -> list[str]:
+        """Those of some names that are this switch's."""
+        kinds = self.names.split()
+        return [name for name in names if any(fnmatchcase(name, kind) for kind in kinds)]
+
+    def effect(self, run: MeasuredRun, watched: bool) -> Effect | None:
+        """What these settings did in a run, or can do; None: nothing can be said."""
+        settings = run.settings
+        same = "grpo" if settings["loss_type"] == "sapo" else "dapo"
+        if not self.reads(settings):
+            why = self.why.format(loss_type=settings["loss_type"])
+            remedy = self.remedy
+            if remedy.startswith("loss_type") and ratio_is_one(settings):
+                remedy += f", and {more_updates(settings)}"
+            return Effect(False, "", why, remedy)
+        exact, rounded = (bool(kind and kind(settings)) for kind in (self.exact, self.rounded))
+        if run.is_one and (self.exact or self.rounded):
+            words = run.one
+            if not exact or corrects_vllm(settings):  # whose ratios are computed apart
+                words += f", and only rounding differs{self.apart.format(same=same)}"
+            return Effect(False, "", words, more_updates(settings)) if exact or rounded else None
+        if self.measured:
+            return self.measured(run) if watched else None
+        return run.left_one() if exact or rounded else None
+
+
+def corrects_kl(settings: Settings) -> bool:
+    """Whether the importance ratio is in the KL term, too."""
+    return bool(settings["beta"] and settings["use_bias_correction_kl"])
+
+
+def corrects_vllm(settings: Settings) -> bool:
+    """Whether vLLM generates, and its ratios to the trainer's probabilities are weighed in."""
+    return bool(settings["use_vllm"] and settings["vllm_importance_sampling_correction"])
+
+
+def ratio_is_one(settings: Settings, times: int | None = None) -> bool:
+    """Whether every update is made by the policy that generated, so that the ratio is 1.
+
+    TRL then takes each update's own log-probabilities for the old ones; where it corrects vLLM's it
+    computes them apart, and rounding may leave the ratio a little off 1. `times`: num_iterations.
+    """
+    accumulated = settings["gradient_accumulation_steps"]
+    passes = settings["steps_per_generation"] or accumulated
+    return accumulated % (passes * (times or settings["num_iterations"])) == 0
+
+
+def more_updates(settings: Settings) -> str:
+    """The smallest change that makes the ratio leave 1."""
+    times = next(times for times in range(2, 1_000) if not ratio_is_one(settings, times))
+    return f"several updates per generation: num_iterations = {times}"
+
+
+def _is(name: str, *wanted: Any) -> Condition:
+    return lambda given: given[name] in wanted
+
+
+def _is_not(name: str, *unwanted: Any) -> Condition:
+    return lambda given: given[name] not in unwanted
+
+
+clips = _is("loss_type", *CLIPPED_LOSSES)
+by_sequence = _is("importance_sampling_level", "sequence")
+_caps = _is("loss_type", "cispo")
+
+
+def _cap_is_above(given: Settings) -> bool:
+    return _caps(given) and (given["epsilon_high"] or given["epsilon"]) >= 1
+
+
+def _level_is_same(given: Settings) -> bool:
+    # With a corrected KL, or some tokens masked, a sequence's gradient differs from its tokens'.
+    return not corrects_kl(given) and given["top_entropy_quantile"] == 1
+
+
+_OTHER_LOSS = "loss_type = '{loss_type}' does not read it"
+_DAPO = "loss_type = 'dapo'"
+_VLLM = "use_vllm = true"
+SWITCHES = (
+    Switch("epsilon", lambda given: clips(given) or (_caps(given) and not given["epsilon_high"]),
+        _OTHER_LOSS, _DAPO, exact=clips, watched=clips,
+        measured=lambda run: run.clipped("epsilon", "low")),
+    Switch("epsilon_high", _is("loss_type", *CLIPPED_LOSSES, "cispo"), _OTHER_LOSS, _DAPO,
+        exact=clips, watched=clips,
+        measured=lambda run: run.clipped("epsilon_high", "high")),
+    # The cap of cispo, and a delta below 1, reach a ratio of 1.
+    Switch("epsilon_high", exact=_cap_is_above,
+        watched=lambda given: _caps(given) and given["epsilon_high"] is not None,
+        measured=lambda run: run.reached("epsilon_high")),
+    Switch("delta", clips, _OTHER_LOSS, _DAPO,
+        exact=lambda given: clips(given) and (given["delta"] is None or given["delta"] >= 1),
+        watched=clips,
+        measured=lambda run: run.reached("delta")),
+    Switch("off_policy_mask_threshold",
+        exact=lambda given: (given["off_policy_mask_threshold"] or 0) >= 0
+        and not given["use_vllm"],
+        watched=_is_not("off_policy_mask_threshold", None),
+        measured=lambda run: run.steps("masked", RATIO_MASKED, run.reach, "a smaller threshold")),
+    Switch("sapo_temperature_neg sapo_temperature_pos", _is("loss_type", "sapo"),
+        _OTHER_LOSS, "loss_type = 'sapo'", rounded=_is("loss_type", "sapo")),
+    Switch("vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg", _is("loss_type", "vespo"),
+        _OTHER_LOSS, "loss_type = 'vespo'", exact=_is("loss_type", "vespo")),
+    Switch("importance_sampling_level",
+        lambda given: given["loss_type"] != "vespo" or corrects_kl(given),
+        "loss_type = 'vespo' always weights whole sequences", "loss_type = 'grpo'",
+        exact=lambda given: _level_is_same(given) and (not by_sequence(given) or _caps(given)),
+        rounded=_level_is_same),
+    Switch("loss_type", apart=" from loss_type = '{same}'",
+        rounded=lambda given: not by_sequence(given)
+        and (given["loss_type"] in ("vespo", "sapo") or _cap_is_above(given))),
+    Switch("num_iterations", watched=lambda given: given["num_iterations"] > 1,
+        measured=MeasuredRun.left_one),
+    Switch("beta", watched=itemgetter("beta"),
+        measured=lambda run: run.steps(
+            "KL was above 0", KL, "the policy is still the reference", "more steps")),
+    Switch("max_grad_norm", watched=itemgetter("max_grad_norm"), measured=MeasuredRun.shortened),
+    Switch("mask_truncated_completions", watched=itemgetter("mask_truncated_completions"),
+        measured=MeasuredRun.cut),
+    Switch("scale_rewards", _is_not("multi_objective_aggregation", "normalize_then_sum"),
+        "multi_objective_aggregation = 'normalize_then_sum' scales each function separately",
+        "multi_objective_aggregation = 'sum_then_normalize'"),
+    Switch("warmup_steps", _is_not("lr_scheduler_type", "constant"),
+        "lr_scheduler_type = 'constant' has no warmup",
+        "lr_scheduler_type = 'constant_with_warmup'"),
+    Switch("lr_scheduler_kwargs", _is_not("lr_scheduler_type", "constant", "constant_with_warmup"),
+        "a constant learning_rate takes no arguments",
+        "a scheduler that takes them, such as lr_scheduler_type = 'cosine_with_min_lr'"),
+    Switch("adam_*", lambda given: "adam" in str(given["optim"]),
+        "optim is no Adam", "optim = 'adamw_torch'"),
+    Switch("eval_steps eval_delay *_eval_batch_size num_generations_eval",
+        _is_not("eval_strategy", "no"), "the trainer evaluates nothing",
+        "eval_every in the recipe, which measures held-out prompts"),
+    Switch("ref_model_*", _is("sync_ref_model", True),
+        "sync_ref_model is off, as an adapter has no copy of the reference"),
+    Switch("use_bias_correction_kl", itemgetter("beta"), "beta = 0", "beta = 0.001"),
+    Switch("entropy_target entropy_coef_*", _is("use_adaptive_entropy", True),
+        "use_adaptive_entropy is off", "use_adaptive_entropy = true"),
+    Switch("vllm_*_sampling_mode vllm_*_sampling_clip_* vllm_*_sampling_cap", corrects_vllm,
+        "vLLM's samples are not corrected", f"{_VLLM}, with vllm_importance_sampling_correction"),
+    Switch("vllm_*", _is("use_vllm", True), "use_vllm is off", _VLLM),
+)  # fmt: skip
+
+
+def judge(run: MeasuredRun, requested: Iterable[str], watch: bool = True) -> Judged:
+    """What is inert and what is live; with `watch`, settings that nobody requested are judged, too."""
+    causes: dict[tuple[str, str], list[str]] = {}
+    live: dict[str, str] = {}
+    left = sorted(set(requested))
+    for switch in SWITCHES:
+        watched = bool(watch and switch.watched(run.settings))
+        names = [*switch.names.split()] if watched else switch.of(left)
+        effect = switch.effect(run, watched) if names else None
+        if effect is None:
+            continue
+        left = [name for name in left if name not in names]
+        if effect.struck:
+            live |= dict.fromkeys(names, effect.how)
+        else:
+            causes.setdefault((effect.why, effect.remedy), []).extend(names)
+    return Judged([Inert(tuple(names), *cause) for cause, names in causes.items()], live)
+
+
+def inert_in_plan(settings: Settings, requested: Iterable[str]) -> list[Inert]:
+    """Requested settings that will do nothing, as far as that is known before the run."""
+    return judge(MeasuredRun(settings, lambda key: []), requested, watch=False).inert

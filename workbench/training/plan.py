@@ -1,0 +1,135 @@
+"""What a run is, once it is checked: `Plan` and its `Stage`s. `prepare.py` makes them; everything else reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from workbench.printable import printable
+from workbench.recipe import AdaptivePart, Recipe
+from workbench.rewards.suite import RewardSuite
+from workbench.task import Row as TaskRow
+from workbench.task import Task
+from workbench.training.settings import Batch, in_words
+from workbench.training.settings.device import Machine
+from workbench.training.settings.in_force import Row
+from workbench.workspace import to_json
+
+ONLY_STAGE = "1"
+# What is trained at a time: (recipe, settings, longest prompt in tokens or None).
+Part = tuple[Recipe, dict[str, Any], int | None]
+# (parts, machine, gradient checkpointing where that is decided already) -> (the same, lines to show, an estimate or None).
+Memory = Callable[[Sequence[Part], Machine, bool | None], tuple[bool, list[str], Any]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage, checked: everything that its trainer is built from."""
+
+    name: str
+    number: int  # from 0
+    recipe: Recipe  # the run's, with the stage's own settings and weights in it
+    task: Task | None  # None: not known, and then there are neither rows nor a suite
+    rows: list[TaskRow]
+    settings: dict[str, Any]
+    planned: Batch
+    suite: RewardSuite | None
+    adaptive: dict[str, AdaptivePart]
+    notes: list[str]
+    source: str = ""  # the task file that a person edits; empty: none
+    offset: int = 0  # steps of the stages before
+    left_out_too_long: int = 0
+    lengths_tokens: list[int] = field(default_factory=list)  # of the prompts that are used
+
+    @property
+    def steps(self) -> int:
+        """Steps that the stage trains; -1 where that follows from epochs."""
+        return self.settings["max_steps"]
+
+    def fresh(self) -> Stage:
+        """The same stage, with settings and reward functions that nothing else changes: each trainer gets its own."""
+        return replace(self, settings=dict(self.settings), suite=suite_of(self.task, self.recipe, self.settings))
+
+
+def suite_of(task: Task, recipe: Recipe, settings: dict[str, Any]) -> RewardSuite:
+    """The task's reward functions as a stage with these settings weighs and aggregates them."""
+    size, scale = settings["num_generations"], settings["scale_rewards"]
+    aggregation = settings.get("multi_objective_aggregation", "sum_then_normalize")
+    return RewardSuite(task, size, recipe.reward_weights, scale, aggregation, **recipe.rewards.model_dump())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is: made by `prepare`, shown by `plan`, trained by `train`. It displays its table in a notebook cell."""
+
+    recipe: Recipe  # under today's names
+    task: Task | None  # None: it stands in for a script's, or its hub cannot be reached
+    machine: Machine
+    stages: tuple[Stage, ...]  # checked, with the prompts that fit
+    settings: dict[str, Any]  # what GRPOConfig is built from, in the first stage
+    notes: tuple[str, ...]  # whatever is not exactly as it was asked, and what could not be checked
+    generation: str  # who generates, as far as that can be told
+    rows: tuple[Row, ...]  # requested, default, effective, and set by whom
+    memory: Any = None  # an estimate, if one was asked for
+    source: str = "recipe"
+    stand_ins: tuple[str, ...] = ()  # "task", "policy": not read from a script, so the workbench's own are named
+
+    HEADER = ("setting", "requested", "default", "effective", "set by")
+
+    @property
+    def batch(self) -> Batch:
+        """The generation batch, in the first stage."""
+        return self.stages[0].planned
+
+    @property
+    def words(self) -> str:
+        """The batch arithmetic of each stage, with its current number of steps: `continue --steps` adds to them."""
+        sentences = []
+        for stage in self.stages:
+            where = f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else ""
+            sentences.append(where + in_words(stage.planned, stage.settings, len(stage.rows) or None))
+        return ". ".join(sentences)
+
+    @property
+    def prompts(self) -> int | None:
+        """How many different ones are trained on; None: not known."""
+        return len({row["prompt_id"] for stage in self.stages for row in stage.rows}) or None
+
+    @property
+    def longest_tokens(self) -> int | None:
+        """Of the prompts; None: not measured."""
+        return max((length for stage in self.stages for length in stage.lengths_tokens), default=None)
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """Requested beside effective: a row per setting, under `HEADER`."""
+        # None is a dash, and 1e-05 stays as it is: these are settings, not measurements.
+        return [["-" if value is None else str(value) for value in row] for row in self.rows]
+
+    def found(self) -> dict[str, Any]:
+        """For `--json`."""
+        kept = ("source", "settings", "notes", "words", "generation", "prompts")
+        found = {name: getattr(self, name) for name in kept} | {"recipe": self.recipe.model_dump(mode="json")}
+        memory = self.memory.found() if hasattr(self.memory, "found") else self.memory
+        return to_json({**found, "in_force": self.rows, "longest_prompt_tokens": self.longest_tokens, "memory": memory})
+
+    def __str__(self) -> str:
+        policy = self.recipe.policy
+        task, name = (
+            f"{part} unknown ({name} used instead)" if part in self.stand_ins else f"{part} {name}"
+            for part, name in (("task", self.recipe.task), ("policy", policy.name))
+        )
+        table = [self.HEADER, *self.cells]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            f"{self.source}: {task}, {name} through {policy.backend}, {'4-bit' if policy.load_in_4bit else '16-bit'}, "
+            f"{policy.max_seq_length} tokens, LoRA r {self.recipe.lora.r}",
+            f"{self.words}.",
+            f"{self.generation}.",
+            *(f"  note: {note}" for note in self.notes),
+            *([] if self.memory is None else [str(self.memory)]),
+            "",
+            *(printable("  ".join(map(str.ljust, row, widths)).rstrip()) for row in table),
+        ]
+        return "\n".join(lines)
