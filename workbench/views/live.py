@@ -1,7 +1,7 @@
-"""A run in a notebook cell: the plot in the cell that trains it, and the panel of a run that trains elsewhere.
+"""A run in a notebook cell: one panel (`RunCell`) with two feeds, the trainer (`LivePlot`) or the run's files (`RunPanel`).
 
-That run has a process of its own (`start`, `workbench train`, another kernel), and the panel an idle kernel, on whose event
-loop it follows the run's files between cells. Nothing is lost when the kernel restarts.
+A run that is followed by its files has a separate process (`start`, `workbench train`, another kernel), and the panel an idle
+kernel, on whose event loop it looks between cells. Nothing is lost when the kernel restarts.
 """
 
 from __future__ import annotations
