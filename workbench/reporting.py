@@ -74,25 +74,29 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     evaluation: Evaluation | None = None
     with contextlib.suppress(WorkbenchError):
         evaluation = inspection.read_evaluation(run)
-    verdicts, steps, manifest = examine_run(run, last=200), by_step(run), run.manifest()
-    in_training = [told(found)] if (found := run.result().get("held_out")) else []
-    there = evaluation.rows[0] if evaluation is not None and evaluation.rows else batch_and_place(run)[0].columns
-    column = answer_column or answer_column_of(there, manifest)
+    verdicts = examine_run(run, last=200)
+    steps = by_step(run)
+    manifest = run.manifest()
+    held_out = run.result().get("held_out")
+    in_training = [told(held_out)] if held_out else []
+    measured = evaluation is not None and evaluation.rows
+    columns = evaluation.rows[0] if measured else batch_and_place(run)[0].columns
+    column = answer_column or answer_column_of(columns, manifest)
     hacks = inspection.hacking(run, evaluation)
     if evaluation is None:
         remedy = f"`workbench eval {run.name}` measures what it gained"
         if manifest.get("attached"):
-            remedy = "its trainer was your own: wb.evaluate(run, task=...) measures it"
-            remedy = remedy if run.has_adapter else "the run keeps no adapter; measure the model that your trainer saved yourself"
-        yield (
-            "In short",
-            f"{run.describe(run.name)}\nnot evaluated yet: {remedy}\n" + "\n".join([*in_training, hacks.verdict]),
-        )
+            remedy = "the run keeps no adapter; measure the model that your trainer saved yourself"
+            if run.has_adapter:
+                remedy = "its trainer was your own: wb.evaluate(run, task=...) measures it"
+        lines = [run.describe(run.name), f"not evaluated yet: {remedy}", *in_training, hacks.verdict]
+        yield "In short", "\n".join(lines)
     else:
         changed = inspection.regressions(evaluation)
-        said = str(evaluation).splitlines()
-        yield "In short", "\n".join([run.describe(run.name), *said[:3], *in_training, changed.verdict, hacks.verdict])
-        worse, better = changed.frame[changed.frame["change"] < 0], changed.frame[changed.frame["change"] > 0][::-1]
+        gain = str(evaluation).splitlines()[:3]
+        yield "In short", "\n".join([run.describe(run.name), *gain, *in_training, changed.verdict, hacks.verdict])
+        worse = changed.frame[changed.frame["change"] < 0]
+        better = changed.frame[changed.frame["change"] > 0][::-1]
         for how, frame in (("worse", worse), ("better", better)):
             yield f"Prompts that became {how}", Listing(f"{len(frame)} prompts", frame.head(_EXAMPLES))
     yield "Health", verdicts
@@ -113,14 +117,16 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     yield "A group of the last step", explain_group(run, answer_column=answer_column)
     # The page may be handed on: what a card leaves out, it leaves out.
     settings = clean(manifest.get("settings") or {})
-    asked, in_force = settings.get("asked") or {}, settings.get("in_force") or {}
-    rows = [[name, Verbatim(asked.get(name, "-")), Verbatim(value)] for name, value in sorted(in_force.items())]
-    header = ["setting", "requested", "in force"]
+    effective = sorted((settings.get("in_force") or {}).items())
     if manifest.get("attached"):  # nobody asked the workbench for any of them
-        header, rows = ["setting", "in force"], [[name, value] for name, _, value in rows]
-    yield "Settings", Table(header, rows)
-    found = clean({**(manifest.get("versions") or {}), **(manifest.get("policy") or {})})
-    yield "Environment", Table(["", "found"], [[name, Verbatim(value)] for name, value in found.items() if name != "base"])
+        yield "Settings", Table(["setting", "effective"], [[name, Verbatim(value)] for name, value in effective])
+    else:
+        requested = settings.get("asked") or {}
+        rows = [[name, Verbatim(requested.get(name, "-")), Verbatim(value)] for name, value in effective]
+        yield "Settings", Table(["setting", "requested", "effective"], rows)
+    environment = clean({**(manifest.get("versions") or {}), **(manifest.get("policy") or {})})
+    environment.pop("base", None)
+    yield "Environment", Table(["", "found"], [[name, Verbatim(value)] for name, value in environment.items()])
 
 
 def _html(result: Any) -> str:

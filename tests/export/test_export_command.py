@@ -15,7 +15,8 @@ import made_artefacts
 import pytest
 from made_runs import made_run
 
-from workbench import cli, command
+from workbench import cli
+from workbench import command as frame
 from workbench.exporting import merging
 from workbench.exporting.artefacts import meant
 from workbench.exporting.making import export
@@ -24,7 +25,7 @@ from workbench.exporting.making import export
 @pytest.fixture
 def workbench(home, monkeypatch, capsys):
     monkeypatch.setenv("WORKBENCH_HOME", str(home))
-    monkeypatch.setattr(command, "guard_output", lambda: None)
+    monkeypatch.setattr(frame, "guard_output", lambda: None)
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["workbench", *words])

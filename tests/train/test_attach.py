@@ -698,7 +698,7 @@ def test_what_is_right_can_be_said_with_a_threshold(home, tmp_path, capsys):
         assert FollowedRun(run).figure.charts["groups"].title == ("groups" if asked else "groups; right: has_tags > 0")
         spoken = [each.line for each in examine_run(run) if re.search(r"\b(right|wrong)\b", each.line)]
         assert all(("'right' here" in line) == (asked is None) for line in spoken)
-        assert "GRPOConfig" in FollowedRun(run).figure._unmeasured
+        assert "GRPOConfig" in FollowedRun(run).figure.unmeasured
     with pytest.raises(TaskError, match="right_by = 'nothing'"):
         attach(partial(tmp_path), right_by="nothing")
 
@@ -747,7 +747,7 @@ def test_a_report_on_somebodys_trainer_requests_nothing(home, tmp_path):
     run = attach(trainer := trl_text_two_functions(tmp_path), run_name="theirs")
     trainer.train()
     settings = write_report(run, markdown=True).read_text().partition("## Settings")[2].partition("## ")[0]
-    assert "in force" in settings
+    assert "effective" in settings
     assert "requested" not in settings
 
 

@@ -119,6 +119,18 @@ def test_another_prompt_brings_its_own_honest_answer_and_keeps_what_was_typed(la
     assert lab.texts[2] == "mine"
 
 
+def test_the_list_of_prompts_shows_the_one_that_is_chosen(lab, file):
+    prompts = lab.parts["prompts"]
+    assert prompts.label == "0: What is 15 + 27?"
+    lab.choose(1)
+    assert (prompts.label, prompts.index) == ("1: What is 9 - 4?", 1)
+    write(file, "0.5", ROWS[::-1])
+    lab.look()
+    assert (prompts.label, prompts.index) == ("1: What is 15 + 27?", 1)
+    prompts.index = 0  # what a click sends
+    assert "9 - 4" in lab.parts["prompt"].value
+
+
 def test_a_saved_file_is_loaded_again_and_a_broken_one_keeps_the_last(lab, file):
     write(file, "0.5")
     lab.look()

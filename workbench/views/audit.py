@@ -24,8 +24,8 @@ def audit_view(audit: RewardAudit, most: int = MOST_PROBES, chart: bool = True) 
     image = inline_image(leaderboard_chart(audit, most), audit.verdict) if chart and audit.probes else ""
     items = []
     for finding in audit.findings:
-        text_of_it = str(finding).partition(": ")[2].replace("\n  -> ", "\n→ ")
-        items.append(item(finding.severity, text_of_it))
+        words = str(finding).partition(": ")[2].replace("\n  -> ", "\n→ ")
+        items.append(item(finding.severity, words))
     head = f"<b>{pre(title)}</b>{pre(tried)}{image}<ul>{''.join(items)}</ul>"
     return View(head + "".join(table._repr_html_() for table in tables), text)
 

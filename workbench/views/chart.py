@@ -74,7 +74,7 @@ class Chart:
         for each, shared in zip(self.axes, (self.share, self.right_share)):
             each.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
             # matplotlib's own formatter writes what the numbers have in common over the legend.
-            plain = FuncFormatter(lambda value, _, each=each: tick_label(value, max(each.get_ylim())))
+            plain = FuncFormatter(lambda value, _, each=each: tick_label(value, max(map(abs, each.get_ylim()))))
             each.yaxis.set_major_formatter(PercentFormatter(1.0) if shared else plain)
             # At a fixed place: to look for a free one costs a tenth of a drawing.
             each.xaxis.set_label_coords(0.5, -0.16)

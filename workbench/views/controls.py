@@ -36,7 +36,7 @@ def buttons_work(in_cell: bool) -> tuple[bool, str]:
     It depends on the front end, the kernel, and on whether the run trains in a cell of this kernel, which is busy then.
     """
     if reason := no_widgets():
-        return False, f"There are no buttons{' ' if reason.startswith('(') else ''}{reason}."
+        return False, f"There are no buttons: {reason}."
     if not in_cell:
         return True, "The run has its own process, so buttons work in every front end while this kernel is idle."
     import ipykernel
@@ -88,7 +88,7 @@ class Controls:
             # A text, so that 1e-5 can be typed, and what is no number is answered and not swallowed.
             look = {"style": {"description_width": "initial"}, "layout": {"width": "190px"}}
             fields.append(self.parts.add(action, kit.Text(description=action, continuous_update=False, **look)))
-            fields.append(self._button(f"apply {action}", "Apply", margin="2px 16px 2px 2px"))
+            fields.append(self._button(f"apply {action}", "Apply", min_width="auto", margin="2px 16px 2px 2px"))
         self._rows = kit.VBox([])
         answers = self.parts.add("answers", kit.HTML())
         sentence = self.parts.add("sentence", kit.HTML(coloured(self.sentence, MUTED)))

@@ -77,11 +77,11 @@ class RunFigure:
             self.charts[key] = Chart(axis, **settings)
         self.marks = _Marks(self.charts)
         self.held_out = _HeldOut(self.charts["reward"])
-        self._unmeasured = KL_UNMEASURED
+        self.unmeasured = KL_UNMEASURED
 
     def about(self, manifest: dict[str, Any]) -> None:
         """Word the charts for a run: who made its trainer, and whether anybody said what is right."""
-        self._unmeasured = KL_UNMEASURED_ATTACHED if manifest.get("attached") else KL_UNMEASURED
+        self.unmeasured = KL_UNMEASURED_ATTACHED if manifest.get("attached") else KL_UNMEASURED
         groups = self.charts["groups"]
         unstated = unstated_right(manifest)
         groups.title = as_text(f"groups; right: {cut(unstated, 30)}" if unstated else "groups")
@@ -134,7 +134,7 @@ class RunFigure:
         # A run may begin without a reference model and get one in a later stage, or the reverse.
         kl = self.charts["kl"]
         measured = bool(self.beta) or not absent(metrics.KL)
-        kl.words.set_text("" if measured else self._unmeasured)
+        kl.words.set_text("" if measured else self.unmeasured)
         kl.axis.tick_params(labelleft=measured)
         kl.right.tick_params(labelright=measured)
         if measured:

@@ -120,6 +120,7 @@ class Lab:
         self.parts.add("scale", kit.Dropdown(description="scale_rewards", style=_WORDS, **scale))
         self.parts.add("marks", kit.Dropdown(description="highlight", style=_WORDS, layout={"width": "40%"}))
         self.parts.add("completions", kit.VBox([], layout=_WIDE))
+        self.parts["prompts"].observe(self._prompt_changed, "value")
         self._offer()
         self.parts["scale"].observe(self._scale_changed, "value")
         self.parts["marks"].observe(self._soon, "value")
@@ -135,7 +136,7 @@ class Lab:
         rows = self.bench.task.rows
         numbers = sorted({*range(min(len(rows), MOST_PROMPTS)), self.number})
         prompts = self.parts["prompts"]
-        prompts.unobserve_all("value")
+        prompts.unobserve(self._prompt_changed, "value")
         prompts.options = [(one_line(f"{number}: {question(rows[number]['prompt']).strip()}", 84), number) for number in numbers]
         prompts.value = self.number
         prompts.observe(self._prompt_changed, "value")

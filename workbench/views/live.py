@@ -1,7 +1,7 @@
-"""A run in a notebook cell: the plot in the cell that trains it, and the panel of a run that trains elsewhere.
+"""A run in a notebook cell: one panel (`RunCell`) with two feeds, the trainer (`LivePlot`) or the run's files (`RunPanel`).
 
-That run has a process of its own (`start`, `workbench train`, another kernel), and the panel an idle kernel, on whose event
-loop it follows the run's files between cells. Nothing is lost when the kernel restarts.
+A run that is followed by its files has a separate process (`start`, `workbench train`, another kernel), and the panel an idle
+kernel, on whose event loop it looks between cells. Nothing is lost when the kernel restarts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from workbench.progress import clock
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
 from workbench.views.controls import Controls, buttons_work
@@ -39,7 +38,7 @@ class RunCell:
 
     share = 0.1  # of the time that pictures may take
     least_s = 1.0  # between two of them
-    view: Any  # RunView; None as long as there is no run
+    view: RunView
     _elapsed_s: Callable[[], float]  # of the run
     _display_controls: Callable[[], None]
 
@@ -78,7 +77,7 @@ class RunCell:
         if not self.places:
             return
         self._put("status", _status(line))
-        if self.view is not None and len(self.view.history):
+        if len(self.view.history):
             self._put("below", {"text/html": self.view.below(), "text/plain": ""})
             if draw or (draw is None and self._due()):
                 started = time.perf_counter()
@@ -134,8 +133,8 @@ class LivePlot(RunCell):
         self._batch: ScoredBatch | None = None  # the newest
         # What is slow the first time (libraries, fonts) is done here, before the run's time begins; the second draw says
         # what one costs.
-        if controls:
-            buttons_work(in_cell=True)
+        if controls and buttons_work(in_cell=True)[0]:
+            import ipywidgets  # noqa: F401
         self.view = RunView(group_every)
         for _ in range(2):
             started = time.perf_counter()
@@ -248,47 +247,33 @@ class RunPanel(RunCell):
         super().__init__()
         self.every_s = every_s
         self.least_s = every_s
-        self.group_every = group_every
         works, self._sentence = buttons_work(in_cell=False)
         self.wants_controls = controls and works
-        self.view: FollowedRun | None = None  # while the policy is loaded
-        self._failed_before = False  # the process ended, and there was no run
-        self._since = time.monotonic()
         self.box: Any = None  # where the controls appear once there is a run
         self._task: asyncio.Task | None = None
         run = open_run(run, root, latest="training") if isinstance(run, (str, os.PathLike)) else run
-        self.started = None if isinstance(run, RunDirectory) else run  # what `start` returned
-        self._follow(run if self.started is None else None)
+        self.view: FollowedRun = FollowedRun(run, group_every)
+        self._make_controls()
 
     @property
     def run(self) -> RunDirectory | None:
         """The run; None as long as there is none."""
-        return self.view.run if self.view is not None else None
+        return self.view.run
 
     @property
     def over(self) -> bool:
         """Whether there is nothing left to follow."""
-        return self.status not in ("loading", "running")
+        return self.view.over
 
     @property
     def status(self) -> str:
         """ "loading", "running", or how it ended ("not begun": before there was a run)."""
-        if self.view is not None:
-            return self.view.status
-        return "not begun" if self._failed_before else "loading"
+        return self.view.status
 
     # -- keeping up --------------------------------------------------------------------------------------------------
-    def _follow(self, run: RunDirectory | None) -> None:
-        if run is None:
-            # The process may end before there is a run: a policy that cannot be loaded, a recipe that cannot be right.
-            # It is asked first, so that a run that was begun and ended in between is not missed.
-            code, run = self.started.poll(), self.started.run
-            self._failed_before = run is None and code is not None
-        if run is None:
-            return
-        self.view = FollowedRun(run, self.group_every)
-        if self.wants_controls and not self.over:
-            self.controls = Controls(run, state=self.view.state)
+    def _make_controls(self) -> None:
+        if self.wants_controls and self.run is not None and not self.over:
+            self.controls = Controls(self.run, state=self.view.state)
             if self.box is not None:
                 self.box.children = [self.controls.widget]
 
@@ -296,22 +281,23 @@ class RunPanel(RunCell):
         """Read what is new and show it, with the run's health if it is time to. The panel does this while it is shown."""
         if self.over:
             return
-        if self.view is None:
-            self._follow(None)
+        events = self.view.look()
+        if self.controls is None:
+            self._make_controls()
         else:
-            self._answered(self.view.look(), ended=self.view.message())
+            self._answered(events, ended=self.view.message())
         if health:
             self._examine()
         self._refresh()
 
     def _examine(self) -> None:
-        if self.view is not None and self.view.time_to_examine():
+        if self.view.time_to_examine():
             self.view.examine()
 
     def _refresh(self) -> None:
-        if self.places and self.view is not None:
+        if self.places:
             self.view.read_group()
-        last = self.over and self.view is not None and self.view.fresh
+        last = self.over and self.view.fresh
         self._show(self.line(), draw=True if last else None)
 
     def wait(self, timeout_s: float | None = None) -> str:
@@ -348,21 +334,13 @@ class RunPanel(RunCell):
     # -- showing -----------------------------------------------------------------------------------------------------
     def line(self) -> str:
         """The status line; while there is no run, what its process printed last."""
-        if self.view is not None:
-            line = self.view.line()
-            if self.started is not None and self.status in ("failed", "killed", "gone") and self.started.error:
-                line += f"\n{self.started.error}"
-            return line
-        if self._failed_before:
-            return f"the process ended before the run began\n{self.started.error or self.started.log_tail().strip()}"
-        printed = [line.strip() for line in self.started.log_tail().splitlines() if line.strip()]
-        return "\n".join([f"loading the policy ... {clock(time.monotonic() - self._since)}", *printed[-1:]])
+        return self.view.line()
 
     def _elapsed_s(self) -> float:
         return self.view.elapsed_s() or 0.0
 
     def _ipython_display_(self) -> None:
-        key = str(self.run.path) if self.run is not None else str(id(self.started))
+        key = str(self.run.path) if self.run is not None else str(id(self.view.started))
         if (before := _OPEN.get(key)) not in (None, self):
             before.close()
         _OPEN[key] = self
@@ -371,10 +349,9 @@ class RunPanel(RunCell):
         if not self.places:
             return
         self._examine()
-        if self.view is not None:
-            # These places show no picture yet.
-            self.view.fresh = True
-            self.drawn_at = float("-inf")
+        # These places show no picture yet.
+        self.view.fresh = True
+        self.drawn_at = float("-inf")
         self._refresh()
         if not self.over and os.environ.get(WIDGETS) != "0" and (self._task is None or self._task.done()):
             # Where a notebook is executed and then only read, `wait` follows the run.

@@ -58,6 +58,7 @@ class RunView:
         self.held_out: list[dict[str, Any]] = []  # measurements of held-out prompts
         self.verdicts: list[Any] = []
         self.group: ShownGroup | None = None
+        self.run: Any = None  # RunDirectory
         self.name = ""
         self.total = 0
         self.stages = False
@@ -150,30 +151,48 @@ class RunView:
 class FollowedRun(RunView):
     """A run that trains elsewhere (or has ended), as far as its files tell; `look` brings it up to date.
 
-    `status` is "running" or how the run ended: "finished", "stopped", "aborted", "failed", "killed", or "gone" if nothing
-    of it was kept.
+    `run` is a run, or what `start` returned, whose run comes later. `status` is "loading" (there is no run yet), "running",
+    or how it ended: "finished", "stopped", "aborted", "failed", "killed", "gone" if nothing of it was kept, or "not begun"
+    if its process ended before there was a run.
     """
 
-    def __init__(self, run: RunDirectory, group_every: int = 1) -> None:
+    def __init__(self, run: RunDirectory | Any, group_every: int = 1) -> None:
         super().__init__(group_every)
-        self.begin(run)
-        self._metrics, self._events = Tail(run.path / "metrics.jsonl"), Tail(run.path / "events.jsonl")
+        self.started = None if isinstance(run, RunDirectory) else run
+        self.status = "loading"
+        self._since = time.monotonic()
         self._begun: float | None = None  # time.time() at which the session began
         self._unexamined = False  # something was read since the run's health was looked at
         self._examined_at = float("-inf")
         self.health_cost_s = 0.0
         self._summaries: dict[Any, Any] = {}  # of the parts that were examined before
+        if self.started is None:
+            self._open(run)
         self.look()
+
+    def _open(self, run: RunDirectory) -> None:
+        self.begin(run)
+        self._metrics = Tail(run.path / "metrics.jsonl")
+        self._events = Tail(run.path / "events.jsonl")
 
     @property
     def over(self) -> bool:
         """Whether there is nothing left to follow."""
-        return self.status != "running"
+        return self.status not in ("loading", "running")
 
     def look(self) -> list[dict[str, Any]]:
         """Read what was written since the last look; returns the new events."""
+        if self.run is None:
+            # The process may end before there is a run: a policy that cannot be loaded, a recipe that cannot be right.
+            # It is asked first, so that a run that was begun and ended in between is not missed.
+            code = self.started.poll()
+            if self.started.run is None:
+                self.status = "loading" if code is None else "not begun"
+                return []
+            self._open(self.started.run)
         live = self.run.live  # first: what it wrote before it ended is then read for certain
-        rows, events = self._metrics.take(), self._events.take()
+        rows = self._metrics.take()
+        events = self._events.take()
         if self._metrics.rewritten:  # the run was continued
             self.history = History(self.state.weights)
         for row in rows:
@@ -202,7 +221,7 @@ class FollowedRun(RunView):
 
     def read_group(self) -> None:
         """Read a group of the newest step, if it is time for another one."""
-        newest = newest_part(self.run) if self.status != "gone" else None
+        newest = None if self.run is None or self.status == "gone" else newest_part(self.run)
         if newest is not None and self._wants_group(newest[0]) and (batch := read_batch(newest[1])) is not None:
             self.show_group(batch)
 
@@ -228,13 +247,13 @@ class FollowedRun(RunView):
 
     def elapsed_s(self) -> float | None:
         """Seconds since the run (or its latest session) began; of a run that is over, what it took."""
-        if self.over and self.status != "gone":
+        if self.over and self.status not in ("gone", "not begun"):
             return 60 * (self.run.result().get("minutes") or 0.0)
         return max(0.0, time.time() - self._begun) if self._begun is not None else None
 
     def message(self) -> str | None:
         """How the run ended, and what can be done now; None while it trains."""
-        if not self.over:
+        if not self.over or self.run is None:
             return None
         how = f"{self.status} after {self.history.step} step{'s' * (self.history.step != 1)}"
         if self.status == "gone":
@@ -246,10 +265,18 @@ class FollowedRun(RunView):
         return f"{how}; {after}"
 
     def line(self) -> str:
-        """The status line."""
+        """The status line; while there is no run, what its process printed last."""
+        if self.status == "not begun":
+            return f"the process ended before the run began\n{self.started.error or self.started.log_tail().strip()}"
+        if self.run is None:
+            printed = [line.strip() for line in self.started.log_tail().splitlines() if line.strip()]
+            return "\n".join([f"loading the policy ... {clock(time.monotonic() - self._since)}", *printed[-1:]])
         if not len(self.history) and not self.over:
             return f"{self.name}: waiting for the first step"
-        return self.words(self.elapsed_s(), self.message())
+        line = self.words(self.elapsed_s(), self.message())
+        if self.started is not None and self.status in ("failed", "killed", "gone") and self.started.error:
+            line += f"\n{self.started.error}"
+        return line
 
 
 class RunCurves:

@@ -13,11 +13,9 @@ WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is 
 def no_widgets() -> str:
     """Why a panel has no widgets here, in words; empty if it has."""
     if os.environ.get(WIDGETS) == "0":
-        return f"({WIDGETS}=0)"
-    try:
-        return "" if importlib.util.find_spec("ipywidgets") else ": ipywidgets is not installed"
-    except ValueError:  # what an import that was forbidden leaves in sys.modules
-        return ": ipywidgets is not installed"
+        return f"{WIDGETS}=0"
+    missing = [name for name in ("ipywidgets", "ipykernel") if importlib.util.find_spec(name) is None]
+    return f"{missing[0]} is not installed" if missing else ""
 
 
 class Parts(dict[str, Any]):
