@@ -205,7 +205,7 @@ def test_a_record_of_odd_types_is_refused_in_words_or_left_out(finished, file, c
             look()
         except RunError as error:
             refusals.append(str(error))
-    refusals = [each for each in refusals if "no best adapter" not in each and "no checkpoint to go on from" not in each]
+    refusals = [each for each in refusals if "no best adapter" not in each and "no checkpoint to resume from" not in each]
     assert bool(refusals) == bool(said)
     assert all(said in each for each in refusals)
     assert finished.name in finished.describe()

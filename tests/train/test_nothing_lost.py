@@ -472,7 +472,7 @@ class Breaks:
 def test_weights_that_are_no_numbers_are_never_saved(home, generation, step):
     policy = load_policy("tiny", load_in_4bit=False)
     asked = recipe(generation=generation, grpo={"save_total_limit": 1})
-    with pytest.raises(RunError, match=rf"nan[\s\S]*workbench continue r` goes on from checkpoint-{step - 1}"):
+    with pytest.raises(RunError, match=rf"nan[\s\S]*workbench continue r` resumes from checkpoint-{step - 1}"):
         train(asked, policy=policy, task=task(), watchers=[Breaks(policy, step)])
     run = open_run("r")
     assert run.result()["status"] == "failed"
