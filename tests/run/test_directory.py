@@ -236,7 +236,7 @@ def test_a_folder_that_is_gone_while_it_trains_is_named_at_the_next_step(home, h
         lambda: run.log_event("stopped"),
         lambda: run.update_manifest(x=1),
     ):
-        with pytest.raises(RunError, match="deleted or renamed while the run trained"):
+        with pytest.raises(RunError, match="deleted or renamed during training"):
             write()
     assert not run.path.exists()
 

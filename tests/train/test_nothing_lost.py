@@ -529,7 +529,7 @@ def test_too_little_room_is_said_before_the_first_step_and_before_a_checkpoint(h
             train(recipe(), policy=policy, task=task())
         left = iter([10**9] * 3)
         full.setattr(resuming.shutil, "disk_usage", lambda path: Usage(10**9, 0, next(left, 0)))
-        with pytest.raises(RunError, match=r"make room, then `workbench continue r` goes on"):
+        with pytest.raises(RunError, match=r"make room, then `workbench continue r` resumes"):
             train(recipe(), policy=policy, task=task())
     run = open_run("r")
     assert [folder.name for folder in run.saved()] == ["checkpoint-2", "checkpoint-1"]
