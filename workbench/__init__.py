@@ -1,9 +1,9 @@
-"""The GRPO workbench: see what a GRPO run will do before it costs GPU hours, watch it, and prove what it bought.
+"""The GRPO workbench: see what a GRPO run will do before it costs GPU hours, watch it, and prove what it gained.
 
     import workbench as wb
 
 is all that a notebook needs. Every name below is imported when it is first used, and importing the package itself imports
-no library. What a call returns shows itself: as a table or picture in a notebook, as text in a terminal.
+no library. A result displays itself: as a table or picture in a notebook, as text in a terminal.
 """
 
 import importlib

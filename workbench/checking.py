@@ -1,4 +1,4 @@
-"""`workbench check`: a source gone through once, with its report, its prompt lengths and the kept rows if they are wanted."""
+"""`workbench check`: one pass over a source, with its report, its prompt lengths and, on request, the kept rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.workspace import find, shown
 
 @dataclass
 class Found:
-    """What `workbench check` found out."""
+    """The findings of `workbench check`."""
 
     report: Report
     lengths: dict[str, Any] | None
@@ -40,7 +40,7 @@ class Found:
 
 
 def tokenizer_of(policy: str | None, chat_template_kwargs: dict[str, Any] | str | None) -> Any:
-    """A policy's tokenizer, its template rendered with these, as in the recipe (JSON text will do); None: of no policy."""
+    """A policy's tokenizer, its template rendered with these arguments, as in the recipe (JSON text will do); None: no policy."""
     if policy is None:
         return None
     from workbench.training.loading import load_tokenizer
@@ -61,11 +61,11 @@ def check_source(
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Found:
-    """Go through a source once; no more than a thousand of its rows are held at a time. `options` are those of `Checked`.
+    """Read a source once, with at most a thousand of its rows in memory. `options` are those of `Checked`.
 
     Args:
         other: the other split, anything that can be opened.
-        out: where the kept rows go, as JSON lines; whole, or not at all.
+        out: where the kept rows go, as JSON lines, atomically.
         policy: whose tokenizer measures prompt lengths; None: they are not measured.
         system: a name from `workbench.data.prompts`, or a text.
     """

@@ -29,9 +29,9 @@ def notebooks_folder() -> Path:
 
 
 def notebooks_to_edit() -> Path:
-    """The folder of notebooks that are the user's to change: the repository's, or copies in the workspace.
+    """The folder of notebooks that the user may change: the repository's, or copies in the workspace.
 
-    What an installed package carries is the package's. A copy that is there already is left as it is.
+    An installed package's notebooks belong to the package. An existing copy is left as it is.
     """
     folder, own = notebooks_folder(), resolve("notebooks")
     if folder.name != "_notebooks":
@@ -66,7 +66,7 @@ def _values(cell: Any) -> dict[str, ast.expr]:
 
 
 def with_parameters(notebook: Any, parameters: dict[str, Any], name: str) -> Any:
-    """Write `parameters` into the notebook's cells tagged `parameters`, in place of the values that stand there.
+    """Write `parameters` into the notebook's cells tagged `parameters`, in place of the present values.
 
     A notebook without such a cell, or a parameter that none of them assigns, is a RunError.
     """
@@ -93,7 +93,7 @@ def _replace(cell: Any, node: ast.expr, text: str) -> None:
 def read_parameters(said: Sequence[str], notebook: Any, name: str) -> dict[str, Any]:
     """`["max_steps=5", "policy_name=tiny"]` as values by name; RunError for what is not NAME=VALUE.
 
-    A value is a Python literal; where text stands in the notebook, it is text.
+    A value is a Python literal; where the notebook has text, it is text.
     """
     standing: dict[str, Any] = {}
     for cell in _parameter_cells(notebook, name):
@@ -129,13 +129,13 @@ def find_notebook(name: str) -> Path:
             return notebooks_to_edit() / f"{stem}.ipynb"
     rule = f"a notebook is one of {', '.join(NOTEBOOKS)}, or the path of an .ipynb file"
     remedy = nearest(name, [word for stem in NOTEBOOKS for word in (stem, stem[3:])], "choose one of them")
-    raise RunError(f"notebook {name!r}: there is none", rule=rule, remedy=remedy)
+    raise RunError(f"notebook {name!r}: not found", rule=rule, remedy=remedy)
 
 
 def run_notebook(
     name: str, said: Sequence[str] = (), out: Path | None = None, on_cell: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, Any]:
-    """Execute one notebook (as for `find_notebook`) with other parameters (`read_parameters`); it stays as it is itself.
+    """Execute a copy of one notebook (as for `find_notebook`) with other parameters (`read_parameters`).
 
     The executed copy is `out`, or a new file in `runs/notebooks/`; `on_cell` is called with (cells done, cells in all).
     Returns {"notebook", "out", "parameters", "minutes"}; RunError for an unknown notebook or parameter, or a cell that fails.
@@ -154,7 +154,7 @@ def run_notebook(
 
 
 def execute(source: Path, out: Path, parameters: dict[str, Any], on_cell: Callable[[int, int], None] = lambda *_: None) -> None:
-    """Run one notebook in a kernel of its own, in the workspace, and save the executed copy, also when a cell fails.
+    """Run one notebook in a separate kernel, in the workspace, and save the executed copy, even if a cell fails.
 
     `on_cell` is called with (cells done, cells in all). A cell that fails is a RunError which names the notebook.
     """
@@ -241,7 +241,7 @@ def run_notebooks(
 
 
 def result_table(result: dict[str, Any]) -> str:
-    """What `run_notebooks` found, for people."""
+    """The result of `run_notebooks`, for people."""
     from workbench.inspection.evaluation import gain_in_words
     from workbench.views.tables import Table
 
@@ -282,6 +282,6 @@ def _following(metrics: Path, on_step: Callable[[int], None]) -> Generator[None]
 
 
 def free(path: Path) -> Path:
-    """`path`, or the first of `path-2`, `path-3`, ... that is not there."""
+    """`path`, or the first of `path-2`, `path-3`, ... that does not exist."""
     others = (path.with_name(f"{path.stem}-{count}{path.suffix}") for count in itertools.count(2))
     return next(each for each in itertools.chain([path], others) if not each.exists())

@@ -1,6 +1,6 @@
-"""Results show themselves: which view stands for which result, where IPython displays it.
+"""Results display themselves: which view IPython shows for which result.
 
-Stages return plain results and import no view; IPython asks here, by the type's name, when one is displayed.
+Stages return plain results and import no view; IPython looks the view up here, by the type's name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VIEWS: dict[str, str] = {
 
 
 def register(shell: Any = None) -> bool:
-    """Tell IPython's display about the results; returns whether there was a shell to tell.
+    """Register the results with IPython's display; returns whether there was a shell.
 
     The face does it whenever a name of it is first used. None: the running shell, if there is one; IPython is not imported
     for it.

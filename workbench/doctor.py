@@ -17,7 +17,7 @@ _HARMLESS = (
 
 
 class Finding(NamedTuple):
-    """Whether something works here, what was seen, and what to do if it does not."""
+    """Whether something works here, the evidence, and what to do if it does not."""
 
     works: bool
     detail: str
@@ -42,7 +42,7 @@ def examine() -> dict[str, Any]:
 
 
 def tables(report: dict[str, Any]) -> str:
-    """What `examine` found, for people."""
+    """The findings of `examine`, for people."""
     from workbench.views.tables import Table
 
     installed = [[name, version or "not installed"] for name, version in report["versions"].items()]

@@ -1,7 +1,7 @@
-"""Set-up on Colab and Kaggle: what the host brings stays, what is missing is added, and runs outlive the session.
+"""Set-up on Colab and Kaggle: the host's packages stay, missing ones are added, and runs outlive the session.
 
 Every notebook's first cell calls `begin`, from a copy of the repository or from this file alone, downloaded: until then
-the standard library is all that is there.
+only the standard library is available.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _outdated: list[str] = []  # replaced after this session had imported them
 
 
 def begin(runs_in: str, address: str) -> None:
-    """What the set-up cell calls: find the repository or clone it from `address`, then `set_up(runs_in)`."""
+    """For the set-up cell: find the repository or clone it from `address`, then `set_up(runs_in)`."""
     if importlib.util.find_spec("workbench") is None:
         if host() == "Colab":
             _on_colab(runs_in)  # a copy may be in the Drive
@@ -76,7 +76,7 @@ def set_up(runs_in: str = "/content/drive/MyDrive/grpo-workbench") -> None:
             the runtime, and the Drive is mounted first; "": beside the workbench. Kaggle keeps only /kaggle/working.
 
     Raises:
-        HostedError: if something cannot be installed beside what the host brings, or was replaced while it was in use.
+        HostedError: if something cannot be installed beside the host's packages, or was replaced while in use.
     """
     where = host()
     began = time.monotonic()
@@ -142,7 +142,7 @@ def _on_colab(runs_in: str) -> tuple[str, str]:
 
 
 def in_place() -> bool:
-    """Whether this copy of the workbench, and what it needs, are installed."""
+    """Whether this copy of the workbench and its requirements are installed."""
     project = REPOSITORY / "pyproject.toml"
     if not project.is_file():  # installed as a package, with what it needs
         return True

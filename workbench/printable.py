@@ -1,6 +1,6 @@
-"""Text that others wrote (completions, rows, messages of errors), made safe for a terminal, which obeys control sequences.
+"""Foreign text (completions, rows, error messages), made safe for a terminal, which obeys control sequences.
 
-`printable` shows them as Python writes them; `guard_output` puts it between every print of a process and its terminal.
+`printable` shows control sequences as Python writes them; `guard_output` applies it to everything that a process prints.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def printable(text: str) -> str:
 
 
 class Guarded:
-    """A stream that passes on printable text only, without colours. A progress bar of tqdm's may move the cursor."""
+    """A stream that passes on printable text only, without colours. A tqdm progress bar may move the cursor."""
 
     def __init__(self, stream: Any) -> None:
         self.unguarded = stream
@@ -48,10 +48,10 @@ class Guarded:
 
 
 def unguarded(stream: Any) -> Any:
-    """The stream itself, for what draws with control sequences of its own."""
+    """The stream itself, for code that draws with control sequences."""
     return getattr(stream, "unguarded", stream)
 
 
 def guard_output() -> None:
-    """From here on, whatever this process prints is printable: results, errors, tracebacks, and what a reward prints."""
+    """From now on everything that this process prints is printable: results, errors, tracebacks, and a reward's prints."""
     sys.stdout, sys.stderr = (Guarded(unguarded(stream)) for stream in (sys.stdout, sys.stderr))

@@ -1,7 +1,7 @@
-"""Several processes that train together, one per GPU, started by `accelerate launch`: what they tell one another.
+"""Several processes that train together, one per GPU, started by `accelerate launch`: their communication.
 
-The first, the main one, owns the run: it records, reads requests, saves and prints. Each scores its own completions and hands
-them over, as a group may lie across processes; what is asked for is in force in all of them after the same step.
+The first, the main one, owns the run: it records, reads requests, saves and prints. Each scores its own completions and passes
+them on, as a group may span processes; requests become effective in all of them after the same step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workbench.run.directory import RunDirectory
 
 
 def count() -> int:
-    """How many processes a launcher has started to train together; 1 without one."""
+    """How many processes a launcher has started to train together; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", 1)) if "LOCAL_RANK" in os.environ else 1
 
 
@@ -31,10 +31,10 @@ def is_main() -> bool:
 
 
 def check(backend: str) -> None:
-    """RecipeError where the processes that were asked for were not started, or cannot train together."""
+    """RecipeError where the requested processes were not started, or cannot train together."""
     if "LOCAL_RANK" not in os.environ and "MASTER_ADDR" in os.environ and os.environ.get("ACCELERATE_USE_CPU") == "True":
-        rule = "without mpirun, `accelerate launch --cpu` starts a single process, however many it is asked for"
-        remedy = "write --multi_gpu instead of --cpu, on a CPU, too; for one process: --num_processes 1"
+        rule = "without mpirun, `accelerate launch --cpu` starts a single process, however many are requested"
+        remedy = "write --multi_gpu instead of --cpu, even on a CPU; for one process: --num_processes 1"
         raise RecipeError("accelerate launch --cpu with several processes, and one was started", rule=rule, remedy=remedy)
     if count() > 1 and backend == "unsloth":
         value, rule = f"policy.backend = 'unsloth' in {count()} processes", "Unsloth trains on one GPU"
@@ -54,7 +54,7 @@ def _on_gpus() -> bool:
 
 
 def gathered(piece: Any) -> list[Any]:
-    """What each process hands in, in order, given to all of them; if somebody hands in an exception, all raise the first one."""
+    """Each process's contribution, in order, given to all of them; if one is an exception, all raise the first."""
     pieces = [piece]
     if count() > 1:
         import torch
@@ -77,7 +77,7 @@ def gathered(piece: Any) -> list[Any]:
 
 
 def in_main(call: Callable[[], Any]) -> Any:
-    """What `call` returns or raises in the main process, in all of them; it is called when all have come this far."""
+    """In all processes, what `call` returns or raises in the main one; it is called when all have come this far."""
     gathered(None)
     try:
         found = call() if is_main() else None
@@ -87,7 +87,7 @@ def in_main(call: Callable[[], Any]) -> Any:
 
 
 def as_seen(run: RunDirectory) -> RunDirectory:
-    """The run, as this process has it: what the others would write, the main one writes."""
+    """The run, as this process has it: the main one writes for all."""
     for name in ("log_event", "log_metrics", "update_manifest", "reopen", "release", "discard", "went_on", "put_back", "mend"):
         if not is_main():
             setattr(run, name, lambda *_, **__: None)

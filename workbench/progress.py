@@ -1,4 +1,4 @@
-"""How far a long call has come, in the notebook cell that waits for it; nothing anywhere else."""
+"""Progress of a long call, in the notebook cell that waits for it; nothing anywhere else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def clock(seconds: float) -> str:
 
 
 def count_line(unit: str) -> Callable[[int], None]:
-    """A running count, for work whose end is not known: call it with the number done. Work that is quick shows nothing."""
+    """A running count, for work of unknown length: call it with the number done. Quick work shows nothing."""
     started, show = time.monotonic(), _line()
 
     def update(done: int) -> None:
@@ -32,7 +32,7 @@ def count_line(unit: str) -> Callable[[int], None]:
 
 
 def progress_line(label: str) -> Callable[[int, int], None]:
-    """A progress bar: call it with (done, in all); in all 0: a process starts or loads, and nothing can be counted."""
+    """A progress bar: call it with (done, total); a total of 0: a process starts or loads, and nothing can be counted."""
     started, show = time.monotonic(), _line()
 
     def update(done: int, total: int) -> None:

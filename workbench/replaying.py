@@ -1,7 +1,7 @@
-"""Replay: the recorded completions of a run scored anew with an edited task, old advantages against new ones.
+"""Replay: the recorded completions of a run scored again with an edited task, old advantages compared with new ones.
 
 The record is read a few thousand completions at a time, whole groups together, and old and new go side by side into a
-Parquet file, which DuckDB is asked about: a million completions need no more memory than ten thousand.
+Parquet file, which DuckDB queries: a million completions need no more memory than ten thousand.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ABOUT = 4096  # completions that are written at a time
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay found. Every count is of the completions or groups that were replayed; records are plain dicts."""
+    """The result of a replay. Every count is of the replayed completions or groups; records are plain dicts."""
 
     run: str
     task: str
@@ -130,16 +130,16 @@ def replay(
         task: the edited task, its file or its name; only its functions and weights are used, the prompts are the recorded ones.
         weights: by function name; others are the run's recipe's where it names them, else the task's.
         aggregation: `multi_objective_aggregation` of the new advantages, "normalize_then_sum" for GDPO's; None: the run's.
-        out: a Parquet file with a row per completion, old and new side by side; whole, or not at all.
-        examples: how many of the completions whose advantage changes most are kept.
-        limit: stop once so many completions are replayed; what is being replayed then is finished first.
+        out: a Parquet file with a row per completion, old and new side by side, written atomically.
+        examples: how many of the completions with the largest change of advantage to keep.
+        limit: stop once this many completions are replayed; the part in progress is finished first.
         progress: called with (completions done, completions recorded).
 
     Raises:
         RunError: if the run recorded nothing that can be read, or `out` would be taken for a part of its record.
         TaskError: if a function needs a column that was not recorded.
         RewardError: if a function fails.
-        RecipeError: if `weights` names no function of the task, or `aggregation` is no word of GRPOConfig.
+        RecipeError: if `weights` names no function of the task, or `aggregation` is not a value of GRPOConfig.
 
     >>> again = wb.replay("latest", "arithmetic", {"length_reward": 0.0})
     >>> print(again)  # again.turned_up: advantages that became positive; again.came_alive: groups
@@ -207,7 +207,7 @@ def replay(
 def _checked(out: Path, run: RunDirectory) -> Path:
     own = out.resolve().parent == run.rollouts.resolve()
     if own or out.is_dir() or any(folder.is_file() for folder in out.parents):
-        value = f"out = {out}: " + ("among the run's own parts" if own else "it is a folder, or lies in a file")
+        value = f"out = {out}: " + ("among the run's own parts" if own else "it is a folder, or its parent is a file")
         rule = "a replay is written into a separate file, never into the record"
         raise RunError(value, rule=rule, remedy="choose another file")
     return out
@@ -375,7 +375,7 @@ def _notes(task: Task, functions: list[dict], same: bool, drift: float) -> Itera
     for row in functions:
         if row["change"] == "same" and row["rescored"]:
             why = "it draws at random, reads something that was not recorded, or uses a value that the hash does not see"
-            yield f"{row['name']} is unchanged and scores {row['rescored']} completions otherwise than in training: {why}"
+            yield f"{row['name']} is unchanged and scores {row['rescored']} completions differently from training: {why}"
     if drift > NO_SIGN:
         gap = f"the recorded advantages differ by up to {drift:.2g} from those that the recorded scores give"
         yield f"{gap}: what decided a group before is then approximate"

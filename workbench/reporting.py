@@ -1,4 +1,4 @@
-"""A run's report: one page that begins with the answer, and holds all that it shows. No script, nothing fetched."""
+"""A run's report: one self-contained page that begins with the answer. No script, nothing fetched."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def write_report(
 
     Args:
         file: None: `report.html` (or `report.md`) in the run's folder.
-        markdown: the same as text, without pictures.
-        answer_column: as for `failures`; where it is None and no column's name says it, the page goes without causes.
+        markdown: the same as text, without figures.
+        answer_column: as for `failures`; where it is None and no column's name tells, the page omits causes.
 
     Raises:
         RunError: if the run recorded nothing, or has no such column.

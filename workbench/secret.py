@@ -1,4 +1,4 @@
-"""Keys and passwords, which no file may hold: told by how they look, or by the name of a variable or setting that holds one."""
+"""Keys and passwords, which no file may hold: recognised by their form, or by the name of their variable or setting."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _SHOWN = re.compile(r"(?!.*\beyJ)[\w .,:;+-]{0,200}")  # no path, address or ass
 
 
 def may_be_shown(name: str, value: str) -> bool:
-    """Whether a variable of the environment is known to decide how is computed, or is a flag; and no secret, no place."""
+    """Whether an environment variable decides how to compute, or is a flag, and is neither a secret nor a path."""
     if _PLAIN.fullmatch(value):
         return not NAMED.search(name)
     return bool(_KNOWN.fullmatch(name) and _SHOWN.fullmatch(value) and not (NAMED.search(name) or LOOKS.search(value)))
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Whether a setting holds a key or a password: by its name, unless it is a tag such as an EOS token; or by its looks."""
+    """Whether a setting holds a key or a password: by its name, unless it is a tag such as an EOS token; or by its form."""
     named = NAMED.search(name) and len(str(value)) >= 8 and "<" not in str(value)
     return isinstance(value, str) and bool(named or re.search("|".join(KEYS), value))
 
 
 def setting(name: str, value: Any) -> str:
-    """`name = value`, for messages; of a secret only that it is set."""
+    """`name = value`, for messages; for a secret only that it is set."""
     return f"{name} = {'(set, not shown)' if is_secret(name.rpartition('.')[2], value) else repr(value)}"
 
 
 def secret_variables() -> list[str]:
-    """What the environment's tokens, keys and passwords are."""
+    """The values of the environment's tokens, keys and passwords."""
     return [own for name, own in os.environ.items() if NAMED.search(name) and len(own) >= 8]

@@ -56,7 +56,7 @@ def workspace() -> Path:
 
 
 def resolve(path: str | os.PathLike) -> Path:
-    """`path` as it stands if it is absolute, else under the workspace: the folder of the notebooks, or WORKBENCH_HOME.
+    """`path` unchanged if it is absolute, else under the workspace: the folder of the notebooks, or WORKBENCH_HOME.
 
     >>> wb.resolve("tasks/mine").name
     'mine'
@@ -66,7 +66,7 @@ def resolve(path: str | os.PathLike) -> Path:
 
 
 def find(path: str | os.PathLike) -> Path:
-    """A file that is to be read: from the current folder if it is there, else from the workspace."""
+    """A file to read: from the current folder if it is there, else from the workspace."""
     here = Path(path).expanduser()
     try:
         return here.absolute() if here.exists() else resolve(path)
@@ -81,7 +81,7 @@ def looked_in() -> str:
 
 
 def shown(path: str | os.PathLike) -> str:
-    """`path` as a reader wants it: relative to the workspace where somebody stands in it (or in its notebooks)."""
+    """`path` for a reader: relative to the workspace if the current folder is in it (or in its notebooks)."""
     path, here = Path(path), workspace()
     # From anywhere else, a relative path would lead nowhere.
     stands = Path.cwd() in (here, *(here / place for place in _OF_NOTEBOOKS))
@@ -90,7 +90,7 @@ def shown(path: str | os.PathLike) -> str:
 
 @contextlib.contextmanager
 def written(place: Path, *beside: Path) -> Generator[None]:
-    """DiskError in the place of the system's own error, where `place` (what is in it, or `beside` it) cannot be written."""
+    """DiskError in place of the system's own error, where `place` (what is in it, or `beside` it) cannot be written."""
     try:
         yield
     except DiskError:
@@ -102,7 +102,7 @@ def written(place: Path, *beside: Path) -> Generator[None]:
 
 
 def disk_error(error: Exception, place: Path | None = None, *beside: Path) -> DiskError | None:
-    """What an error says of writing `place` (None: wherever it says itself), in words; None if it is about something else."""
+    """What an error says about writing `place` (None: the error's own path), in words; None if it is about something else."""
     code = re.search(r"os error (\d+)", str(error))
     told = next((each for each in OF_A_DISK if os.strerror(each) in str(error)), None)
     number = getattr(error, "errno", None) if isinstance(error, OSError) else int(code[1]) if code else told
@@ -120,14 +120,14 @@ def disk_error(error: Exception, place: Path | None = None, *beside: Path) -> Di
     file = next((each for each in (*near, *names) if not _PART.fullmatch(each.name)), place or Path())
     there = next((each for each in (file, *file.absolute().parents) if each.is_dir()), Path("/"))
     value = f"{shown(file)} cannot be written: {_WHY[number]} ({shutil.disk_usage(there).free / 1e6:,.0f} MB are free)"
-    rule = "what the workbench writes is there whole or not at all"
+    rule = "the workbench writes atomically"
     refused = DiskError(value, rule=rule, remedy="free some space, reconnect the drive, or choose a folder that can be written")
     refused.errno, refused.place = number, file
     return refused
 
 
 def made(folder: Path) -> Path:
-    """`folder`, which is made if it is not there; DiskError if it cannot be."""
+    """`folder`, made if it is missing; DiskError if it cannot be."""
     with written(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -145,7 +145,7 @@ def renamed(source: Path, target: Path) -> None:
 
 
 def _beside(path: Path) -> tuple[Path, Path]:
-    """Two names beside `path` that no other writer has, the new one's and the old one's; what a kill left there is removed."""
+    """Two names beside `path` that no other writer has, for the new and the old one; leftovers of a kill are removed."""
     mark = f"{os.getpid()}-{_HOST}{secrets.token_hex(4)}"
     if path.parent not in _swept:  # once: a folder may hold thousands
         _swept.add(path.parent)
@@ -171,9 +171,9 @@ def _is_abandoned(entry: os.DirEntry) -> bool:
 
 @contextlib.contextmanager
 def replace_file(path: str | os.PathLike) -> Iterator[Path]:
-    """Write a file whole or not at all: the block writes to the path that it is given, which then takes `path`'s place.
+    """Write a file atomically: the block writes to the path that it is given, which then replaces `path`.
 
-    An error in the block leaves `path` as it was. A kill or a power cut leaves the old file or the new one. Of two writers
+    An error in the block leaves `path` as it was. A kill or a power cut leaves the old file or the new one. With two writers
     each writes its own, and the last one's stays. DiskError: it cannot be written.
     """
     path = Path(path)
@@ -190,7 +190,7 @@ def replace_file(path: str | os.PathLike) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Write a folder whole or not at all: the block fills the one that it is given, which then takes `path`'s place."""
+    """Write a folder atomically: the block fills the one that it is given, which then replaces `path`."""
     made(path.parent)
     new, old = _beside(path)
     with written(path, new, old):
@@ -214,9 +214,9 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 def write_unless_edited(file: str, text: str) -> str:
-    """Write a notebook cell's text to its file, unless the file is somebody's work; what was done, in a sentence.
+    """Write a notebook cell's text to its file, unless somebody edited the file; returns a sentence on what was done.
 
-    It is written where there is no file, or one that is still what was written here last, by the SHA-256 in a hidden file
+    It is written where there is no file, or one unchanged since the last write, by the SHA-256 in a hidden file
     beside it. A relative path starts from the workspace; no path: nothing is written.
     """
     if not file:
@@ -251,10 +251,10 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{4,}")
 
 
 def to_json(value: Any) -> Any:
-    """`value` as JSON can hold it: records and tuples by their fields, numpy's numbers and arrays, paths as text.
+    """`value` in a form that JSON can hold: records and tuples by their fields, numpy's numbers and arrays, paths as text.
 
     NaN becomes None, an infinity "inf" or "-inf", a lone surrogate its escape, a picture "[image 640x480]" and bytes "<bytes>".
-    Whatever else JSON has no form for is its text, or where that is an address in memory its type, "<Environment>".
+    Anything else becomes its text, or where that is an address in memory its type, "<Environment>".
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -278,12 +278,12 @@ def to_json(value: Any) -> Any:
 
 
 def encodable(text: str) -> str:
-    """`text` as UTF-8 can hold it: a lone surrogate as its escape, `\\ud800`."""
+    """`text` in a form that UTF-8 can hold: a lone surrogate as its escape, `\\ud800`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_json(path: str | os.PathLike, content: Any) -> Path:
-    """Write a JSON file, whole or not at all."""
+    """Write a JSON file atomically."""
     text = json.dumps(to_json(content), indent=2, ensure_ascii=False, allow_nan=False)
     with replace_file(path) as beside:
         beside.write_text(text + "\n", encoding="utf-8")
@@ -334,14 +334,14 @@ def read_lines(file: Path, being_written: bool = False) -> Iterator[dict[str, An
 
 
 class Tail:
-    """Follows a JSON-lines file that somebody appends to, from byte `start` on: each line is handed out once, when whole."""
+    """Follows a growing JSON-lines file from byte `start` on: each line is returned once, when whole."""
 
     def __init__(self, file: Path, start: int = 0) -> None:
         self.file, self._read, self._inode = file, start, 0
         self.rewritten = False  # the file was replaced or got shorter, so the latest lines are all of it
 
     def lines(self) -> list[bytes]:
-        """The lines since the last call, as they stand in the file."""
+        """The lines since the last call, as they are in the file."""
         self.rewritten = False
         try:
             found = self.file.stat()
@@ -359,7 +359,7 @@ class Tail:
         return [line for line in whole.splitlines() if line.strip()]
 
     def take(self) -> list[dict[str, Any]]:
-        """The objects since the last call; a line that holds none is left out."""
+        """The objects since the last call; a line without an object is left out."""
         found = []
         for line in self.lines():
             with contextlib.suppress(ValueError, RecursionError):

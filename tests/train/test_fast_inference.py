@@ -176,7 +176,7 @@ def test_why_it_cannot_be():
 
 def test_it_is_the_whole_runs():
     recipe = Recipe.of({"stages": [{"name": "late", "steps": 1, "grpo": {"use_vllm": True}}]})
-    with pytest.raises(RecipeError, match="(?s)late.grpo.use_vllm = True.*vLLM and trackers are the whole run's"):
+    with pytest.raises(RecipeError, match="(?s)late.grpo.use_vllm = True.*vLLM and trackers belong to the whole run"):
         wb.plan(recipe, task=arithmetic(16, 4))
 
 

@@ -366,7 +366,7 @@ def test_a_loop_that_fails_is_left_out_and_costs_no_draw(plain, monkeypatch):
 
 def test_probabilities_that_are_no_numbers_end_the_run_as_in_torch(plain, monkeypatch):
     monkeypatch.setattr(plain.model.get_base_model().lm_head, "forward", lambda x: torch.full((*x.shape[:-1], 640), math.nan))
-    with pytest.raises(NotNumbers, match="no number"), Generation(plain.model):
+    with pytest.raises(NotNumbers, match="not a number"), Generation(plain.model):
         plain.model.generate(**prompts(plain, 2), do_sample=True, max_new_tokens=8)
 
 

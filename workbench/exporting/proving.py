@@ -1,7 +1,7 @@
 """The proof: an artefact, loaded back in a separate process, compared with the live policy that was trained.
 
 From cheap to expensive: sums of files, tensors, token ids, what it writes. Where a cheap level fails, the cause is known and the
-expensive ones are skipped. Two fresh processes: the live policy on the run's own backend (once per run), and the artefact as others
+expensive ones are skipped. Two fresh processes: the live policy on the run's own backend (once), and the artefact as others
 load it, without unsloth.
 """
 

@@ -1,4 +1,4 @@
-"""Questions and an expert's answers from a CSV file: here, about GRPO's own words. Put a file of your own in its place."""
+"""Questions and an expert's answers from a CSV file: here, about GRPO's own words. Replace it with your own file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to be sure of before, during and after a run, ticked by what is there: rows, rewards and plan, or the run's record."""
+"""What to be sure of before, during and after a run, ticked from the evidence: rows, rewards and plan, or the run's record."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def checklist(of: RunDirectory | Task | Recipe | dict[str, Any] | str | Path) ->
     'ticked'
 
     Args:
-        of: a run, as `wb.open_run` gives it; a `Task`; or whatever `wb.plan` takes.
+        of: a run, as `wb.open_run` gives it; a `Task`; or anything that `wb.plan` takes.
     """
     boxes = yaml.safe_load(Path(__file__).with_name("checklist.yaml").read_text(encoding="utf-8"))
     found, seen = Checklist(), _of_run(of, boxes["during"]) if isinstance(of, RunDirectory) else _before(of)

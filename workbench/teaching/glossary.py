@@ -1,4 +1,4 @@
-"""Words explained, for the versions that are installed: metrics, settings, and the house's own. The text is glossary.yaml."""
+"""Words explained, for the installed versions: metrics, settings, and the workbench's own. The text is glossary.yaml."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def explain(name: str, trl: str | None = None) -> Term:
     ...
 
     Args:
-        name: as TRL logs it, as the recipe has it, or a word such as "dead group"; old names are known, too.
-        trl: the version of TRL to explain it for, as of an older guide; None: the one that is installed.
+        name: as TRL logs it, as the recipe has it, or a word such as "dead group"; old names are also known.
+        trl: the version of TRL to explain it for, such as an older guide's; None: the installed one.
 
     Raises:
         TermError: if there is no such term, naming the nearest; or no such version.
