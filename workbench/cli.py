@@ -208,7 +208,7 @@ def watch(
 
     followed = FollowedRun(open_named(run, "training"))
     if png is not None:
-        with replace_file(png) as beside:  # whole or not at all
+        with replace_file(png) as beside:  # atomically
             beside.write_bytes(followed.picture(followed.line())[0])
         print(f"curves written to {png}", file=sys.stderr)
     if as_json:

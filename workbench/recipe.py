@@ -134,7 +134,7 @@ class PolicyPart(_Part):
     """Which model to load, and how."""
 
     name: str = "tiny"  # or a hub name, or a local folder
-    adapter: str | None = None  # folder of a trained LoRA adapter of this model to go on from; None: a new one
+    adapter: str | None = None  # folder of a trained LoRA adapter of this model to continue from; None: a new one
     backend: Literal["unsloth", "transformers"] = "unsloth"  # transformers: plain transformers + PEFT, without Unsloth
     load_in_4bit: bool = True
     max_seq_length: int = Field(256, ge=16)  # tokens of prompt + completion

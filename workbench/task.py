@@ -161,7 +161,7 @@ class Task:
         return right_of(scores, self.right_at)
 
     def with_ids(self, rows: Sequence[Row]) -> list[Row]:
-        """`rows`, each with a `prompt_id`: a stable short hash of its prompt, where it has none of its own."""
+        """`rows`, each with a `prompt_id`: its own, or else a stable short hash of its prompt."""
         return [{**row, "prompt_id": str(row.get("prompt_id") or prompt_key(row["prompt"])[:12])} for row in rows]
 
 

@@ -162,7 +162,8 @@ def test_given_twice_the_same_value_is_moved_and_another_is_an_error():
 def test_what_the_workbench_does_itself_is_left_out_and_said():
     values, [note] = of(output_dir="outputs/x")
     assert "output_dir" not in values
-    assert note.startswith("output_dir = 'outputs/x' is left out: ") and "runs/<run_name>/checkpoints" in note
+    assert note.startswith("output_dir = 'outputs/x' is left out: ")
+    assert "runs/<run_name>/checkpoints" in note
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class Style(NamedTuple):
 _LAYOUTS = (
     ("with a line break between its blocks", ("", "\n")),
     ("with an empty line between its blocks", ("", "\n\n")),
-    ("with each tag on a line of its own", ("\n", "\n")),
+    ("with each tag on a separate line", ("\n", "\n")),
 )
 _STEPS = (("", ""), ("in numbered steps", "{}. "), ("in steps ('Step 1: ...')", "Step {}: "))
 

@@ -57,7 +57,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "raises": ("error", "{error}, on {failed} of {tried} completions" + _FIRST,
         "return a low score, or None, where there is nothing to read; an exception ends the run"),
     "late": ("error", "{failed} of {tried} completions were not scored in time ({deadline:g} s for all of them)" + _FIRST,
-        "does it hang (a pattern that backtracks)? restrict the pattern, or cut the text first; is it only slow (a judge)? "
+        "if it hangs (a pattern that backtracks), restrict the pattern, or cut the text first; if it is only slow (a judge), "
         "allow more time: --deadline"),
     "slow": ("note", "takes {each:.2g} s per completion: a step of 64 waits {step:.0f} s for it",
         "make it faster, or a coroutine"),

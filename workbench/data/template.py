@@ -1,4 +1,4 @@
-"""What a policy's chat template makes of prompts: their text, whatever in it makes a reward impossible to earn, their tokens.
+"""What a policy's chat template makes of prompts: their text, parts of it that make a reward impossible to earn, their tokens.
 
 TRL no longer truncates prompts, and Unsloth cuts the completion instead: what is too long must be left out here.
 """
@@ -37,7 +37,7 @@ def prompt_text(prompt: Any, tokenizer: Any) -> str:
 def render(messages: Any, tokenizer: Any, add_generation_prompt: bool, **more: Any) -> str:
     """Chat messages through the tokenizer's template, with the `chat_template_kwargs` that the tokenizer carries, and `more`.
 
-    The only place that renders a policy's prompt, whoever reads it; TRL does it with the same arguments, not with those of a
+    The only place that renders a policy's prompt, for every reader; TRL does it with the same arguments, not with those of a
     row's own column. DataError: there is no template, or it refuses these messages (some refuse a system message).
     """
     from jinja2 import TemplateError

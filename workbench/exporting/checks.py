@@ -63,7 +63,7 @@ class Proof:
     unproven: tuple[str, ...] = ()  # what cannot be told here, in words
     measured: dict[str, Any] = field(default_factory=dict)  # reward, pass@1, KL per token, EOS share, with intervals
     into: str = ""  # what it was merged into, in words; empty for an adapter
-    reference: str = ""  # stands for what it was held against: run, base, task, rewards, libraries
+    reference: str = ""  # stands for what it was compared with: run, base, task, rewards, libraries
     note: str = ""  # what became of a proof that was on record
     passed: bool = field(init=False)  # something was looked at, and nothing failed
 

@@ -90,7 +90,7 @@ def _prove(artefact: Artefact, prompts: int, task: Task | None, progress: Callab
         examined = Examined(**answer)
         checks += [Check(**each) for each in examined.checks]
         if kept and examined.written is not None:
-            # None has failed; a step that is lost in rounding could not pass.
+            # No check failed, so the step survived rounding.
             vouched = all(each.passed or each.rounding for each in checks if each.level == "weights")
             more, measured = check_behaviour(artefact, examined.written, kept, suite, vouched)
             checks += more

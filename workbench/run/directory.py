@@ -412,7 +412,7 @@ class RunDirectory:
 
     def metrics(self) -> list[dict[str, Any]]:
         """A row for each step, in order: where several lines about one step have a number, the latest counts."""
-        rows: dict[int, dict[str, Any]] = {}  # what a trainer measured after a step stands in a line of its own
+        rows: dict[int, dict[str, Any]] = {}  # what a trainer measured after a step is in a separate line
         for row in read_lines(self.path / "metrics.jsonl", being_written=self.live):
             if isinstance(step := row.get("step"), int):
                 rows[step] = rows.get(step, {}) | row

@@ -43,7 +43,7 @@ class RunControl:
         self.paused_s, self.stopped_by = 0.0, None
         self._interrupted_by, self._interrupted_at = "", 0.0
         self._held: list[Request] = []  # for the next boundary
-        self._reloaded: dict[str, Path] = {}  # edited task file -> the copy that is in force
+        self._reloaded: dict[str, Path] = {}  # edited task file -> the effective copy
 
     @contextlib.contextmanager
     def graceful(self) -> Iterator[None]:
@@ -196,7 +196,7 @@ class RunControl:
                 raise RequestError(f"control.jsonl: {line!r}", rule="a request is one JSON object", remedy="use send()")
             details = check_request(request.action, request.details)
             self._answer(request, **{"why": why, **details, **self._apply(request, **details)})
-        except Exception as error:  # whatever a user's edited file does when it is loaded must not end the run
+        except Exception as error:  # anything that a user's edited file does on loading must not end the run
             said = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
             print(f"step {self.step}: {request.action or 'request'} refused, training continues: {said}", flush=True)
             self._answer(request, why=said, applied=False, **_named(request.details))

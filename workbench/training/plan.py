@@ -68,7 +68,7 @@ class Plan:
     machine: Machine
     stages: tuple[Stage, ...]  # checked, with the prompts that fit
     settings: dict[str, Any]  # what GRPOConfig is built from, in the first stage
-    notes: tuple[str, ...]  # whatever is not exactly as it was asked, and what could not be checked
+    notes: tuple[str, ...]  # everything that differs from the request, and what could not be checked
     generation: str  # who generates, as far as that can be told
     rows: tuple[Row, ...]  # requested, default, effective, and set by whom
     memory: Any = None  # an estimate, if one was asked for

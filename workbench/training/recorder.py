@@ -43,7 +43,7 @@ class Recorder:
 
     def __init__(self, run: RunDirectory, eos_ids: Collection[int], watchers: Sequence[Watcher] = ()) -> None:
         self.run, self.eos_ids, self.watchers = run, eos_ids, list(watchers)
-        self.state = RunState.of(run)  # what is in force: every event that is recorded here has been applied to it
+        self.state = RunState.of(run)  # the effective settings: every event recorded here has been applied to it
         self.stage, self.measures_kl = "1", True
         self._timing: set[str] = set()  # what is being timed
         self.seconds = 0.0  # spent in here, watchers included: the price of watching

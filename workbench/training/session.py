@@ -43,7 +43,7 @@ class Session:
     """
 
     policy: Policy | None = None  # None: a trainer of the user's own
-    point: Point | None = None  # where to go on; None: from the start
+    point: Point | None = None  # where to resume; None: from the start
     begun_at = 0  # the step before the first
     trained_before = False  # before the first step, and that is saved: the run is kept, whatever becomes of that step
     measured: Sequence[dict[str, Any]] = ()  # of held-out prompts, so far
@@ -59,7 +59,7 @@ class Session:
         self._seen: dict[str, int] = {}  # numbers of the trainer's that are in rows already
         self.lost: Counter[str] = Counter()  # of somebody's own trainer: what could not be recorded, and how often
         self.recorder.lost = None if self.policy else functools.partial(self._lost, _BATCH)
-        self.updating = False  # the weights are those of no step: the optimiser is at them
+        self.updating = False  # mid-update: the weights belong to no step
         self.at_end = contextlib.ExitStack()  # what puts everything back
         self._train = trainer.train
         self.around = Around(self)  # before the trainer is touched: what fails here leaves it as it was
@@ -142,7 +142,7 @@ class Session:
             yield
         except Exception as error:
             if self.policy:
-                raise  # what a run's record lacks, it cannot go on from
+                raise  # a run cannot resume from what its record lacks
             self._lost(lost, self.trainer.state.global_step + (lost == _BATCH), error)
 
     def safe(self, hook: Callable[..., Any], lost: str = _BATCH) -> Callable[..., None]:
@@ -267,7 +267,7 @@ class Session:
         if evaluated := {key: value for key, value in (logs or {}).items() if key.startswith("eval_")}:
             self.run.log_metrics(state.global_step, evaluated)  # of the trainer's own eval_dataset, after the step's row
             return
-        self._seen.clear()  # the trainer begins its averages anew
+        self._seen.clear()  # the trainer starts its averages again
         if logs and "loss" in logs and self._row is not None:
             self._write_row({key: logs[key] for key in ("loss", "grad_norm") if key in logs})
 

@@ -273,7 +273,7 @@ def _another_run(run: RunDirectory, changed: Differences) -> RunError:
     recipe = shown(run.path / "recipe.yaml")
     rule, remedy = "a run resumes as it started", f"put it back (settings: in {recipe}), or train a new run"
     if changed.held:
-        rule = f"the checkpoint's optimiser and schedule decide on {changed.held[0].partition(':')[0]}, whatever you accept"
+        rule = f"the checkpoint's optimiser and schedule decide on {changed.held[0].partition(':')[0]} in any case"
         remedy += f"; `workbench control {run.name} learning_rate 1e-5` changes that one while it trains"
     else:
         remedy += "; or resume all the same, which is recorded: continue_run(run, accept_changes=True), `--accept-changes`"

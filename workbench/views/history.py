@@ -80,7 +80,7 @@ class History:
         return int(self.steps[-1]) if self.steps else 0
 
     def measured(self, key: str) -> np.ndarray:
-        """Which rows `key` may be in: not those of a step that generated nothing, unless it is logged in these, too.
+        """Which rows `key` may be in: not those of a step that generated nothing, unless it is also logged in these.
 
         With num_iterations or steps_per_generation above 1 most steps learn from a batch that an earlier one generated.
         """
