@@ -418,9 +418,9 @@ def doctor() -> Result:
 
     Exits with 1 if something that training needs does not work.
     """
-    from workbench.doctor import examine, tables
+    from workbench.doctor import examine_machine, tables
 
-    report = examine()
+    report = examine_machine()
     broken = any(each["needed"] and not each["works"] for each in report["findings"])
     return Result(report, tables(report), int(broken))
 

@@ -13,7 +13,7 @@ from workbench.exporting.apart import Progress
 from workbench.exporting.artefacts import QUANTISED, Artefact
 from workbench.exporting.checks import Check
 from workbench.exporting.reading import HFReader, Reader
-from workbench.exporting.reference import Reference, Request, scored
+from workbench.exporting.reference import ProofRequest, Reference, scored
 from workbench.rewards.suite import RewardSuite
 from workbench.training.sampling import TOGETHER
 
@@ -34,7 +34,7 @@ _ROUNDS |= {"gguf_q4_k_m": ("Q4_K_M", "gguf_q8_0 or merged_16bit"), "gguf_q8_0":
 _AGAIN = "export it again with --overwrite; if that gives the same, the export is at fault: report it"
 
 
-def written_by(reader: Reader, request: Request, sampled: list[list[int]], progress: Progress) -> dict[str, Any]:
+def written_by(reader: Reader, request: ProofRequest, sampled: list[list[int]], progress: Progress) -> dict[str, Any]:
     """In the artefact's process: its greedy completions, and its log-probabilities of what the policy sampled."""
     prompts = [reader.prompt_ids(prompt) for prompt in request.prompts]
     most, count = request.max_completion_length, len(prompts)

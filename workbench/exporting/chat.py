@@ -41,7 +41,7 @@ def ask(artefact: Any, question: str, system_prompt: str | None = None, *, tempe
 
 
 @dataclass
-class Answer:
+class ChatAnswer:
     """What one model wrote; `ended` says in words why there is no more."""
 
     text: str = ""
@@ -54,7 +54,7 @@ class Turn:
     """A question and the answers to it, by who wrote them: "trained" and, where it was asked too, "base"."""
 
     question: str
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, ChatAnswer] = field(default_factory=dict)
 
 
 class Conversation:
@@ -91,7 +91,7 @@ class Conversation:
         turn = Turn(question)
         self.turns.append(turn)
         for who in (TRAINED, BASE) if base else (TRAINED,):
-            answer = turn.answers[who] = Answer()
+            answer = turn.answers[who] = ChatAnswer()
             try:
                 self._write(who, self._prompt(who, earlier, question), answer, temperature)
             except BaseException as error:
@@ -109,7 +109,7 @@ class Conversation:
                 messages += [("user", turn.question), ("assistant", text)]
         return [{"role": role, "content": content} for role, content in (*messages, ("user", question))]
 
-    def _write(self, who: str, prompt: Any, answer: Answer, temperature: float) -> None:
+    def _write(self, who: str, prompt: Any, answer: ChatAnswer, temperature: float) -> None:
         if who not in self._writers:
             self._writers |= _load(self.artefact, who)
         writer = self._writers[who]

@@ -79,7 +79,7 @@ def base_now(run: RunDirectory) -> dict[str, Any]:
     return {}
 
 
-def base_differs(run: RunDirectory) -> str | None:
+def merge_base_differs(run: RunDirectory) -> str | None:
     """What of a run's base is not as when it was loaded to be trained, in words; None: that is not known, then or now."""
     return loading.base_differs(run.manifest()["policy"].get("base"), base_now(run))
 

@@ -97,7 +97,7 @@ def read_passport(folder: Path) -> dict[str, Any]:
     raise ExportError(f"{shown(file)}: {what}", rule="a passport is a JSON file that holds its own sum", remedy=remedy)
 
 
-def changed(folder: Path) -> dict[str, str]:
+def changed_files(folder: Path) -> dict[str, str]:
     """Which files of an artefact are not as its passport says -> how; ExportError as of `read_passport`."""
     said, there, found = read_passport(folder)["files"], files_in(folder, PASSPORT), {}
     for name in sorted(said.keys() | there.keys()):
@@ -213,7 +213,7 @@ def verify(path: str | Path) -> list[Verified]:
 
 
 def _findings(folder: Path, passport: dict[str, Any]) -> Findings:
-    wrong = changed(folder)
+    wrong = changed_files(folder)
     yield from ((False, f"{name} {what}") for name, what in wrong.items())
     if not wrong:
         yield True, f"{len(passport['files'])} files, byte by byte, and the passport itself"

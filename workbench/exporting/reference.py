@@ -27,7 +27,7 @@ FILE = "export/reference.json"
 
 
 @dataclass(frozen=True)
-class Request:
+class ProofRequest:
     """What the two processes of a proof are asked for, as JSON holds it: the live policy's, then the artefact's."""
 
     run: str  # its folder
@@ -62,7 +62,7 @@ class Reference:
     ties: list[list[tuple[int, int]]] = field(default_factory=list)
 
 
-def suite_of(run: RunDirectory, task: Task | None) -> RewardSuite:
+def suite_of_run(run: RunDirectory, task: Task | None) -> RewardSuite:
     """The rewards and held-out prompts that prove an export: of the task given, or the run's own.
 
     Raises:
@@ -86,13 +86,15 @@ def suite_of(run: RunDirectory, task: Task | None) -> RewardSuite:
     return RewardSuite(task, 2, recipe.reward_weights)
 
 
-def request_of(run: RunDirectory, suite: RewardSuite, prompts: int) -> Request:
+def request_of(run: RunDirectory, suite: RewardSuite, prompts: int) -> ProofRequest:
     """Answers to the first held-out prompts, as long as in training."""
     length = run.manifest()["settings"]["in_force"]["max_completion_length"]
-    return Request(str(run.path), [row["prompt"] for row in suite.task.held_out[:prompts]], length)
+    return ProofRequest(str(run.path), [row["prompt"] for row in suite.task.held_out[:prompts]], length)
 
 
-def measured_reference(run: RunDirectory, suite: RewardSuite, request: Request, progress: Callable[[str], Progress]) -> Reference:
+def measured_reference(
+    run: RunDirectory, suite: RewardSuite, request: ProofRequest, progress: Callable[[str], Progress]
+) -> Reference:
     """The reference of a run: as measured before, over as many prompts or more, where nothing has changed since; else anew."""
     from pydantic import TypeAdapter
 
@@ -144,7 +146,7 @@ def measure(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     from workbench.training.policy import load_policy
     from workbench.training.sampling import logprobs_of, sample, ties_of
 
-    asked = Request(**request)
+    asked = ProofRequest(**request)
     run, prompts = RunDirectory(Path(asked.run)), asked.prompts
     policy = load_policy(run.recipe(), adapter=run.adapter)
     tokenizer, found = policy.tokenizer, {}

@@ -44,7 +44,7 @@ def lines(hook: str, *details: Any) -> list[str]:
     return [line for answer in asked(hook, *details) for line in answer]
 
 
-def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory | None:
+def memory_feature(vram_gb: float | None = None, *, estimates: bool = True) -> Memory | None:
     """For `prepare(memory=...)`: the first feature's that decides on memory."""
     return next(iter(asked("memory", vram_gb, estimates)), None)
 

@@ -11,7 +11,7 @@ from workbench.recipe import AdaptivePart, Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row as TaskRow
 from workbench.task import Task
-from workbench.training.settings import Batch, in_words
+from workbench.training.settings import Batch, batch_line
 from workbench.training.settings.device import Machine
 from workbench.training.settings.in_force import Row
 from workbench.workspace import to_json
@@ -88,7 +88,7 @@ class Plan:
         sentences = []
         for stage in self.stages:
             where = f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else ""
-            sentences.append(where + in_words(stage.planned, stage.settings, len(stage.rows) or None))
+            sentences.append(where + batch_line(stage.planned, stage.settings, len(stage.rows) or None))
         return ". ".join(sentences)
 
     @property

@@ -77,14 +77,14 @@ def prepare(
     if run is None:  # else it is resumed from its own checkpoint
         recipe = fitted_to_adapter(recipe)
     backend = policy.backend_name if policy else recipe.policy.backend
-    processes.check(backend)
+    processes.check_processes(backend)
     if policy is None:
         find_model(recipe.policy.name, ask_hub=False)  # a slip in a path is found before torch and Unsloth are imported
     unread: list[str] = []
     if task is None and (run is not None or with_task):
         task, unread = _task_of(recipe, run, offline)
     config_class, _ = trainer_classes(backend)
-    recipe, notes = settings_of.renamed(recipe, settings_of.field_names(config_class))
+    recipe, notes = settings_of.with_new_names(recipe, settings_of.field_names(config_class))
     settings_of.check_lora(recipe.lora)
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
     stages = planned_stages(recipe, task, config_class, machine, run)
@@ -225,7 +225,7 @@ def plan(
     """
     called, recipe, notes, named, tasked = read_source(source)
     recipe = settings_of.overridden(recipe, said, steps)
-    memory = (memory or around.memory_on(vram_gb)) if named else None
+    memory = (memory or around.memory_feature(vram_gb)) if named else None
     # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.
     try:
         made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=tasked or task is not None)

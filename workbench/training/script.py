@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from workbench.errors import RecipeError
 from workbench.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.training import settings as settings_of
-from workbench.training.settings.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, TURNS, as_dtype, nearest
+from workbench.training.settings.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, TURNS, as_dtype, nearest_setting
 from workbench.training.settings.values import lacks
 
 _LONGEST = 200_000  # characters of a script
@@ -349,7 +349,7 @@ class _Reader:
                 line = self.stated[_today(f"grpo.{name}")][1]
                 self._note(line, f"{name} is left out: {library} is not installed here; where it is, put it back")
             elif name in ELSEWHERE or name not in {*fields, *ALIASES, *MOVED, *LEFT_OUT}:
-                value, near = self.content["grpo"].pop(name), nearest(name, fields)
+                value, near = self.content["grpo"].pop(name), nearest_setting(name, fields)
                 likely = f"; the nearest is {near!r}" if near else ""
                 why = ELSEWHERE.get(name, f"the installed GRPOConfig has no field of that name{likely}")
                 self._note(self.stated[f"grpo.{name}"][1], f"{name} = {value!r} is left out: {why}")

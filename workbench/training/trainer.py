@@ -92,7 +92,7 @@ def train(
     Raises:
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and the remedy.
     """
-    plan = prepare(recipe, task, policy=policy, memory=around.memory_on(estimates=False))
+    plan = prepare(recipe, task, policy=policy, memory=around.memory_feature(estimates=False))
     trainer = make_trainer(plan, policy or load_policy(plan))
     run = attach(trainer, plan, watchers=watchers, runs=runs)
     trainer.train()
@@ -148,7 +148,7 @@ def continue_run(
     recipe, point = run.recipe(), latest_point(run, checkpoint)
     if not steps and run.result()["status"] != "finished" and _all_trained(recipe, point):
         return processes.in_main(lambda: _finished(run, point, take_over))  # whatever became of the task since
-    plan = prepare(recipe, task, policy=policy, run=run, memory=around.memory_on(estimates=False))
+    plan = prepare(recipe, task, policy=policy, run=run, memory=around.memory_feature(estimates=False))
     if steps:
         last = plan.stages[-1]
         if last.steps < 0:

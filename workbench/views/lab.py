@@ -23,7 +23,7 @@ from workbench.rewards.groups import SCALES, ExplainedGroup
 from workbench.task import Row, Task
 from workbench.views.bench import Bench
 from workbench.views.groups import group_tables
-from workbench.views.tables import BAD, GOOD, LONGEST_SHOWN, MUTED, PRE, coloured, number, one_line, plain, pre, short_name
+from workbench.views.tables import BAD, GOOD, LONGEST_SHOWN, MUTED, PRE, coloured, number, one_line, plain_text, pre, short_name
 from workbench.views.widgets import Parts, no_widgets, widget_view
 from workbench.workspace import shown
 
@@ -89,7 +89,7 @@ class Lab:
     def _static(self) -> dict[str, str]:
         asked, (*parts, report) = question(self.row["prompt"]).strip(), self.bench.tables(self.row, self.texts)
         page = "".join([pre(asked), *(part._repr_html_() for part in parts), _fold(report)])
-        return {"text/html": page, "text/plain": "\n\n".join([plain(asked), *map(str, parts), str(report)])}
+        return {"text/html": page, "text/plain": "\n\n".join([plain_text(asked), *map(str, parts), str(report)])}
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         # The tables go along for readers of the saved notebook, where no kernel answers the widgets.
@@ -319,7 +319,7 @@ def _choices(names: Iterable[str]) -> list[tuple[str, str]]:
 
 def _one(group: ExplainedGroup, index: int, page: str, problems: Sequence[tuple[int, str]]) -> str:
     pairs = zip(group.names, group.scores[index], strict=True)
-    scores = ", ".join(f"{html.escape(plain(short_name(name)))} <b>{number(score)}</b>" for name, score in pairs)
+    scores = ", ".join(f"{html.escape(plain_text(short_name(name)))} <b>{number(score)}</b>" for name, score in pairs)
     advantage = group.advantages[index]
     colour = GOOD if advantage > 0 else BAD if advantage < 0 else MUTED
     total = f"total <b>{number(group.totals[index])}</b>, advantage <b style='color:{colour}'>{advantage:+.2f}</b>"
@@ -335,7 +335,7 @@ def highlighted(text: str, matched: Iterable[tuple[int, int]], asked: Iterable[s
     named = {place for mark in filter(None, asked) for hit in re.finditer(re.escape(mark), text) for place in range(*hit.span())}
     pieces = []
     for (is_found, is_named), run in itertools.groupby(places, lambda place: (place in found, place in named)):
-        body = html.escape(plain("".join(text[place] for place in run)))
+        body = html.escape(plain_text("".join(text[place] for place in run)))
         if is_found:  # white space that was matched would not be seen
             body = f"<mark style='{_MARK}'>{body.replace(chr(10), '↵' + chr(10))}</mark>"
         pieces.append(f"<span style='{_ASKED}'>{body}</span>" if is_named else body)

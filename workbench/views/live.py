@@ -20,7 +20,7 @@ from workbench.run.directory import RunDirectory, open_run
 from workbench.views.controls import Controls, buttons_work
 from workbench.views.figure import image_bundle
 from workbench.views.run_view import GAP, FollowedRun, RunView, oldest_s
-from workbench.views.tables import PRE, plain
+from workbench.views.tables import PRE, plain_text
 from workbench.views.widgets import WIDGETS, widget_view
 
 BUDGET = 0.008  # share of the run's time that pictures may take, as long as none of them grows older than `oldest_s`
@@ -107,8 +107,8 @@ class RunCell:
 
 def _status(line: str) -> dict[str, str]:
     head, _, rest = line[:_LONGEST_MESSAGE].partition(GAP)
-    text = f"<pre style='{PRE}'><b>{html.escape(plain(head))}</b>  {html.escape(plain(rest))}</pre>"
-    return {"text/html": text, "text/plain": plain(line)}
+    text = f"<pre style='{PRE}'><b>{html.escape(plain_text(head))}</b>  {html.escape(plain_text(rest))}</pre>"
+    return {"text/html": text, "text/plain": plain_text(line)}
 
 
 class LivePlot(RunCell):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.views.figure import BLUE, GREEN, GREY, ORANGE, RED, Picture, inline_image, lying, new_figure, with_legend
 from workbench.views.groups import contribution_bars, group_tables
-from workbench.views.tables import BAD, GOOD, Mark, Table, Verbatim, View, coloured, number, plain, pre
+from workbench.views.tables import BAD, GOOD, CellMark, Table, Verbatim, View, coloured, number, plain_text, pre
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,11 +80,11 @@ def card_view(card: Any) -> View:
         rows.append(["the template adds words of its own", card.adds if len(card.adds) < 90 else f"{card.adds[:88]} …"])
     table = Table(["what a trainer makes of it", ""], rows)
     marks = {True: f"<span style='{_SPECIAL}'>{{}}</span>", False: "{}"}
-    marked = "".join(marks[bool(token.special)].format(html.escape(plain(token.text))) for token in card.tokens)
+    marked = "".join(marks[bool(token.special)].format(html.escape(plain_text(token.text))) for token in card.tokens)
     listed = f"<p><b>Check this:</b></p><ul>{''.join(f'<li>{pre(problem)}</li>' for problem in card.problems)}</ul>"
     verdict = listed if card.problems else "<p>Nothing to worry about.</p>"
-    worries = [plain(f"check: {problem}") for problem in card.problems] or ["nothing to worry about"]
-    text = "\n".join([plain(card.text), "", str(table), *worries])
+    worries = [plain_text(f"check: {problem}") for problem in card.problems] or ["nothing to worry about"]
+    text = "\n".join([plain_text(card.text), "", str(table), *worries])
     return View(f"<pre style='{_TEXT}'>{marked}</pre>{table._repr_html_()}{verdict}", text)
 
 
@@ -146,7 +146,7 @@ def _shares(x: Sequence[int], curves: dict[str, tuple], axes: dict[str, str], ti
 
 def checklist_table(boxes: Sequence[Any]) -> Table:
     """What to be sure of, box by box, and the call that ticks what is not ticked."""
-    rows = [[box.when, box.what, Mark(box.state), Verbatim(box.why), Verbatim(box.call)] for box in boxes]
+    rows = [[box.when, box.what, CellMark(box.state), Verbatim(box.why), Verbatim(box.call)] for box in boxes]
     return Table(["when", "be sure that", "", "seen", "to tick it"], rows, str(boxes).rpartition("\n")[2])
 
 
@@ -157,13 +157,13 @@ def proof_table(proof: Proof | Proofs) -> View:
     several = list(proof) if isinstance(proof, Proofs) else [proof]
     measured = next((one.measured for one in several if one.measured), {})
     rows = [[who, "", *_numbers(measured, who)] for who in ("policy", "base") if measured]
-    rows += [[one.format, Mark("passed" if one.passed else "FAILED"), *_numbers(one.measured, "artefact")] for one in several]
+    rows += [[one.format, CellMark("passed" if one.passed else "FAILED"), *_numbers(one.measured, "artefact")] for one in several]
     header = ["", "verdict", "share of the run's change", "reward", "pass@1", "ended by EOS", "KL per token"]
     views: list[View | Table] = [Table(header, rows)]
     for one in several:
         inner, shown = _joined(_checked(one)), "" if one.passed and len(several) > 1 else " open"
         style = f"color:{GOOD if one.passed else BAD};cursor:pointer;margin:4px 0"
-        summary = f"<summary style='{style}'>{html.escape(plain(one.verdict))}</summary>"
+        summary = f"<summary style='{style}'>{html.escape(plain_text(one.verdict))}</summary>"
         views.append(View(f"<details{shown}>{summary}{inner.html}</details>", f"{one.verdict}\n\n{inner}"))
     return _joined(views)
 
@@ -183,7 +183,7 @@ def _numbers(measured: dict[str, Any], who: str) -> list[str]:
 def _checked(proof: Proof) -> list[View | Table]:
     from workbench.exporting.checks import CAUSES
 
-    rows = [[each.level, each.name, Mark(each.mark), each.found] for each in proof.checks]
+    rows = [[each.level, each.name, CellMark(each.mark), each.found] for each in proof.checks]
     said = [(f"{each.name}: {'; '.join(filter(None, [CAUSES.get(each.cause), each.remedy]))}", BAD) for each in proof.failed]
     said += [(f"unproven: {line}", "inherit") for line in proof.unproven]
     lines = [View(coloured(line.replace("`", ""), colour), line) for line, colour in said]

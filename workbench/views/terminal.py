@@ -13,7 +13,7 @@ from rich.console import Console
 from workbench.printable import Guarded, printable, unguarded
 from workbench.run.held_out import in_numbers
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
-from workbench.views.tables import number, plain
+from workbench.views.tables import number, plain_text
 
 _WIDE = 110  # columns that all of a run's line takes
 _NUMBERS = (("reward", REWARD, ".2f"), ("std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead", DEAD, ".0%"))
@@ -103,7 +103,7 @@ class TerminalProgress:
 
     def say(self, text: str) -> None:
         """A line that stays above the bar."""
-        self.bar.console.print(plain(text), soft_wrap=True)
+        self.bar.console.print(plain_text(text), soft_wrap=True)
 
     def end(self, message: str) -> None:
         """Keep what the run says at its end in `ended`: it is a result, and belongs on standard output."""

@@ -13,7 +13,7 @@ from workbench.views.controls import answer_line
 from workbench.views.group_view import group_text
 from workbench.views.health import verdict_lines
 from workbench.views.run_view import GAP, FollowedRun
-from workbench.views.tables import plain
+from workbench.views.tables import plain_text
 from workbench.views.terminal import TerminalProgress
 
 _BY = "command line"
@@ -54,7 +54,7 @@ def snapshot_text(run: FollowedRun) -> str:
     run.read_group()
     if run.group is not None:
         parts.append(group_text(run.group))
-    return "\n".join(plain(line) for part in parts for line in part.splitlines())
+    return "\n".join(plain_text(line) for part in parts for line in part.splitlines())
 
 
 def follow(run: FollowedRun, every_s: float = 1.0) -> str:

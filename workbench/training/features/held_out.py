@@ -42,7 +42,7 @@ def chosen(recipe: Recipe, task: Task) -> list[Row]:
     return random.Random(f"held_out:{recipe.seed}").sample(rows, min(len(rows), recipe.eval_prompts))
 
 
-def in_words(recipe: Recipe, task: Task | None, completions: int, steps: int) -> list[str]:
+def held_out_lines(recipe: Recipe, task: Task | None, completions: int, steps: int) -> list[str]:
     """A line on what `eval_every` will measure, and at what price; RecipeError if it cannot.
 
     Args:
@@ -104,7 +104,7 @@ class HeldOut(Feature):
 
     @classmethod
     def plan(cls, asked: Asked) -> list[str]:
-        return in_words(asked.recipe, asked.task, asked.stages[0].planned.completions, asked.steps)
+        return held_out_lines(asked.recipe, asked.task, asked.stages[0].planned.completions, asked.steps)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Measure the base, and the policy if it is not the base, as far as that was not done before the run was stopped."""

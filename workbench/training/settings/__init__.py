@@ -13,16 +13,35 @@ from typing import Any
 from workbench.errors import RecipeError
 from workbench.recipe import Recipe
 from workbench.training.settings.algorithms import papers_fields, papers_notes
-from workbench.training.settings.batches import Batch, batch, check_prompts, in_words, whole_groups
+from workbench.training.settings.batches import Batch, batch, batch_line, check_prompts, whole_groups
 from workbench.training.settings.device import Machine, asks_for_vllm, fitted
 from workbench.training.settings.in_force import asked_of, built, check_in_force, in_force_table
-from workbench.training.settings.names import TURNS, check_turns, overridden, renamed
+from workbench.training.settings.names import TURNS, check_turns, overridden, with_new_names
 from workbench.training.settings.values import DEFAULTS, check_lora, check_values, field_kinds
 
 __all__ = [
-    "DEFAULTS", "TURNS", "Batch", "Machine", "asked_of", "batch", "built", "check_in_force", "check_lengths", "check_lora",
-    "check_prompts", "check_turns", "check_values", "field_kinds", "field_names", "in_force_table", "in_words", "normalised",
-    "overridden", "papers_fields", "renamed", "stages_decide",
+    "DEFAULTS",
+    "TURNS",
+    "Batch",
+    "Machine",
+    "asked_of",
+    "batch",
+    "batch_line",
+    "built",
+    "check_in_force",
+    "check_lengths",
+    "check_lora",
+    "check_prompts",
+    "check_turns",
+    "check_values",
+    "field_kinds",
+    "field_names",
+    "in_force_table",
+    "normalised",
+    "overridden",
+    "papers_fields",
+    "stages_decide",
+    "with_new_names",
 ]  # fmt: skip
 
 
@@ -35,7 +54,7 @@ def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None)
     """
     from workbench.training.settings.combinations import advice
 
-    recipe, notes = renamed(recipe, fields)
+    recipe, notes = with_new_names(recipe, fields)
     asked = recipe.grpo
     found = {**DEFAULTS, **asked}
     if asked.get("num_train_epochs") is not None and "max_steps" not in asked:

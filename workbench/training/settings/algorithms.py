@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from workbench.recipe import Recipe
-from workbench.training.settings.in_force import plain
+from workbench.training.settings.in_force import plain_setting
 
 
 class Algorithm(NamedTuple):
@@ -93,7 +93,7 @@ def papers_notes(recipe: Recipe, sets: dict[str, Any]) -> list[str]:
     lines = [f"algorithm = {name!r} ({one.source}) sets {values}: {one.changes}"]
     if not sets:
         lines = [f"algorithm = {name!r} ({one.source}) sets nothing here, as grpo says all of it by name"]
-    said = {field: plain(field, recipe.grpo[field]) for field in one.fields if recipe.grpo.get(field) is not None}
+    said = {field: plain_setting(field, recipe.grpo[field]) for field in one.fields if recipe.grpo.get(field) is not None}
     own = {field: value for field, value in said.items() if value != one.fields[field]}
     lines += [f"{field} = {value!r}, as grpo says by name; {name} has {one.fields[field]!r}" for field, value in own.items()]
     return lines

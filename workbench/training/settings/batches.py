@@ -128,7 +128,7 @@ def arithmetic(planned: Batch, settings: dict[str, Any], prompts: int) -> tuple[
     return per_device, at_once * accumulated, uses, passes / accumulated, per_epoch, left_over, steps
 
 
-def in_words(planned: Batch, settings: dict[str, Any], prompts: int | None) -> str:
+def batch_line(planned: Batch, settings: dict[str, Any], prompts: int | None) -> str:
     """The batch arithmetic as sentences; without a number of `prompts` nothing is said of epochs."""
     found = arithmetic(planned, settings, prompts or planned.prompts)
     per_forward, per_step, uses, serves, per_epoch, left_over, steps = found

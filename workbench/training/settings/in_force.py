@@ -55,7 +55,7 @@ def built(config_class: type, settings: dict[str, Any], **more: Any) -> Any:
     that are recorded would not be those that are trained.
     """
     config = config_class(**{**settings, "scale_rewards": "none"}, **more)
-    config.scale_rewards = plain("scale_rewards", settings["scale_rewards"])
+    config.scale_rewards = plain_setting("scale_rewards", settings["scale_rewards"])
     return config
 
 
@@ -72,7 +72,7 @@ def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any]) ->
         by = CHANGED_THERE if stock.get(name) is not None else "chosen by Unsloth/TRL"
         found = {"default": DEFAULTS.get(name, own.get(name)), "now": getattr(config, name), "own": own.get(name)}
         found |= {"asked": asked.get(name), "given": given.get(name), "stock": stock.get(name)}
-        found = {word: plain(name, value) for word, value in found.items()}
+        found = {word: plain_setting(name, value) for word, value in found.items()}
         now = found["now"]
         if given.get(name) is not None and found["given"] != now:
             by = CHANGED_THERE
@@ -107,7 +107,7 @@ def check_in_force(given: dict[str, Any], config: Any) -> list[str]:
     """One line for each setting that was given and is not what is in force in a GRPOConfig, or a trainer's `args`, now."""
     lines = []
     for name, value in given.items():
-        wanted, now = plain(name, value), plain(name, getattr(config, name, None))
+        wanted, now = plain_setting(name, value), plain_setting(name, getattr(config, name, None))
         if wanted is None or name in ("output_dir", "reward_weights"):
             continue
         if not hasattr(config, name):
@@ -118,7 +118,7 @@ def check_in_force(given: dict[str, Any], config: Any) -> list[str]:
     return lines
 
 
-def plain(name: str, value: Any) -> Any:
+def plain_setting(name: str, value: Any) -> Any:
     """A setting as one compares and writes it: words for enumerations, and one way to write what has several."""
     value = getattr(value, "value", value)
     if name == "scale_rewards" and isinstance(value, bool):

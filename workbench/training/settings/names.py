@@ -115,7 +115,7 @@ _MEANT = {
 }
 
 
-def renamed(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]:
+def with_new_names(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]:
     """(the recipe with every name of `grpo`, and of its stages' `grpo`, as the installed libraries have it; a line for each
     name that was translated, moved or left out); RecipeError for a name that nothing has, and for two that disagree.
     """
@@ -197,11 +197,11 @@ def _check_known(asked: dict[str, Any], fields: set[str]) -> None:
         if name not in fields and name in _GONE:
             raise RecipeError(said, rule=f"{rule}, and this one is gone", remedy=_GONE[name])
         if name not in fields:
-            near = nearest(name, fields)
+            near = nearest_setting(name, fields)
             raise RecipeError(said, rule=rule, remedy=f"did you mean {near!r}?" if near else "see TRL's page on GRPOConfig")
 
 
-def nearest(name: str, fields: Iterable[str]) -> str | None:
+def nearest_setting(name: str, fields: Iterable[str]) -> str | None:
     """The right name that `name` was most likely meant to be: a field, or where its old name went."""
     word = name.lower()
     known = {field: field for field in fields} | MOVED | ALIASES

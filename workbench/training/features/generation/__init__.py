@@ -55,7 +55,7 @@ def expected(recipe: Recipe, settings: dict[str, Any], cuda: bool, shape: ModelS
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def in_words(why_not: str | None, num_generations: int) -> str:
+def generation_line(why_not: str | None, num_generations: int) -> str:
     """One line for before a run."""
     once = f"each prompt is read once for its {num_generations} completions"
     if why_not is None:
@@ -78,7 +78,7 @@ class DecodingLoop(Feature):
 
     @classmethod
     def generates(cls, stage: Stage, machine: Machine, shape: ModelShape | None) -> str | None:
-        return in_words(expected(stage.recipe, stage.settings, machine.cuda, shape), stage.planned.num_generations)
+        return generation_line(expected(stage.recipe, stage.settings, machine.cuda, shape), stage.planned.num_generations)
 
     def begin_stage(self, stage: Stage) -> None:
         model = self.session.policy.model
