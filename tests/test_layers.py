@@ -144,7 +144,7 @@ CORE = (
 INSTRUMENTS = ("audit", "replaying", "memory", "health", "views", "inspection", "exporting")
 
 
-CLOSURE_LINES = 13_900
+CLOSURE_LINES = 13_900  # to be lowered, never raised
 
 
 def test_the_core_is_small_and_imports_no_instrument():
