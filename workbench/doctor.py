@@ -6,8 +6,9 @@ import importlib.metadata
 import importlib.util
 import shutil
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from workbench.kinds import Fields
 from workbench.run.directory import versions
 
 _HARMLESS = (
@@ -24,7 +25,7 @@ class MachineFinding(NamedTuple):
     remedy: str = ""
 
 
-def examine_machine() -> dict[str, Any]:
+def examine_machine() -> Fields:
     """Versions and findings; a `needed` one that fails makes `workbench doctor` exit with 1.
 
     Loads the embedded policy in 4 bits, so it takes about half a minute.
@@ -41,7 +42,7 @@ def examine_machine() -> dict[str, Any]:
     return {"versions": versions(), "findings": findings}
 
 
-def tables(report: dict[str, Any]) -> str:
+def tables(report: Fields) -> str:
     """What `examine` found, for people."""
     from workbench.views.tables import Table
 

@@ -15,6 +15,7 @@ from workbench.exporting.artefacts import Artefact, Exported, open_artefact
 from workbench.exporting.merging import sixteen_bit_base
 from workbench.exporting.passport import PASSPORT, read_passport
 from workbench.exporting.reading import open_reader
+from workbench.kinds import Fields
 from workbench.training.loading import find_model
 from workbench.workspace import resolve, shown
 
@@ -79,7 +80,7 @@ class Conversation:
         self.max_completion_length = max_completion_length or settings.get("max_completion_length") or _MOST
         self.temperature = float(settings.get("temperature") or 0.0)  # at which the run sampled; 0 where that is not known
         self.turns: list[Turn] = []
-        self._writers: dict[str, Any] = {}
+        self._writers: Fields = {}
 
     def reply(self, question: str, temperature: float = 0.0, base: bool = False) -> Turn:
         """Answer a question, with the base beside if it is asked, too. An Interrupt ends it; the turn stays in `turns`.
@@ -127,7 +128,7 @@ class Conversation:
             answer.ended = f"cut at {len(written)} tokens"
 
 
-def _load(artefact: Artefact, who: str) -> dict[str, Any]:
+def _load(artefact: Artefact, who: str) -> Fields:
     # What writes, by who it is: an adapter and its base at once, everything else by itself.
     if who == BASE and not artefact.base:
         value = f"{shown(artefact.path)}: its base is not known"

@@ -25,6 +25,7 @@ from workbench.exporting.reading import BaseUnread, open_reader
 from workbench.exporting.reference import ProofRequest, measured_reference, request_of, suite_of_run
 from workbench.exporting.tokens import check_tokens
 from workbench.exporting.weights import check_weights
+from workbench.kinds import Fields
 from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
@@ -165,14 +166,14 @@ class Examined(NamedTuple):
     """What the artefact's process saw, as JSON holds it."""
 
     checks: list[Any]
-    written: dict[str, Any] | None  # as `written_by` returns it; None: a check failed, or nobody asked
+    written: Fields | None  # as `written_by` returns it; None: a check failed, or nobody asked
     unproven: list[str]
 
 
-def examine(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def examine(request: Fields, progress: Progress) -> Fields:
     """In the artefact's process: tensors and token ids; and, where nothing failed, what it writes."""
     asked, written, unproven = ProofRequest(**request), None, []
-    told: dict[str, Any] = {"path": Path(asked.artefact["path"]), "run": RunDirectory(Path(asked.run))}
+    told: Fields = {"path": Path(asked.artefact["path"]), "run": RunDirectory(Path(asked.run))}
     artefact = Artefact(**{**asked.artefact, **told})
     checks = check_weights(artefact)
     try:

@@ -16,6 +16,7 @@ from workbench.errors import DataError, RunError, WorkbenchError
 from workbench.exporting import apart
 from workbench.exporting.apart import Progress
 from workbench.exporting.merging import base_now
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, versions
@@ -33,7 +34,7 @@ class ProofRequest:
     run: str  # its folder
     prompts: list[Any]  # the first held-out ones
     max_completion_length: int  # tokens
-    artefact: dict[str, Any] = field(default_factory=dict)  # of the second: fields of `Artefact`
+    artefact: Fields = field(default_factory=dict)  # of the second: fields of `Artefact`
     sampled_ids: list[list[int]] | None = None  # of the second: completions whose probabilities are wanted; None: no behaviour
 
 
@@ -141,7 +142,7 @@ def scored(suite: RewardSuite, rows: Sequence[Row], ids: list[list[int]], texts:
     return Written(ids, ended, np.nansum(scores * suite.weights, axis=1).tolist(), right.tolist())
 
 
-def measure(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def measure(request: Fields, progress: Progress) -> Fields:
     """In the process: load the live policy, and let it write."""
     from workbench.training.policy import load_policy
     from workbench.training.sampling import logprobs_of, sample, ties_of
@@ -150,7 +151,7 @@ def measure(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     run, prompts = RunDirectory(Path(asked.run)), asked.prompts
     policy = load_policy(run.recipe(), adapter=run.adapter)
     tokenizer, found = policy.tokenizer, {}
-    how: dict[str, Any] = {"max_completion_length": asked.max_completion_length}
+    how: Fields = {"max_completion_length": asked.max_completion_length}
     shapes = {"policy": {"temperature": 0.0}, "base": {"temperature": 0.0, "base": True}, "sampled": {"temperature": 1.0}}
     for turn, (who, shape) in enumerate(shapes.items()):
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
+from workbench.kinds import Fields
 from workbench.training.feature import Feature
 from workbench.training.plan import Memory
 
@@ -64,19 +65,19 @@ class Around:
         """Call one hook of all of them, and return what they answer."""
         return [getattr(feature, hook)(*details) for feature in self.features]
 
-    def merged(self, hook: str, *details: Any) -> dict[str, Any]:
+    def merged(self, hook: str, *details: Any) -> Fields:
         """One dict of all that they answer."""
         return {name: value for answer in self.each(hook, *details) for name, value in answer.items()}
 
     @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
+    def training(self) -> Generator[None]:
         """Entered while a stage's trainer trains."""
         with contextlib.ExitStack() as entered:
             for feature in self.features:
                 entered.enter_context(feature.training())
             yield
 
-    def changes(self, weights: dict[str, float]) -> list[tuple[str, dict[str, Any]]]:
+    def changes(self, weights: dict[str, float]) -> list[tuple[str, Fields]]:
         """(who asks, a request for `weight`) for each weight that should change after this step."""
         return [(feature.key, change) for feature in self.features for change in feature.changes(weights)]
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from workbench import processes
 from workbench.data.difficulty import load_profile
 from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
+from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
@@ -173,17 +174,17 @@ def _built_whole(
     config_class: type,
     recipe: Recipe,
     stages: Sequence[Stage],
-    settings: dict[str, Any],
+    settings: Fields,
     machine: Machine,
     policy: Policy | None,
-) -> tuple[dict[str, Any], Any, list[str]]:
+) -> tuple[Fields, Any, list[str]]:
     # As `_built`, for the run; each stage's config is built, too, for what the libraries warn of.
     of_stages = [_built(config_class, stage.recipe, stage.settings, machine, policy)[2] for stage in stages if recipe.stages]
     given, built, heard = _built(config_class, recipe, settings, machine, policy)
     return given, built, [*dict.fromkeys(line for lines in (heard, *of_stages) for line in lines)]
 
 
-def _rows(recipe: Recipe, stages: Sequence[Stage], given: dict[str, Any], built: Any) -> tuple[Row, ...]:
+def _rows(recipe: Recipe, stages: Sequence[Stage], given: Fields, built: Any) -> tuple[Row, ...]:
     said = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
     rows = settings_of.in_force_table(said, built, {**given, "seed": recipe.seed})
     if recipe.algorithm:
@@ -286,8 +287,8 @@ def _memory(
 
 
 def _built(
-    config_class: type, recipe: Recipe, settings: dict[str, Any], machine: Machine, policy: Policy | None
-) -> tuple[dict[str, Any], Any, list[str]]:
+    config_class: type, recipe: Recipe, settings: Fields, machine: Machine, policy: Policy | None
+) -> tuple[Fields, Any, list[str]]:
     """(what GRPOConfig is given, the config that it makes of it, what is warned of)."""
     asked = recipe.policy
     backend = policy.backend_name if policy else asked.backend

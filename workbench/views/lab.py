@@ -19,6 +19,7 @@ from typing import Any
 from workbench.audit.prompt_format import parse_format
 from workbench.errors import RecipeError, TaskError, WorkbenchError
 from workbench.inspection.reading import question
+from workbench.kinds import Fields
 from workbench.rewards.groups import SCALES, ExplainedGroup
 from workbench.task import Row, Task
 from workbench.views.bench import Bench
@@ -158,11 +159,11 @@ class Lab:
             self.parts.add(f"completion-{index}", area)
             seen = self.parts.add(f"seen-{index}", kit.HTML(layout=_HALF))
 
-            def typed(change: dict[str, Any], index: int = index) -> None:
+            def typed(change: Fields, index: int = index) -> None:
                 self.texts[index] = change["new"]
                 self._soon()
 
-            def put(change: dict[str, Any], area: Any = area) -> None:
+            def put(change: Fields, area: Any = area) -> None:
                 area.value = starters.get(change["new"], area.value)
 
             area.observe(typed, "value")
@@ -186,7 +187,7 @@ class Lab:
         self._fill()
         self.refresh()
 
-    def _prompt_changed(self, change: dict[str, Any]) -> None:
+    def _prompt_changed(self, change: Fields) -> None:
         # Completions that were not touched follow the prompt; what was typed stays.
         before = {text: name for name, text in self.bench.starters(self.number).items()}
         self.number = change["new"]
@@ -195,7 +196,7 @@ class Lab:
         self._fill()
         self.refresh(everything=True)
 
-    def _scale_changed(self, change: dict[str, Any]) -> None:
+    def _scale_changed(self, change: Fields) -> None:
         self.bench.scale_rewards = change["new"]
         self.refresh()
 
@@ -280,16 +281,18 @@ class Lab:
                 self.parts["status"].value = _error(error)
 
     def _saved(self) -> tuple[int, int] | None:
+        if self.file is None:
+            return None
         try:
             stat = self.file.stat()
-        except (OSError, AttributeError):  # it is not there at the moment, or there is no file at all
+        except OSError:  # it is not there at the moment, or there is no file at all
             return None
         return stat.st_mtime_ns, stat.st_size
 
     def look(self) -> None:
         """Load the task again if its file was saved; the last good one stays while it cannot be. The panel does it itself."""
         stamp = self._saved()
-        if stamp is None or stamp == self._stamp:
+        if self.file is None or stamp is None or stamp == self._stamp:
             return
         self._stamp = stamp
         try:

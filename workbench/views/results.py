@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING, Any
 
+from workbench.kinds import Fields
 from workbench.views.figure import BLUE, GREEN, GREY, ORANGE, RED, Picture, inline_image, lying, new_figure, with_legend
 from workbench.views.groups import contribution_bars, group_tables
 from workbench.views.tables import BAD, GOOD, CellMark, Table, Verbatim, View, coloured, number, plain_text, pre
@@ -110,7 +111,7 @@ def evaluation_picture(evaluation: Evaluation) -> View:
     figure, axis = new_figure(8, 0.75 * len(evaluation.pairs) + 0.9)
     for which, (label, offset, colour) in enumerate((("base", -0.18, GREY), ("trained", 0.18, BLUE)), 1):
         for place, pair in enumerate(evaluation.pairs):
-            share, low, high = share_interval(pair[which])
+            share, low, high = share_interval(pair[1] if which == 1 else pair[2])
             drawn = {"xerr": [[share - low], [high - share]], "error_kw": {"elinewidth": 1, "capsize": 3}}
             axis.barh(place + offset, share, height=0.32, color=colour, label=None if place else label, **drawn)
             axis.text(min(high + 0.015, 1.0), place + offset, f"{share:.0%}", va="center", fontsize=8)
@@ -172,7 +173,7 @@ def _joined(views: Sequence[View | Table]) -> View:
     return View("".join(view._repr_html_() for view in views), "\n\n".join(map(str, views)))
 
 
-def _numbers(measured: dict[str, Any], who: str) -> list[str]:
+def _numbers(measured: Fields, who: str) -> list[str]:
     # A proof may come from a file that somebody else wrote: what is not there is left out.
     forms = {"reward": ".2f", "pass@1": ".0%", "ended": ".0%", "kl_per_token": ".2g"}
     numbers = [number(own.get(who, 0) if (own := measured.get(name)) else None, form) for name, form in forms.items()]

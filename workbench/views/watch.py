@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from workbench.kinds import Fields
 from workbench.progress import clock
 from workbench.run.control_file import ACTIONS, answer_to, send
 from workbench.run.directory import RunDirectory
@@ -19,7 +20,7 @@ from workbench.views.terminal import TerminalProgress
 _BY = "command line"
 
 
-def snapshot(run: FollowedRun) -> dict[str, Any]:
+def snapshot(run: FollowedRun) -> Fields:
     """A run as it stands, as one JSON object."""
     running = run.status == "running"
     keys = ("name", "state", "function", "line", "remedy")
@@ -106,9 +107,7 @@ def _changed(verdicts: Iterable[Any], states: dict[Any, str]) -> list[str]:
     return lines
 
 
-def control(
-    run: RunDirectory, action: str, words: Sequence[str] = (), timeout_s: float = 60.0, force: bool = False
-) -> dict[str, Any]:
+def control(run: RunDirectory, action: str, words: Sequence[str] = (), timeout_s: float = 60.0, force: bool = False) -> Fields:
     """Ask a run for something, and wait for its trainer's answer; a step that is in flight is finished first.
 
     `words` are FUNCTION and VALUE, where the action takes them. Returns the event that answers it; without one in time,
@@ -123,7 +122,7 @@ def control(
     return reply or answer_to(run, identity) or {"id": identity, "action": action, "applied": None}
 
 
-def answered(reply: dict[str, Any], timeout_s: float) -> str:
+def answered(reply: Fields, timeout_s: float) -> str:
     """What came of a request, in a line."""
     if reply["applied"]:
         return answer_line(reply, own=_BY)

@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any
 
 from workbench.errors import RecipeError
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.settings.algorithms import papers_fields, papers_notes
 from workbench.training.settings.batches import Batch, batch, batch_line, check_prompts, whole_groups
@@ -45,7 +46,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None) -> tuple[Recipe, dict[str, Any], list[str]]:
+def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None) -> tuple[Recipe, Fields, list[str]]:
     """(the recipe under today's names, every value as asked; the settings that GRPOConfig is built from, over the defaults,
     with whole groups, for this device; a line for each thing that is not as it was asked or is often not meant). Idempotent.
 
@@ -69,7 +70,7 @@ def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None)
     return recipe, found, [*notes, *papers_notes(recipe, papers), *raised, *changed, *advice(recipe, found)]
 
 
-def check_lengths(recipe: Recipe, settings: dict[str, Any]) -> None:
+def check_lengths(recipe: Recipe, settings: Fields) -> None:
     """RecipeError, with the arithmetic, if the lengths that were asked for do not fit into the context together, in tokens.
 
     It is checked before a prompt is measured. Unsloth would cut the completions instead.
@@ -89,7 +90,7 @@ def check_lengths(recipe: Recipe, settings: dict[str, Any]) -> None:
     raise RecipeError(said, rule="prompt and completion fit into max_seq_length together, in tokens", remedy=remedy)
 
 
-def field_names(config_class: type) -> set[str]:
+def field_names(config_class: Any) -> set[str]:
     """Names that a config class can be built with."""
     return {field.name for field in dataclasses.fields(config_class) if field.init}
 

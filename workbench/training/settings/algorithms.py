@@ -5,8 +5,9 @@ What each paper sets in GRPOConfig's terms is as TRL's page on papers has it. Si
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.settings.in_force import plain_setting
 
@@ -16,8 +17,8 @@ class Algorithm(NamedTuple):
 
     source: str  # of the values
     changes: str  # what it changes, a sentence
-    fields: dict[str, Any]  # of GRPOConfig
-    with_loss: dict[str, Any] | None = None  # what `loss_type` of that name brings along by itself
+    fields: Fields  # of GRPOConfig
+    with_loss: Fields | None = None  # what `loss_type` of that name brings along by itself
     why_with_loss: str = ""
 
 
@@ -65,7 +66,7 @@ ALGORITHMS = {
 }
 
 
-def papers_fields(recipe: Recipe, fields: set[str] | None = None) -> dict[str, Any]:
+def papers_fields(recipe: Recipe, fields: set[str] | None = None) -> Fields:
     """What the recipe's `algorithm`, or else its `loss_type`, sets: but for what `grpo` says by name and, if `fields` of the
     config are given, for what it lacks.
     """
@@ -78,12 +79,12 @@ def papers_fields(recipe: Recipe, fields: set[str] | None = None) -> dict[str, A
     return {name: found[name] for name in found if recipe.grpo.get(name) is None and (fields is None or name in fields)}
 
 
-def asked_settings(recipe: Recipe) -> dict[str, Any]:
+def asked_settings(recipe: Recipe) -> Fields:
     """What the recipe asks for, by name or in the one word of its `algorithm`."""
     return {**recipe.grpo, **(papers_fields(recipe) if recipe.algorithm else {})}
 
 
-def papers_notes(recipe: Recipe, sets: dict[str, Any]) -> list[str]:
+def papers_notes(recipe: Recipe, sets: Fields) -> list[str]:
     """Lines on what was set, by whose paper, and what the recipe has otherwise."""
     name = recipe.algorithm or str(recipe.grpo.get("loss_type"))
     values = ", ".join(f"{field} = {value!r}" for field, value in sets.items())

@@ -12,6 +12,7 @@ import inspect
 import re
 from typing import Any, NamedTuple
 
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.settings.values import DEFAULTS as OWN
 
@@ -43,12 +44,12 @@ class Row(NamedTuple):
     by: str
 
 
-def asked_of(recipe: Recipe) -> dict[str, Any]:
+def asked_of(recipe: Recipe) -> Fields:
     """Settings that a recipe asks for by name: its `grpo`, and the seed if it says one."""
     return recipe.grpo | ({"seed": recipe.seed} if "seed" in recipe.model_fields_set else {})
 
 
-def built(config_class: type, settings: dict[str, Any], **more: Any) -> Any:
+def built(config_class: type, settings: Fields, **more: Any) -> Any:
     """A GRPOConfig of what `normalised` gives, in which `scale_rewards` is as it was asked for.
 
     Unsloth's class turns "group" into "none" where loss_type is "dr_grpo", also if somebody asked for it, and the advantages
@@ -59,7 +60,7 @@ def built(config_class: type, settings: dict[str, Any], **more: Any) -> Any:
     return config
 
 
-def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any]) -> list[Row]:
+def in_force_table(asked: Fields, config: Any, given: Fields) -> list[Row]:
     """The settings that decide what a run does and costs, and all that were `asked_of` a recipe after `normalised`.
 
     `config` is a GRPOConfig or a trainer's `args`, and was built from `given`.
@@ -86,7 +87,7 @@ def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any]) ->
     return rows
 
 
-def settings_in_force(config: Any) -> dict[str, Any]:
+def settings_in_force(config: Any) -> Fields:
     """Every field of a built GRPOConfig that is no path and no secret: what the manifest keeps."""
     names = (field.name for field in dataclasses.fields(config) if hasattr(config, field.name))
     return {name: as_json(getattr(config, name)) for name in names if decides(name)}
@@ -103,7 +104,7 @@ def as_json(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def check_in_force(given: dict[str, Any], config: Any) -> list[str]:
+def check_in_force(given: Fields, config: Any) -> list[str]:
     """One line for each setting that was given and is not what is in force in a GRPOConfig, or a trainer's `args`, now."""
     lines = []
     for name, value in given.items():
@@ -129,7 +130,7 @@ def plain_setting(name: str, value: Any) -> Any:
     return value
 
 
-def defaults_of(config_class: type) -> dict[str, Any]:
+def defaults_of(config_class: Any) -> Fields:
     """What a config class takes where a setting is not given."""
     # The class that Unsloth generates keeps TRL's fields, and has its own defaults only in __init__.
     found = {field.name: field.default for field in dataclasses.fields(config_class)}

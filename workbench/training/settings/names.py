@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from workbench.errors import RecipeError, WorkbenchError
+from workbench.kinds import Fields
 from workbench.recipe import Recipe, read_yaml
 from workbench.secret import setting
 
@@ -155,7 +156,7 @@ def with_new_names(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]
     return Recipe.of(asked), notes
 
 
-def _translated(grpo: dict[str, Any], fields: set[str], notes: list[str]) -> dict[str, Any]:
+def _translated(grpo: Fields, fields: set[str], notes: list[str]) -> Fields:
     asked = dict(grpo)
     for old, new in ALIASES.items():
         if old not in asked or old in fields:
@@ -188,7 +189,7 @@ def check_turns(used: Mapping[str, Any], where: str, error: type[WorkbenchError]
         raise error(f"{where}: {name}", rule=rule, remedy=remedy)
 
 
-def _check_known(asked: dict[str, Any], fields: set[str]) -> None:
+def _check_known(asked: Fields, fields: set[str]) -> None:
     check_turns(asked, "grpo", RecipeError)
     for name, value in asked.items():
         said, rule = setting(f"grpo.{name}", value), "grpo holds fields of the installed trl.GRPOConfig"
