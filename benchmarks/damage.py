@@ -827,7 +827,7 @@ def troubled(world: World, trouble: Trouble, runs: Path) -> dict[str, Any]:
         steps = [json.loads(row)["step"] for row in rows]
         if again and again.raised:
             after = "refused" if again.in_words else "raw"
-            if again.in_words and not left and "no checkpoint to go on from" in again.message:
+            if again.in_words and not left and "no checkpoint to resume from" in again.message:
                 after = "nothing was saved yet"
         else:
             differs = world.compared(run, world.plain)

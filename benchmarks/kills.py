@@ -87,7 +87,7 @@ TIMES = ("step_time", "train_runtime", "train_samples_per_second", "train_steps_
 OF_A_SESSION = (
     "minutes", "paused_s", "rewards_s", "rewards_s_by_function", "hooks_s", "hooks_share", "drawing_s", "generation",
 )  # fmt: skip
-REASONS = r"no checkpoint to go on from|no run '"
+REASONS = r"no checkpoint to resume from|no run '"
 
 
 class Kill(NamedTuple):

@@ -180,8 +180,8 @@ def test_what_became_of_a_killed_run_is_judged(tmp_path):
         ended = kills.Ended("failed", f"{kind} WorkbenchError" if kind == "RunError" else kind, said)
         return kills.judged(Arm(saved), None, tmp_path, ended)["outcome"]
 
-    assert outcome("RunError", "r: no checkpoint to go on from", False) == "none yet"
-    assert outcome("RunError", "r: no checkpoint to go on from", True) == "lost"
+    assert outcome("RunError", "r: no checkpoint to resume from", False) == "none yet"
+    assert outcome("RunError", "r: no checkpoint to resume from", True) == "lost"
     assert outcome("RunError", "all 6 steps are trained", True) == "trained"
     assert outcome("RunError", "another reason", False) == outcome("KeyError", "no run 'r'", False) == "raw"
     assert kills.judged(Arm(True), None, tmp_path, kills.Ended("hung"))["outcome"] == "lost"

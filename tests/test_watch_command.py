@@ -97,7 +97,7 @@ def test_a_run_of_another_process_is_followed_and_steered(home, capfd):
     assert f"step {answer['from_step']}: format x 1 → x 0.5" in said
     assert "refused: mute nonesuch" in said
     assert "other: stopped after" in said
-    with pytest.raises(RequestError, match="does not train"):
+    with pytest.raises(RequestError, match="is not training"):
         control(open_run("other"), "stop")
 
 

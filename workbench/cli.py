@@ -42,7 +42,7 @@ def demo(
     seed: Annotated[int, opt("The same seed gives the same result on the same machine.")] = 0,
     steps: Annotated[int | None, opt("Train this many steps instead of notebook 03's own number.", min=1)] = None,
 ) -> Result:
-    """Execute the five notebooks in order in real kernels, and report what the training bought.
+    """Execute the five notebooks in order in real kernels, and report what the training gained.
 
     The executed notebooks and a report (HTML) stay under runs/NAME. Needs no GPU and no network.
     """
@@ -70,7 +70,7 @@ def demo(
 
 @command()
 def notebook(
-    which: Annotated[str, arg("One of the five, as 03, train or 03_train; or the path of an .ipynb file.")],
+    which: Annotated[str, arg("One of the five, such as 03, train or 03_train; or the path of an .ipynb file.")],
     set_: Annotated[Words, opt("NAME=VALUE: one of its parameters; may be repeated.", "--set", metavar="NAME=VALUE")] = None,
     out: Annotated[Path | None, opt("Write the executed copy here, instead of a new file in runs/notebooks/.")] = None,
 ) -> Result:
@@ -79,7 +79,7 @@ def notebook(
     A parameter is assigned in the notebook's cell of parameters (or the folded one below it), or is an entry of a dict there,
     as max_steps is of `grpo`; an unknown one is an error that names the nearest right one.
     Values are Python literals (5, 1e-4, True, None, [1, 2]), and text where text stands now. The notebook itself is not
-    changed: the executed copy, with all its outputs, is written also when a cell fails. Exits with 2 if one does.
+    changed: the executed copy, with all its outputs, is written even if a cell fails. Exits with 2 if one does.
 
     Examples: `workbench notebook 03 --set max_steps=5 --set run_name=short`,
     `workbench notebook inspect --set run_name=short --out short.ipynb`.
@@ -96,16 +96,16 @@ def notebook(
 @command()
 def plan(
     source: Annotated[str, arg("A recipe (.yaml), a preset, a script (.py; read, never run), or - for standard input.")],
-    vram: Annotated[float | None, opt("GPU memory in GB to plan for, instead of that of this machine's card.", min=1)] = None,
-    out: Annotated[Path | None, opt("Write the recipe under today's names here (YAML).")] = None,
+    vram: Annotated[float | None, opt("GPU memory in GB to plan for, instead of this machine's card.", min=1)] = None,
+    out: Annotated[Path | None, opt("Write the recipe here (YAML), under today's names.")] = None,
     steps: Steps = None,
     said: Set = None,
 ) -> Result:
     """What would this run do, and does it fit? Settings requested and effective, the batch in words, GPU memory.
 
     The policy is not loaded. Old names are translated, each with a line; unknown ones, contradictions and batches without
-    whole groups are errors (exit code 2); exits with 1 if it does not fit. "Effective" is what this machine would do; without
-    a GPU here, memory is estimated as on one. A preset is a recipe to begin with; an unknown name lists them.
+    whole groups are errors (exit code 2); exits with 1 if it does not fit. "Effective" means on this machine; without
+    a GPU, memory is estimated as on one. A preset is a recipe to start from; an unknown name lists them.
 
     Examples: `workbench plan t4 --vram 16`, `workbench plan train.py --out recipe.yaml`,
     `workbench plan recipe.yaml --set learning_rate=1e-5`, `workbench plan recipe.yaml --set algorithm=gspo`.
@@ -155,7 +155,7 @@ def train(
 
 @command("continue")
 def continue_(
-    run: Annotated[str, arg("A run by name or path; latest: the last that does not train.")] = "latest",
+    run: Annotated[str, arg("A run by name or path; latest: the last that is not training.")] = "latest",
     steps: Annotated[int | None, opt("Train this many steps more (do not repeat this after a kill).", min=1)] = None,
     checkpoint: Annotated[str | None, opt("Resume from this one, checkpoint-20; later ones are deleted.", "--from")] = None,
     accept_changes: Annotated[
@@ -193,15 +193,15 @@ def _trained(training: Callable[[], Any], terminal: Any) -> Result:
 
 @app.command()
 def watch(
-    run: Annotated[str, arg("A run by name or path; latest: the one that trains, or was begun last.")] = "latest",
-    once: Annotated[bool, opt("Print how it stands now, and end.", "--once")] = False,
-    png: Annotated[Path | None, opt("Write its curves as they stand now to this file.")] = None,
-    every: Annotated[float, opt("Seconds between two looks.", min=0.1)] = 1.0,
+    run: Annotated[str, arg("A run by name or path; latest: the one training, or begun last.")] = "latest",
+    once: Annotated[bool, opt("Print its current state and exit.", "--once")] = False,
+    png: Annotated[Path | None, opt("Write its current curves to this file.")] = None,
+    every: Annotated[float, opt("Seconds between two updates.", min=0.1)] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Follow a run that trains in another process: its numbers, its health, what is changed. Ends when the run ends.
+    """Follow a run that trains in another process: its numbers, its health, its changes. Ends when the run ends.
 
-    Ctrl-C ends the watching, not the run. --once, --png and --json show how it stands now, and end.
+    Ctrl-C stops watching, not the run. --once, --png and --json show its current state and exit.
     """
     from workbench.views import watch as views
     from workbench.views.run_view import FollowedRun
@@ -222,13 +222,13 @@ def watch(
 
 @command(context_settings={"ignore_unknown_options": True})  # a weight may be negative
 def control(
-    run: Annotated[str, arg("A run by name or path; latest: the one that trains.")],
+    run: Annotated[str, arg("A run by name or path; latest: the one training.")],
     action: Annotated[str, arg("stop, pause, resume, checkpoint, sample, weight, mute, unmute, reload, beta or learning_rate.")],
     details: Annotated[Words, arg("weight: FUNCTION VALUE; mute, unmute: FUNCTION; beta, learning_rate: VALUE.")] = None,
     timeout: Annotated[float, opt("Seconds to wait for the trainer's answer; 0: do not wait.", min=0)] = 60.0,
     force: Annotated[bool, opt("Also take a learning rate or beta over 100 times the effective one.", "--force")] = False,
 ) -> Result:
-    """Ask a run that trains for something; it is applied at the end of the step in flight, and recorded in events.jsonl.
+    """Send a request to a run that is training; it is applied at the end of the step in flight and recorded in events.jsonl.
 
     Exits with 1 if the run refuses, with 3 if it has not answered in time.
 
@@ -250,9 +250,9 @@ def check(
     split: Annotated[str | None, opt("Split of a hub dataset or folder; default: train.")] = None,
     answer_after: Annotated[str, opt("Mark before the answer; auto: ####, if most answers end so; none: no mark.")] = "auto",
     numbers: Annotated[bool, opt("Leave out rows whose answer is not a number.", "--numbers")] = False,
-    other: Annotated[str | None, opt("Rows of the other split: prompts that are also there are left out.")] = None,
-    out: Annotated[Path | None, opt("Write the rows that were kept here, as JSON lines.")] = None,
-    policy: Annotated[str | None, opt("Measure prompts with its template and tokenizer: tiny, owner/name, a folder.")] = None,
+    other: Annotated[str | None, opt("Rows of the other split: prompts that occur there are left out.")] = None,
+    out: Annotated[Path | None, opt("Write the kept rows here, as JSON lines.")] = None,
+    policy: Annotated[str | None, opt("Measure prompts with its template, tokenizer: tiny, owner/name, a folder.")] = None,
     chat_template_kwargs: TemplateKwargs = None,
     system: Annotated[str, opt("System message for prompts that are text: tags, think, mark, none, or your text.")] = "none",
 ) -> Result:
@@ -279,13 +279,13 @@ def check(
 @command()
 def probe(
     task: TaskFile,
-    policy: Annotated[str | None, opt("Send the reference through its template, tokenizer: tiny, owner/name, a folder.")] = None,
+    policy: Annotated[str | None, opt("Pass the reference through its template, tokenizer: tiny, owner/name, a folder.")] = None,
     chat_template_kwargs: TemplateKwargs = None,
     prompts: Annotated[int, opt("Prompts to try, spread over the task's.", min=1)] = 6,
     weight: Weight = None,
     max_completion_length: Annotated[int, opt("Tokens that a completion may have.", min=1)] = 512,
     cases: Annotated[str | None, opt("File of regression cases; default: cases.jsonl beside the task file.")] = None,
-    deadline: Annotated[float, opt("Seconds for one function and all completions; a judge may need minutes.", min=0.1)] = 10.0,
+    deadline: Annotated[float, opt("Seconds per function for all completions; a judge may need minutes.", min=0.1)] = 10.0,
 ) -> Result:
     """Can these rewards pay, and what do reward hacks earn? Seconds on a CPU, before any training.
 
@@ -294,8 +294,8 @@ def probe(
     ...), and scores them all. It names the function that cannot pay, with the line that nothing reaches, and the reward hack
     that earns as much as the reference completion. Regression cases (completion -> expected scores) are checked too.
 
-    Where the reference completion cannot be read off the prompt, the task gives it: Task(ideal=lambda row: ...). Reward hacks
-    of your own: Task(probes={name: text or function of the row}).
+    Where the reference completion cannot be read off the prompt, the task gives it: Task(ideal=lambda row: ...). Your own reward
+    hacks: Task(probes={name: text or function of the row}).
 
     Exits with 1 if a reward cannot pay or fails, if a reward hack earns at least what the reference completion earns, or if a
     regression case does not hold.
@@ -323,11 +323,11 @@ def replay(
         str | None, opt("sum_then_normalize or normalize_then_sum (GDPO), instead of the run's multi_objective_aggregation.")
     ] = None,
     out: Annotated[Path | None, opt("Write old and new advantage of every completion here, side by side (Parquet).")] = None,
-    limit: Annotated[int | None, opt("Stop once this many completions are replayed, from the first step on.", min=1)] = None,
+    limit: Annotated[int | None, opt("Stop after this many replayed completions, from the first step on.", min=1)] = None,
 ) -> Result:
     """Score a run's recorded completions again with an edited task: which advantages would have been different?
 
-    Shows which advantages change sign, which dead groups come alive, how far the order within groups is kept, each function's
+    Shows which advantages change sign, which dead groups come alive, how well the order within groups is kept, each function's
     share of the advantages, and which function now decides, with the old and new reward hashes. Nothing is trained, and no
     GPU is needed.
 
@@ -352,15 +352,15 @@ def replay(
 @command("eval")
 def eval_(
     run: Annotated[str, arg("A run by name or path; latest: the last that ended with an adapter.")] = "latest",
-    held_out: Annotated[int, opt("Held-out prompts, at most.", min=2)] = 200,
-    samples: Annotated[int, opt("Completions of each; 16 or more tell whether it was taught or sharpened.", min=1)] = 4,
-    greedy: Annotated[bool, opt("Take the likeliest tokens, too: one completion a prompt.", "--greedy")] = False,
-    checkpoints: Annotated[str, opt("Steps of checkpoints to measure besides, as 20,40; best; or all.")] = "",
+    held_out: Annotated[int, opt("At most this many held-out prompts.", min=2)] = 200,
+    samples: Annotated[int, opt("Completions per prompt; 16 or more tell whether it was taught or sharpened.", min=1)] = 4,
+    greedy: Annotated[bool, opt("Also take the likeliest tokens: one completion per prompt.", "--greedy")] = False,
+    checkpoints: Annotated[str, opt("Steps of checkpoints to measure also, such as 20,40; best; or all.")] = "",
     seed: Annotated[int, opt("The same seed gives the same completions on the same machine.")] = 0,
 ) -> Result:
     """Is a run's policy better than its base? Both sampled on the same held-out prompts, as in training, and compared.
 
-    Says the gain with its 95 % interval, and how many more prompts it would take where that contains 0; pass@k, majority vote and
+    Reports the gain with its 95 % interval, and how many more prompts it takes where that contains 0; pass@k, majority vote and
     best of n; and whether the run taught (it solves prompts that its base does not solve in n tries) or sharpened (it solves
     at once what its base solves sometimes). Leaves evaluation.json and, in evaluation.parquet, every completion; what is there
     already is not measured again.
@@ -383,7 +383,7 @@ def eval_(
 @command()
 def report(
     run: Annotated[str, arg("A run, by name or path.")] = "latest",
-    markdown: Annotated[bool, opt("Text without pictures, report.md, for a pull request or an issue.", "--markdown")] = False,
+    markdown: Annotated[bool, opt("Text without figures, report.md, for a pull request or an issue.", "--markdown")] = False,
     answer_column: Annotated[
         str | None, opt("The dataset column with the right answer, where its name does not tell.", "--answer-column")
     ] = None,
@@ -431,19 +431,17 @@ def export(
     run: Annotated[str, arg("A run by name or path; latest: the last that ended with an adapter.")] = "latest",
     formats: Annotated[Words, opt("adapter, merged_16bit, merged_4bit, gguf, or one of the three; repeat.", "--format")] = None,
     into: Annotated[str, opt("Merge into base (16 bits), or dequantised (4-bit weights in 16 bits); auto: by risk.")] = "auto",
-    overwrite: Annotated[bool, opt("Replace another export that is there.", "--overwrite")] = False,
-    best: Annotated[
-        bool | None, opt("From here on the run's adapter is the best that eval_every kept; or the final one.")
-    ] = None,
-    push: Annotated[str | None, opt("OWNER/NAME: upload it to the hub, private; wants one --format, proven.")] = None,
+    overwrite: Annotated[bool, opt("Replace an existing export.", "--overwrite")] = False,
+    best: Annotated[bool | None, opt("From now on the run's adapter is the best that eval_every kept; or the final one.")] = None,
+    push: Annotated[str | None, opt("OWNER/NAME: upload it to the hub, private; needs one --format, proven.")] = None,
 ) -> Result:
     """Leave with the model: write a run's policy into runs/RUN/export/FORMAT, each format atomically.
 
-    adapter: for PEFT and vLLM, beside the 16-bit base. merged_16bit: a model of its own, for transformers, vLLM and MLX.
+    adapter: for PEFT and vLLM, beside the 16-bit base. merged_16bit: a standalone model, for transformers, vLLM and MLX.
     merged_4bit: the same in NF4. gguf: for llama.cpp and Ollama, as gguf_f16, gguf_q8_0 and gguf_q4_k_m. Without --format:
-    adapter and merged_16bit. An export of the same adapter that is there already is kept.
+    adapter and merged_16bit. An existing export of the same adapter is kept.
 
-    Exits with 1 if it is refused: another export in its place, no room, a tool that is missing, not proven.
+    Exits with 1 if it is refused: another export in its place, no room, a missing tool, not proven.
 
     Examples: `workbench export`, `workbench export demo --format gguf_q4_k_m --push me/sums`.
     """
@@ -472,19 +470,19 @@ def export(
     return Result(made.found() | {"pushed": address}, f"{made}\npushed to {address}" if address else made)
 
 
-@command(aborted="what was proven keeps its proof.json; the same command starts the rest again")
+@command(aborted="proven artefacts keep their proof.json; the same command starts the rest again")
 def prove(
-    artefact: Annotated[str, arg("An artefact's folder; or a run by name or path: all that it was exported as.")],
-    run: Annotated[str | None, opt("The run that it was made of, where its folder does not tell.")] = None,
+    artefact: Annotated[str, arg("An artefact's folder; or a run by name or path: all its exports.")],
+    run: Annotated[str | None, opt("The run that it was made from, where its folder does not tell.")] = None,
     prompts: Annotated[int, opt("Held-out prompts; with fewer than 10, damage cannot be told from chance.", min=2)] = 64,
-    task: Annotated[str | None, opt("The run's task, where the one that it was begun with cannot be loaded.")] = None,
+    task: Annotated[str | None, opt("The run's task, where the original cannot be loaded.")] = None,
 ) -> Result:
     """Is an export the policy that was trained? Loaded back in a separate process, and compared with the live policy.
 
     From cheap to dear: sums of its files; tensors, layer by layer; token ids; then what it writes: the probabilities of
     completions that the policy sampled, and greedy answers to held-out prompts, rewarded as in training, with intervals.
     Quantised formats are measured, and fail only where they equal the base, do not end, or cost more than 5 points beyond
-    chance. What cannot be told here is named, and no failure. Leaves proof.json beside the artefact.
+    chance. What cannot be told here is listed, not failed. Leaves proof.json beside the artefact.
 
     Exits with 1 if one fails; the cause and the remedy are in the text.
 
@@ -512,11 +510,11 @@ def prove(
 
 @command()
 def ask(
-    artefact: Annotated[str, arg("An artefact's folder; or a run by name or path: of its exports, merged_16bit goes first.")],
+    artefact: Annotated[str, arg("An artefact's folder; or a run by name or path: of its exports, merged_16bit comes first.")],
     question: Annotated[str, arg("What to ask, in quotes.")],
-    system: Annotated[str | None, opt("System prompt, instead of the one that the run was trained under; '': none.")] = None,
+    system: Annotated[str | None, opt("System prompt, instead of the one used in training; '': none.")] = None,
     temperature: Annotated[float, opt("0 takes the likeliest token every time.", min=0)] = 0.0,
-    base: Annotated[bool, opt("Ask the base, too.", "--base")] = False,
+    base: Annotated[bool, opt("Also ask the base.", "--base")] = False,
 ) -> Result:
     """Ask an exported model one question. It answers from the artefact's own files; `wb.chat` is the same in a notebook.
 
@@ -556,7 +554,7 @@ def lab(
 ) -> None:
     """Open JupyterLab on the five notebooks.
 
-    Start with 01_dataset and go on in order; each notebook says what it needs and what it leaves. Stop with Ctrl-C.
+    Start with 01_dataset and continue in order; each notebook says what it needs and what it leaves. Stop with Ctrl-C.
     """
     from workbench.demo import notebooks_to_edit
 
@@ -566,7 +564,7 @@ def lab(
 @command()
 def explain(
     term: Annotated[str | None, arg("A metric, a setting or a word, such as clip_ratio or 'dead group'.")] = None,
-    trl: Annotated[str | None, opt("Explain it for this version of TRL, as of an older guide.")] = None,
+    trl: Annotated[str | None, opt("Explain it for this version of TRL, such as an older guide's.")] = None,
 ) -> Result:
     """What does this word mean? Meaning, unit, healthy range, and what changed in which version. Without a term: the list.
 
@@ -583,15 +581,15 @@ def explain(
 
 @command()
 def lesson(
-    name: Annotated[str | None, arg("A lesson's name or number; none: list them, with what is passed.")] = None,
+    name: Annotated[str | None, arg("A lesson's name or number; none: list them, with your progress.")] = None,
     again: Annotated[bool, opt("Open a fresh copy; yours stays.", "--again")] = False,
     solved: Annotated[bool, opt("Write a copy with every blank filled in, for a teacher, and open nothing.", "--solved")] = False,
     port: Annotated[int, opt("Port of the JupyterLab server.", min=1, max=65535)] = 8888,
     browser: Annotated[bool, opt("Open a browser.")] = True,
 ) -> Result:
-    """Open a lesson: a notebook, copied into lessons/ of the workspace, where your own copy is never written over.
+    """Open a lesson: a notebook, copied into lessons/ of the workspace, where your own copy is never overwritten.
 
-    Needs no GPU and no network. What you pass is kept in lessons/progress.jsonl.
+    Needs no GPU and no network. Your progress is kept in lessons/progress.jsonl.
 
     Examples: `workbench lesson`, `workbench lesson grpo_by_hand`, `workbench lesson broken_runs --solved`.
     """

@@ -1,4 +1,4 @@
-"""Errors that say three things: the value that was met, the rule that it breaks, and what to do.
+"""Errors that say three things: the value met, the rule that it breaks, and what to do.
 
 To add one: subclass `WorkbenchError` and the standard exception that it refines, in one line.
 """
@@ -16,7 +16,7 @@ from workbench.printable import printable
 
 
 class WorkbenchError(Exception):
-    """Base of every error that the workbench raises on purpose: the value that was met, the rule that it breaks, what to do.
+    """Base of every error that the workbench raises on purpose: the value met, the rule that it breaks, and what to do.
 
     `network`: the hub cannot be reached, so whether the value breaks the rule is not known.
     """
@@ -40,7 +40,7 @@ class WorkbenchError(Exception):
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """A remedy for a name that nothing has: the one that was most likely meant; `otherwise` if none is near."""
+    """A remedy for an unknown name: the one most likely meant; `otherwise` if none is near."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else otherwise
 
@@ -73,7 +73,7 @@ class TaskError(WorkbenchError, ValueError):
 
 
 class RewardError(WorkbenchError, RuntimeError):
-    """A reward function that raised, or returned something that is not one finite number a completion."""
+    """A reward function that raised, or did not return one finite score per completion."""
 
 
 class PolicyError(WorkbenchError, RuntimeError):
@@ -89,13 +89,13 @@ class ExportError(WorkbenchError, RuntimeError):
 
 
 class DiskError(WorkbenchError, OSError):
-    """A file that cannot be written: the disk is full, may only be read, or is gone. `place` is the file, `errno` as usual."""
+    """A file that cannot be written: the disk is full, read-only, or gone. `place` is the file, `errno` as usual."""
 
     place: Path = Path()
 
 
 class RequestError(WorkbenchError, ValueError):
-    """A request to a run that cannot be right, or that no run is there to answer."""
+    """A request that cannot be right, or that no run is there to answer."""
 
 
 class TermError(WorkbenchError, LookupError):

@@ -1,4 +1,4 @@
-"""The recipe: everything that a run was asked to do, as one small YAML file."""
+"""The recipe: everything requested of a run, as one small YAML file."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> Fiel
     if own := sorted(_TRLS_OWN.intersection(value or {})):
         raise RecipeError(f"{said} = {value!r}", rule=f"TRL passes {own[0]!r} to the template itself", remedy="leave it out")
     if secret := next((key for key, own in (value or {}).items() if is_secret(key, own)), None):
-        rule = "what a chat template is given stands in every prompt, in the exported template and in its passport"
+        rule = "a chat template's arguments appear in every prompt, in the exported template and in its passport"
         raise RecipeError(f"{said}: {secret} holds a key or a password", rule=rule, remedy="leave it out")
     return dict(value or {})
 
 
 def read_yaml(text: str, source: str) -> Any:
-    """What a text in YAML holds, in bounded time and memory; RecipeError if it is none, or too large."""
+    """What a YAML text holds, read in bounded time and memory; RecipeError if it is not YAML, or too large."""
     if len(text) > _MOST_CHARACTERS:
         value, rule = f"{source}: over 1 MB", "a recipe is at most 1 MB of YAML"  # of a file only its beginning was read
         raise RecipeError(value, rule=rule, remedy="rows belong in the task's files")
@@ -71,7 +71,7 @@ def read_yaml(text: str, source: str) -> Any:
 
 
 def _is_small(events: Iterator[Any]) -> bool:
-    """Whether a text has few values, levels and characters, with what its aliases stand for written out."""
+    """Whether a text has few values, levels and characters once its aliases are written out."""
     values = characters = 0
     open_parts: list[tuple[str | None, int, int]] = []  # the anchor of each, and what came before it
     sizes: dict[str | None, tuple[int, int]] = {}  # of what has an anchor
@@ -100,7 +100,7 @@ def _is_small(events: Iterator[Any]) -> bool:
 
 def _too_large(source: str) -> RecipeError:
     value = f"{source}: over {_MOST_VALUES:,} values, {_MOST_LEVELS} levels, or 1 MB of text"
-    rule = "a recipe is small, also with what its aliases (*name) stand for written out"
+    rule = "a recipe is small, even with its aliases (*name) written out"
     return RecipeError(value, rule=rule, remedy="rows belong in the task's files; write out what an alias repeats")
 
 
@@ -155,7 +155,7 @@ class LoraPart(_Part):
 
 
 class RewardsPart(_Part):
-    """What a reward function that fails does to the run."""
+    """What a failing reward function does to the run."""
 
     # For one function and one batch of completions; None: it may take as long as it likes.
     deadline_s: float | None = Field(60.0, gt=0)
@@ -219,7 +219,7 @@ def _worded(value: Any) -> Any:
 
 
 class Recipe(_Part):
-    """Everything asked for. `grpo` takes any field of the installed `trl.GRPOConfig` under its own name.
+    """Everything requested. `grpo` takes any field of the installed `trl.GRPOConfig` under its own name.
 
     >>> recipe = wb.Recipe.of({"run_name": "first", "task": "arithmetic", "grpo": {"max_steps": 20, "learning_rate": "1e-4"}})
     >>> recipe.grpo["learning_rate"], recipe.policy.name
@@ -258,14 +258,14 @@ class Recipe(_Part):
 
     @property
     def chat_template_kwargs(self) -> Fields:
-        """What every prompt is rendered with, in training and wherever else it is read: `grpo.chat_template_kwargs`."""
+        """What every prompt is rendered with, in training and everywhere else: `grpo.chat_template_kwargs`."""
         return template_kwargs(self.grpo.get("chat_template_kwargs"))
 
     @classmethod
     def load(cls, path: str | Path, *, recorded: bool = False) -> Recipe:
         """Read a recipe file; `recorded` as for `of`.
 
-        Raises RecipeError if it is missing, no YAML, or has an unknown or wrongly typed field.
+        Raises RecipeError if it is missing, not YAML, or has an unknown or wrongly typed field.
         """
         path = Path(path)
         if not path.is_file():
@@ -296,7 +296,7 @@ class Recipe(_Part):
     def of(cls, content: Fields | Recipe, source: str = "recipe", *, recorded: bool = False) -> Recipe:
         """Build a recipe from a mapping, with an error that names the field and the nearest right one.
 
-        `recorded`: it is a run's, which stays readable when a part of recipes is removed; that part is left out.
+        `recorded`: it belongs to a run, so it stays readable when recipes lose a part; that part is left out.
         """
         _check_size(content, source)
         if recorded and isinstance(content, dict):
@@ -307,7 +307,7 @@ class Recipe(_Part):
             raise _explain(error, source) from None
 
     def save(self, path: str | Path) -> None:
-        """Write the recipe as YAML, fields in their declared order, whole or not at all."""
+        """Write the recipe as YAML, fields in their declared order, atomically."""
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         with replace_file(path) as beside:
             beside.write_text(text, encoding="utf-8")

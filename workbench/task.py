@@ -58,17 +58,17 @@ class Task:
     (['short_reward'], [1.0])
 
     Args:
-        name: shown in pictures and written into the manifest.
-        rows: training prompts; each row has `prompt` (chat messages or text) and whatever columns the rewards read.
+        name: shown in figures and written into the manifest.
+        rows: training prompts; each row has `prompt` (chat messages or text) and any columns that the rewards read.
         reward_funcs: functions in TRL's signature, `(prompts, completions, **columns) -> list[float | None]`.
         reward_weights: one per function, in their order; None means 1.0 each.
         held_out: prompts that are never trained on; notebook 04 measures on them.
         answer_column: the column that holds the right answer.
-        right_by: name of the reward function that says whether a completion is right (a score above 0), or `(name, threshold)`
-            where it gives partial credit (a score of at least the threshold); None: nobody says, and the first is taken.
-        format_by: name of the one that says whether it keeps the strict format (a score above 0); None: not measured.
+        right_by: name of the reward function that decides whether a completion is right (a score above 0), or `(name, threshold)`
+            where it gives partial credit (a score of at least the threshold); None: not stated, so the first is taken.
+        format_by: name of the one that decides whether it keeps the strict format (a score above 0); None: not measured.
         ideal: row -> the reference completion, where it cannot be read off the prompt (`workbench probe`).
-        probes: your own reward hacks, name -> text or a function of the row, beside those that are made from the prompt.
+        probes: your own reward hacks, name -> text or a function of the row, besides those made from the prompt.
         cases: file of completions with the scores that they must get; None: `cases.jsonl` beside the task file.
 
     Raises:
@@ -110,7 +110,7 @@ class Task:
             case (str(), int() | float() as least) if math.isfinite(least):
                 pass
             case _:
-                rule = "right_by is a function's name, or a tuple of it and the least score that counts as right"
+                rule = "right_by is a function's name, or a tuple of it and the lowest score that counts as right"
                 yield f"right_by = {self.right_by!r}", rule, f"right_by=({names[0]!r}, 1.0)"
         for which, name in (("right_by", self.right_by and self.right_function), ("format_by", self.format_by)):
             if name not in (None, *names):
@@ -123,7 +123,7 @@ class Task:
                     remedy = "rename your column, e.g. {'prompt': row.pop('question'), **row}"
                     yield value, "the prompt is the column named `prompt`", remedy
         if len(self.rows) and (reserved := sorted(RESERVED_COLUMNS.intersection(self.rows[0]))):
-            rule = "TRL hands its own argument of that name to every reward function"
+            rule = "TRL passes its own argument of that name to every reward function"
             yield f"the rows have a column {reserved[0]!r}", rule, "rename the column"
 
     @property
@@ -138,13 +138,13 @@ class Task:
 
     @property
     def right_function(self) -> str:
-        """Name of the function that says whether a completion is right."""
+        """Name of the function that decides whether a completion is right."""
         named = self.right_by or self.function_names[0]
         return named if isinstance(named, str) else named[0]
 
     @property
     def right_at(self) -> float | None:
-        """The least of its scores that is right; None: any above 0."""
+        """The lowest of its scores that is right; None: any above 0."""
         return None if isinstance(self.right_by, str) or not self.right_by else self.right_by[1]
 
     @property
@@ -154,7 +154,7 @@ class Task:
 
     @property
     def right_rule(self) -> str:
-        """What measurements are filed under: the function's name alone, or with its threshold."""
+        """The key of measurements: the function's name alone, or with its threshold."""
         return self.right_function if self.right_at is None else self.right_words
 
     def is_right(self, scores: Any) -> np.ndarray:
@@ -192,7 +192,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def modules_of_tasks() -> list[ModuleType]:
-    """The task files that were loaded, and what the last one brought from its folder: no other process can import them."""
+    """The loaded task files, and the modules that the last one brought from its folder: no other process can import them."""
     return [module for name, module in [*sys.modules.items()] if name.startswith(_OWN_MODULE) or name in _brought]
 
 
@@ -231,7 +231,7 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
     'correctness_reward'
 
     Args:
-        kept: a run's copy of the task file: its text is executed in the place of the file `name`, edited since or gone.
+        kept: a run's copy of the task file: its text is executed in place of the file `name`, which may be edited or gone.
 
     Raises:
         TaskError: if there is no such task, if the file fails, or if it binds no `task`.
@@ -270,7 +270,7 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
         if text != place:
             value += f", executed as {shown(place)}"
             what = f"put back what it reads from {shown(folder)}" if folder.is_dir() else f"{shown(folder)} is gone: put it back"
-            remedy = f"{what}, or hand the task over in Python: continue_run(run, task=...)"
+            remedy = f"{what}, or pass the task in Python: continue_run(run, task=...)"
         elif isinstance(error, ModuleNotFoundError):
             remedy = "put that module beside the task file, or install it"
         value += f": {type(error).__name__}: {error}{fault_line(error, place)}"

@@ -90,7 +90,7 @@ def test_another_policys_profile_is_refused_by_name(home):
     with pytest.raises(DataError, match="d.jsonl: measured with another policy"):
         measure_difficulty(ROWS[:2], by_number, "d.jsonl", {"policy": "b", "seed": 0})
     (home / "x.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n")
-    with pytest.raises(DataError, match="no difficulty profile"):
+    with pytest.raises(DataError, match="not a difficulty profile"):
         load_profile("x.jsonl")
 
 

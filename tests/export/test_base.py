@@ -123,7 +123,7 @@ def test_an_export_from_another_base_is_refused_and_a_forced_one_fails_its_proof
     with pytest.raises(ExportError) as refused:
         export(run, into="base", overwrite=True)
     assert refused.value.value.endswith(f"base: not as r loaded it: {CHANGES[change]}")
-    assert refused.value.remedy.startswith("put its files, or its revision, back")
+    assert refused.value.remedy.startswith("restore its files, or its revision")
     with monkeypatch.context() as patched:
         patched.setattr(merging, "merge_base_differs", lambda run: "")
         forced = export(run, ["merged_16bit"], into="base", overwrite=True)["merged_16bit"]

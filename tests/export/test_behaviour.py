@@ -65,7 +65,7 @@ def test_the_policy_itself_passes(kind):
 
 def test_greedy_answers_that_the_base_gives_too_are_said_to_tell_nothing():
     reference, found = drawn()  # the base's answers are the policy's
-    words = "policy and base cannot be told apart here, so this line tells nothing about training"
+    words = "policy and base cannot be told apart here, so this line says nothing about training"
     assert check_behaviour(artefact(), found, reference, SUITE)[0][3].found.endswith(words)
     right = [each and number % 2 == 0 for number, each in enumerate(reference.policy.right)]  # and now half of them
     worse = replace(reference.base, right=right, reward=[2.0 * each for each in right])

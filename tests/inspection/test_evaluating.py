@@ -197,7 +197,7 @@ def test_the_command_says_what_can_be_told_and_its_code_is_the_answer(run, monke
     assert code == int(not found["gain"]["low"] > 0)
     assert (found["prompts"], found["samples"], [point["step"] for point in found["curve"]]) == (12, 2, [0, 1, 2])
     # t(11 degrees of freedom) 2.200985 * sqrt(2 / 6 / 24) = 0.2594, times 2.80 / 1.96: 0.3706.
-    assert "12 prompts x 2 completions detect a gain of about 37 points four times in five" in err
+    assert "12 prompts x 2 completions detect a gain of about 37 points with 80 % power" in err
     assert re.search(r"eval: \d+ of \d+ prompts sampled", err)  # into a file, too, where no bar is drawn
     code, out, err = run_command(monkeypatch, capfd, "eval", "r", "--checkpoints", "one")
     assert code == 2

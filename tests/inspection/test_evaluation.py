@@ -118,7 +118,7 @@ def test_the_tasks_own_tag_is_found_in_its_prompt(tiny_policy):
 def test_an_interval_that_contains_0_says_how_many_prompts_it_would_take():
     # Differences 1 0 0 0, as in test_statistics: 79 more.
     nothing, one = (measured(own, [[1]] * 4) for own in ([[0]] * 4, [[1], [0], [0], [0]]))
-    words = "the interval contains 0: about 79 more prompts detect such a gain four times in five\n"
+    words = "the interval contains 0: about 79 more prompts detect such a gain with 80 % power\n"
     assert words in str(Evaluation([], nothing, one))
     assert "more prompts" not in str(Evaluation([], nothing, measured([[1]] * 4, [[1]] * 4)))
 

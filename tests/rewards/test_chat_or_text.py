@@ -59,7 +59,7 @@ def scored(func, rows):
         (
             length_reward,
             [0, 2, 19, 29],
-            "length_reward: it reads plain text only: every chat completion scores 1, whatever it says; it is handed what",
+            "length_reward: it reads plain text only: every chat completion scores 1; it gets what",
             None,
         ),
         (both_reward, [0, 2, 19, 29], None, None),

@@ -89,7 +89,7 @@ KNOWN_FLAWS = {
     "R4 in chat": (
         "length_in_chat",
         (),
-        {"chat_plain": "warning: .*plain text only: every chat completion scores 1, whatever it says"},
+        {"chat_plain": "warning: .*plain text only: every chat completion scores 1"},
     ),
     "R5": (
         "think_tags",

@@ -171,7 +171,7 @@ def test_what_was_adapted_is_noted():
     assert tested.notes == ["positional is written as (prompts, responses): it is handed both as plain text"]
     assert as_trl(tested, ["a", "bc"]) == [[1.0, 2.0]] * 3
     assert tested.notes[1].startswith("plain_reward: it reads plain text only: with the other it raised AttributeError")
-    assert tested.notes[1].endswith("; it is handed what it reads")
+    assert tested.notes[1].endswith("; it gets what it reads")
     as_trl(tested, ["a", "bc"])
     assert len(tested.notes) == 2
 

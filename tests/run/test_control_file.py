@@ -122,7 +122,7 @@ def test_a_line_that_is_no_request_is_handed_out_as_such(run, line):
 
 def test_a_run_that_does_not_train_cannot_be_asked(run):
     run.release()
-    with pytest.raises(RequestError, match="does not train"):
+    with pytest.raises(RequestError, match="is not training"):
         send(run, "stop")
     assert not (run.path / "control.jsonl").exists()
 

@@ -205,7 +205,7 @@ def test_a_record_of_odd_types_is_refused_in_words_or_left_out(finished, file, c
             look()
         except RunError as error:
             refusals.append(str(error))
-    refusals = [each for each in refusals if "no best adapter" not in each and "no checkpoint to go on from" not in each]
+    refusals = [each for each in refusals if "no best adapter" not in each and "no checkpoint to resume from" not in each]
     assert bool(refusals) == bool(said)
     assert all(said in each for each in refusals)
     assert finished.name in finished.describe()
@@ -236,7 +236,7 @@ def test_a_folder_that_is_gone_while_it_trains_is_named_at_the_next_step(home, h
         lambda: run.log_event("stopped"),
         lambda: run.update_manifest(x=1),
     ):
-        with pytest.raises(RunError, match="deleted or renamed while the run trained"):
+        with pytest.raises(RunError, match="deleted or renamed during training"):
             write()
     assert not run.path.exists()
 

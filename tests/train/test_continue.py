@@ -171,7 +171,7 @@ def test_a_scaler_that_a_checkpoint_has_not_is_named(home, scalers):
     state.write_text(json.dumps(kept | {"sha256": _sum_of_state(kept)}))
     continue_run(run, policy=fresh(), task=task())
     [event] = [event for event in run.events() if event["event"] == "continued"]
-    assert "float16's gradient scaler begins anew" in event["inexact"]
+    assert any("float16's gradient scaler" in line for line in event["inexact"])
 
 
 @pytest.mark.slow
@@ -364,7 +364,7 @@ def test_what_the_task_reads_has_changed_or_gone(home):
     run = train(recipe(task="mine/task.py"), policy=fresh(), watchers=[Asks({1: [("stop", {})]})])
     rows = (home / "mine" / "rows.jsonl").read_text()
     (home / "mine" / "rows.jsonl").write_text("".join(reversed(rows.splitlines(keepends=True))))
-    with pytest.raises(RunError, match="mine: its 8 training rows are not those that t-2 was begun with"):
+    with pytest.raises(RunError, match="mine: its 8 training rows are not those that t-2 started with"):
         continue_run(run)
     (home / "mine" / "rows.jsonl").unlink()
     with pytest.raises(TaskError, match=r"runs/t-2/task.py, executed as mine/task.py: .*mine/rows.jsonl") as refused:
@@ -444,7 +444,7 @@ def test_a_run_of_epochs_that_lacks_its_result_is_finished(home):
 def test_a_run_without_a_whole_checkpoint_says_so(home):
     run = train(recipe(grpo={"max_steps": 2}), policy=fresh(), task=task())
     (run.checkpoints / "checkpoint-2" / "state.json").write_text("{")  # killed while it was being written
-    with pytest.raises(RunError, match="no checkpoint to go on from"):
+    with pytest.raises(RunError, match="no checkpoint to resume from"):
         latest_point(run)
 
 

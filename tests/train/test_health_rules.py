@@ -557,4 +557,4 @@ def test_a_warm_start_is_named_to_a_policy_that_is_never_right_and_to_no_other()
     assert not any("warm_start" in remedy for remedy in remedies(2))  # 1 of 32
     assert "warm_start" not in remedies(0, kind="identical texts")[0]
     begun = replace(CONFIG, warm_start=True)
-    assert all("its warm start was too little" in remedy and "`warm_start" not in remedy for remedy in remedies(0, begun))
+    assert all("its warm start was too small" in remedy and "`warm_start" not in remedy for remedy in remedies(0, begun))

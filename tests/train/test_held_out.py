@@ -165,7 +165,7 @@ def test_a_measurement_that_fails_is_left_out_and_training_goes_on(home, capsys)
     assert run.result()["status"] == "finished"
     [failed] = [event for event in run.events() if event["event"] == "held_out_failed"]
     assert "never seen" in failed["error"]
-    assert "measured no more, training goes on" in capsys.readouterr().out
+    assert "no longer measured, training continues" in capsys.readouterr().out
 
 
 def test_the_rows_are_each_once_and_the_same_for_the_same_seed():

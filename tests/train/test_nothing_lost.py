@@ -472,7 +472,7 @@ class Breaks:
 def test_weights_that_are_no_numbers_are_never_saved(home, generation, step):
     policy = load_policy("tiny", load_in_4bit=False)
     asked = recipe(generation=generation, grpo={"save_total_limit": 1})
-    with pytest.raises(RunError, match=rf"nan[\s\S]*workbench continue r` goes on from checkpoint-{step - 1}"):
+    with pytest.raises(RunError, match=rf"nan[\s\S]*workbench continue r` resumes from checkpoint-{step - 1}"):
         train(asked, policy=policy, task=task(), watchers=[Breaks(policy, step)])
     run = open_run("r")
     assert run.result()["status"] == "failed"
@@ -529,7 +529,7 @@ def test_too_little_room_is_said_before_the_first_step_and_before_a_checkpoint(h
             train(recipe(), policy=policy, task=task())
         left = iter([10**9] * 3)
         full.setattr(resuming.shutil, "disk_usage", lambda path: Usage(10**9, 0, next(left, 0)))
-        with pytest.raises(RunError, match=r"make room, then `workbench continue r` goes on"):
+        with pytest.raises(RunError, match=r"make room, then `workbench continue r` resumes"):
             train(recipe(), policy=policy, task=task())
     run = open_run("r")
     assert [folder.name for folder in run.saved()] == ["checkpoint-2", "checkpoint-1"]

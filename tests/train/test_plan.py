@@ -756,7 +756,7 @@ def test_every_alias_leads_to_a_field_and_every_move_to_a_place_in_the_recipe():
         ({"sync_ref_model": True}, "cannot sync the reference of an adapter"),
         ({"eval_strategy": "steps"}, "set the recipe's eval_every"),
         ({"eval_on_start": True}, "set the recipe's eval_every"),
-        ({"remove_unused_columns": True}, "handed the dataset's columns"),
+        ({"remove_unused_columns": True}, "the reward functions need the dataset's columns"),
         ({"dataloader_persistent_workers": True}, "dataloader_num_workers above 0"),
     ],
 )

@@ -86,7 +86,7 @@ def test_whatever_is_asked_at_the_very_end_has_an_answer_or_is_refused(home, pol
     watcher.thread.join()
     assert len(ids) > 1
     assert all(answer_to(run, identity) for identity in ids)
-    assert "does not train" in refusals[0] or "ended before it read this" in refusals[0]
+    assert "is not training" in refusals[0] or "ended before it read this" in refusals[0]
 
 
 def numbers(run: RunDirectory) -> list[dict]:

@@ -233,7 +233,7 @@ class BrokenWatcher(InterruptAt):
 
 
 def test_a_watcher_that_fails_is_left_out_and_training_goes_on(home, policy):
-    with pytest.warns(UserWarning, match="BrokenWatcher failed and is left out, training goes on: ZeroDivisionError"):
+    with pytest.warns(UserWarning, match="BrokenWatcher failed and is left out, training continues: ZeroDivisionError"):
         run = train(recipe(), policy=policy, task=arithmetic(64, 8), watchers=[BrokenWatcher(1)])
     assert run.manifest()["result"]["steps"] == 2
     assert [e["event"] for e in run.events()] == ["started", "watcher_failed", "checkpoint", "finished"]
@@ -271,7 +271,7 @@ def test_a_policy_can_be_trained_again_and_says_that_it_goes_on(home, capsys):
     first = train(recipe(max_steps=1, beta=0.001), policy=policy, task=arithmetic(64, 8))
     assert "already trained" not in capsys.readouterr().out
     second = train(recipe(max_steps=1, beta=0.001), policy=policy, task=arithmetic(64, 8))
-    assert "already trained in t; this run goes on from there" in capsys.readouterr().out
+    assert "already trained in t; this run continues from there" in capsys.readouterr().out
     assert first.manifest()["policy"]["trained_in"] == []
     assert second.manifest()["policy"]["trained_in"] == ["t"]
     assert second.name == "t-2"

@@ -279,9 +279,9 @@ def test_a_stop_in_it_leaves_the_base_and_it_begins_anew(home, whole, capsys):
     assert (run.result()["status"], run.result()["steps"]) == ("stopped", 0)
     weights = load_file(run.final / "adapter_model.safetensors")
     assert all(not weight.any() for name, weight in weights.items() if "lora_B" in name)
-    assert "stopped in the warm start; `workbench continue t` begins it anew" in capsys.readouterr().out
+    assert "stopped in the warm start; `workbench continue t` starts it over" in capsys.readouterr().out
     continue_run(run, policy=fresh(), task=task())
-    assert "its warm start was not over and starts over" in capsys.readouterr().out
+    assert "its warm start had not finished and starts over" in capsys.readouterr().out
     assert same(run, whole)
 
 

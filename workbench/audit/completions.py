@@ -1,7 +1,7 @@
 """Completions made from a task's rows: the reference, as an honest policy would write it, and probes of the rewards.
 
-A reward that does not pay for the reference in full pays for nothing that a policy can learn from the prompt. A policy finds
-whatever else pays, and it has a million tries: a reward hack that earns what the reference earns is what it will learn.
+A reward that does not pay the reference in full pays for nothing that a policy can learn from the prompt. A policy finds
+anything else that pays, and it has a million tries: it will learn a reward hack that earns what the reference earns.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class CompletionBuilder:
         return [Style(f"{how} {name}".strip(), lines, step) for how, step in _STEPS for name, lines in layouts]
 
     def adopt(self, style: Style) -> str:
-        """Write in this style from now on; the reference completion in it."""
+        """From now on write in this style; returns the reference completion in it."""
         if style.lines is not None:
             inside, between = style.lines
             blocks = tuple(block._replace(before=inside, after=inside, between=between) for block in self.format.blocks)
@@ -157,7 +157,7 @@ def answer_of(row: Row, column: str = "answer") -> str:
 
 
 def wrong_answer(answer: str, others: Sequence[str] = ()) -> str:
-    """An answer of the same kind that is not right, or one of other rows' answers.
+    """A wrong answer of the same kind, or one of other rows' answers.
 
     >>> wrong_answer("42"), wrong_answer("Paris", ["Paris", "Rome"]), wrong_answer('{"age": 41}')
     ('43', 'Rome', '{"age": 42}')
@@ -212,7 +212,7 @@ _RIGHT = {"reasoning repeated", "digits of full width", *AROUND}  # though not a
 def probes(to: CompletionBuilder, own: Mapping[str, Any] | None = None, max_completion_length: int = 512) -> list[Probe]:
     """The probes for a builder's row, cut at about `max_completion_length` tokens; last the user's, name -> text or function.
 
-    TaskError if one of the user's fails or is no text.
+    TaskError if one of the user's fails or is not text.
     """
     # What a probe needs to make sense: an answer to be wrong about; a place for it in the reference completion (where there is
     # none, an answer would only be a line more); tags; a format (without one, the answer alone is a reference completion, too).

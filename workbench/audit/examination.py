@@ -1,4 +1,4 @@
-"""Can these rewards pay, and what do reward hacks earn? All that can be said about a task's rewards before any training."""
+"""Can these rewards pay, and what do reward hacks earn? All that is known of a task's rewards before any training."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FunctionReport:
 
 @dataclass(frozen=True)
 class RewardAudit:
-    """What an audit found out about a task's rewards. A cell shows it as a chart, the findings and two tables."""
+    """The result of an audit of a task's rewards. A cell shows it as a chart, the findings and two tables."""
 
     task: str
     format: str  # that the first prompt asks for
@@ -75,7 +75,7 @@ class RewardAudit:
 
     @property
     def best_hack(self) -> ProbeResult | None:
-        """The best paid completion that does not do what is asked."""
+        """The best paid completion that does not do what the prompt asks."""
         return next((probe for probe in self.probes if not probe.right), None)
 
     @property
@@ -113,13 +113,13 @@ def audit_rewards(
     deadline_s: float = 10.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> RewardAudit:
-    """Score reference completions and reward hacks of a task's prompts, and say what is wrong.
+    """Score reference completions and reward hacks of a task's prompts, and report what is wrong.
 
     Args:
         task: a `Task`, a task file, or the name of a task that ships.
         rows: prompts to try, spread over the task's.
         weights: by function, where they differ from the task's.
-        tokenizer: the policy's; None: what it makes of a completion is not looked at.
+        tokenizer: the policy's; None: its effect on a completion is not checked.
         max_completion_length: tokens; the probe that never ends is cut there.
         cases: file of regression cases; None: where the task says.
         deadline_s: for one function and one batch of completions.

@@ -50,7 +50,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "signature.style": ("warning", "is written as {style}", "TRL itself calls by keyword"),
     "needs_column": ("error", "{value}", "{remedy}"),
     "chat_plain": ("note", "{note}", ""),
-    "chat_plain.wrong": ("warning", "{note}", "the workbench hands it what it reads; TRL itself does not"),
+    "chat_plain.wrong": ("warning", "{note}", "the workbench gives it what it reads; TRL itself does not"),
     # does it fail?
     "returns": ("error", "{value}", "{remedy}"),
     "returns.value": ("error", "{error}, on {failed} of {tried} completions" + _FIRST,
@@ -80,7 +80,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     # Why it cannot: added to the finding that it cannot pay, in place of that one's remedy.
     "cause.number": ("error", "the answer is of type {type} here ({answer}), and a completion gives text: "
         "with str(answer) it pays {paid:g}", "compare with str(answer), or write the answers as text"),
-    "cause.form": ("error", "it reads {reads}, and is handed {given}: with {reads} it pays {paid:g}",
+    "cause.form": ("error", "it reads {reads}, but gets {given}: with {reads} it pays {paid:g}",
         "read workbench.rewards.completion_text(completion), which takes both"),
     "cause.batch": ("error", "alone a reference completion earns {paid:g}, an empty one {empty:g}; in a batch all earn the same",
         "give each completion its own score, not the batch's mean, sum or maximum"),
@@ -110,7 +110,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "GRPO divides by the group's std anyway, unless scale_rewards is none"),
     "state": ("note", "nothing calls its method {method!r} during a run", ""),
     "random": ("warning", "does not repeat: the same completions score differently when scored again, or beside others",
-        "a score that depends on chance or on earlier calls teaches chance; the findings below may be chance, too"),
+        "a score that depends on chance or on earlier calls teaches chance; the findings below may also be chance"),
     "unit": ("note", "counts characters{best}{but}",
         "count completion_ids for tokens, or say characters in its name or docstring"),
     "unbounded": ("warning", "its score {moves} without a bound as text is added: one long completion decides its whole group",
@@ -183,7 +183,7 @@ class ScoreTable:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the reference is no guess, or it earns more than the same completion with a wrong answer."""
+        """Whether the reference is not a guess, or earns more than the same completion with a wrong answer."""
         wrong = mean_of_known(self.totals[self.at(PROBE, "a wrong answer")])
         return not self.guessed or self.reference_total > wrong + _CLOSE
 
@@ -193,7 +193,7 @@ class ScoreTable:
 
 
 def paying(table: ScoreTable, function: str, unreached: Callable[[str], Sequence[Unreached]], varies: bool) -> Iterator[Finding]:
-    """Whether a reference completion earns what the function has to give.
+    """Whether a reference completion earns all that the function can pay.
 
     `unreached` names the branches that none reaches; where a score `varies` with the length, their differences say nothing.
     """
@@ -357,7 +357,7 @@ def spelling(table: ScoreTable, function: str) -> Iterator[Finding]:
 
 
 def overlaps(table: ScoreTable) -> Iterator[Finding]:
-    """Functions that rank the probes alike: they pay twice for one thing."""
+    """Functions that rank the probes alike, and so pay twice for one thing."""
     from scipy.stats import spearmanr
 
     paid, scores = np.flatnonzero(table.weights), table.scores[table.at(PROBE)]

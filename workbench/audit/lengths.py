@@ -1,4 +1,4 @@
-"""What a score does as a completion grows, and what is left of it on the way through the tokenizer and back."""
+"""How a score changes as a completion grows, and what survives the way through the tokenizer and back."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class ExpectedFormat(NamedTuple):
 
 
 def asking_text(prompt: Any) -> str:
-    """The words of a prompt that were not written by the assistant."""
+    """The words of a prompt that the assistant did not write."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return "\n".join(str(message["content"]) for message in messages if message["role"] != "assistant")
 
@@ -203,12 +203,12 @@ def shown_json_reward(completions: Sequence[Any], prompts: Sequence[Any], answer
 
 
 def grader_for(row: Mapping[str, Any], constant: bool = False) -> Callable[..., Sequence[float | None]]:
-    """The function that says whether a completion of this row is right, for the profile of 01; DataError if none can.
+    """The function that decides whether a completion of this row is right, for the profile of 01; DataError if none can.
 
     `constant`: every row has the same answer, so that it is none.
     """
     if "answer" not in row:
-        remedy = "measure without one (profile_prompts = 0), or with a reward function of your own"
+        remedy = "measure without one (profile_prompts = 0), or with your own reward function"
         raise DataError("the rows have no answer", rule="a pass rate needs a right answer", remedy=remedy)
     if "numbers" in row and "target" in row:
         return countdown_reward
@@ -224,7 +224,7 @@ def grader_for(row: Mapping[str, Any], constant: bool = False) -> Callable[..., 
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
     honest = expected.write("Step by step:", answer)
     if constant or expected.guessed or not grader(prompts=[row["prompt"]], completions=[honest], **columns)[0]:
-        why = f"no function that ships says what is right where the prompts ask for {expected}"
+        why = f"no shipped function decides what is right where the prompts ask for {expected}"
         value = f"no ruler yet: {'every row has the same answer' if constant else why}"
         remedy = "pass a task whose right_by does: task= (notebook 02 writes one)"
         raise DataError(value, rule="a pass rate needs a function that pays right answers", remedy=remedy)

@@ -136,7 +136,7 @@ def _case(task: Task, line: str, number: int, where: str) -> RegressionCase:
 def failed_cases(
     task: Task, cases: list[RegressionCase], suite: RewardSuite | None = None, quiet: bool = False
 ) -> list[tuple[int, str]]:
-    """The cases that a task's rewards do not score as expected; `suite`: the task's, if there is one already."""
+    """The cases that a task's rewards do not score as expected; `suite`: the task's, if it exists already."""
     if not cases:
         return []
     with contextlib.nullcontext(suite) if suite else contextlib.closing(RewardSuite(task, 1, on_error="skip")) as own:

@@ -1,4 +1,4 @@
-"""Which column is the prompt and which the answer (never in silence), and the right answer inside it, as text."""
+"""Which column is the prompt and which the answer (always reported), and the right answer inside it, as text."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Columns(NamedTuple):
 
 
 def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None) -> Columns:
-    """Which columns of these rows hold prompt and answer, asked for as in `check`.
+    """Which columns of these rows hold prompt and answer, requested as in `check`.
 
     DataError: there is no such column, several could be meant, or a column has a name that TRL reserves.
     """
     # A reserved name in some rows is those rows' fault; in all of them it is the dataset's.
     reserved = RESERVED_COLUMNS - {prompt, answer}
     if everywhere := reserved.intersection(*first):
-        rule = "TRL hands its own argument of that name to every reward function"
+        rule = "TRL passes its own argument of that name to every reward function"
         raise DataError(f"a column is called {min(everywhere)!r}", rule=rule, remedy="rename the column")
     names = [name for name in dict.fromkeys(name for row in first for name in row) if name not in reserved]
     chats = {name for row in first for name in row if last_turn(row[name], [])[1] is not None}
@@ -92,7 +92,7 @@ def _one(
 
 
 def has_constant(rows: Sequence[Row], column: str = "answer") -> bool:
-    """Whether a column says the same in every one of four rows or more: it can be no answer to different questions."""
+    """Whether a column is the same in each of four rows or more: it cannot answer different questions."""
     if len(rows) <= FEW or (first := rows[0].get(column)) is None:
         return False
     return all(str(row.get(column)) == str(first) for row in rows)
@@ -116,7 +116,7 @@ def _called(names: Iterable[str], role: str, aliases: tuple[str, ...]) -> list[s
 
 
 def answer_named(names: Iterable[str]) -> str | None:
-    """The column that holds the answer, going by the names of all; None if none is called so, or several are."""
+    """The column that holds the answer, judged by name; None if none has such a name, or several do."""
     names = list(names)
     called = _called(names, "answer", ANSWER_ALIASES)
     return "answer" if "answer" in names else called[0] if len(called) == 1 else None
@@ -135,7 +135,7 @@ def unit_of(text: str) -> str | None:
 
 
 class Units(dict[str, list]):
-    """How the answers of a dataset are written, where they are numbers: unit, "" (bare) or "0,75" -> [how many, the first]."""
+    """How a dataset's numeric answers are written: unit, "" (bare) or "0,75" -> [how many, the first]."""
 
     def count(self, number: int, answer: str | None) -> None:
         """Count the answer of a kept row."""
@@ -181,7 +181,7 @@ def _bare(text: str) -> str:
 
 
 def answer_as_text(answer: Any, found: list[str]) -> str:
-    """The answer as text, which rewards compare and Arrow takes in every row, or LeftOut; how is added to `found`."""
+    """The answer as text, which rewards compare and Arrow takes in every row, or LeftOut; repairs are added to `found`."""
     if hasattr(answer, "tolist"):  # numpy's numbers and arrays
         answer = answer.tolist()
     match answer:

@@ -1,6 +1,6 @@
 """Checks on rows, one by one: each is kept, repaired by a stated rule and kept, or left out and listed with its reason.
 
-Rows stream through: what is remembered of one is a hash of its prompt and of its answer, and its number if it was not plain.
+Rows stream through: only a hash of a row's prompt and answer is kept, and its number if it was not plain.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def check(
         answer_after: mark that the answer stands after; "auto": GSM8K's `####`, where most answers have it; None: none.
         system: the format that the system message asks for: "tags", "think", "mark", "none", or a text.
         worked_example: show one worked example ("tags", "think" and "mark" have one).
-        other: the other split, anything that can be opened: a prompt that stands there too is contamination.
+        other: the other split, anything that can be opened: a prompt that is also there is contamination.
         progress: called with the number of rows read, now and then; None: a count in the cell.
         options: `numbers`, `examples`, `as_turns` and `chat`, as for `Checked`.
 
@@ -69,10 +69,10 @@ def check(
 
 @dataclass(eq=False)
 class Checked:
-    """The rows of a source that can be used, one by one; `report` is complete once all have been gone through.
+    """The usable rows of a source, one by one; `report` is complete after the last.
 
     A row of the result has `prompt` (chat messages, or text), `answer` (text) if the task has answers, and every other
-    column as it was. What is not explained is as for `check`, and so are the errors.
+    column as it was. Other arguments and errors are as for `check`.
     """
 
     source: Any
@@ -149,12 +149,14 @@ class Checked:
                 self.progress(number + 1)
         report.notes += units.notes()
         if answers - {None} and len(answers) == 1 and report.read - len(report.left_out) > columns.FEW:
-            report.notes.append(f"answer: every row has {answers.pop()!r}, which is no answer: choose another column, or none")
+            report.notes.append(
+                f"answer: every row has {answers.pop()!r}, which is not an answer: choose another column, or none"
+            )
         if self.progress is not None:
             self.progress(report.read)
 
     def begin(self) -> Report:
-        """Begin a pass: nothing has been seen, and the report is empty but for its notes."""
+        """Begin a pass: nothing seen yet, and a report that holds only its notes."""
         self._seen: dict[int, int] = {}  # prompt -> answer, both as hashes
         # The kind of value in each column and at each place inside it (`meta.level`, `tags[]`): Arrow takes only one.
         self._kinds: dict[str, str] = {}
@@ -165,7 +167,7 @@ class Checked:
         return self.report
 
     def look(self, raw: Any) -> tuple[Row, Reason | None]:
-        """(the row as it can be used, the reason why it cannot); what this pass has seen before is remembered."""
+        """(the usable row, or the reason why it is not); this pass remembers what it has seen."""
         self._found, self._met = [], {}
         try:
             return self._usable(raw), None

@@ -1,6 +1,6 @@
 """How hard each prompt is for a policy: how often it was solved, and how many groups would teach nothing.
 
-`difficulty.jsonl`: a line with what was sampled and how, then one a prompt, as they are measured; an interrupted one resumes.
+`difficulty.jsonl`: a line with what was sampled and how, then one per prompt, as measured; an interrupted one resumes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workbench.workspace import append_line, made, read_lines, resolve, shown
 
 
 class Solved(NamedTuple):
-    """How often one prompt was solved: `right` of `of` completions; `finished` of them ended by themselves."""
+    """How often one prompt was solved: `right` of `of` completions; `finished` of them ended on their own."""
 
     right: int
     of: int
@@ -39,7 +39,7 @@ def row_key(row: Row) -> str:
 
 @dataclass
 class Profile:
-    """What a policy makes of prompts. `solved` is by `row_key`, as measured; `rows` are what those were picked from."""
+    """How a policy does on prompts. `solved` is by `row_key`, as measured; `rows` are the rows they were picked from."""
 
     settings: Fields
     solved: dict[str, Solved]
@@ -48,7 +48,7 @@ class Profile:
     def within(self, low: float = 0.0, high: float = 1.0) -> Band:
         """The rows whose pass rate lies in a band, both ends included; rows that were not measured are kept, and counted.
 
-        What is filtered out is returned too. DataError: the band is empty, or not within 0 to 1.
+        The filtered-out rows are also returned. DataError: the band is empty, or not within 0 to 1.
         """
         if not 0 <= low <= high <= 1:
             remedy = "use (0.0, 1.0) for all, (0.01, 0.99) for what is sometimes solved"
@@ -68,7 +68,7 @@ class Profile:
 
     @property
     def finished(self) -> float:
-        """Share of the completions that ended by themselves: below 1, the limit cuts, or the policy cannot end its turn."""
+        """Share of the completions that ended on their own: below 1, the limit cuts, or the policy cannot end its turn."""
         return sum(s.finished for s in self.solved.values()) / max(1, sum(s.of for s in self.solved.values()))
 
     def dead_groups(self, num_generations: int) -> float:
@@ -114,7 +114,7 @@ def measure_difficulty(
 
     Args:
         attempt: samples and scores completions: rows -> one `Solved` a row.
-        settings: what decides the outcome (policy, rewards, ...); DataError if the file was measured under others.
+        settings: what decides the outcome (policy, rewards, ...); DataError if the file was measured with others.
         batch: prompts at a time.
         progress: called with (prompts measured, prompts in all) after each batch.
     """
@@ -146,7 +146,7 @@ def measure_difficulty(
 
 
 def pick(rows: Sequence[Row], count: int) -> list[Row]:
-    """`count` rows spread over all of them, the same ones wherever and whenever it is asked."""
+    """`count` rows spread over all of them, the same ones every time and everywhere."""
     return sorted(rows, key=row_key)[:count]
 
 
@@ -156,7 +156,7 @@ def load_profile(file: str | Path) -> Profile:
     first, *lines = [*read_lines(path)] or [{}]
     if "settings" not in first:
         remedy = "measure one with notebook 01"
-        raise DataError(f"{shown(path)}: no difficulty profile", rule="its first line holds the settings", remedy=remedy)
+        raise DataError(f"{shown(path)}: not a difficulty profile", rule="its first line holds the settings", remedy=remedy)
     return Profile(first["settings"], {line["row"]: Solved(line["right"], line["of"], line["finished"]) for line in lines})
 
 

@@ -42,7 +42,7 @@ def _marked(path: Path) -> tuple[str | None, list[str]]:
 
 
 def json_lines(path: Path) -> Opened:
-    """One JSON object a line, UTF-8 (with or without a byte order mark) or UTF-16."""
+    """One JSON object per line, UTF-8 (with or without a byte order mark) or UTF-16."""
     encoding, notes = _marked(path)
     # `json.loads` would look at each line's first bytes to guess an encoding.
     decode = json.JSONDecoder().decode
@@ -102,7 +102,7 @@ def by_row(columns: Mapping[str, Sequence[Any]]) -> Iterator[Fields]:
 
 
 def choose(what: str, name: str, asked: str | None, there: Sequence[str], usual: str) -> str:
-    """The split or subset that was asked for, else the usual one, else the only one; DataError where it is not there."""
+    """The requested split or subset, else the usual one, else the only one; DataError if it is missing."""
     chosen = asked or (usual if usual in there else there[0] if len(there) == 1 else None)
     if chosen is None or chosen not in there:
         value, remedy = f"no {what} {asked!r}" if asked else f"{len(there)} {what}s", ", ".join(there[:12])
@@ -111,7 +111,7 @@ def choose(what: str, name: str, asked: str | None, there: Sequence[str], usual:
 
 
 def no_splits(name: str, split: str) -> DataError:
-    """The error for a split that was asked of something that has none."""
+    """The error for a split requested of something that has none."""
     rule = "only hub datasets, folders, DatasetDicts and JSON objects of lists have splits"
     return DataError(f"{name}: split {split!r}", rule=rule, remedy="leave split out, or name the file that holds that split")
 

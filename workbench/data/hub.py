@@ -17,7 +17,7 @@ MOVED = {"gsm8k": "openai/gsm8k"}  # names from before the hub asked for an owne
 
 
 def load(name: str, called: str, subset: str | None = None) -> tuple[Any, list[str]]:
-    """(the dataset with all its splits, notes on what was chosen); DataError: not there, out of reach, or several subsets.
+    """(the dataset with all its splits, notes on what was chosen); DataError: missing, out of reach, or several subsets.
 
     `name` is `owner/name`, or the path of a folder; `called`, what messages call it. `subset` None: "main", or the only one.
     """
@@ -79,7 +79,7 @@ def _quietly(datasets: Any) -> Generator[None]:
 
 @contextlib.contextmanager
 def without_waiting() -> Generator[None]:
-    """Where the hub cannot be reached, its cache alone is asked, instead of the hub five times over half a minute."""
+    """Where the hub cannot be reached, ask its cache alone, instead of the hub five times over half a minute."""
     import datasets.config
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError

@@ -1,4 +1,4 @@
-"""Prompts: system prompts, each named after the format it asks for, questions as chat messages, and chats as they come."""
+"""Prompts: system prompts, each named after the format it asks for, questions as chat messages, and ready-made chats."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def prompt_for_system(which: str | None) -> str:
 def examples_for(which: str | None) -> list[tuple[str, str]]:
     """The worked example of a named system prompt, as a list of one; DataError if it has none."""
     if which not in EXAMPLES:
-        rule, remedy = f"an example ships for each of {', '.join(EXAMPLES)}", "choose one of those, or give examples of your own"
+        rule, remedy = f"an example ships for each of {', '.join(EXAMPLES)}", "choose one of those, or give your own examples"
         raise DataError(f"no worked example for system_prompt = {str(which)[:40]!r}", rule=rule, remedy=remedy)
     return [EXAMPLES[which]]
 
@@ -86,7 +86,7 @@ def to_messages(
 
 
 def clean_text(text: str, found: list[str]) -> str:
-    """`text` without what no tokenizer should meet; each repair and each suspicion is added to `found`."""
+    """`text` without what no tokenizer should get; each repair and each suspicion is added to `found`."""
     if _ODD.search(text) is None:
         return text
     text = whole(text, found, _REPAIRS)
@@ -107,7 +107,7 @@ def whole(text: str, found: list[str], repairs: tuple = _REPAIRS[-1:]) -> str:
 
 
 def plain_words(column: str, value: Any, found: list[str]) -> Any:
-    """A column's value as JSON can hold it: arrays as lists, numpy's numbers as numbers, dates and the like as text."""
+    """A column's value in a form that JSON can hold: arrays as lists, numpy's numbers as numbers, dates and the like as text."""
     kind = type(value)
     if kind is str:
         return whole(value, found)
@@ -180,7 +180,7 @@ def _message(raw: Any, found: list[str]) -> dict[str, str]:
 
 
 def comparable(prompt: Any, system: bool = True) -> str:
-    """What two prompts are compared by: any white space is one space; a lone question, without `system`, is its text."""
+    """The form in which prompts are compared: any white space is one space; a lone question, without `system`, is its text."""
     if isinstance(prompt, str):
         return " ".join(prompt.split())
     told = [(message["role"], " ".join(message["content"].split())) for message in prompt]

@@ -1,4 +1,4 @@
-"""Why a row was left out, or should be looked at, and what to do about it: every such text; and the report of them all."""
+"""Why a row was left out, or needs a look, and what to do about it: every such text, and the report of them all."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Report:
     warnings = property(lambda self: _counts(self._warned))
 
     def keep(self, number: int, found: list[str]) -> None:
-        """Count a row as kept, with the rules that repaired it (texts) and what is odd about it (reasons)."""
+        """Count a row as kept, with the rules that repaired it (texts) and its oddities (reasons)."""
         self.kept_rows += 1
         self.repaired_rows += not all(isinstance(what, Reason) for what in found)
         for what in dict.fromkeys(found):

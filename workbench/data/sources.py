@@ -1,6 +1,6 @@
 """Rows in and out: one call for every kind of source, one shape out.
 
-A source is opened, not loaded: rows come one by one, and what cannot be read comes in its place as `Unreadable`, with why.
+A source is opened, not loaded: rows come one by one; one that cannot be read comes as `Unreadable`, with the reason.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ HELPERS = {
 
 
 class Rows(list):
-    """Rows that show themselves as a table."""
+    """Rows that display as a table."""
 
     name = ""
 
 
 @dataclass
 class Source:
-    """Rows that can be gone through more than once."""
+    """Rows that can be iterated more than once."""
 
     name: str  # what was asked for, for people
     open: Callable[[], Iterator[Row | Unreadable]] = field(repr=False)  # begins a new pass
@@ -76,7 +76,7 @@ class Source:
 def open_source(
     source: Any, *, subset: str | None = None, split: str | None = None, limit: int | None = None, seed: int = 0
 ) -> Source:
-    """Open rows of any kind; nothing is read yet but the beginning.
+    """Open rows of any kind; only the beginning is read yet.
 
     >>> wb.open_source([{"question": "What is 1 + 1?", "answer": "2"}]).first(5)
     [{'question': 'What is 1 + 1?', 'answer': '2'}]
@@ -222,7 +222,7 @@ def _explain(error: BaseException, path: Path) -> DataError:
         word = str(error.args[0])
         inside = next((column for column in columns if column in word or word in column), None)
         said, after = f"no column {word!r}", f"; the rows have {', '.join(columns)}"
-        rule = "a row is asked for columns that it has"
+        rule = "code may ask a row only for columns that it has"
         remedy = f"use {inside!r}" if inside else nearest(word, columns, "use one of those")
     elif offline:
         remedy = "the hub cannot be reached: connect, or load a local file or folder instead"
@@ -250,7 +250,7 @@ def load_rows(source: str | Path | Iterable[Row]) -> list[Row]:
 
 
 def save_rows(rows: Iterable[Row], path: str | Path) -> Path:
-    """Write rows as JSON lines, atomically; what JSON has no form for becomes text."""
+    """Write rows as JSON lines, atomically; values that JSON cannot hold become text."""
     path = resolve(path)
     # Half a surrogate pair, which UTF-8 cannot hold, is written as JSON's own escape.
     with replace_file(path) as beside, beside.open("w", encoding="utf-8", errors="backslashreplace") as lines:

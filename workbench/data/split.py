@@ -28,7 +28,7 @@ class Split:
 
     @property
     def shared(self) -> list[Row]:
-        """Held-out rows whose question is also a training one, but for case, spaces and closing marks."""
+        """Held-out rows whose question is also a training one, ignoring case, spaces and closing marks."""
 
         def asked(row: Row) -> int:
             return hash(comparable(row["prompt"], system=False).casefold().rstrip(" .?!:"))
@@ -37,7 +37,7 @@ class Split:
         return [row for row in self.held_out if asked(row) in known]
 
     def steps(self, completions_per_step: int, num_generations: int) -> str:
-        """What a training step takes from these rows, in words; DataError: no step of whole groups can be made."""
+        """What a training step takes from these rows, in words; DataError: no step of whole groups is possible."""
         return step_of(len(self.train), completions_per_step, num_generations)
 
     def record(self) -> Fields:
@@ -157,7 +157,7 @@ def write_dataset(
     Args:
         report: what the checks found; every row goes into `checks.json`, the counts into the card.
         filtered_out: rows that are kept out of training, by reason; each is written whole, beside its reason.
-        card: what else is known: values, or the results of notebook 01 (`lengths=`, `split=`, `difficulty=`).
+        card: further facts: values, or the results of notebook 01 (`lengths=`, `split=`, `difficulty=`).
     """
     folder = resolve(folder)
     save_rows(train, folder / "train.jsonl")

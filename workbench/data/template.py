@@ -1,4 +1,4 @@
-"""What a policy's chat template makes of prompts: their text, what in it makes a reward impossible to earn, their tokens.
+"""What a policy's chat template makes of prompts: their text, whatever in it makes a reward impossible to earn, their tokens.
 
 TRL no longer truncates prompts, and Unsloth cuts the completion instead: what is too long must be left out here.
 """
@@ -26,11 +26,11 @@ _KNOWN = {"think", "thinking", "thought", "reasoning", "answer"}  # tags that te
 
 
 def prompt_text(prompt: Any, tokenizer: Any) -> str:
-    """The exact text that the model will see for a prompt, generation prompt included; DataError if it is no text."""
+    """The exact text that the model will see for a prompt, generation prompt included; DataError if it is not text."""
     text = prompt if isinstance(prompt, str) else render(prompt, tokenizer, add_generation_prompt=True)
     if (found := _SURROGATE.search(text)) is not None:
         value = f"the prompt {encodable(text[max(0, found.start() - 40) : found.end() + 40])!r}"
-        rule = "a tokenizer reads Unicode text, and half of a surrogate pair (\\ud800 to \\udfff) is none"
+        rule = "a tokenizer reads Unicode text, and half of a surrogate pair (\\ud800 to \\udfff) is not text"
         raise DataError(value, rule=rule, remedy="read the file as UTF-8, or leave that row out")
     return text
 
@@ -85,13 +85,13 @@ def stream_lengths(
 
 
 def prompt_lengths_tokens(rows: Iterable[Row], tokenizer: Any, progress: Callable[[int], None] | None = None) -> Sequence[int]:
-    """Length of each row's prompt, in tokens, through the chat template: one unsigned number a row."""
+    """Length of each row's prompt, in tokens, through the chat template: one unsigned number per row."""
     return array("L", (length for _, length in stream_lengths(rows, tokenizer, progress)))
 
 
 @dataclass
 class PromptLengths:
-    """The length of each row's prompt in tokens; it shows itself as a histogram."""
+    """The length of each row's prompt in tokens; it displays as a histogram."""
 
     rows: Sequence[Row]
     lengths: Sequence[int]
@@ -186,7 +186,7 @@ def ids_that_end(tokenizer: Any) -> list[int]:
 
 
 def turn_end(tokenizer: Any, prompt: Any) -> int | None:
-    """With which of the tokens that end a completion the template closes the assistant's turn; None: none, or a plain prompt."""
+    """The completion-ending token with which the template closes the assistant's turn; None: none, or a plain prompt."""
     if isinstance(prompt, str):
         return None
     _, after = _around_words(tokenizer, prompt)
@@ -203,7 +203,7 @@ def _around_words(tokenizer: Any, prompt: Any) -> tuple[str, str]:
 
 
 def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None) -> TemplateCard:
-    """Render a prompt (chat messages or text) and look at what matters; DataError if the template refuses it.
+    """Render a prompt (chat messages or text) and check what matters; DataError if the template refuses it.
 
     Args:
         tags: what the reward functions look for in completions; None: what the system message asks for.
@@ -342,18 +342,18 @@ def _problems(tokenizer: Any, card: TemplateCard, tags: Sequence[str], opening: 
     )
     yield (
         card.chat and not opening and card.begins.strip(),
-        ("the template writes no generation prompt: the policy has to begin its own turn, and may go on with the user's"),
+        ("the template writes no generation prompt: the policy has to begin its own turn, and may continue the user's"),
     )
     yield card.doubled_bos, "the text begins with two BOS tokens"
     dated = card.chat and _dated(tokenizer, card.text)
-    yield dated, "the template writes today's date: tomorrow the same prompt is another text"
+    yield dated, "the template writes today's date: tomorrow the same prompt is a different text"
     yield card.pad_token is None, "the tokenizer has no padding token; trainers then pad with EOS"
 
 
 def misread(tokenizer: Any, text: str) -> tuple[str, str]:
     """(a line of the text, what is left of it once it was encoded and decoded), for the first that changes; else two "".
 
-    White space beside special tokens does not count: some are made to take it in.
+    White space beside special tokens does not count: some are made to absorb it.
     """
     added = sorted(filter(None, tokenizer.get_added_vocab()), key=len, reverse=True)
     for piece in re.split("|".join(map(re.escape, added)) or "$^", text):

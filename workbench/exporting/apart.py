@@ -23,9 +23,9 @@ _LINES = 12  # of what a process said last
 
 
 def run_apart(module: str, request: Fields, progress: Progress) -> Fields:
-    """What `python -m MODULE FOLDER` makes of a request: an object that JSON holds.
+    """The JSON object that `python -m MODULE FOLDER` makes of a request.
 
-    An error of the workbench's own is raised here as it was there; ExportError with what the process said last, if it crashed
+    The workbench's own errors are raised here as they were there; ExportError with the process's last output if it crashed
     or was killed. An Interrupt ends the process.
     """
     with tempfile.TemporaryDirectory(prefix="workbench-") as name, Path(name, "log.txt").open("wb") as log:
@@ -53,8 +53,8 @@ def run_apart(module: str, request: Fields, progress: Progress) -> Fields:
         said = Path(name, "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LINES:]
     how = f"was killed by signal {-child.returncode}" if child.returncode < 0 else f"ended with exit code {child.returncode}"
     value = "\n".join([f"{module.rpartition('.')[2]}: the process {how}", *said])
-    remedy = "correct what it says; killed by signal 9, it most likely ran out of memory"
-    raise ExportError(value, rule="a model is loaded in a process of its own", remedy=remedy)
+    remedy = "fix what it reports; killed by signal 9, it most likely ran out of memory"
+    raise ExportError(value, rule="a model is loaded in a separate process", remedy=remedy)
 
 
 def _end_with(caller: int) -> None:
@@ -64,7 +64,7 @@ def _end_with(caller: int) -> None:
 
 
 def answer(work: Callable[[Fields, Progress], Any]) -> None:
-    """In the process: do the work of the request, and leave what it returns, or its error, where the caller looks."""
+    """In the process: do the work of the request, and leave its result, or its error, where the caller looks."""
     folder, told = Path(sys.argv[1]), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no progress
     caller, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Artefacts: a run's policy in the forms that others load. Each is a folder that is there whole or not at all."""
+"""Artefacts: a run's policy in the forms that others load. Each is a folder that appears atomically."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Artefact:
 
     @property
     def gguf(self) -> Path:
-        """The one GGUF file of a `gguf_…` artefact, which is or will be there."""
+        """The one GGUF file of a `gguf_…` artefact, existing or to be made."""
         name = f"{self.run.name if self.run else 'model'}-{self.format.removeprefix('gguf_').upper()}.gguf"
         return next(self.path.glob("*.gguf"), self.path / name)
 
 
 @dataclass(frozen=True, repr=False)
 class Exported:
-    """What a run was exported as; its text lists the files."""
+    """A run's artefacts; the text lists their files."""
 
     run: RunDirectory
     artefacts: dict[str, Artefact]  # by format
@@ -99,7 +99,7 @@ def meant(path: str | Path) -> tuple[RunDirectory | None, list[Path]]:
 def open_artefact(path: str | Path, run: RunDirectory | None = None) -> Artefact:
     """The artefact in a folder that `export` wrote, by its passport; its run is found from the folder, or given.
 
-    ExportError: there is no passport, or it is that of another run than the given one.
+    ExportError: there is no passport, or it belongs to another run than the given one.
     """
     folder = resolve(path)
     found = None
@@ -107,7 +107,7 @@ def open_artefact(path: str | Path, run: RunDirectory | None = None) -> Artefact
         found = json.loads((folder / PASSPORT).read_text(encoding="utf-8"))
     if not isinstance(found, dict) or found.get("format") not in FORMATS:
         remedy = "give a folder of runs/RUN/export, or make one: `workbench export RUN`"
-        what = "its passport.json is none" if (folder / PASSPORT).exists() else "no passport.json"
+        what = "its passport.json is not a passport" if (folder / PASSPORT).exists() else "no passport.json"
         raise ExportError(f"{shown(folder)}: {what}", rule="an artefact is a folder that `export` wrote", remedy=remedy)
 
     def made_it(one: RunDirectory) -> bool:
@@ -116,8 +116,8 @@ def open_artefact(path: str | Path, run: RunDirectory | None = None) -> Artefact
         return False
 
     if run is not None and not made_it(run):
-        value = f"{shown(folder)}: made of run {found.get('run')!r}, not of {run.name!r}"
-        raise ExportError(value, rule="an artefact is held against the run that it was made of", remedy="give that run")
+        value = f"{shown(folder)}: made from run {found.get('run')!r}, not from {run.name!r}"
+        raise ExportError(value, rule="an artefact is compared with the run that it was made from", remedy="give that run")
     if run is None and made_it(parent := RunDirectory(folder.absolute().parent.parent)):
         run = parent
     base = str(found.get("base", ""))

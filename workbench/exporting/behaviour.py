@@ -1,4 +1,4 @@
-"""What an artefact writes, and how likely it finds what the live policy wrote: held against that policy, prompt by prompt.
+"""What an artefact writes, and how likely it finds the live policy's texts, compared with that policy, prompt by prompt.
 
 Two things are compared. Probabilities of completions that the policy sampled: they tell a policy from its base where both write
 the same greedy answers. And greedy completions: what they earn, how many are right, how many end.
@@ -36,7 +36,7 @@ _AGAIN = "export it again with --overwrite; if that gives the same, the export i
 
 
 def written_by(reader: Reader, request: ProofRequest, sampled: list[list[int]], progress: Progress) -> Fields:
-    """In the artefact's process: its greedy completions, and its log-probabilities of what the policy sampled."""
+    """In the artefact's process: its greedy completions, and its log-probabilities of the policy's samples."""
     prompts = [reader.prompt_ids(prompt) for prompt in request.prompts]
     most, count = request.max_completion_length, len(prompts)
     ids, logprobs = [], []
@@ -54,9 +54,9 @@ def written_by(reader: Reader, request: ProofRequest, sampled: list[list[int]], 
 def check_behaviour(
     artefact: Artefact, found: Fields, reference: Reference, suite: RewardSuite, vouched: bool = False
 ) -> tuple[list[Check], Fields]:
-    """Hold what `written_by` found against the live policy: the checks, and what was measured, with 95 % intervals.
+    """Compare what `written_by` found with the live policy: the checks, and the measurements with 95 % intervals.
 
-    The live policy is the reference of the quantised forms, too: what they lose against a 16-bit form that was proven is in it,
+    The live policy is also the reference of the quantised forms: their loss includes what they lose against a proven 16-bit form,
     and what that form lost before. `vouched`: its tensors are what rounding the sum gives.
     """
     import numpy as np
@@ -218,7 +218,7 @@ def _earns(artefact: Artefact, measured: Fields) -> Check:
         f"({100 * right['low']:+.0f} to {100 * right['high']:+.0f} points), the base's {right['base']:.0%}"
     )
     if not (reward["told"] or right["told"]):
-        said += "; policy and base cannot be told apart here, so this line tells nothing about training"
+        said += "; policy and base cannot be told apart here, so this line says nothing about training"
     # A reward's unit is its task's own: in fewer bits, points are counted in right answers.
     worse = _lower(artefact, right) or (artefact.format not in QUANTISED and _lower(artefact, reward))
     numbers, name = {"reward": reward, "pass@1": right}, f"greedy answers to {measured['prompts']} held-out prompts"

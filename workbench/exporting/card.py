@@ -1,4 +1,4 @@
-"""The model card of an artefact: what it is, what it was trained on and by, and what that bought."""
+"""The model card of an artefact: what it is, what it was trained on and by, and what that gained."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _IS = {
 
 
 def write_card(folder: Path, artefact: Artefact, known: Fields, proof: Proof | None = None, into: Path | None = None) -> None:
-    """Write `README.md` of what is known, as the passport has it, into the folder where the artefact's files lie, or another.
+    """Write `README.md` from the passport's facts into the folder of the artefact's files, or another.
 
-    The text is `card.md.jinja`. Whatever somebody wrote (names, prompts, settings) stands in it as text: no markup, and no key,
+    The text is `card.md.jinja`. Anything that somebody wrote (names, prompts, settings) appears as text: no markup, and no key,
     path or name of this machine.
     """
     from huggingface_hub import ModelCard
@@ -164,20 +164,20 @@ def _one_line(value: Any) -> str:
 
 
 def text(value: Any) -> str:
-    """A value in one line, with nothing that Markdown obeys."""
+    """A value in one line, without active Markdown."""
     line = _one_line(value).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "&#92;")  # \\( is math on the hub
     return re.sub(r"([`*\[\]|$~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", line)
 
 
 def code(value: Any) -> str:
-    """A value in one line, between more backticks than it has."""
+    """A value in one line, between more backticks than it contains."""
     line = _one_line(value)
     ticks = "`" * (_longest_ticks(line) + 1)
     return f"{ticks}{line}{ticks}" if len(ticks) == 1 else f"{ticks} {line} {ticks}"
 
 
 def fenced(value: str, language: str = "") -> str:
-    """A text as it is, between fences longer than any in it: what a model wrote stays inside."""
+    """A text as it is, between fences longer than any in it, so that a model's text stays inside."""
     ticks = "`" * max(3, _longest_ticks(value) + 1)
     return f"{ticks}{language}\n{printable(value)}\n{ticks}"
 

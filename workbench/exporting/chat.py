@@ -31,7 +31,7 @@ def ask(artefact: Any, question: str, system_prompt: str | None = None, *, tempe
 
     Args:
         artefact: one of an export's; an export, whose `merged_16bit` is then asked; or the folder of any saved model or adapter.
-        system_prompt: None: the one that its run was trained under, by the run or the passport; "": none.
+        system_prompt: None: the one that its run was trained with, from the run or the passport; "": none.
         temperature: 0 takes the likeliest token every time.
         limits: `max_completion_length`, in tokens; None: the run's own.
 
@@ -43,7 +43,7 @@ def ask(artefact: Any, question: str, system_prompt: str | None = None, *, tempe
 
 @dataclass
 class ChatAnswer:
-    """What one model wrote; `ended` says in words why there is no more."""
+    """What one model wrote; `ended` says in words why it stopped."""
 
     text: str = ""
     length_tokens: int = 0
@@ -52,17 +52,17 @@ class ChatAnswer:
 
 @dataclass
 class Turn:
-    """A question and the answers to it, by who wrote them: "trained" and, where it was asked too, "base"."""
+    """A question and its answers by author: "trained" and, where it was also asked, "base"."""
 
     question: str
     answers: dict[str, ChatAnswer] = field(default_factory=dict)
 
 
 class Conversation:
-    """Turns with what an artefact's own files hold and, where its base is known, with the base beside it.
+    """A conversation with an artefact, read from its own files, and, where its base is known, with the base beside it.
 
     A model is loaded when it is first needed; an adapter and its base are one. Earlier turns are part of the prompt, each
-    model's own answers, unless a run is at hand: its policy was trained on prompts alone, and is asked each question alone.
+    model's own answers, unless a run is at hand: its policy was trained on prompts alone, so each question is asked alone.
     """
 
     def __init__(self, artefact: Any, system_prompt: str | None = None, max_completion_length: int | None = None) -> None:
@@ -83,10 +83,10 @@ class Conversation:
         self._writers: Fields = {}
 
     def reply(self, question: str, temperature: float = 0.0, base: bool = False) -> Turn:
-        """Answer a question, with the base beside if it is asked, too. An Interrupt ends it; the turn stays in `turns`.
+        """Answer a question, with the base beside if it is also asked. An Interrupt ends it; the turn stays in `turns`.
 
         Raises:
-            Whatever went wrong, once it is noted as the answer's end.
+            Any error, once it is noted as the answer's end.
         """
         earlier = [] if self.artefact.run else list(self.turns)
         turn = Turn(question)
@@ -117,7 +117,7 @@ class Conversation:
         ids = writer.prompt_ids(prompt)
         if (room := writer.context - len(ids)) < 1:
             value, rule = f"the conversation has {len(ids)} tokens", f"the model reads {writer.context}, its answer included"
-            raise ExportError(value, rule=rule, remedy="begin a new conversation, or ask something shorter")
+            raise ExportError(value, rule=rule, remedy="start a new conversation, or ask something shorter")
         written = writer.write(ids, min(room, self.max_completion_length), temperature)
         answer.text, answer.length_tokens = writer.decode(written), len(written)
         if written and written[-1] in writer.ends:

@@ -12,7 +12,7 @@ LEVELS = ("files", "weights", "tokens", "behaviour")  # from cheap to dear
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """One thing that was checked."""
 
     level: str  # one of LEVELS
     name: str  # what was looked at, in a few words: "tensors of the base", "ids of 1,000 rendered prompts"
@@ -37,8 +37,8 @@ CAUSES = {
     "not_merged": "nothing was merged: the weights are the base's",
     "merged_twice": "the adapter was merged more than once",
     "layer_skipped": "the adapter was merged into some layers, and not into others",
-    "wrong_base": "what training left alone is not the base's: another base, or another adapter that changes more layers",
-    "other_adapter": "it holds another change than the run's adapter: of another adapter, base or scale",
+    "wrong_base": "what training left alone differs from the base: another base, or another adapter that changes more layers",
+    "other_adapter": "it holds another change than the run's adapter: from another adapter, base or scale",
     "off_grid": "the adapter was trained beside the 4-bit weights, and together with the 16-bit ones it is worse",
     "tied_head_lost": "the output head is no longer tied to the embeddings as in the base",
     "module_lost": "a module that was trained or saved whole is missing",
@@ -55,7 +55,7 @@ CAUSES = {
 
 @dataclass(frozen=True, repr=False)
 class Proof:
-    """What an artefact was held against, check by check; a cell shows it as a table."""
+    """The comparison of an artefact with its run, check by check; a cell shows it as a table."""
 
     artefact: str  # its folder, as shown
     format: str
@@ -76,19 +76,19 @@ class Proof:
 
     @property
     def untold(self) -> list[str]:
-        """What could not be told: names of checks, and levels that were not looked at."""
+        """What could not be told: names of checks, and levels that were not checked."""
         looked = {check.level for check in self.checks}
         named = [check.name for check in self.checks if check.mark == "cannot be told"]
         return [*dict.fromkeys(named), *(level for level in LEVELS if level not in looked)]
 
     @property
     def cause(self) -> str:
-        """What is wrong with it: the cause of the first check that failed, one of CAUSES; empty if it passed."""
+        """The cause of the first failed check, one of CAUSES; empty if it passed."""
         return next((check.cause for check in self.failed), "")
 
     @property
     def verdict(self) -> str:
-        """In a line: passed and what cannot be told, or what is wrong."""
+        """One line: passed and what cannot be told, or what is wrong."""
         what = f"{self.artefact}, merged into {self.into}" if self.into else self.artefact
         if not self.passed:
             return f"{what}: FAILED: {CAUSES.get(self.cause, 'nothing was looked at')}"
@@ -119,7 +119,7 @@ class Proofs(list[Proof]):
         return bool(self) and all(proof.passed for proof in self)
 
     def require(self) -> None:
-        """ExportError for the first that did not pass."""
+        """Raise ExportError for the first that did not pass."""
         for proof in self:
             proof.require()
 

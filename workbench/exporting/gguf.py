@@ -32,7 +32,7 @@ _CONVERTER = "convert_hf_to_gguf.py"
 _RULE = "GGUF is made and read by llama.cpp: by the library of llama-cpp-python, and the converter in its source package"
 _ELSEWHERE = "set LLAMA_CPP to a newer llama.cpp, which may know it, or serve merged_16bit with vLLM or transformers"
 _REFUSALS = {  # what the converter says -> what that means
-    "BPE pre-tokenizer was not recognized": "llama.cpp does not know the rules by which this tokenizer splits text",
+    "BPE pre-tokenizer was not recognized": "llama.cpp does not know how this tokenizer splits text",
     "is not supported": "llama.cpp does not know this architecture",
 }
 _UNWRITTEN = re.compile(r"requested and \d+ written|iostream error|No space left|quota exceeded")  # what both say of a full disk
@@ -44,7 +44,7 @@ _CHATML = (
 
 
 def check_tools() -> Path:
-    """The folder of llama.cpp's converter, fetched if need be; ExportError, naming what is missing and how to get it."""
+    """The folder of llama.cpp's converter, fetched if needed; ExportError names what is missing and how to get it."""
     llama_cpp()
     return converter() or fetch()
 
@@ -62,9 +62,9 @@ def converter() -> Path | None:
 
 
 def fetch() -> Path:
-    """Put the converter of the installed llama.cpp into our cache, out of its source package (77 MB); its folder.
+    """Put the installed llama.cpp's converter into our cache, from its source package (77 MB); returns its folder.
 
-    pip downloads it, from wherever pip is configured to; ExportError if it cannot.
+    pip downloads it from its configured index; ExportError if it cannot.
     """
     pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else ["uv", "tool", "run", "pip"]
     package = f"llama-cpp-python=={_version()}"
@@ -87,8 +87,8 @@ def fetch() -> Path:
 def convert(merged: Path, out: Path, *, chat: bool = True, name: str = "") -> None:
     """A merged 16-bit folder as one f16 GGUF file; ExportError, with the cause, if llama.cpp's converter refuses it.
 
-    `chat`: the run's prompts were chat messages, to which training adds no BOS beyond what the template writes. To text, the
-    file adds what the tokenizer does. `name`: the model's, which is written into the file; else that of the file.
+    `chat`: the run's prompts were chat messages, to which training adds no BOS beyond the template's. For text, the
+    file adds what the tokenizer does. `name`: the model's name to write into the file; else the file's.
     """
     tools, tokenizer = check_tools(), load_tokenizer(merged)
     ids = [-1] if chat and tokenizer.chat_template else tokenizer("a")["input_ids"]
@@ -129,7 +129,7 @@ def convert(merged: Path, out: Path, *, chat: bool = True, name: str = "") -> No
 
 
 def add_ids(tools: Path, file: Path, ids: dict[str, int]) -> None:
-    """Write special tokens into a GGUF file, by name, such as {"eot": 7}; the file is copied for it."""
+    """Write special tokens into a copy of a GGUF file, by name, such as {"eot": 7}."""
     if not ids:
         return
     library, beside = gguf_py(tools), file.with_suffix(".part")
@@ -152,7 +152,7 @@ def gguf_py(tools: Path) -> Any:
 
 
 def rounded(rows: Any, kind: Any) -> Any:
-    """What llama.cpp's quantiser makes of a matrix, numpy float32 `[rows, columns]`, in a `GGMLQuantizationType`; read back."""
+    """A matrix, numpy float32 `[rows, columns]`, quantised by llama.cpp to a `GGMLQuantizationType` and read back."""
     import numpy as np
 
     library = importlib.import_module("gguf")
@@ -166,7 +166,7 @@ def rounded(rows: Any, kind: Any) -> Any:
 
 
 def quantise(f16: Path, out: Path, kind: str) -> str:
-    """An f16 GGUF as `q8_0` or `q4_k_m`, by llama.cpp's own quantiser; which tensors it had to store otherwise, or nothing."""
+    """An f16 GGUF as `q8_0` or `q4_k_m`, by llama.cpp's own quantiser; returns which tensors it stored otherwise, or ""."""
     library = llama_cpp()
     asked = library.llama_model_quantize_default_params()
     asked.ftype = getattr(library, KINDS[kind])
@@ -177,11 +177,11 @@ def quantise(f16: Path, out: Path, kind: str) -> str:
         remedy = "gguf_f16 and gguf_q8_0 take every model"
         raise ExportError(f"{kind}: {''.join(lines)[-400:].strip()}", rule=_RULE, remedy=remedy)
     found = Counter(re.findall(r"not divisible by +(\d+) .*?falling back to +(\w+)", "".join(lines)))
-    return "; ".join(f"{count} tensors as {name}: rows no multiple of {size}" for (size, name), count in found.items())
+    return "; ".join(f"{count} tensors as {name}: rows not a multiple of {size}" for (size, name), count in found.items())
 
 
 class Gguf:
-    """As `reading.HFReader`, a GGUF file in llama.cpp, on the CPU, with room for `n_ctx` tokens, which grows; or ExportError."""
+    """Like `reading.HFReader`: a GGUF file in llama.cpp, on the CPU, with room for `n_ctx` tokens, which grows. ExportError."""
 
     def __init__(self, file: Path, n_ctx: int = 4096) -> None:
         self._library, self._file = llama_cpp(), file
@@ -208,9 +208,9 @@ class Gguf:
         return prompt if isinstance(prompt, str) else self._formatter(messages=prompt).prompt if self.template else None
 
     def prompt_ids(self, prompt: Any) -> list[int]:
-        """Rendered (without a template, in ChatML), with the BOS and EOS that the file asks for, whatever the template writes.
+        """Rendered (without a template, in ChatML), with the BOS and EOS that the file asks for, regardless of the template.
 
-        Of two BOS tokens llama.cpp's own server takes one away again; not all software does.
+        llama.cpp's own server removes one of two BOS tokens; not all software does.
         """
         text = prompt if isinstance(prompt, str) else self._formatter(messages=prompt).prompt
         return self._model.tokenize(text.encode(), True, True)
@@ -273,7 +273,7 @@ def _without_repacking(library: Any) -> Generator[None, None, None]:
 
 
 def llama_cpp() -> Any:
-    """The library; ExportError, with the command that installs it, where it is not there or does not work."""
+    """The library; ExportError, with the command that installs it, where it is missing or does not work."""
     try:
         return importlib.import_module("llama_cpp")
     except Exception as error:  # built for another machine: of every kind

@@ -1,4 +1,4 @@
-"""Making artefacts of a run: each staged beside its place, checked for room first, and renamed into place when it is whole."""
+"""Making a run's artefacts: each is checked for room, staged beside its place, and renamed into place when it is whole."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ def export(
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
-    """Write a run's policy into its `export/` folder, in each of `formats`, whole or not at all.
+    """Write a run's policy into its `export/` folder, in each of `formats`, atomically.
 
     >>> exported = wb.export(wb.open_run())
     >>> exported["merged_16bit"].path.name
     'merged_16bit'
 
-    What is there already, made of the same adapter into the same base and unchanged since, is kept.
+    An existing artefact, made from the same adapter into the same base and unchanged since, is kept.
 
     Args:
         formats: of adapter, merged_16bit, merged_4bit, gguf_f16, gguf_q8_0, gguf_q4_k_m; gguf: the last three. All but the
-            adapter are made of merged_16bit, which is made, too.
+            adapter are made from merged_16bit, which is also made.
         into: what the adapter is merged into. "base": the 16-bit base; "dequantised": the 4-bit weights that it was trained
-            beside, in 16 bits; "auto": as `merge_risk` advises, which is measured then; or what it returned.
-        overwrite: replace another export that is there.
-        progress: called with the artefacts that are there, and how many are to be.
+            beside, in 16 bits; "auto": as `merge_risk` advises, which is measured then; or its result.
+        overwrite: replace an existing export.
+        progress: called with the number of artefacts made, and the total.
 
     Raises:
-        RunError: the run trains, or has no adapter.
+        RunError: the run is training, or has no adapter.
         ExportError: an unknown format, another export in its place or at work, no room on the disk, or a missing tool.
     """
     ordered = in_order(formats, "auto" if isinstance(into, MergeRisk) else into)
@@ -69,7 +69,7 @@ def export(
     notes += [f"{each}: kept, as nothing has changed since it was made" for each in kept]
     if (there := next((each for each in making if each.path.exists()), None)) and not overwrite:
         value, remedy = f"{shown(there.path)}: another export: {other[there.format]}", "overwrite=True replaces it; or move it"
-        raise ExportError(value, rule="an export never writes over another unasked", remedy=remedy)
+        raise ExportError(value, rule="an export never overwrites another unasked", remedy=remedy)
     if "merged_16bit" in ordered and "merged_16bit" not in formats:
         notes.append(f"merged_16bit: needed for {', '.join(each for each in ordered if each not in FORMATS[:2])}")
     update = progress or progress_line("export")
@@ -108,12 +108,12 @@ def _written(place: Path) -> Generator[None, None, None]:
         if not isinstance(error, OSError) and "(os error " not in str(error):  # as safetensors says it
             raise
         value = error.value if isinstance(error, DiskError) else f"{shown(place)}: {error}"
-        rule = "an artefact is there whole or not at all"
+        rule = "an artefact is written atomically"
         raise ExportError(value, rule=rule, remedy="free some space, or reconnect the drive, and export again") from error
 
 
 def in_order(formats: Sequence[str], into: str = "auto") -> list[str]:
-    """The formats to be made, each after the one that it is made of. ExportError for an unknown word, or no format."""
+    """The formats to make, each after the one that it is made from. ExportError for an unknown word, or no format."""
     asked = [formats] if isinstance(formats, str) else list(formats)
     for what, said, known in (("format", asked or [""], (*FORMATS, "gguf")), ("into", [into], ("auto", *INTO))):
         if unknown := [each for each in said if each not in known]:
@@ -136,7 +136,7 @@ def _other(artefact: Artefact, weights: str) -> str:
     if found["into"] != artefact.into:
         return f"merged into {INTO[found['into']]}, not into {INTO[artefact.into]}"
     if found["adapter"]["sha256"] != weights:
-        return "made of another adapter, from before the run went on"
+        return "made from another adapter, from before the run resumed"
     other_base = base_differs(found["base_files"], base_files(artefact.base))
     return other_base or "; ".join(f"{name} {what}" for name, what in changed.items())
 
@@ -149,8 +149,8 @@ def _check_room(run: RunDirectory, adapter: Path, making: Sequence[Artefact]) ->
     needed, free = sum(sizes) + beside, shutil.disk_usage(run.path).free
     if needed > free:
         value = f"{', '.join(each.format for each in making)}: about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
-        remedy = f"free some space where {shown(run.export)} lies, or choose fewer formats"
-        raise ExportError(value, rule="an export is begun only if all of it has room", remedy=remedy)
+        remedy = f"free some space where {shown(run.export)} is, or choose fewer formats"
+        raise ExportError(value, rule="an export starts only if there is room for all of it", remedy=remedy)
 
 
 def _adapter(run: RunDirectory, artefact: Artefact, folder: Path) -> None:

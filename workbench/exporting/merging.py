@@ -37,12 +37,12 @@ from workbench.workspace import resolve, shown
 
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}  # as a policy is loaded
 Tensors = dict[str, Callable[[], Any]]  # name -> a function that reads it
-PUT_BACK = "put its files, or its revision, back as they were; or train on the base as it is now"
+PUT_BACK = "restore its files, or its revision; or train on the base as it is now"
 FourBit = Callable[[str, Any], Any]  # (layer, its 16-bit weight or None) -> what the live policy computes with, float32; or None
 
 
 def copy_adapter(adapter: str | Path, out: str | Path) -> Path:
-    """Copy a saved adapter, weights and tokenizer, without pickles, optimiser and state; PolicyError if there is none."""
+    """Copy a saved adapter (weights and tokenizer) without pickles, optimiser and state; PolicyError if there is none."""
     adapter, out = find_adapter(adapter), resolve(out)
     out.mkdir(parents=True, exist_ok=True)
     for file in Path(adapter).iterdir():
@@ -53,7 +53,7 @@ def copy_adapter(adapter: str | Path, out: str | Path) -> Path:
 
 
 def is_quantised(source: str | Path) -> bool:
-    """Whether a folder holds weights that are quantised already; a hub name is not looked up."""
+    """Whether a folder holds already quantised weights; a hub name is not looked up."""
     config = Path(source) / "config.json"
     return config.is_file() and "quantization_config" in json.loads(config.read_text(encoding="utf-8"))
 
@@ -67,21 +67,21 @@ def sixteen_bit_base(source: str | Path) -> str:
 
 
 def source_of(run: RunDirectory) -> str:
-    """Folder or hub name of what a run's policy was loaded from; by its recipe's name if the run is from another machine."""
+    """Folder or hub name that a run's policy was loaded from; by its recipe's name if the run is from another machine."""
     source = run.manifest()["policy"]["source"]
     elsewhere = Path(source).is_absolute() and not Path(source).is_dir()
     return find_model(run.recipe().policy.name, ask_hub=False) if elsewhere else source
 
 
 def base_now(run: RunDirectory) -> Fields:
-    """What the base that a run's policy was loaded from is now, as `base_files` finds it; empty if it is not here."""
+    """The current state of the base that a run's policy was loaded from, from `base_files`; empty if it is not here."""
     with contextlib.suppress(PolicyError):
         return loading.base_files((run.manifest()["policy"].get("base") or {}).get("name") or source_of(run))
     return {}
 
 
 def merge_base_differs(run: RunDirectory) -> str | None:
-    """What of a run's base is not as when it was loaded to be trained, in words; None: that is not known, then or now."""
+    """How a run's base has changed since training loaded it, in words; None: its state then or now is not known."""
     return loading.base_differs(run.manifest()["policy"].get("base"), base_now(run))
 
 
@@ -143,7 +143,7 @@ def four_bit(run: RunDirectory) -> FourBit:
 
     policy = run.manifest()["policy"]
     if policy["precision"] != "nf4":
-        value = f"{run.name}: its policy was kept in {policy['precision']}"
+        value = f"{run.name}: its policy was stored in {policy['precision']}"
         raise ExportError(value, rule="only 4-bit weights can be dequantised", remedy='merge into "base"')
     if stored := _quantised_source(run):
         tensors = tensors_of(stored)
@@ -163,7 +163,7 @@ def four_bit(run: RunDirectory) -> FourBit:
 
 
 def dequantised(tensors: Tensors, name: str) -> Any:
-    """A stored 4-bit weight, in the 16 bits that it was quantised from; None if it is stored otherwise."""
+    """A stored 4-bit weight, in the 16-bit type that it was quantised from; None if it is stored otherwise."""
     with quiet_imports():
         import torch
         from bitsandbytes.functional import QuantState, dequantize_4bit
@@ -173,7 +173,7 @@ def dequantised(tensors: Tensors, name: str) -> Any:
 
 
 def in_nf4(weight: Any) -> Any:
-    """What bitsandbytes' quantiser makes of a weight, as a policy and `merged_4bit` are loaded; read back, in its own type."""
+    """A weight quantised by bitsandbytes, as a policy and `merged_4bit` are loaded, and read back in its own type."""
     with quiet_imports():
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
@@ -217,10 +217,10 @@ def write_merged(
     The sum is made in 32 bits, one layer at a time, and rounded once, to the base's own 16-bit type.
 
     Args:
-        folder: where it is written; what is there is written over.
+        folder: where it is written; existing files are overwritten.
         held: the 4-bit weights to merge into, from `four_bit`; None: the base's own.
         chat_template_kwargs: what the run's prompts were rendered with; they become the saved template's defaults.
-        eos_ids: what ended completions in training, beside the base's and the tokenizer's.
+        eos_ids: tokens that ended completions in training, besides the base's and the tokenizer's.
     """
     with quiet_imports():
         import torch
@@ -259,7 +259,7 @@ def write_merged(
 
 
 def save_tokenizer(adapter: str | Path, folder: Path, base: Any = None, kwargs: Fields | None = None) -> Any:
-    """The tokenizer that was trained with, the `chat_template_kwargs` baked into its template; the base's if it was not saved."""
+    """The tokenizer of training, with `chat_template_kwargs` baked into its template; the base's if it was not saved."""
     with quiet_imports():
         import transformers
 
@@ -285,7 +285,7 @@ def with_defaults(template: str, kwargs: Fields) -> str:
 
 
 def ended_with(run: RunDirectory, tokenizer: Any) -> list[int]:
-    """What ended completions in a run's training; of a run of an older version, which did not say, the tokenizer's EOS."""
+    """The tokens that ended completions in a run's training; for a run of an older version, without them, the tokenizer's EOS."""
     return run.manifest().get("eos_ids") or with_eos(None, tokenizer)
 
 

@@ -1,7 +1,7 @@
-"""The passport of an artefact: what it was made of and by, the sum of each of its files, and its own sum over all that.
+"""The passport of an artefact: what it was made from and by, the sum of each of its files, and its own sum over all that.
 
-One changed byte anywhere in the folder, the passport included, is seen by `verify`. It is not a signature: whoever changes a
-file can also write another passport. What stands up to that is `workbench prove`, which compares the artefact with the run's
+`verify` sees one changed byte anywhere in the folder, the passport included. It is not a signature: anyone who changes a
+file can also write another passport. `workbench prove` stands up to that: it compares the artefact with the run's
 own policy.
 """
 
@@ -43,9 +43,9 @@ Findings = Iterator[tuple[bool | None, str]]  # whether it is as it was (None: c
 
 
 def stamp(folder: Path, artefact: Artefact, merge_risk: str = "") -> None:
-    """Write the card and, as the last file of an export, `passport.json` of the artefact whose files lie (staged) in `folder`.
+    """Write the card and, as the last file of an export, `passport.json` of the artefact whose files are staged in `folder`.
 
-    What the libraries' own files say of the base's place on this machine becomes its name. `merge_risk`: its verdict, if it
+    The base's path on this machine, in the libraries' own files, becomes its name. `merge_risk`: its verdict, if it
     was measured.
     """
     for name, key in _NAMED_BASE.items():
@@ -58,7 +58,7 @@ def stamp(folder: Path, artefact: Artefact, merge_risk: str = "") -> None:
 def add_proof(artefact: Artefact, proof: Proof) -> None:
     """Put the proof beside the artefact (`proof.json`), into its card and into its passport.
 
-    The three are made whole beside the others first; a kill on their way into place is made up for by whoever reads the passport.
+    The three are first written whole beside the others; after a kill on their way into place, reading the passport finishes it.
     """
     passport, content = read_passport(artefact.path), clean(to_json(proof))
     with replace_folder(artefact.path / _PROVEN) as staged:
@@ -99,7 +99,7 @@ def read_passport(folder: Path) -> Fields:
 
 
 def changed_files(folder: Path) -> dict[str, str]:
-    """Which files of an artefact are not as its passport says -> how; ExportError as of `read_passport`."""
+    """Files of an artefact that differ from its passport -> how; ExportError as in `read_passport`."""
     said, there, found = read_passport(folder)["files"], files_in(folder, PASSPORT), {}
     for name in sorted(said.keys() | there.keys()):
         if name not in there:
@@ -122,13 +122,13 @@ def _sum(found: Fields) -> str:
 
 # -- what it says ------------------------------------------------------------------------------------------------------
 def files_in(folder: Path, without: str = "") -> dict[str, list[Any]]:
-    """Path within the folder -> [bytes, SHA-256] of each file, in folders inside it, too, but not of what a kill left."""
+    """Path within the folder -> [bytes, SHA-256] of each file, including subfolders, but not of what a kill left."""
     names = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
     return {name: size_and_sum(file) for name, file in names.items() if name != without and not _PARTIAL.search(name)}
 
 
 def sample_of(run: RunDirectory) -> list[Fields]:
-    """Completions of the last step on record, the first of each group, then the second: prompt, completion, scores, advantage."""
+    """Completions of the last recorded step, the first of each group, then the second: prompt, completion, scores, advantage."""
     if not any(run.rollouts.glob("step-*.parquet")):
         return []
     batch = next(read_batches(run, [span(parts(run.rollouts)[-1])[1]]))
@@ -139,13 +139,13 @@ def sample_of(run: RunDirectory) -> list[Fields]:
 
 
 def recipe_sum(run: RunDirectory) -> str:
-    """The sum of a run's recipe as it is: on another machine it would be cleaned of other words."""
+    """The sum of a run's recipe as it is: on another machine, cleaning would remove other words."""
     text = json.dumps(to_json(run.recipe().model_dump(mode="json")), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def about(artefact: Artefact) -> Fields:
-    """All that is known of an artefact but its own files: what it was made from, and by what."""
+    """All that is known of an artefact besides its own files: what it was made from, and by what."""
     found: Fields = {"format": artefact.format, "base": public_name(artefact.base), "into": artefact.into}
     found["base_files"] = base_files(artefact.base)
     if (run := artefact.run) is None:
@@ -183,7 +183,7 @@ def about(artefact: Artefact) -> Fields:
 # -- comparing with it -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Verified:
-    """What of an artefact is as its passport says, and what is not."""
+    """What of an artefact matches its passport, and what does not."""
 
     artefact: str  # its folder, as shown
     holds: tuple[str, ...]
@@ -227,7 +227,7 @@ def _findings(folder: Path, passport: Fields) -> Findings:
 
 def _against_run(passport: Fields, run: RunDirectory) -> Findings:
     if passport.get("run_id") != run.identity:
-        yield False, f"it was made from another run than {run.name}, in whose folder it lies"
+        yield False, f"it was made from another run than {run.name}, in whose folder it is"
         return
     same = passport["recipe_sha256"] == recipe_sum(run)
     yield same, "the recipe is " + ("the run's" if same else "no longer the run's")

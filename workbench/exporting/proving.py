@@ -1,8 +1,8 @@
-"""The proof: an artefact, loaded back in a process of its own, against the live policy that was trained.
+"""The proof: an artefact, loaded back in a separate process, compared with the live policy that was trained.
 
-From cheap to dear: sums of files, tensors, token ids, what it writes. Where a cheap level fails, the cause is known, and the
-dear one is not made. Two fresh processes: the live policy on the run's own backend (once a run), and the artefact as others
-load it, without unsloth.
+From cheap to expensive: sums of files, tensors, token ids, what it writes. Where a cheap level fails, the cause is known and the
+expensive ones are skipped. Two fresh processes: the live policy on the run's own backend (once per run), and the artefact as
+others load it, without unsloth.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def prove(
     task: Task | None = None,
     progress: Callable[[str], Progress] = progress_line,
 ) -> Proof | Proofs:
-    """Hold an artefact against the policy that its run trained, from cheap to dear; leaves `proof.json` beside it.
+    """Compare an artefact with the policy that its run trained, from cheap to expensive; leaves `proof.json` beside it.
 
     >>> proof = wb.prove(wb.export(wb.open_run())["adapter"], prompts=16)
     >>> proof.passed, proof.failed
@@ -53,18 +53,18 @@ def prove(
 
     Args:
         artefact: one; all that `export` made; the folder of either; or a run, by its folder or name.
-        prompts: of the task's held-out prompts, the first so many; with fewer than 10, damage cannot be told from chance.
-        run: the run that it was made of, where its folder does not tell.
-        task: the run's task; None: the one that it was begun with.
+        prompts: this many of the task's held-out prompts, the first ones; with fewer than 10, damage cannot be told from chance.
+        run: the run that it was made from, where its folder does not tell.
+        task: the run's task; None: the one that it started with.
 
     Raises:
-        ExportError: if it is no artefact, its run is not known, or the live policy cannot be measured.
+        ExportError: if it is not an artefact, its run is not known, or the live policy cannot be measured.
         RunError: if its run is one of your own trainer, and `task` is None.
         DataError: if the task has no held-out prompts.
     """
     if prompts < 2:
         remedy = "give 10 or more"
-        raise ExportError(f"prompts = {prompts}", rule="a proof takes at least 2 held-out prompts", remedy=remedy)
+        raise ExportError(f"prompts = {prompts}", rule="a proof needs at least 2 held-out prompts", remedy=remedy)
     if isinstance(artefact, Exported):
         return Proofs(_prove(each, prompts, task, progress) for each in artefact.artefacts.values())
     if isinstance(artefact, Artefact):
@@ -77,8 +77,8 @@ def prove(
 def _prove(artefact: Artefact, prompts: int, task: Task | None, progress: Callable[[str], Progress]) -> Proof:
     run = artefact.run
     if run is None:
-        rule, remedy = "an artefact is held against the policy of its run", "give the run: run=wb.open_run(...), --run"
-        raise ExportError(f"{shown(artefact.path)}: the run that it was made of is not here", rule=rule, remedy=remedy)
+        rule, remedy = "an artefact is compared with the policy of its run", "give the run: run=wb.open_run(...), --run"
+        raise ExportError(f"{shown(artefact.path)}: the run that it was made from is not here", rule=rule, remedy=remedy)
     with contextlib.closing(suite_of_run(run, task)) as suite:
         request = request_of(run, suite, prompts)
         checks, measured, kept = [_files(artefact), _base(artefact, run)], {}, None
@@ -99,7 +99,7 @@ def _prove(artefact: Artefact, prompts: int, task: Task | None, progress: Callab
         checks = _named(artefact, checks)
     made, failed = {each.level for each in checks}, any(each.passed is False for each in checks)
     why = "a cheaper check failed" if failed else "it could not be loaded here"
-    unproven = [f"{level}: not looked at, as {why}" for level in LEVELS if level not in made]
+    unproven = [f"{level}: not checked, as {why}" for level in LEVELS if level not in made]
     unproven += [*examined.unproven, _OLLAMA if artefact.format.startswith("gguf") else _ENGINES]
     if artefact.format == "adapter" and run.manifest()["policy"].get("precision") == "nf4":
         unproven.append(_ON_16_BITS)
@@ -163,7 +163,7 @@ def _named(artefact: Artefact, checks: list[Check]) -> list[Check]:
 
 
 class Examined(NamedTuple):
-    """What the artefact's process saw, as JSON holds it."""
+    """The findings of the artefact's process, as JSON."""
 
     checks: list[Any]
     written: Fields | None  # as `written_by` returns it; None: a check failed, or nobody asked
@@ -180,10 +180,10 @@ def examine(request: Fields, progress: Progress) -> Fields:
         reader = open_reader(artefact)
     except WorkbenchError as error:
         if _NO_MEMORY.search(error.value):
-            remedy = "end what holds memory, on a GPU above all other notebooks' kernels, and prove it again"
+            remedy = "free memory (on a GPU, end other notebooks' kernels first), and prove it again"
             raise ExportError(error.value, rule="an artefact is proven where it has room", remedy=remedy) from error
         if isinstance(error, BaseUnread):
-            checks.append(Check("tokens", "loads", None, f"the base that it lies on cannot be loaded here: {error.value}"))
+            checks.append(Check("tokens", "loads", None, f"its base cannot be loaded here: {error.value}"))
         else:
             checks.append(Check("tokens", "loads", False, error.value, "unreadable", error.remedy))
     else:

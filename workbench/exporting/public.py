@@ -19,7 +19,7 @@ _PATH = re.compile(r"(?<![\w.:/<])~?/[A-Za-z_.~][\w.@+~-]*(?:/[\w.@+~-]+)+/?|(?<
 def clean(value: Any) -> Any:
     """`value` without keys, absolute paths (their last part stays) and home folder, at any depth.
 
-    The names of user and host go from paths and from NAME@HOST only: elsewhere they are words, and may mean something.
+    The names of user and host are removed from paths and NAME@HOST only: elsewhere they may be ordinary words.
     """
     home, host, keys = Path.home(), socket.gethostname().partition(".")[0], secret_variables()
     users = {home.name} - {""}
@@ -55,7 +55,7 @@ def clean(value: Any) -> Any:
 
 
 def public_name(base: str | Path) -> str:
-    """What others call a base: its hub name, without `-bnb-4bit`; of a folder its own name."""
+    """A base's public name: its hub name, without `-bnb-4bit`; for a folder its own name."""
     text = str(base)
     if hub := re.search(r"models--([^/]+)--([^/]+)[/\\]snapshots", text):
         text = f"{hub[1]}/{hub[2]}"

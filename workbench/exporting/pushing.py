@@ -1,4 +1,4 @@
-"""An artefact goes to the hub, once its proof holds and no file says what is nobody's business."""
+"""Push an artefact to the hub, once its proof holds and no file contains secrets or paths of this machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HELD = KEYS | {r"(?:/home/|/Users/|[A-Z]:\\{1,2}Users\\{1,2})[\w.-]+": "a path 
 
 
 def push(artefact: Artefact, repo: str, *, unproven: bool = False) -> str:
-    """Upload an artefact with its card to the hub as `repo` (OWNER/NAME), made private if there is none; returns its address.
+    """Upload an artefact with its card to the hub as `repo` (OWNER/NAME), created private if missing; returns its address.
 
-    The token is HF_TOKEN, or that of `hf auth login`. `unproven`: also without a proof that holds.
+    The token is HF_TOKEN, or that of `hf auth login`. `unproven`: push also without a proof that holds.
 
     Raises:
         ExportError: a file was changed, there is no proof or it failed, a file holds a secret or a path of this machine, or
@@ -55,7 +55,7 @@ def _check(artefact: Artefact, unproven: bool) -> None:
     if not unproven and not proof.get("passed"):
         value = f"{shown(artefact.path)}: {'its proof failed' if proof else 'not proven'}"
         remedy = f"`workbench prove {shown(artefact.path)}`; unproven=True uploads it all the same"
-        raise ExportError(value, rule="what is uploaded has been proven to be what was trained", remedy=remedy)
+        raise ExportError(value, rule="an artefact is uploaded only once it is proven to be what was trained", remedy=remedy)
     for file in sorted(artefact.path.rglob("*")):
         if file.is_file() and (kind := secret_in(file)):
             rule, remedy = "nothing of a machine or an account is uploaded", "take it out, and export again"

@@ -23,13 +23,13 @@ Reader: TypeAlias = "HFReader | Gguf"  # an artefact in memory; log-probabilitie
 
 
 class BaseUnread(ExportError):
-    """The base under an adapter is not here, or cannot be read: that is no fault of the adapter's."""
+    """The base under an adapter is not here, or cannot be read: the adapter is not at fault."""
 
 
 def open_reader(artefact: Artefact) -> Reader:
     """Load an artefact; PolicyError or ExportError if it cannot be.
 
-    A merged model is read from its own folder. An adapter lies on the base as it was trained: quantised to NF4 again where the
+    A merged model is read from its own folder. An adapter goes on the base as in training: quantised to NF4 again where the
     run trained in 4 bits. On a CPU 16-bit weights compute in 32 bits.
     """
     run, adapter = artefact.run, artefact.format == "adapter"
@@ -80,7 +80,7 @@ class HFReader:
         return None if no_template else prompt_text(prompt, self.tokenizer)
 
     def prompt_ids(self, prompt: Any) -> list[int]:
-        """What software that loads this artefact feeds it for a prompt: rendered, tokenised, with whatever BOS that adds."""
+        """What software that loads this artefact feeds it for a prompt: rendered, tokenised, with any BOS that this adds."""
         # A template writes the special tokens itself, and those who use one add no others.
         return self.tokenizer(prompt_text(prompt, self.tokenizer), add_special_tokens=isinstance(prompt, str))["input_ids"]
 
@@ -95,12 +95,12 @@ class HFReader:
         return logprobs_of(self.model, [(prompt_ids, completion_ids)])[0]
 
     def write(self, ids: Sequence[int], most: int, temperature: float = 0.0) -> list[int]:
-        """A completion of at most so many tokens, EOS included."""
+        """A completion of at most this many tokens, EOS included."""
         with self.model.disable_adapter() if self.alone else contextlib.nullcontext():
             return self.generate([ids], most, temperature)[0]
 
     def generate(self, prompts: Sequence[Sequence[int]], max_completion_length: int, temperature: float = 0.0) -> list[list[int]]:
-        """Completions of some prompts, written together; the tokens that end them are those of its own generation_config."""
+        """Completions of several prompts, generated together; they end at the tokens of its own generation_config."""
         import torch
 
         pad, width = self.tokenizer.pad_token_id or 0, max(map(len, prompts))

@@ -29,7 +29,7 @@ FILE = "export/reference.json"
 
 @dataclass(frozen=True)
 class ProofRequest:
-    """What the two processes of a proof are asked for, as JSON holds it: the live policy's, then the artefact's."""
+    """The requests to the two processes of a proof, as JSON: the live policy's, then the artefact's."""
 
     run: str  # its folder
     prompts: list[Any]  # the first held-out ones
@@ -64,7 +64,7 @@ class Reference:
 
 
 def suite_of_run(run: RunDirectory, task: Task | None) -> RewardSuite:
-    """The rewards and held-out prompts that prove an export: of the task given, or the run's own.
+    """The rewards and held-out prompts that prove an export: those of the given task, or the run's own.
 
     Raises:
         RunError: if the run is one of your own trainer, or its task has changed, and `task` is None.
@@ -72,13 +72,13 @@ def suite_of_run(run: RunDirectory, task: Task | None) -> RewardSuite:
     """
     if task is None and run.manifest().get("attached"):
         value = f"{run.name}: recorded from your own trainer, so no task of the workbench belongs to it"
-        remedy = "hand one over: wb.prove(artefact, task=wb.Task(..., held_out=rows))"
+        remedy = "pass one: wb.prove(artefact, task=wb.Task(..., held_out=rows))"
         raise RunError(value, rule="held-out prompts are scored by a task's reward functions", remedy=remedy)
     recipe = run.recipe()
     try:
         task = task or begun_task(run, recipe)
     except WorkbenchError as error:  # what it says is about going on with the run
-        remedy = "put it back; or hand the task over: wb.prove(artefact, task=wb.load_task(...))"
+        remedy = "put it back; or pass the task: wb.prove(artefact, task=wb.load_task(...))"
         raise RunError(error.value, rule="an export is proven with its run's own rewards and prompts", remedy=remedy) from error
     if len(task.held_out) < 2:
         value = f"task {task.name!r}: {len(task.held_out)} held-out prompts"
@@ -96,7 +96,7 @@ def request_of(run: RunDirectory, suite: RewardSuite, prompts: int) -> ProofRequ
 def measured_reference(
     run: RunDirectory, suite: RewardSuite, request: ProofRequest, progress: Callable[[str], Progress]
 ) -> Reference:
-    """The reference of a run: as measured before, over as many prompts or more, where nothing has changed since; else anew."""
+    """The reference of a run: as measured before, over as many prompts or more, if nothing has changed; else measured now."""
     from pydantic import TypeAdapter
 
     recipe, rows = run.recipe(), suite.task.held_out[: (count := len(request.prompts))]
@@ -134,7 +134,7 @@ def _rendered(recipe: Recipe, rows: Sequence[Row]) -> str:
 
 
 def scored(suite: RewardSuite, rows: Sequence[Row], ids: list[list[int]], texts: list[str], ended: list[bool]) -> Written:
-    """Completions, with what the task's functions pay for them."""
+    """Completions, with their scores from the task's functions."""
     import numpy as np
 
     scores = suite.score(rows, texts, ids)

@@ -1,4 +1,4 @@
-"""Merge risk: how far the 16-bit weights lie from the 4-bit ones that the adapter was trained beside, against its own step."""
+"""Merge risk: how far the 16-bit weights lie from the 4-bit ones that the adapter was trained beside, relative to its step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MergeRisk:
     into: str  # "base" or "dequantised": what the merge is advised to go into
 
     def quantiles(self) -> list[float]:
-        """Least, median and greatest of the layers' ratios; empty where none was measured."""
+        """Minimum, median and maximum of the layers' ratios; empty where none was measured."""
         ordered = sorted(self.layers.values())
         return [ordered[0], ordered[len(ordered) // 2], ordered[-1]] if ordered else []
 
@@ -47,7 +47,7 @@ def merge_risk(run: RunDirectory) -> MergeRisk:
     >>> len(wb.merge_risk(wb.open_run("latest", latest="trained")).layers)
     21
 
-    RunError: the run trains, or has no adapter.
+    RunError: the run is training, or has no adapter.
     """
     adapter = run.check_ended().adapter
     policy, base = run.manifest()["policy"], merging.base_of(run)
@@ -79,7 +79,9 @@ def _judged(layers: dict[str, float], moved: float) -> MergeRisk:
     # `moved`: norm(s B A) / norm(W) of the median layer.
     median = sorted(layers.values())[len(layers) // 2]
     if median <= LOW:
-        return MergeRisk(layers, "low: the 16-bit base is so near the weights of training that merging into it is safe", "base")
+        return MergeRisk(
+            layers, "low: the 16-bit base is close enough to the weights of training to merge into it safely", "base"
+        )
     if median <= HIGH:
         return MergeRisk(layers, "moderate: merged into the 16-bit base, it may differ from what was trained", "base")
     said = f"the 16-bit base lies {_said(median)} times as far from the weights of training as training moved them"

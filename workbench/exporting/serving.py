@@ -38,9 +38,9 @@ def commands(artefact: Artefact) -> dict[str, str]:
 
 
 def write(folder: Path, artefact: Artefact) -> None:
-    """Write the Modelfile of a `gguf_…` artefact into the folder where its files lie; other formats need none.
+    """Write the Modelfile of a `gguf_…` artefact into the folder of its files; other formats need none.
 
-    What ends a completion is read from the `merged_16bit` beside the place where the artefact will be.
+    The tokens that end a completion are read from the `merged_16bit` beside the artefact's final place.
     """
     if not artefact.format.startswith("gguf"):
         return

@@ -1,4 +1,4 @@
-"""Token ids: the artefact's tokenizer and template against those that the run was trained with."""
+"""Token ids: the artefact's tokenizer and template, compared with those of training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AROUND = 40  # characters, or ids, that are shown from where two texts part
 _NAMES_EOS = {"tokenizer_config.json": "eos_token", "generation_config.json": "eos_token_id", "config.json": "eos_token_id"}
 _REMEDIES = {
     "template_lost": "put the chat_template.jinja of the policy that was trained beside the weights, and export again",
-    "double_bos": "either the template writes BOS, or whoever loads it adds one: set add_bos_token to false, and export again",
+    "double_bos": "only one of template and loader may write BOS: set add_bos_token to false, and export again",
     "eos_missing": "name the EOS tokens of training in generation_config.json and tokenizer_config.json, and export again",
     "tokenizer_differs": "export again, with the tokenizer's files of the policy that was trained",
 }
@@ -31,11 +31,11 @@ _REMEDIES = {
 def check_tokens(artefact: Artefact, reader: Reader, most: int = 1000) -> list[Check]:
     """Ids of `most` rendered held-out prompts, and of as many recorded completions: equal, or the first that is not.
 
-    Training prompts fill up where fewer are held out. What cannot be loaded leaves a check that tells why.
+    Training prompts fill up where fewer are held out. Where something cannot be loaded, a check says why.
     """
     run = artefact.run
     if run is None:
-        return [_check("ids", "the run that it was made of is not at hand, and so neither is its tokenizer", None)]
+        return [_check("ids", "the run that it was made from is not at hand, and so neither is its tokenizer", None)]
     try:
         tokenizer = load_tokenizer(run.recipe().policy.name, run.recipe().chat_template_kwargs)
     except WorkbenchError as error:

@@ -1,9 +1,9 @@
-"""Tensors: each adapted layer is what the merge's own sum gives, and every other tensor is the base's.
+"""Tensors: each adapted layer must equal the merge's own sum, and every other tensor must be the base's.
 
 A step is often smaller than what the 16-bit type can resolve: most weights then round back to the base's, and the rest move by
-a whole unit, so merged - base itself says little. What is compared is what comes out of rounding base + s B A. GGUF rounds once
-more: so is what it is compared with, by llama.cpp's own quantiser; and so does merged_4bit, by bitsandbytes'. What the tensors
-cannot tell, what the artefact writes decides.
+a whole unit, so merged - base itself says little. So the artefact is compared with the rounded base + s B A. GGUF rounds once
+more, so the reference is rounded also, by llama.cpp's own quantiser; for merged_4bit, by bitsandbytes'. What the tensors
+cannot tell, the artefact's output decides.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DECIDING = (
 # llama.cpp's architectures whose tensors are those of transformers, but for the order of rows of q_proj and k_proj in the first.
 _KNOWN = ("llama", "qwen2", "qwen3")
 _ROWS = 2**21  # weights of a quantised matrix that are looked at: whole rows, spread over it
-_REMEDY = "export the run again, with overwrite, beside the very base, and revision, that it was trained on"
+_REMEDY = "export the run again, with overwrite, beside the exact base and revision that it was trained on"
 
 
 def _as_well(stored: Any, quantised: Any, wanted: Any) -> bool:
@@ -46,9 +46,9 @@ def _as_well(stored: Any, quantised: Any, wanted: Any) -> bool:
 
 
 def few_apart(stored: Any, quantised: Any, wanted: Any) -> bool:
-    """True if a few weights at most are quantised otherwise.
+    """True if at most a few weights are quantised differently.
 
-    NF4 takes the nearest of 16 numbers: another version, or a GPU, rounds a few weights otherwise, and no more.
+    NF4 takes the nearest of 16 numbers: another version, or a GPU, rounds only a few weights differently.
     """
     return bool((stored - quantised).norm(1) <= _CLOSE * (quantised - wanted).norm(1))
 
@@ -76,7 +76,7 @@ class _Model:
         return self.tensors[self.embeddings if name == HEAD and not self.stores_head else name]()
 
     def part(self, name: str, tensor: Any) -> Any:
-        """What of a tensor of the base is compared: here all."""
+        """The part of a base tensor to compare: here all."""
         return tensor
 
     def held(self, name: str, tensor: Any) -> Any:
@@ -107,7 +107,7 @@ class _Model:
 
 
 class _FourBits(_Model):
-    """A model whose matrices bitsandbytes keeps in NF4: dequantised, and held against what its quantiser makes of the sum."""
+    """A model whose matrices bitsandbytes keeps in NF4: dequantised, and compared with its quantiser's result for the sum."""
 
     as_well = staticmethod(few_apart)
 
@@ -206,9 +206,9 @@ class _Adapter:
 
 
 def check_weights(artefact: Artefact) -> list[Check]:
-    """Hold an artefact's tensors against the base's and the run's adapter. No forward pass, no GPU, one tensor at a time."""
+    """Compare an artefact's tensors with the base's and the run's adapter. No forward pass, no GPU, one tensor at a time."""
     if artefact.run is None:
-        return [_untold("the run that it was made of is not at hand, and so neither is its adapter")]
+        return [_untold("the run that it was made from is not at hand, and so neither is its adapter")]
     own, in_gguf = None, artefact.format.startswith("gguf")
     try:
         if not in_gguf:
@@ -224,7 +224,7 @@ def check_weights(artefact: Artefact) -> list[Check]:
         with reading(artefact.gguf.name) if in_gguf else contextlib.nullcontext():  # another llama.cpp than ours may refuse
             return _merged(own or _Gguf(artefact.gguf, base, adapter.whole), base, adapter, held)
     except WorkbenchError as error:
-        return [_untold(f"what it is held against cannot be read: {error.value}")]
+        return [_untold(f"what it is compared with cannot be read: {error.value}")]
 
 
 def _same_adapter(own: _Adapter, adapter: _Adapter) -> list[Check]:
@@ -278,7 +278,7 @@ def _merged(own: _Model, base: _Model, adapter: _Adapter, held: merging.FourBit)
     if differs := (names - own.names) | (extra := own.names - base.names - whole):
         known = own.parameters()  # a model stores more than it loads: buffers of old versions, parts for other tasks
         if gone := [(name, "module_lost") for name in differs & known] + [(name, "wrong_base") for name in extra - known]:
-            found = f"{len(gone)} missing, and made up in loading, or not in the base{_some(name for name, _ in gone)}"
+            found = f"{len(gone)} missing, and invented in loading, or not in the base{_some(name for name, _ in gone)}"
             checks.append(_judged("names of its tensors", found, gone[0][1]))
     if apart and HEAD in base.names:
         checks.append(_head(own, base, untied, right))
@@ -304,7 +304,7 @@ def _merged(own: _Model, base: _Model, adapter: _Adapter, held: merging.FourBit)
 
 def _head(own: _Model, base: _Model, untied: bool, right: Callable[[str], bool]) -> Check:
     if HEAD not in own.names:
-        lost = "it is not stored, and the config does not tie it to the embeddings: loading makes one up"
+        lost = "it is not stored, and the config does not tie it to the embeddings: loading invents one"
     elif base.tied and not untied:
         lost = "" if own.same(HEAD, own[own.embeddings]) else "it differs from the embeddings, to which the base ties it"
     else:

@@ -1,4 +1,4 @@
-"""What is wrong with this run: verdicts with their evidence, for a run that trains and for one that is recorded."""
+"""What is wrong with this run: verdicts with their evidence, for a running and for a recorded run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUDGET = 0.005  # share of the run's time that looking may take
 
 
 class Verdicts(list[Verdict]):
-    """The verdicts on a run, one per issue: a list that a cell shows as a report, what is wrong first."""
+    """The verdicts on a run, one per issue: a list that a cell shows as a report, problems first."""
 
     def __str__(self) -> str:
         wrong = sorted((each for each in self if each.state not in (OK, SKIPPED)), key=lambda each: STATES.index(each.state))
@@ -43,13 +43,13 @@ def diagnose(
 ) -> Verdicts:
     """What can be said about a run at the end of these batches: a verdict for each issue, in a fixed order.
 
-    It looks at the latest stage; the latest 20 batches say what the run is like now, and trends are looked for in up to 100.
-    Given the last 200 batches and rows it takes a few milliseconds, so it can be asked at every step.
+    It looks at the latest stage; the latest 20 batches describe the current state, and trends are sought in up to 100.
+    Given the last 200 batches and rows it takes a few milliseconds, so it can run at every step.
 
     Args:
         summaries: of the batches, in order.
         rows: of the metrics, in order, as logged or as in `metrics.jsonl`: keys may be absent, values None, "inf" or "-inf".
-        config: what the run was asked to do.
+        config: the run's requested settings.
         held_out: as for `ExaminedRun`.
     """
     view = ExaminedRun(summaries, rows, config, held_out)
@@ -57,16 +57,16 @@ def diagnose(
 
 
 def worsened(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[Verdict]:
-    """The alarms and warnings of `after` that `before` did not have, or had less bad: what is worth an event."""
+    """The alarms and warnings of `after` that are new or worse than in `before`: those worth an event."""
     known, badness = {verdict.key: verdict.state for verdict in before}, STATES.index
     wrong = [verdict for verdict in after if verdict.state in (ALARM, WARNING)]
     return [each for each in wrong if badness(each.state) < badness(known.get(each.key, SKIPPED))]
 
 
 def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = None) -> RunConfig:
-    """What a run was asked to do in a `stage` (None: there are none), from its manifest and recipe.
+    """The requested settings of a run's `stage` (None: it has no stages), from its manifest and recipe.
 
-    `task` is the run's, whose functions declare their maximum, if they are as they were; None: the recipe's, if it loads.
+    `task` is the run's, whose functions declare their maximum, if they are unchanged; None: the recipe's, if it loads.
     """
     recipe, known, changed = run.recipe(), stage_in(run.manifest(), stage), RunState.of(run)
     settings, rewards = {**recipe.grpo, **known["settings"]}, known["rewards"]
@@ -119,9 +119,9 @@ def examine_run(
 
 
 class Watchdog:
-    """A run's health while it trains: looked at after every step, unless looking would cost too large a share of the run.
+    """A run's health while it trains: checked after every step, unless that would cost too large a share of the run's time.
 
-    `config` is asked at each look what the run is asked to do, as weights and settings may be changed; `held_out`, which is as
+    `config` is called at each check, as weights and settings may change; `held_out`, which is as
     for `ExaminedRun`, may grow.
     """
 
@@ -145,16 +145,16 @@ class Watchdog:
         self._rows.append({"step": step, **values})
 
     def forget(self) -> None:
-        """Other reward functions are in force: what was seen says nothing about them."""
+        """Other reward functions are effective: forget the batches seen, which say nothing about them."""
         self._summaries.clear()
 
     def due(self) -> bool:
-        """Whether it is time for another look."""
+        """Whether another check is due."""
         allowed = BUDGET * (time.monotonic() - self._began) + 0.02
         return bool(self._summaries) and self.seconds + self._cost_s <= allowed
 
     def look(self) -> list[Verdict]:
-        """Look at the run, and return the alarms and warnings that it did not have when it was looked at before."""
+        """Check the run, and return the alarms and warnings that are new since the last check."""
         started = time.perf_counter()
         before, self.verdicts = self.verdicts, diagnose(self._summaries, self._rows, self.config(), self.held_out)
         self._cost_s = time.perf_counter() - started
@@ -162,7 +162,7 @@ class Watchdog:
         return worsened(before, self.verdicts)
 
     def found(self) -> list[Fields]:
-        """The alarms and warnings of the latest look, for JSON."""
+        """The alarms and warnings of the latest check, for JSON."""
         return [to_json(verdict) for verdict in self.verdicts if verdict.state in (ALARM, WARNING)]
 
     @property

@@ -1,4 +1,4 @@
-"""What one generation batch looked like, in a few dozen numbers: what the verdicts on a run are read off."""
+"""One generation batch in a few dozen numbers, from which the verdicts on a run are read."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class StepSummary:
 
     @property
     def dead_count(self) -> int:
-        """Groups from which nothing is learnt."""
+        """Groups that teach nothing."""
         return sum(self.dead.values())
 
 
@@ -169,7 +169,7 @@ def summaries_of(
 
     Args:
         last: only this many of the latest; None: all.
-        known: those of the parts that were read before, brought up to date here; None: read all.
+        known: summaries of the parts read before, updated here; None: read all.
     """
     try:
         files = parts(run.rollouts)

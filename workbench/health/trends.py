@@ -1,8 +1,8 @@
-"""Intervals for what a run's numbers say: shares, differences of shares, slopes.
+"""Intervals for a run's numbers: shares, differences of shares, slopes.
 
-At 99 % unless they say 95: a verdict is asked for again at every step, and one in twenty would soon be wrong. The formulas are
-scipy.stats' (a test holds them to it); written out, they are three hundred times faster than `binomtest`, which a look at every
-step needs.
+At 99 % unless they say 95: verdicts are repeated at every step, so one in twenty would soon be wrong. The formulas are
+scipy.stats' (a test compares them); written out, they are three hundred times faster than `binomtest`, as a check at every
+step requires.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def paired_difference(before: np.ndarray, after: np.ndarray) -> tuple[float, flo
 
 
 def paired_gain(before: np.ndarray, after: np.ndarray) -> Interval:
-    """`paired_difference`, never narrower than what P prompts leave open: of something that none of them does, 3 / P."""
+    """`paired_difference`, never narrower than what P prompts leave open: 3 / P for something that none of them does."""
     mean, low, high = paired_difference(before, after)
     least = 3 / len(before)
     return Interval(mean, max(-1.0, min(low, mean - least)), min(1.0, max(high, mean + least)))
@@ -77,7 +77,7 @@ def t_interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def t_value(count: int) -> float:
-    """Student's t of a mean of so many values, 95 %, two-sided."""
+    """Student's t for a mean of this many values, 95 %, two-sided."""
     from scipy.special import stdtrit
 
     return float(stdtrit(count - 1.0, 0.975))
@@ -99,7 +99,7 @@ def slope(values: Sequence[float]) -> Interval:
 
 
 def steps_to_tell(values: Sequence[float], rise: float) -> int | None:
-    """How many steps it takes until a total rise of `rise` stands out from the noise of these values; None: no rise.
+    """Number of steps until a total rise of `rise` stands out from the noise of these values; None: no rise.
 
     The half-width of a slope over n values is about t * noise * sqrt(12 / n^3), and that slope times n is the rise.
     """

@@ -1,4 +1,4 @@
-"""Verdicts on a run, and the view of a run that rules give them from."""
+"""Verdicts on a run, and the view of a run that the rules examine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NAMES = {
 class Verdict:
     """One thing that can go wrong, and whether it has.
 
-    "alarm" says stop and look, "note" is worth knowing; "skipped" has in `evidence` the key `missing`, or what it `needs`.
+    "alarm" means stop and look, "note" is worth knowing; "skipped" has in `evidence` the key `missing`, or what it `needs`.
     """
 
     name: str  # the issue, a word for scripts
@@ -74,13 +74,13 @@ class Verdict:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What makes it the same verdict from one step to the next."""
+        """Identifies the same verdict from one step to the next."""
         return self.name, self.function
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run was asked to do, as far as verdicts need it. None: not known, as of a trainer that has no recipe."""
+    """A run's requested settings, as far as verdicts need them. None: not known, as with a trainer that has no recipe."""
 
     best: dict[str, float | None] = field(default_factory=dict)  # by reward function: its declared maximum
     max_completion_length: int | None = None  # tokens
@@ -142,7 +142,7 @@ class ExaminedRun:
 
     @cached_property
     def functions(self) -> list[FunctionSummary]:
-        """Of the latest batch, those that have a weight."""
+        """The weighted functions of the latest batch."""
         return [function for function in self.batches[-1].functions if function.weight]
 
     def history(self, function: str) -> list[tuple[StepSummary, FunctionSummary]]:
@@ -151,11 +151,11 @@ class ExaminedRun:
 
     @cached_property
     def rewards(self) -> list[float]:
-        """`rewards_of` the batches over which a trend is looked for."""
+        """`rewards_of` the batches in which a trend is sought."""
         return self.rewards_of(self.batches[-LONG_WINDOW:])
 
     def rewards_of(self, batches: Sequence[StepSummary]) -> list[float]:
-        """Mean reward of each batch under the latest weights, so that a change of weights is not taken for a trend."""
+        """Mean reward of each batch under the latest weights, so that a change of weights does not look like a trend."""
         weights = {function.name: function.weight for function in self.functions}
         return [
             sum(weights[own.name] * own.mean for own in batch.functions if own.name in weights and own.mean is not None)
@@ -169,11 +169,11 @@ class ExaminedRun:
 
     @property
     def helps_to_begin(self) -> str:
-        """What helps a policy that is right in fewer than one of 50 completions, if the rewards can pay; empty for others."""
+        """The remedy for a policy that is right in fewer than one of 50 completions, if the rewards can pay; empty for others."""
         if self.config.attached or 50 * self.total("right", self.batches) >= self.total("completions", self.batches):
             return ""
         if self.config.warm_start:
-            return "; its warm start was too little: more samples, more epochs or a higher learning_rate there"
+            return "; its warm start was too small: take more samples, more epochs or a higher learning_rate there"
         return "; if the rewards can pay, `warm_start: 32` in the recipe, which trains on rare right completions first"
 
     def ends(self) -> tuple[list[StepSummary], list[StepSummary]]:
@@ -217,9 +217,9 @@ class ExaminedRun:
         over: Sequence[StepSummary] | tuple[int | None, int | None] | None = None,
         **more: Any,
     ) -> Verdict:
-        """A verdict of the rule that asks, `over` some batches or from a first to a last step; None: the recent batches.
+        """A verdict of the calling rule, `over` some batches or from a first to a last step; None: the recent batches.
 
-        What is ok has neither cause nor remedy. `more`: `prompts`, `function`.
+        A verdict of ok has neither cause nor remedy. `more`: `prompts`, `function`.
         """
         over = self.recent if over is None else over
         steps: Any = over if isinstance(over, tuple) else (over[0].step, over[-1].step) if over else ()
@@ -237,9 +237,9 @@ class ExaminedRun:
 
 
 def rule(batches: int = 3, groups: int = 16, completions: int = 0) -> Callable[..., Any]:
-    """Makes a rule of a function that looks at a `ExaminedRun`: its verdicts carry its name.
+    """Makes a function of an `ExaminedRun` a rule: its verdicts carry its name.
 
-    They wait until the view holds so many batches, groups and completions; 0 batches: the function asks for itself.
+    They wait until the view holds this many batches, groups and completions; 0 batches: the function checks for itself.
     """
 
     def made(looks: Callable[[ExaminedRun], Verdict | list[Verdict]]) -> Callable[[ExaminedRun], list[Verdict]]:
@@ -256,7 +256,7 @@ def rule(batches: int = 3, groups: int = 16, completions: int = 0) -> Callable[.
 
 
 def not_examined(key: str, why: str) -> Verdict:
-    """A verdict that cannot be given, because the run's data lack a key."""
+    """A verdict that cannot be given because the run's data lack a key."""
     return Verdict("", SKIPPED, f"not examined: {why}", {"missing": key})
 
 

@@ -1,4 +1,4 @@
-"""04: what the run bought, and how it got there.
+"""04: what the run gained, and how it got there.
 
 Every view of a run is here by its name, `workbench.inspection.regressions`, and is imported when it is first used.
 """

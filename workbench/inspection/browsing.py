@@ -1,4 +1,4 @@
-"""A page of the rollout record: filtered by an expression, sorted by any column, read by DuckDB however long the record is."""
+"""A page of the rollout record: filtered by an expression, sorted by any column, read by DuckDB however long the record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = "step > 100, total < 0, not \"right\", finish_reason = 'length', comp
 
 
 def browse(run: RunDirectory, where: str = "", sort: str = "", page: int = 0, size: int = PAGE) -> Listing:
-    """One page of a run's completions, filtered and sorted; however long the record, only what is asked for is read.
+    """One page of a run's completions, filtered and sorted; only that page is read, however long the record.
 
     >>> found = wb.inspection.browse(wb.open_run(), where='"right" and step = 1', sort="total desc")
     >>> bool((found.frame["total"].diff().dropna() <= 0).all())
@@ -24,7 +24,7 @@ def browse(run: RunDirectory, where: str = "", sort: str = "", page: int = 0, si
         where: an expression in DuckDB's SQL over the record's columns, such as `total < 0 and finish_reason = 'length'`; a
             score is `"score.correctness_reward"`. `prompt` is what it asks, as shown; `dead` is true in groups without spread,
             `error` holds what functions raised.
-        sort: a column or an expression, with `desc` for the greatest first; empty: as recorded.
+        sort: a column or an expression, with `desc` for the largest first; empty: as recorded.
         page: counted from 0.
 
     Raises:

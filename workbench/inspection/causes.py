@@ -1,4 +1,4 @@
-"""Why wrong completions are wrong: a cause read off each text by rule; what no rule explains, by its commonest words."""
+"""Why wrong completions are wrong: each text's cause by rule; the unexplained by their commonest words."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
     Returns:
         `frame`, the commonest cause first: `share` of the wrong completions; `first` and `last`: the share of all completions
         that failed so in the first and the last quarter of the steps (of an evaluation: the base's and the trained policy's).
-        What no rule explains is put together by three words that such texts share.
+        Texts that no rule explains are grouped by three words that they share.
 
     Raises:
         RunError: if nothing was recorded, or no row has that column and the rows have others.

@@ -18,7 +18,7 @@ from workbench.kinds import Fields
 
 
 def word_diff(before: str, after: str) -> list[tuple[str, str]]:
-    """What of `before` became what in `after`, word by word: (" " kept, "-" taken out or "+" put in; the words).
+    """How `before` became `after`, word by word: (" " kept, "-" removed or "+" added; the words).
 
     >>> word_diff("15 + 27 = 32", "15 + 27 = 42")
     [(' ', '15 + 27 = '), ('-', '32'), ('+', '42')]
@@ -34,7 +34,7 @@ def word_diff(before: str, after: str) -> list[tuple[str, str]]:
 
 
 def regressions(evaluation: Evaluation, other: Evaluation | None = None, *, steps: tuple[int, int] | None = None) -> Listing:
-    """Held-out prompts, base against trained, those that got worse first: shares of right completions, both texts, a word diff.
+    """Held-out prompts, base compared with trained, the worsened first: shares of right completions, both texts, a word diff.
 
     >>> found = wb.inspection.regressions(wb.evaluate(wb.open_run(), held_out=8, samples=2))
     >>> sum(found.numbers[kind] for kind in ("fixed", "broken", "neither"))
@@ -50,7 +50,7 @@ def regressions(evaluation: Evaluation, other: Evaluation | None = None, *, step
 
     Returns:
         `frame`, a row per prompt: prompt, before and after (shares), change, text_before, text_after. A cell shows the words
-        that changed, too.
+        that changed also.
 
     Raises:
         DataError: if the two evaluations share fewer than 2 prompts, or a step was not evaluated.
@@ -62,7 +62,7 @@ def regressions(evaluation: Evaluation, other: Evaluation | None = None, *, step
         if missing := [step for step in steps if step not in evaluation.curve]:
             rule, remedy = (
                 "a checkpoint is evaluated before it is compared",
-                "evaluate with checkpoints=[...], for 0 and the last, too",
+                "evaluate with checkpoints=[...], including 0 and the last",
             )
             raise DataError(f"step {missing[0]}: not in the evaluation", rule=rule, remedy=remedy)
         before, after = (evaluation.curve[step] for step in steps)

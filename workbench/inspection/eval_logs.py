@@ -1,4 +1,4 @@
-"""A run's evaluation as logs of inspect_ai, one for each policy, which its viewer and its data frames read."""
+"""A run's evaluation as inspect_ai logs, one per policy, for its viewer and its data frames."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_eval_log(run: RunDirectory, folder: str | Path | None = None) -> list[
         import inspect_ai.log as logs
     except ImportError:
         rule, remedy = (
-            "EvalLogs are written by the library that they are of",
+            "EvalLogs are written by their own library",
             "`pip install inspect-ai`, or `uv sync --extra inspect`",
         )
         raise RunError("inspect_ai: not installed", rule=rule, remedy=remedy) from None

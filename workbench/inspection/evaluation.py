@@ -1,7 +1,7 @@
 """Measuring a policy on held-out prompts, and comparing two of them on the same prompts.
 
 Several completions per prompt, at the training temperature: GRPO trains a distribution, not its likeliest completion.
-`evaluation.parquet` keeps every one, a row each, and grows batch by batch: what a kill leaves is not measured again.
+`evaluation.parquet` keeps every one, a row each, and grows batch by batch: after a kill, what it holds is not measured again.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Evaluation:
 
     @cached_property
     def found(self) -> Fields:
-        """What `evaluation.json` holds: the shares before and after, the paired gain, and what can be said of it."""
+        """What `evaluation.json` holds: the shares before and after, the paired gain, and its verdict."""
         both, (prompts, samples) = (self.before, self.after), self.before.correct.shape
         correct, ends = (self.before.correct, self.after.correct), ("correct", "low", "high")
         low, high = statistics.bootstrap_interval(correct[1].mean(axis=1) - correct[0].mean(axis=1))
@@ -132,7 +132,7 @@ class Evaluation:
         bootstrap = statistics.in_points(**found["bootstrap"])
         lines = [f"{gain_in_words(found)}; {found['prompts']} held-out prompts, {n} completions each"]
         if found["needed"]:
-            lines.append(f"the interval contains 0: about {found['needed']:,} more prompts detect such a gain four times in five")
+            lines.append(f"the interval contains 0: about {found['needed']:,} more prompts detect such a gain with 80 % power")
         lines.append("{word}: {why}".format(**found["verdict"]))
         lines.append(
             f"mean reward {old['reward']:.2f} -> {new['reward']:.2f}; "
@@ -167,24 +167,24 @@ def evaluate(
     checkpoints: Sequence[int | str] | str = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Measure what a run bought: its base and its trained policy on held-out prompts that neither was trained on.
+    """Measure what a run gained: its base and its trained policy on held-out prompts that neither was trained on.
 
     >>> evaluation = wb.evaluate(wb.open_run(), held_out=8, samples=1)
     >>> print(evaluation)
     ...
 
     The policy is loaded on the run's own backend, and sampled at the temperature and length limit of training. Leaves
-    `evaluation.json` and, in `evaluation.parquet`, every completion in the run's folder. What is there already is not measured
-    again unless adapter, task or settings have changed; an evaluation under other settings is laid aside, and found again. What
-    of the task has changed since the run is printed as a warning.
+    `evaluation.json` and, in `evaluation.parquet`, every completion in the run's folder. Existing results are not measured
+    again unless adapter, task or settings have changed; an evaluation under other settings is set aside, and found again.
+    Changes of the task since the run are printed as warnings.
 
     Args:
         task: the run's task; None: loaded from its recipe.
         held_out: measure on at most this many prompts.
         samples: completions per prompt; 16 or more tell whether it was taught or sharpened.
-        greedy: take the likeliest tokens, too, once a prompt.
-        checkpoints: steps of checkpoints to measure besides, or "best" (of `eval_every`), or "all".
-        progress: called with (prompts measured, prompts in all) after each batch; each policy and way to sample counts anew.
+        greedy: also take the likeliest tokens, once per prompt.
+        checkpoints: steps of checkpoints to measure also, or "best" (of `eval_every`), or "all".
+        progress: called with (prompts measured, prompts in all) after each batch; each policy and way to sample counts from 0.
 
     Raises:
         RunError: if the run has no adapter, or no such checkpoint; or is one of your own trainer, and `task` is None.
@@ -207,13 +207,13 @@ def _evaluated(
 ) -> Evaluation:
     if task is None and run.manifest().get("attached") and run.adapter:  # raises where nothing was kept that could be measured
         value = f"{run.name}: recorded from your own trainer, so no task of the workbench belongs to it"
-        remedy = "hand one over: wb.evaluate(run, task=wb.Task(..., held_out=rows))"
+        remedy = "pass one: wb.evaluate(run, task=wb.Task(..., held_out=rows))"
         raise RunError(value, rule="held-out prompts are scored by a task's reward functions", remedy=remedy)
     recipe, in_force = run.recipe(), run.manifest()["settings"]["in_force"]
     task = task or load_task(recipe.task)
     rows = {row_key(row): row for row in _held_out(task, task.with_ids(task.held_out))[:held_out]}
     if len(rows) < 2:
-        value, rule = f"task {task.name!r}: {len(rows)} held-out prompt", "a gain and its interval take at least 2"
+        value, rule = f"task {task.name!r}: {len(rows)} held-out prompt", "a gain and its interval need at least 2"
         raise DataError(value, rule=rule, remedy="raise held_out, or give the task more held_out rows")
     folders = {"base": None, "trained": run.adapter, **_checkpoints(run, checkpoints)}
     for line in changed_since(run, task):
@@ -224,7 +224,7 @@ def _evaluated(
     if not task.right_by:
         print(f"WARNING: the task names no right_by: a completion counts as right when {task.right_words}")
     smallest = 100 * statistics.detectable(len(rows), samples)
-    print(f"{len(rows)} prompts x {samples} completions detect a gain of about {smallest:.0f} points four times in five")
+    print(f"{len(rows)} prompts x {samples} completions detect a gain of about {smallest:.0f} points with 80 % power")
     then = run.manifest().get("policy") or {}
     base = base_summed(then.get("source") or recipe.policy.name)
     policy, suite = load_policy(recipe, adapter=run.adapter), RewardSuite(task, samples, recipe.reward_weights)
@@ -282,13 +282,13 @@ def read_evaluation(run: RunDirectory) -> Evaluation:
     kept = _Kept.open(run)
     evaluation = kept.evaluation()
     if (adapter := run._saved_adapter()) and kept.asked["adapters"]["trained"] != adapter_sum(adapter):
-        value, rule = f"{shown(run.path / FILE)}: measured on an older adapter", "a gain is that of the run's adapter as it is"
+        value, rule = f"{shown(run.path / FILE)}: measured on an older adapter", "a gain belongs to the run's current adapter"
         raise RunError(value, rule=rule, remedy=f"`workbench eval {run.name}` measures the one that is there now")
     return evaluation
 
 
 def last_measured(run: RunDirectory) -> Fields | None:
-    """What `evaluation.json` holds; None if there is none, or if it is of an adapter from before the run went on."""
+    """What `evaluation.json` holds; None if there is none, or if it belongs to an adapter from before the run resumed."""
     if not (run.path / "evaluation.json").is_file():
         return None
     asked, adapter = _Kept.open(run).asked, run._saved_adapter()
@@ -323,13 +323,13 @@ class _Kept:
         return cls(run, settings or {})
 
     def make_room(self) -> None:
-        """Lay an evaluation under other settings aside, where `open` finds it again; a larger one is not lost to a smaller."""
+        """Set an evaluation under other settings aside, where `open` finds it again; a larger one is not lost to a smaller."""
         if not (other := self.open(self.run)).settings or other.settings == self.settings:
             return
         own = hashlib.sha256(json.dumps(other.settings, sort_keys=True).encode()).hexdigest()[:8]
         renamed(self.run.path / FILE, aside := self.run.path / _ASIDE.format(own))
         size = f"{len(other.asked.get('rows', ()))} prompts x {other.settings.get('samples')} completions"
-        print(f"measured before under other settings, {size}: kept in {aside.name}, and read again when it is asked for")
+        print(f"measured before under other settings, {size}: kept in {aside.name}, and read again when requested")
 
     def add(self, whose: tuple[str, ...], rows: dict[str, Row], groups: list[Group]) -> None:
         who, how, adapter = whose
@@ -355,7 +355,7 @@ class _Kept:
             curve = {int(who[11:]): of(who) for who in self.asked["adapters"] if who.startswith("checkpoint-")}
             greedy = (of("base", "greedy"), of("trained", "greedy")) if self.asked["greedy"] else None
         except KeyError:
-            value, rule = f"{shown(self.run.path / FILE)}: not there, or not whole", "a run is measured before that is read"
+            value, rule = f"{shown(self.run.path / FILE)}: not there, or not whole", "an evaluation is measured, then read"
             raise RunError(value, rule=rule, remedy=f"`workbench eval {self.run.name}` measures what is missing") from None
         curve = {0: before, **curve, self.asked["steps"]: after} if curve else {}
         return Evaluation([row["prompt"] for row in rows], before, after, self.settings["right_by"], greedy, curve, rows)
@@ -399,7 +399,7 @@ def _held_out(task: Task, rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def gain_in_words(found: Fields) -> str:
-    """The gain that an `evaluation.json` holds, in a line. Where the two cannot differ, +0 from 0 to 0 would be no result."""
+    """The gain in an `evaluation.json`, in a line. Where the two cannot differ, +0 from 0 to 0 would not be a result."""
     before, after, gain = found["before"], found["after"], found["gain"]
     if before["correct_lenient"] == after["correct_lenient"] == 0:
         who = found.get("right_by") or "the function that decides"

@@ -23,16 +23,16 @@ _FELL = 0.2  # of what a function paid more for right completions than for wrong
 
 
 def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
-    """What of a run's gain in reward may be a hack: each sign in words, and the wrong texts that were paid best.
+    """Signs that part of a run's gain in reward is a hack, each in words, and the wrong texts that were paid best.
 
     >>> wb.inspection.hacking(wb.open_run()).numbers["signs"]
     []
 
-    The last third of the steps is held against the first, group by group, under the last weights, within the last stage. The
-    function that measures the format (`format_by`) is left out of the reward: a format that is learnt is no hack. A sign is:
+    The last third of the steps is compared with the first, group by group, under the last weights, within the last stage. The
+    function that measures the format (`format_by`) is left out of the reward: a learnt format is not a hack. A sign is:
     reward rose, and right completions did not, or an unweighted function that tells right from wrong did not, on training
     prompts or (with an evaluation) on held-out ones; wrong completions that earn as much as right ones became more; completions
-    that count as right satisfy such an unweighted function less. Where the steps are too few for either, that is said.
+    that count as right satisfy such an unweighted function less. If the steps are too few for either, it says so.
 
     Returns:
         `frame`, of the last third of the steps, wrong texts that earn as much as right ones, alike but for their digits

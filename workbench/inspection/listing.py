@@ -1,4 +1,4 @@
-"""What was looked for in a run, and found: rows, the telling ones first, under a line that says how many."""
+"""Results of a search in a run: rows, the telling ones first, under a line that counts them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = 12  # rows in a cell
 
 
 def frame_of(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> pandas.DataFrame:
-    """Rows as a frame. A lone surrogate in a text, legal in Python, is written out: no column of texts could hold it."""
+    """Rows as a frame. A lone surrogate in a text, legal in Python, is escaped: no column of texts could hold it."""
     import pandas
 
     def held(value: Any) -> Any:
@@ -27,7 +27,7 @@ def frame_of(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> pandas.Da
 
 @dataclass(repr=False)
 class Listing:
-    """A table of what was found; a cell shows some of its rows, `frame` holds them all."""
+    """A table of results; a cell shows some of its rows, `frame` holds them all."""
 
     verdict: str  # in a line or a few
     frame: pandas.DataFrame

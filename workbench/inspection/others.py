@@ -1,4 +1,4 @@
-"""Records without a run: what TRL itself leaves, or loose parts of ours, become a run directory, so that every view reads it."""
+"""Records without a run: TRL's own output, or loose parts of ours, become a run directory that every view can read."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _SOME = "a step has completions"
 def read_record(
     folder: str | Path, name: str = "", *, weights: Mapping[str, float] | None = None, right_by: str | tuple[str, float] = ""
 ) -> RunDirectory:
-    """Make a run directory of what TRL's own trainer left, or of parts of a record whose run is not there.
+    """Make a run directory from the output of TRL's own trainer, or from parts of a record whose run is missing.
 
     >>> # run = wb.inspection.read_record("outputs/grpo")
     >>> # wb.by_step(run), wb.inspection.failures(run), wb.inspection.write_report(run)
 
-    Of TRL: `trainer_state.json` and, with `log_completions`, its Parquet files. It keeps the last batch of each logging step, and
-    neither token counts nor dataset columns: what needs them is missing. Of the workbench: the `step-*.parquet` of a run's
+    From TRL: `trainer_state.json` and, with `log_completions`, Parquet files. It keeps the last batch of each logging step, and
+    neither token counts nor dataset columns: what needs them is missing. From the workbench: the `step-*.parquet` of a run's
     `rollouts`; the curves are drawn from them.
 
     Args:
         folder: the trainer's `output_dir`, or that of the parts.
         name: of the run, under `runs`; empty: the folder's.
         weights: the `reward_weights` that TRL had, by function; those not given count once. Parts hold theirs.
-        right_by: as of a `Task`; empty: nobody says, and the first function is taken. Parts hold what was right.
+        right_by: as in a `Task`; empty: not stated, so the first function is taken. Parts hold what was right.
 
     Raises:
-        RunError: if there are no completions in it, if `right_by` or a weight names no function of them or is given for parts, or
+        RunError: if it holds no completions, if `right_by` or a weight names no function of them or is given for parts, or
             if it is a run.
     """
     import pandas
@@ -55,11 +55,11 @@ def read_record(
     folder = resolve(folder)
     if (folder / "recipe.yaml").is_file():
         remedy = f'open it: wb.open_run("{shown(folder)}")'
-        raise RunError(f"{shown(folder)}: a run of the workbench", rule="a record is read that has no run", remedy=remedy)
+        raise RunError(f"{shown(folder)}: a run of the workbench", rule="only a record without a run is converted", remedy=remedy)
     if any(folder.glob("step-*.parquet")):
         if weights or right_by:
             rule = "parts of a record hold their weights, and which completions are right"
-            raise RunError("weights and right_by: not for parts", rule=rule, remedy="leave them out; wb.replay scores them anew")
+            raise RunError("weights and right_by: not for parts", rule=rule, remedy="leave them out; wb.replay scores them again")
         return _of_parts(folder, name or folder.name)
     files = sorted(folder.glob(f"completions/{_FILES}")) or sorted(folder.glob(_FILES))
     if not files:

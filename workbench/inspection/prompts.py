@@ -1,4 +1,4 @@
-"""The record read by prompt: one prompt through time, and the prompts that taught nothing, ever."""
+"""The record by prompt: one prompt through time, and the prompts that never taught anything."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def _shares(frame) -> str:
 
 
 def never_mixed(run: RunDirectory, least: int | None = None) -> Listing:
-    """Prompts of which no group ever held right and wrong completions: too hard (never right), or too easy (always right).
+    """Prompts whose groups never held both right and wrong completions: too hard (never right), or too easy (always right).
 
     >>> wb.inspection.never_mixed(wb.open_run()).numbers.keys()
     dict_keys(['prompts', 'often', 'never_right', 'always_right', 'now_right'])
 
-    A prompt that was all wrong and is all right later was learnt from others: it is counted as `now_right`, and not listed.
+    A prompt that was all wrong and later all right was learnt from others: it is counted as `now_right`, and not listed.
 
     Args:
         least: groups that a prompt must have had; None: 2, or 1 where no prompt had more.
 
     Returns:
-        `frame`, those drawn most often first, and of them the hard ones: prompt, kind ("never right", "always right" or "no
+        `frame`, the most often drawn first, and among them the hard ones: prompt, kind ("never right", "always right" or "no
         longer right"), groups, reward (mean), example, prompt_id.
     """
     needs(run, RunDirectory)

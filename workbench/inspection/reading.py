@@ -1,4 +1,4 @@
-"""Reading a run's record: its steps, its groups, and whether the task is still the one that it was trained on."""
+"""Reading a run's record: its steps, its groups, and whether its task has changed since training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workbench.task import Task
 
 
 def needs(value: Any, *kinds: type) -> None:
-    """RunError in words where a view is handed something else than a run or an evaluation."""
+    """RunError where a view gets something other than a run or an evaluation."""
     if not isinstance(value, kinds):
         how = {"RunDirectory": "wb.open_run(name)", "Evaluation": "wb.inspection.read_evaluation(run)"}
         names = [kind.__name__ for kind in kinds]
@@ -32,7 +32,7 @@ def needs(value: Any, *kinds: type) -> None:
 
 
 def answer_column_of(columns: Iterable[str], manifest: Fields) -> str | None:
-    """The column of a record with the right answer: the one that the manifest names, or that is called so; None: neither."""
+    """The column of a record with the right answer: the one that the manifest names, or one with a usual name; None: neither."""
     named = (manifest.get("task") or {}).get("answer_column")
     return named if named in columns else answer_named(columns)
 
@@ -45,7 +45,7 @@ def by_step(run: RunDirectory) -> Listing:
 
     Returns:
         `frame`, a row per step: step, reward (mean), share_right, length_tokens (mean), clipped (share), distinct_texts (number).
-        Where nobody has said what is right, that column is called by what was taken for it: "share of format_reward > 0".
+        Where nobody has defined what is right, that column is named after what was taken for it: "share of format_reward > 0".
 
     Raises:
         RunError: if the run recorded nothing.
@@ -96,7 +96,7 @@ def explain_group(
     Args:
         run: a run, whose completions are shown best first; or what `score` returned, whose first group is explained as it stands.
         step: None: the last on record.
-        index: counts the groups from 0; None: of a run's step the one with the widest spread of rewards, which taught most.
+        index: of the group, from 0; None: in a run's step the one with the widest spread of rewards, which taught most.
         answer_column: the dataset column that holds the right answer; None: the task's, or recognised by its name.
         labels: what to call the completions of what `score` returned, one for each; none: they are numbered.
 
@@ -118,7 +118,7 @@ def explain_group(
 
 
 def best_first(found: ExplainedGroup) -> ExplainedGroup:
-    """The same group, its completions in order of the advantages that it was trained on: every view numbers them alike."""
+    """The same group, its completions in order of their advantages in training: every view numbers them alike."""
     order = np.argsort(-found.advantages, kind="stable")
     sorted_ = {name: getattr(found, name)[order] for name in ("scores", "totals", "advantages", "contributions")}
     texts = [found.texts[place] for place in order]
@@ -134,7 +134,7 @@ def question(prompt: Any) -> str:
 
 
 def changed_since(run: RunDirectory, task: Task) -> list[str]:
-    """What of a task is no longer as it was when the run was trained, one line each."""
+    """What has changed in a task since the run was trained, one line each."""
     manifest, changed = run.manifest(), []
     if RewardSuite(task, 2, run.recipe().reward_weights).hash != manifest["rewards"]["hash"]:
         changed.append("the reward functions or their weights are not those that this run was trained with")

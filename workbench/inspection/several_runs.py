@@ -1,4 +1,4 @@
-"""Runs side by side: every setting that differs, held-out results, and what each made of the prompts that all of them drew."""
+"""Runs side by side: every setting that differs, held-out results, and each run's completions on the prompts that all drew."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_A_RUN = {"run_name", "output_dir", "logging_dir", "load_s", "trained_in"}  #
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Two or more runs; a cell shows their curves over one another, then each table."""
+    """Two or more runs; a cell overlays their curves, then shows each table."""
 
     runs: tuple[RunDirectory, ...]
     settings: Listing  # setting, and its value in each run, where they differ

@@ -1,4 +1,4 @@
-"""What can be said of a gain: intervals, tests, pass@k, and how many prompts it takes. Numbers in, numbers out.
+"""Statistics of a gain: intervals, tests, pass@k, and how many prompts it takes. Numbers in, numbers out.
 
 Prompts are the sample everywhere: completions of one prompt are not independent of one another. [P, G]: P prompts, G completions.
 """
@@ -53,7 +53,7 @@ def share_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float, flo
 
 
 def mcnemar(before: np.ndarray, after: np.ndarray) -> tuple[int, int, float]:
-    """(fixed, broken, p) of one answer a prompt, [P] bools: McNemar's exact test, two-sided."""
+    """(fixed, broken, p) for one answer per prompt, [P] bools: McNemar's exact test, two-sided."""
     from scipy import stats
 
     fixed, broken = int((after & ~before).sum()), int((before & ~after).sum())
@@ -83,12 +83,12 @@ def best_of_n(total: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def detectable(prompts: int, samples: int) -> float:
-    """The gain that is told from none four times in five (80 % power), at most 1: for pass rates spread evenly over 0 to 1."""
+    """The gain that is detected with 80 % power, at most 1: for pass rates spread evenly over 0 to 1."""
     return min(1.0, POWER * t_value(prompts) * math.sqrt(2 * _SPREAD / (prompts * samples))) if prompts > 1 else 1.0
 
 
 def needed(before: np.ndarray, after: np.ndarray) -> int | None:
-    """About how many more prompts tell the gain seen, [P, G], from none, at 80 % power; 0: these do; None: none was seen."""
+    """About how many more prompts detect the observed gain, [P, G], with 80 % power; 0: these do; None: no gain observed."""
     mean, low, high = paired_difference(before, after)
     if abs(mean) < 1e-9:  # what rounding leaves
         return None
@@ -104,7 +104,7 @@ def in_points(low: float, high: float) -> str:
 def taught_or_sharpened(before: np.ndarray, after: np.ndarray) -> tuple[str, str]:
     """(verdict, why) of [P, n] bools, from the 95 % t intervals of the paired differences of pass@1 and pass@n.
 
-    "cannot be told" unless pass@1 rose (its interval lies above 0), with 16 completions a prompt or more, and 2 prompts.
+    "cannot be told" unless pass@1 rose (its interval lies above 0), with at least 16 completions per prompt, and 2 prompts.
     "sharpened": base's pass@n is as good: the difference's upper end, taken as at least 3 / P (what P prompts without one
     difference leave open), is at most 10 points, and half the gain of pass@1. With "and lost prompts" where it lies below 0.
     "taught": trained's pass@n is above base's (the interval lies above 0), by more than 6 prompts for each that base solved
@@ -112,7 +112,7 @@ def taught_or_sharpened(before: np.ndarray, after: np.ndarray) -> tuple[str, str
     """
     prompts, n = before.shape
     if n < TRIES or prompts < 2:
-        return "cannot be told", f"whether it was taught or sharpened takes {TRIES} completions a prompt or more"
+        return "cannot be told", f"whether it was taught or sharpened takes {TRIES} completions per prompt or more"
     gain, rose, _ = paired_difference(before, after)
     old, new = (np.asarray(right.any(axis=1, keepdims=True)) for right in (before, after))
     more, low, high = paired_difference(old, new)

@@ -1,4 +1,4 @@
-"""One completion token by token: how likely the base and the trained policy find each, and where the two part."""
+"""One completion token by token: how likely the base and the trained policy find each, and where the two diverge."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def token_view(
 
     Args:
         step, index: the group, as for `explain_group`.
-        generation: of the group's completions, counted from 0 in the order of the record; None: the one that learnt most.
-        policy: the trained policy, if it is loaded already; None: loaded with the checkpoint of the step before, which wrote the
-            completion, where there is one; else with the run's newest adapter, and that is said.
+        generation: of the group's completions, from 0 in the order of the record; None: the one that learnt most.
+        policy: the trained policy, if already loaded; None: loaded with the checkpoint of the step before, which wrote the
+            completion, where there is one; else with the run's newest adapter, and a note says so.
 
     Raises:
         RunError: if the run recorded no such completion, or has no adapter.

@@ -1,7 +1,7 @@
 """What to do about memory: gradient checkpointing before a run, and five hints when it ran out.
 
 Checkpointing (less memory, the same gradients, more time) is chosen by the high end of the training phase alone: a run that
-is a little slower is better than one that ends in its third hour, when the completions have grown long.
+is a little slower is better than one that dies in its third hour, when the completions have grown long.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _OOM_TEXTS = ("cuda out of memory", "cuda error: out of memory", "hip out of mem
 
 
 class OutOfMemory(WorkbenchError, MemoryError):
-    """The GPU's memory did not suffice: with what needed it, and what helps."""
+    """The GPU ran out of memory: what needed it, and what helps."""
 
 
 def hints(recipe: Recipe, settings: Fields) -> list[str]:
-    """What needs less memory, cheapest first: what costs only time, then precision, then learning. Only what is left to do."""
+    """What saves memory, cheapest first: at the cost of time, then of precision, then of learning; only what is left to do."""
     every = [
         (not settings.get("gradient_checkpointing"), "grpo.gradient_checkpointing: true (slower; the same gradients)"),
         (
@@ -46,7 +46,7 @@ def hints(recipe: Recipe, settings: Fields) -> list[str]:
 
 
 def is_oom(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came from, says that the GPU's memory did not suffice."""
+    """Whether an error, or its cause, says that the GPU ran out of memory."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -82,7 +82,7 @@ def explain_oom(error: BaseException, recipe: Recipe, settings: Fields, **how: A
 
 
 class Trained(NamedTuple):
-    """What is trained at a time: a run, or one stage of it."""
+    """The unit of training: a run, or one stage of it."""
 
     recipe: Recipe
     settings: Fields  # as GRPOConfig would get them
@@ -90,7 +90,7 @@ class Trained(NamedTuple):
 
 
 def choose_checkpointing(trained: Sequence[Trained], vram_gb: float) -> tuple[bool, str]:
-    """Whether to checkpoint a run on a card of so many GB, and the line that says so; empty where there is nothing to say.
+    """Whether to checkpoint a run on a card of `vram_gb`, and the line that says so; empty where there is nothing to say.
 
     On if one of its stages needs it. Off also where no estimate can be made.
     """
@@ -114,7 +114,7 @@ def choose_checkpointing(trained: Sequence[Trained], vram_gb: float) -> tuple[bo
 
 
 def idle_checkpointing(trained: Sequence[Trained], vram_gb: float) -> str:
-    """One line where the recipe asks for checkpointing and training fits without it on a card of so many GB; else empty."""
+    """One line where the recipe asks for checkpointing and training fits on the card without it; else empty."""
     asked = all(one.recipe.grpo.get("gradient_checkpointing") is True for one in trained)
     needs = _largest(trained, vram_gb) if asked else None
     room = round(vram_gb * GB)

@@ -40,7 +40,7 @@ class MemoryEstimate:
         self.fits: bool | None = self.peak.high <= self.vram_bytes if certain else None
 
     def of(self, phase: Phase) -> list[Part]:
-        """The parts that are there in a phase, the lasting ones first."""
+        """The parts present in a phase, the lasting ones first."""
         return [part for part in self.parts if part.phase in ("always", phase)]
 
     def total(self, phase: Phase) -> Span:
@@ -102,7 +102,7 @@ def estimate(
         device: "cuda", or "cpu", where Unsloth's kernels do not run and no CUDA context is needed.
 
     Raises:
-        PolicyError: if the policy's configuration cannot be had, or its parameters cannot be counted.
+        PolicyError: if the policy's configuration cannot be found, or its parameters cannot be counted.
         RecipeError: if the batch is impossible, no room is left for a prompt, or vLLM takes a share of an unknown card.
     """
     shape = shape or shape_of(recipe.policy.name)
@@ -114,7 +114,7 @@ def estimate(
 
 
 def measured_peak() -> int | None:
-    """Most bytes that torch has had allocated on this GPU since `torch.cuda.reset_peak_memory_stats()`; None without a GPU."""
+    """Peak bytes that torch has allocated on this GPU since `torch.cuda.reset_peak_memory_stats()`; None without a GPU."""
     torch = sys.modules.get("torch")  # what has not been imported has allocated nothing
     return torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_available() else None
 

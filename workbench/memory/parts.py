@@ -94,7 +94,7 @@ class Inputs:
             raise RecipeError(value, rule=rule, remedy="lower the first or raise the second")
         if vram_gb is not None and not vram_gb > 0:
             rule = "a card has more than 0 GB"
-            raise RecipeError(f"vram_gb = {vram_gb}", rule=rule, remedy="give what it has, or nothing")
+            raise RecipeError(f"vram_gb = {vram_gb}", rule=rule, remedy="give its memory, or leave it out")
         rows = settings["per_device_train_batch_size"]
         group = settings["num_generations"]
         steps = settings.get("steps_per_generation") or settings["gradient_accumulation_steps"]
@@ -181,7 +181,7 @@ def activation_bytes_per_token(shape: ModelShape, *, kernels: str, r: int, eleme
 
 
 def static_parts(inputs: Inputs) -> list[Part]:
-    """What is there in both phases. Raises RecipeError if vLLM takes a share of an unknown card, or one too small."""
+    """The parts of both phases. Raises RecipeError if vLLM takes a share of an unknown card, or one too small."""
     settings, lora = inputs.settings, inputs.lora
     parts = [_weights(inputs), _lora(inputs)]
     if settings.get("beta") and inputs.kernels == "torch":
@@ -278,7 +278,7 @@ def generation(inputs: Inputs) -> list[Part]:
 
 
 def _growth(inputs: Inputs, cache: int) -> tuple[int, int]:
-    """Bytes beside the cache while it grows, and what may come on top."""
+    """Bytes beside the cache while it grows, and possible extra."""
     shape, element, sequences = inputs.shape, inputs.element, inputs.sequences
     if inputs.kernels == "torch":
         return cache // (2 * shape.layers), 0  # a layer's keys or values, copied to add a token
@@ -349,7 +349,7 @@ def _unpacked(inputs: Inputs) -> int:
 
 
 def overhead(parts: Sequence[Part]) -> list[Part]:
-    """What torch's counter does not see: the CUDA context, and memory that the allocator holds and cannot use."""
+    """Memory that torch's counter does not see: the CUDA context, and what the allocator holds and cannot use."""
     formula = "driver and kernels, and 5 % of what is allocated; at the high end, up to 10 % more of it"
     unseen = []
     for phase in PHASES:

@@ -38,7 +38,7 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What of a policy decides its memory. Sizes are numbers of elements, not bytes."""
+    """The properties of a policy that decide its memory. Sizes are numbers of elements, not bytes."""
 
     name: str
     model_type: str
@@ -63,7 +63,7 @@ class ModelShape:
     config: str = field(repr=False, compare=False)  # JSON of the config.json
 
     def is_quantised(self, matrix: Matrix) -> bool:
-        """Whether `matrix` is kept in NF4 when the model is loaded in 4 bits: all are, but those left alone by name."""
+        """Whether `matrix` is kept in NF4 when the model is loaded in 4 bits: all are, except those excluded by name."""
         full = f"model.{matrix.path}"
         # transformers' own rule: the name, as a pattern at the start, or as an ending.
         return not any(re.match(key, full) or full.endswith(key) for key in self.kept_16bit)
@@ -143,7 +143,7 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
 
 
 def unquantised(stacked: int, parameters: int) -> str:
-    """How much of a 4-bit model is not in 4 bits, beside what never is, in words."""
+    """How much of a 4-bit model is not in 4 bits, besides what never is, in words."""
     return f"{stacked / parameters:.0%} of the weights are not in 4 bits: experts in stacked parameters, which stay as they are"
 
 
@@ -158,7 +158,7 @@ def adapter_on(shape: ModelShape, lora: LoraPart, *, experts: bool = False) -> A
     """The adapter as PEFT itself puts it on, without memory; RecipeError for what it refuses of this model.
 
     Args:
-        experts: on all stacked parameters, too.
+        experts: also on all stacked parameters.
     """
     return _adapter(shape.config, lora.r, tuple(lora.target_modules), lora.lora_dropout, experts)
 

@@ -1,8 +1,8 @@
 """02: completions -> numbers.
 
 Every reward function and every factory is here by its name, `workbench.rewards.correctness_reward`, and is imported when it
-is first used. `dir(workbench.rewards)` lists them; `help(...)` on one says what it pays. A factory makes a function of your
-own, `make_length_reward(200, unit="tokens")`; what else a function needs (find an answer, compare two) is beside them.
+is first used. `dir(workbench.rewards)` lists them; `help(...)` on one says what it pays. A factory makes your own
+function, `make_length_reward(200, unit="tokens")`; the helpers that functions need (find an answer, compare two) are beside them.
 """
 
 import importlib

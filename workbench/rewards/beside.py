@@ -1,5 +1,5 @@
-"""Reward functions that run beside the trainer, in its process: what they change there is put back, and coroutines are awaited
-in separate loops, where one that blocks takes nobody along.
+"""Reward functions that run beside the trainer, in its process: their changes there are undone, and coroutines are awaited
+in separate loops, where one that blocks stops no other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GRACE_S = 0.5  # in which a coroutine that was cancelled has to end
 
 
 class Answer(NamedTuple):
-    """How a call of a coroutine function ended: with a result, an error, or late."""
+    """How a call of a coroutine function ended: a result, an error, or late."""
 
     result: Any = None
     error: BaseException | None = None
@@ -69,7 +69,7 @@ async def _caught(function: Callable[..., Any], call: Fields) -> Answer:
 
 
 def run_alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """`asyncio.run`, which would wait for a task that swallows its cancellation, without that wait."""
+    """`asyncio.run`, but without waiting for a task that swallows its cancellation."""
     loop = asyncio.new_event_loop()
     try:
         return loop.run_until_complete(coroutine)
@@ -78,9 +78,9 @@ def run_alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class CoroutineLoop:
-    """An event loop in a thread, for a coroutine function as long as that lives: a client or a limit that it keeps belongs to it.
+    """An event loop in a thread, kept as long as its coroutine function, whose clients and limits belong to it.
 
-    What measures, plans and trains with one function uses the same loop, and so do functions that use the same object.
+    Measuring, planning and training with one function use the same loop, and so do functions that use the same object.
     """
 
     _all: ClassVar[list[CoroutineLoop]] = []
@@ -93,7 +93,7 @@ class CoroutineLoop:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> CoroutineLoop:
-        """The loop of a coroutine function, which is begun with its first call."""
+        """The loop of a coroutine function, started with its first call."""
         while isinstance(function, functools.partial) or hasattr(function, "beneath"):
             function = function.func if isinstance(function, functools.partial) else vars(function)["beneath"]
         owner = getattr(function, "__self__", function)  # of a method, which is another object each time
@@ -117,7 +117,7 @@ class CoroutineLoop:
                 self.left_behind().end()
 
     def left_behind(self) -> CoroutineLoop:
-        """The loop itself, which no later call uses."""
+        """Take the loop; no later call uses it."""
         with self._lock, contextlib.suppress(ValueError):
             self._all.remove(self)
         return self
@@ -132,7 +132,7 @@ class CoroutineLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def busy(self, within_s: float) -> str:
-        """Why it still runs something after so many seconds, in words; empty: it is free."""
+        """Why it is still busy after so many seconds, in words; empty: it is free."""
 
         async def rest() -> set[Any]:
             return asyncio.all_tasks() - {asyncio.current_task()}
@@ -151,11 +151,11 @@ class CoroutineLoop:
 
 
 class ProcessState:
-    """While functions run beside the trainer: what they change of its process is put back when the last of them has ended.
+    """While functions run beside the trainer: their changes to its process are undone when the last of them has ended.
 
-    That is the current folder, torch's default dtype and gradient mode, what they replace in `builtins`, `json`, `math` and
-    `re`, and the random numbers of Python, numpy and torch. Of those the functions have streams of their own, which begin as
-    the trainer's are at the first call and continue from call to call: put back alone, they would draw the same ones every time.
+    Covered are the current folder, torch's default dtype and gradient mode, replacements in `builtins`, `json`, `math` and
+    `re`, and the random numbers of Python, numpy and torch. The functions have separate random streams, which begin as
+    the trainer's are at the first call and continue from call to call: merely restored, they would repeat the same numbers.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ def _random_streams() -> list[tuple[Callable[[Any], Any], Any]]:
 
 
 def reached(function: Callable[..., Any]) -> list[Any]:
-    """What a function holds by name; comprehensions and helpers, too."""
+    """What a function holds by name, including its comprehensions and helpers."""
     names = {name for code in code_objects(function) for name in code.co_names}
     held = [getattr(function, "__globals__", {}).get(name) for name in sorted(names)]
     with contextlib.suppress(ValueError):

@@ -1,7 +1,7 @@
-"""Whether a reward function was written for chat or for text, and how it is given that format.
+"""Whether a reward function was written for chat or for text, and how it gets that format.
 
-TRL hands a function messages or strings, as the dataset's prompts are. A function written for one reads the other wrongly,
-not always with an error. So each is tried with both, and always given the only one that it understands, if it is one.
+TRL passes a function messages or strings, as the dataset's prompts are. A function written for one reads the other wrongly,
+not always with an error. So each is tried with both; if it understands only one, it always gets that one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def detect_input_format(executor: RewardExecutor, name: str, call: Call) -> Inpu
         deaf_to_text = "chat", "messages", "plain", text[0]
         only, reads, other, score = deaf_to_text if len(set(text)) == 1 else ("text", "plain text", "chat", chat[0])
         shown = "None" if score is None else f"{score:g}"
-        return InputFormat(only, f"it reads {reads} only: every {other} completion scores {shown}, whatever it says")
+        return InputFormat(only, f"it reads {reads} only: every {other} completion scores {shown}")
     same = "the same completions score differently"
     again, _ = _both(executor, name, call, _TRIED[-len(chat) :])
     return InputFormat(note=f"{same} as messages and as plain text" if again == chat else f"{same} each time")

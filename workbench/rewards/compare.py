@@ -1,6 +1,6 @@
 """Whether a given answer is the right one: the same words, the same number, or the same formula.
 
-Words and numbers are compared here, exactly. Formulas are left to math-verify, which a tower of powers (`9^{9^{9^9}}`) hangs.
+Words and numbers are compared here, exactly. Formulas go to math-verify, which hangs on a tower of powers (`9^{9^{9^9}}`).
 So it runs in one worker process for the whole program (`judge`), and a pair that takes too long ends that process.
 """
 

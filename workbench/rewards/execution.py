@@ -1,6 +1,6 @@
-"""Calling reward functions: each where it can be stopped, with copies of its inputs, and with its errors told apart.
+"""Calling reward functions: each where it can be stopped, on copies of its inputs, with its kinds of error distinguished.
 
-A function that anyone wrote runs in a worker process with a deadline. The workbench's own run here: they are linear in
+A user's function runs in a worker process with a deadline. The workbench's own run here: they are linear in
 the text. So do those that cannot be pickled or must not be copied: coroutines (awaited), objects with a state, and models.
 """
 
@@ -45,14 +45,14 @@ _DID: dict[type[Exception], str] = {DeadlineError: "was", WorkerDied: "ended its
 
 
 class RewardFailure(Exception):
-    """A function that gave no scores. `value` says what it did: "raised ValueError: ...", "was not back after 60 s"."""
+    """A function that gave no scores. `value` says why: "raised ValueError: ...", "was not back after 60 s"."""
 
     def __init__(self, value: str, in_time: bool = True, cause: BaseException | None = None) -> None:
         super().__init__(value)
         self.value, self.in_time, self.__cause__ = value, in_time, cause
 
     def error(self, name: str, where: str) -> RewardError:
-        """The error that this is where it may not be skipped."""
+        """The error to raise where it may not be skipped."""
         rule = "a reward function scores every completion in time; an exception never becomes 0"
         remedy = "handle it in the function, return None where it does not apply, or let on_error be skip"
         late = "if it hangs (a pattern, a number that explodes), fix it; if it is slow, raise deadline_s"
@@ -73,8 +73,8 @@ class RewardExecutor:
 
     Args:
         deadline_s: for one function and one batch; None: none.
-        skip: leave completions on which a function fails without a score and go on; False: the first one is an error.
-        keep_state: objects with a state of their own run here, within reach and without a deadline; else in the worker.
+        skip: leave completions on which a function fails without a score and continue; False: the first one is an error.
+        keep_state: objects that keep state run here, within reach and without a deadline; else in the worker.
     """
 
     def __init__(self, functions: dict[str, Callable[..., Any]], deadline_s: float | None, skip: bool, keep_state: bool) -> None:
@@ -94,7 +94,7 @@ class RewardExecutor:
             self._worker.close()
 
     def score(self, name: str, call: Call, quiet: bool = False) -> Scored:
-        """One function's scores of a batch. If it fails, it is asked again for each completion alone, to find the culprits.
+        """One function's scores of a batch. If it fails, it is called again for each completion alone, to find the culprits.
 
         RewardError names function, prompt and completion.
         """
@@ -114,7 +114,7 @@ class RewardExecutor:
         return found
 
     async def ascore(self, name: str, call: Call) -> Scored:
-        """`score` for a coroutine function. A judge's calls may cost: it is not asked again, and the batch is named."""
+        """`score` for a coroutine function. A judge's calls may cost: it is not called again, and the error names the batch."""
         prompts, completions = call["prompts"], call["completions"]
         own = _copies(_with_own_metrics(name, call))
         with self._kept:
@@ -132,7 +132,7 @@ class RewardExecutor:
         raise failure.error(name, f"on a batch of {len(completions)} completions; the first was {first}")
 
     def call(self, name: str, call: Call, deadline_s: float | None, quiet: bool = False) -> Any:
-        """What a function (no coroutine) returns, tensors and generators as lists.
+        """What a function (not a coroutine) returns, tensors and generators as lists.
 
         RewardFailure if it raised or was not back in time, RewardError if it changed its inputs.
         """
@@ -200,14 +200,14 @@ class RewardExecutor:
         return scored
 
     def _alone(self, name: str, call: Call, started: float) -> tuple[dict[int, Any], dict[int, RewardFailure]]:
-        """What the function returns for each completion alone, and its failures, both by index."""
+        """The function's result for each completion alone, and its failures, both by index."""
         results: dict[int, Any] = {}
         failures: dict[int, RewardFailure] = {}
         count = len(call["completions"])
         for index in range(count):
             left_s = None if self.deadline_s is None else started + self.deadline_s - time.monotonic()
             if left_s is not None and left_s < -_GRACE_S:
-                failures[index] = RewardFailure("was not asked: the batch's time was over", in_time=False)
+                failures[index] = RewardFailure("was not called: the batch's time was over", in_time=False)
                 continue
             # Each may take twice its share of the time that is left, so that half of them may hang.
             share_s = None if left_s is None else max(_SHORTEST_S, 2 * left_s / (count - index))
@@ -222,7 +222,7 @@ class RewardExecutor:
         return results, failures
 
     def _blamed(self, name: str, call: Call, whole: RewardFailure, failures: dict[int, RewardFailure]) -> RewardError:
-        """The error that names one completion: who raised before who was late."""
+        """The error that names one completion: one that raised goes before one that was late."""
         count = len(call["completions"])
         index = min(failures, key=lambda index: (not failures[index].in_time, index))
         failure = failures[index]
@@ -230,7 +230,7 @@ class RewardExecutor:
         if whole.in_time or failure.in_time:
             return failure.error(name, f"on {where}")
         if count > 1:
-            late = f"asked one by one, {len(failures)} timed out; the first was"
+            late = f"called one by one, {len(failures)} timed out; the first was"
             where = f"{count} completions; {late} {where}"
         return RewardFailure(f"was not back after {self.deadline_s:g} s", in_time=False).error(name, f"for {where}")
 
@@ -307,7 +307,7 @@ def _raised(error: BaseException) -> RewardFailure:
 
 def _unchanged(name: str, result: Any, changed: str) -> Any:
     if changed:
-        rule = "every function and the trainer's log are handed the same lists"
+        rule = "every function and the trainer's log share the same lists"
         remedy = f"work on a copy, messages and all: {changed} = copy.deepcopy({changed})"
         raise RewardError(f"{name} changed its input {changed!r}", rule=rule, remedy=remedy)
     return result
@@ -356,10 +356,10 @@ def _single(call: Call, index: int) -> Call:
 def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Sequence[Any], skip: bool = False) -> Scored:
     """What a reward function returned, as floats (None becomes NaN: "does not apply").
 
-    Raises RewardError, naming function, prompt and completion, unless there is one number or None per completion
+    Raises RewardError, naming function, prompt and completion, unless there is one score or None per completion
     that TRL can compute with; with `skip` that is the completion's failure instead.
     """
-    rule = "a reward function returns a list with one number (or None) per completion, in order"
+    rule = "a reward function returns a list with one score (or None) per completion, in order"
     if result is None or isinstance(result, NO_LIST) or not hasattr(result, "__iter__"):
         shown = f" {result!r}" if isinstance(result, (int, float, str)) else ""
         kind = result.kind if isinstance(result, Foreign) else type(result).__name__
@@ -391,7 +391,7 @@ def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Se
 
 
 def quote(prompt: Any, completion: Any, limit: int = 200) -> str:
-    """A completion and its prompt, cut to a length that an error message can hold."""
+    """A completion and its prompt, shortened for an error message."""
     question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     text = completion_text(completion)
     return f"the completion {text[:limit]!r}{'…' if len(text) > limit else ''} to the prompt {question[:limit]!r}"

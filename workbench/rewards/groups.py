@@ -25,12 +25,12 @@ IDENTICAL, ALL_RIGHT, ALL_WRONG, SAME_SCORE, NOT_SCORED, CANCELLED = DEAD_KINDS
 
 
 def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") -> np.ndarray:
-    """What each completion of one group learns: how much better its reward was than the group's mean, in units of its std.
+    """The advantage of each completion of a group: how much better its reward was than the group's mean, in units of its std.
 
     A_i = (r_i - mean(r)) / (std(r) + 1e-4), as TRL computes it, with the Bessel-corrected std.
 
     Args:
-        rewards: [G]; NaN for a completion to which no reward function applied, which learns nothing.
+        rewards: [G]; NaN for a completion to which no reward function applied, whose advantage is 0.
         scale_rewards: "group" (or "batch", the same for one group) divides by the std, "none" by nothing.
 
     >>> wb.advantages([0.5, 0.9, 0.6, 0.4]).round(2).tolist()
@@ -67,7 +67,7 @@ def batch_advantages(
     ValueError if B is not a multiple of G, or a setting is unknown.
 
     Args:
-        scores: NaN where a function did not apply. In 32 bits everything is computed in 32 bits, as by TRL.
+        scores: NaN where a function did not apply. Given in 32 bits, everything is computed in 32 bits, as in TRL.
         scale_rewards: "group" (or True) divides by the group's std, "batch" by the batch's, "none" (or False) by nothing.
         aggregation: TRL's `multi_objective_aggregation`.
     """
@@ -141,14 +141,14 @@ def _std(values: np.ndarray) -> np.ndarray:
 
 
 def dead_flags(batch: ScoredBatch) -> np.ndarray:
-    """Which of the P groups nothing is learnt from: [P] bool."""
+    """Which of the P groups teach nothing: [P] bool."""
     if batch.aggregation == "normalize_then_sum":  # equal totals can hide unequal advantages then
         return np.abs(batch.advantages).reshape(-1, batch.num_generations).max(axis=1) < NO_SPREAD
     return np.nan_to_num(batch.groups.stds[:: batch.num_generations]) < NO_SPREAD
 
 
 def dead_kinds(batch: ScoredBatch) -> list[str | None]:
-    """Why each of the P groups is dead, one of `DEAD_KINDS` (from the plainest reason on); None for a group that is not."""
+    """Why each of the P groups is dead, one of `DEAD_KINDS` (the plainest reason first); None for a group that is not."""
 
     size = batch.num_generations
     whole_P = np.isfinite(batch.groups.means[::size])
@@ -188,7 +188,7 @@ def cancelling(batch: ScoredBatch, index: int) -> tuple[tuple[str, float], ...]:
 
 
 def cancel_words(differences: Sequence[tuple[str, float]]) -> str:
-    """Those, as they are read: "format_reward +2 and length_reward -2"."""
+    """Those as text: "format_reward +2 and length_reward -2"."""
     *others, last = [f"{name} {by:+g}" for name, by in differences]
     return f"{', '.join(others)} and {last}"
 
@@ -204,9 +204,9 @@ class Attribution(NamedTuple):
 def attribution(batch: ScoredBatch, scale_rewards: str | bool | None = None) -> Attribution:
     """Attribute a batch's advantages to the functions, under its own or another scaling.
 
-    Exact, as the advantage is linear in the functions once the spread that divides it is given. A function that does not
+    Exact, as the advantage is linear in the functions for a given spread. A function that does not
     apply counts as 0, as in TRL's sum. A function's share is the covariance of what it adds with the advantage, over the
-    advantage's variance: negative where it pulled against the others and lost, and another's is then above 1.
+    advantage's variance: negative where it pulled against the others and lost; another's share is then above 1.
     """
     settings = (batch.num_generations, batch.scale_rewards if scale_rewards is None else scale_rewards, batch.aggregation)
     weighed = _weighed(batch.scores, batch.weights, *settings)
@@ -247,7 +247,7 @@ class ExplainedGroup:
 
     @property
     def verdict(self) -> str:
-        """One sentence: which function decided the group, or why nothing is learnt from it."""
+        """One sentence: which function decided the group, or why it teaches nothing."""
         if self.cancels:
             return f"dead: {cancel_words(self.cancels)} cancel, so nothing is learnt from this group"
         if self.decider is None:

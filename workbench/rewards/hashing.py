@@ -1,4 +1,4 @@
-"""Which reward function it was: a hash of what it does, so that scores of different rewards are never taken for the same."""
+"""Identifies a reward function by a hash of what it does, so that scores of different rewards are never confused."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _VALUES = (str, bytes, int, float, complex, tuple, list, dict, set, frozenset, r
 
 
 def reward_hash(func: Callable[..., Any]) -> str:
-    """12 hex digits that change when what a reward function does changes, and are the same in every process.
+    """12 hex digits that change when a reward function's behaviour changes, and are the same in every process.
 
     They cover its source, its defaults, the values that it closes over or was made with (factories, partials,
     instances), the values that it uses by name (patterns, lists, tables), and the functions that it calls by name or as
-    `module.function` of a module that is no installed library.
+    `module.function` of a module that is not an installed library.
     """
     return hashlib.sha256("\n".join(_parts_of(func, set())).encode("utf-8", "backslashreplace")).hexdigest()[:12]
 

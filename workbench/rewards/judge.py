@@ -1,6 +1,6 @@
 """What runs in the worker of `compare`: math-verify.
 
-Importing it imports sympy and reads one formula of each kind, a second or two: every process forked after that begins with it.
+Importing it imports sympy and reads one formula of each kind (a second or two), so every process forked afterwards starts ready.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The reward functions that pay, and the factories that make them, in TRL's own signature.
 
-Each takes chat or plain completions and returns one number per completion, or None where it cannot say. It states the most
+Each takes chat or plain completions and returns one score per completion, or None where it cannot say. It states the most
 that it pays (`max_score`), and pays nothing for silence, empty tags or tag soup. Everything here is linear in the length of
-a completion. A factory makes a function of your own, `make_length_reward(200, unit="tokens")`; it raises TaskError for an
-argument that makes no sense, and without a `name` it makes one of its settings.
+a completion. A factory makes your own function, `make_length_reward(200, unit="tokens")`; it raises TaskError for an
+argument that makes no sense, and without a `name` it builds one from its settings.
 
 Two of them do what functions of `trl.rewards` do. They are here because a task file is imported before the policy is loaded,
 and importing TRL before Unsloth leaves Unsloth's changes out on a GPU. JSON and Countdown are in `verifiers`.

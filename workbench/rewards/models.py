@@ -1,6 +1,6 @@
 """Reward models among the reward functions: a sequence classifier with one output, as TRL takes it.
 
-TRL calls a model among its `reward_funcs` itself, so that nothing would check, record or score again what it says.
+TRL calls a model among its `reward_funcs` itself, so nothing would check, record or rescore its output.
 Here it becomes a function in TRL's signature that computes what TRL computes.
 """
 

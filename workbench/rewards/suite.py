@@ -1,6 +1,6 @@
-"""The suite: a task's reward functions as the trainer calls them, in turn, checked before any gradient sees their scores.
+"""The suite: a task's reward functions as the trainer calls them, one by one, checked before any gradient sees their scores.
 
-When the last function has answered, it hands over the batch with its totals and advantages.
+When the last function has returned, it passes on the batch with its totals and advantages.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RewardSuite:
         aggregation: TRL's `multi_objective_aggregation`.
         on_batch: called with each complete `ScoredBatch`.
         deadline_s, keep_state: as for `RewardExecutor`.
-        on_error: what a function that raises or is late does: "stop" is an error that names the completion; "skip" leaves
+        on_error: what happens if a function raises or is late: "stop" raises an error that names the completion; "skip" leaves
             that completion without this function's score, and counts it.
 
     Raises:
@@ -81,7 +81,7 @@ class RewardSuite:
         functions = dict(zip(self.names, map(as_function, task.reward_funcs), strict=True))
         for name, func in functions.items():
             if responses := responses_parameter(func, columns):
-                self.notes.append(f"{name} is written as (prompts, {responses}): it is handed both as plain text")
+                self.notes.append(f"{name} is written as (prompts, {responses}): it gets both as plain text")
                 functions[name] = positional_reward(func)
         self.functions = RewardExecutor(functions, deadline_s, on_error == "skip", keep_state)
         # Column -> its values by row, where the trainer's dataset holds the row's number instead: what Arrow would change.
@@ -93,7 +93,7 @@ class RewardSuite:
 
     @property
     def hash(self) -> str:
-        """One hash over all functions and weights, 12 hex digits: which rewards a rollout was scored under."""
+        """One hash over all functions and weights, 12 hex digits: the rewards that a rollout was scored under."""
         text = "".join(f"{name}={self.hashes[name]}*{weight};" for name, weight in zip(self.names, self.weights))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -168,7 +168,7 @@ class RewardSuite:
             found = self._formats[name] = detect_input_format(self.functions, name, {**one, **_before_training()})
             given = "text" if isinstance(call["prompts"][0], str) else "chat"
             if found.note and found.format != given:
-                handed = "" if found.format == "either" else "; it is handed what it reads"
+                handed = "" if found.format == "either" else "; it gets what it reads"
                 self.notes.append(f"{name}: {found.note}{handed}")
         return self._formats.get(name) or InputFormat()
 
@@ -214,7 +214,7 @@ class RewardSuite:
         raise RewardError(
             f"{self.names[function]} scored {scores[index, function]:.10g}, with the weight {self.weights[function]:g}, "
             + quote(batch.prompts[index], batch.completions[index]),
-            rule="TRL computes advantages in 32 bits, some 7 digits; there these scores give other advantages than they should",
+            rule="TRL computes advantages in 32 bits, some 7 digits; there these scores give wrong advantages",
             remedy="bring the scores closer to 0: divide them, or subtract what they have in common",
         )
 
@@ -242,7 +242,7 @@ class RewardSuite:
         return self.functions.trace(name, self._converted(name, _call(rows, completions, None)))
 
     def rehearse(self, rows: Sequence[Row]) -> None:
-        """Call every function once, on silence, words and an answer, before anything is loaded: what would fail later fails now.
+        """Call every function once, on silence, words and an answer, before anything is loaded, so that failures come early.
 
         TaskError if a function needs a column that the rows lack; RewardError if it raises or returns something other than
         one finite number per completion, or if none returns a number at all.
@@ -257,8 +257,8 @@ class RewardSuite:
         scored = self.score_each([row for row in rows[:2] for _ in range(4)], texts, names=names)
         if len(names) == len(self.names) and np.isnan([each.scores for each in scored.values()]).all():
             said = f"{' and '.join(self.names)} returned None for {len(texts)} completions of {len(answers)} prompts"
-            rule = "None means that a function does not apply; a completion to which none applies is not rewarded"
-            raise RewardError(said, rule=rule, remedy="return a number where the function has something to say")
+            rule = "None means that a function does not apply; a completion to which none applies gets no reward"
+            raise RewardError(said, rule=rule, remedy="return a number where the function applies")
 
     def check_signatures(self, rows: Sequence[Row], names: Sequence[str] | None = None) -> None:
         """Check that every function (or these) accepts TRL's keyword call and finds its columns in every row."""
@@ -298,7 +298,7 @@ def _check_json(name: str, column: str, kind: type, rows: Sequence[Row]) -> None
                 continue
         value = f"{name} needs JSON text in {column!r}, and row {number} has {row[column]!r:.80}"
         example = json.dumps({"label": str(row[column])[:40]}, ensure_ascii=False)
-        remedy = f"write an object there, such as {example}, or compare the word in a function of your own"
+        remedy = f"write an object there, such as {example}, or compare the word in your own function"
         raise TaskError(value, rule="it reads that column of every row as JSON", remedy=remedy)
 
 

@@ -1,4 +1,4 @@
-"""Which parts of a reward function's source its completions reach, and which pieces of a text it matched.
+"""Which parts of a reward function's source its completions reach, and which pieces of the text it matched.
 
 A reward that cannot fire has a branch that nothing reaches, often half of a line: `[1.0 if match else 0.0 for match in ...]`.
 So coverage is by expression: the interpreter's trace of instructions, each of which knows its columns in the source.
@@ -54,7 +54,7 @@ class Unreached(NamedTuple):
 
 
 def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwargs: Any) -> Trace:
-    """Call a function and trace it, with those of its files that it calls; `texts`: where to find again what was matched."""
+    """Call a function and trace it, with what it calls in its own files; `texts`: where to look for what was matched."""
     codes = code_objects(function)
     reached: dict[str, set[Place]] = {code.co_filename: set() for code in codes}
     matched: dict[str, set[tuple[int, int]]] = {text: set() for text in texts}
@@ -137,7 +137,7 @@ def code_within(code: CodeType) -> Iterator[CodeType]:
 
 
 def code_objects(function: Callable[..., Any]) -> list[CodeType]:
-    """The code of a function, of what is defined in it, and of the functions of the same file that it calls by name."""
+    """The code of a function, of its inner functions, and of the functions of the same file that it calls by name."""
     while isinstance(function, functools.partial) or hasattr(function, "beneath"):
         function = function.func if isinstance(function, functools.partial) else vars(function)["beneath"]
     function = inspect.unwrap(function)
@@ -164,7 +164,7 @@ def code_objects(function: Callable[..., Any]) -> list[CodeType]:
 
 
 def unreached(function: Callable[..., Any], trace: Trace) -> list[Unreached]:
-    """The branches of a function that the traced calls never evaluated, outermost first; empty if its source is not there."""
+    """The branches of a function that the traced calls never evaluated, outermost first; empty if its source is missing."""
     found: list[tuple[Position, Unreached]] = []
     for code in code_objects(function):
         file, lines = code.co_filename, linecache.getlines(code.co_filename)

@@ -1,4 +1,4 @@
-"""Rewards for answers that a program can check: JSON that keeps to a schema, and the expressions of Countdown."""
+"""Rewards for answers that a program can check: JSON that follows a schema, and the expressions of Countdown."""
 
 from __future__ import annotations
 

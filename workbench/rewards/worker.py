@@ -1,7 +1,7 @@
 """Run a callable in a process that can be killed.
 
-A pattern that backtracks holds Python's lock, so only the end of its process can end it. A server process imports once and
-forks the worker, each over a separate connection: the next one is there in milliseconds, and sees nothing of the killed one.
+A backtracking pattern holds Python's lock, so only the end of its process can end it. A server process imports once and
+forks workers, each with a separate connection: the next one is there in milliseconds, and sees nothing of the killed one.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class DeadlineError(TimeoutError):
 
 
 class WorkerDied(Exception):
-    """The process ended by itself: killed from outside, out of memory, or a crash in a library."""
+    """The process ended on its own: killed from outside, out of memory, or a crash in a library."""
 
 
 class RemoteError(Exception):
-    """What the callable raised: its type's name, its message, and where it happened."""
+    """What the callable raised: the type's name, the message, and where it happened."""
 
 
 def inside_worker() -> bool:
@@ -63,8 +63,8 @@ def inside_worker() -> bool:
 class Worker:
     """`target` in a separate process. Calls from several threads wait for each other.
 
-    What the target keeps between calls stays in that process, and is lost when it is killed; what it prints is printed here
-    when the call is back. The modules of `preload` are imported before the first fork. TypeError if cloudpickle cannot
+    State that the target keeps between calls stays in that process, and is lost when it is killed; its output is printed here
+    when the call returns. The modules of `preload` are imported before the first fork. TypeError if cloudpickle cannot
     pickle the target (it holds a lock, a file, a generator).
     """
 
@@ -114,7 +114,7 @@ class Worker:
         return value
 
     def warm(self) -> None:
-        """Start the process now, so that the first call does not pay for it."""
+        """Start the process now, so that the first call does not have to wait."""
         with self._lock:
             self._ready()
 
@@ -188,7 +188,7 @@ def _end(process: subprocess.Popen, control: Connection, pids: list[int]) -> Non
 # -- what comes back: read as data, for what the target put there must run nothing where it is read -------------------
 @dataclass(frozen=True, repr=False)
 class Foreign:
-    """A value that is no data, by its type and as it printed itself; an answer has this in its place."""
+    """Stands in an answer for a value that is not data: its type and its printed form."""
 
     kind: str
     text: str
@@ -204,7 +204,7 @@ class _AsData(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if found := _SENT.get((module, name)):
             return found
-        raise pickle.UnpicklingError(f"{module}.{name} is no data")
+        raise pickle.UnpicklingError(f"{module}.{name} is not data")
 
 
 def _answer(link: Connection, kinds: tuple[type, ...]) -> Any:
@@ -334,7 +334,7 @@ def ends_if_forked(own: int, error: BaseException | None = None) -> None:
 
 @contextlib.contextmanager
 def names_kept() -> Generator[None]:
-    """What is replaced inside in the modules that everything uses (`json.dumps = ...`) is put back."""
+    """Undo replacements made inside, in the modules that everything uses (`json.dumps = ...`)."""
     before = [(vars(module), dict(vars(module))) for module in (builtins, json, math, re)]
     try:
         yield

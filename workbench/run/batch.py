@@ -1,4 +1,4 @@
-"""The one batch type: what the reward suite makes in memory is what is read back from a run's record."""
+"""The one batch type: the reward suite makes it in memory, and a run's record is read back into it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ScoredBatch:
 
     @property
     def advantages(self) -> np.ndarray:
-        """[B] what each completion learns."""
+        """[B] the advantage of each completion."""
         return self.groups.advantages
 
     def __str__(self) -> str:
@@ -94,17 +94,17 @@ class ScoredBatch:
 
     @property
     def prompt_ids(self) -> list[str]:
-        """[B]; empty strings where the rows have none."""
+        """[B] prompt ids; empty strings where the rows have none."""
         return [str(own) for own in self.columns.get("prompt_id") or [""] * len(self.completions)]
 
     @property
     def rows(self) -> list[Fields]:
-        """[B] the row that each completion belongs to: its prompt and the columns, to score it again."""
+        """[B] the row of each completion: its prompt and the columns, to score it again."""
         names = ("prompt", *self.columns)
         return [dict(zip(names, row, strict=True)) for row in zip(self.prompts, *self.columns.values(), strict=True)]
 
     def as_trained(self, stage: str, eos_ids: Collection[int]) -> ScoredBatch:
-        """The same batch with what only the trainer knows: its stage, and which completions ended by themselves."""
+        """The same batch with what only the trainer knows: its stage, and which completions ended on their own."""
         ended = [bool(len(tokens)) and tokens[-1] in eos_ids for tokens in self.completion_ids]
         return dataclasses.replace(self, stage=stage, finished=np.array(ended, dtype=bool))
 

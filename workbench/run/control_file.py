@@ -1,7 +1,7 @@
-"""Requests to a running run: lines in its `control.jsonl`, answered in its `events.jsonl`; and what is in force after them.
+"""Requests to a running run: lines in its `control.jsonl`, answered in its `events.jsonl`; and the settings effective after them.
 
-Everything that steers a run (a button, `workbench control`, an Interrupt, a recipe's adaptive weights) only writes such
-a line. The trainer reads the new ones at each step boundary, applies or refuses them, and answers each with one event:
+Everything that steers a run (a button, `workbench control`, an Interrupt, a recipe's adaptive weights) only writes one
+of these lines. The trainer reads new lines at each step boundary, applies or refuses them, and answers each with one event:
 `{"event": "control", "id", "action", "by", "applied", "step", "from_step", "before", "after", "why"}`; `from_step` is the
 first step that is generated under the change.
 """
@@ -24,13 +24,13 @@ from workbench.workspace import Tail, append_line, read_lines
 ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "stop": ("end after the step in flight, with a checkpoint; the run can be continued", ()),
     "pause": ("wait at the step boundary, holding the GPU memory, until it is resumed or stopped", ()),
-    "resume": ("go on after a pause", ()),
+    "resume": ("continue after a pause", ()),
     "checkpoint": ("save a checkpoint now", ()),
     "sample": ("write completions of a few prompts to samples.jsonl", ()),
-    "weight": ("give a reward function another weight", ("function", "value")),
-    "mute": ("give a reward function the weight 0; it is still scored and drawn", ("function",)),
-    "unmute": ("give a muted reward function its weight back", ("function",)),
-    "reload": ("load the edited task file's reward functions", ()),
+    "weight": ("change a reward function's weight", ("function", "value")),
+    "mute": ("set a reward function's weight to 0; it is still scored and drawn", ("function",)),
+    "unmute": ("restore the weight of a muted reward function", ("function",)),
+    "reload": ("reload the reward functions from the edited task file", ()),
     "beta": ("change the weight of the KL term", ("value",)),
     "learning_rate": ("change the learning rate; its schedule keeps its shape", ("value",)),
 }
@@ -52,7 +52,7 @@ class Request(NamedTuple):
 
 
 def check_request(action: str, details: Fields) -> Fields:
-    """A request's details, numbers as numbers. RequestError: an unknown action, a detail missing or too much, a wrong value."""
+    """A request's details, numbers as numbers. RequestError: an unknown action, a missing or extra detail, a wrong value."""
     if action not in ACTIONS:
         rule, remedy = f"a run can be asked to {', '.join(ACTIONS)}", nearest(action, ACTIONS, "choose one of them")
         raise RequestError(f"action {action!r}", rule=rule, remedy=remedy)
@@ -77,24 +77,24 @@ def check_request(action: str, details: Fields) -> Fields:
 
 
 def send(run: RunDirectory, action: str, by: str = "python", force: bool = False, **details: Any) -> str:
-    """Ask a run that trains, in this process or another one; its trainer answers at the next step boundary.
+    """Send a request to a run that is training, in this process or another; its trainer answers at the next step boundary.
 
-    Returns the request's id, by which `answer` finds what came of it. Raises RequestError if the request cannot be right,
-    looks like a slip, or the run does not train.
+    Returns the request's id, by which `answer` finds the result. Raises RequestError if the request cannot be right,
+    looks like a slip, or the run is not training.
 
     Args:
         action: a key of `ACTIONS`.
-        by: who asks, for the record.
-        force: also a learning rate or beta of more than 100 times what is in force, which looks like a slip.
+        by: who sends it, for the record.
+        force: also accept a learning rate or beta of more than 100 times the effective one, which looks like a slip.
         details: `function` and `value`, where the action takes them.
     """
     checked = check_request(action, details)
     if not run.live:
         status = run.result()["status"]
         more = "train more steps: `workbench continue {} --steps 20`"
-        remedy = (more if status == "finished" else "go on with it first: `workbench continue {}`").format(run.name)
-        value = f"{action}: {run.name} does not train ({status})"
-        raise RequestError(value, rule="only a run that trains can be steered", remedy=remedy)
+        remedy = (more if status == "finished" else "resume it first: `workbench continue {}`").format(run.name)
+        value = f"{action}: {run.name} is not training ({status})"
+        raise RequestError(value, rule="only a run that is training can be steered", remedy=remedy)
     before = getattr(RunState.of(run), action) if action in _LEAST and not force else None
     if before and (value := checked["value"]) > _SLIP * before:
         rule = f"a factor above {_SLIP} needs confirmation: what one step does to the weights cannot be undone"
@@ -105,27 +105,27 @@ def send(run: RunDirectory, action: str, by: str = "python", force: bool = False
     with contextlib.suppress(WorkbenchError):
         over = run.result()["status"] != "running"
     if over and answer_to(run, identity) is None:  # its result comes before its last look at the requests
-        rule, remedy = "only a run that trains can be steered", f"`workbench watch {run.name} --once` says how it ended"
+        rule, remedy = "only a run that is training can be steered", f"`workbench watch {run.name} --once` shows how it ended"
         raise RequestError(f"{action}: {run.name} ended before it read this", rule=rule, remedy=remedy)
     return identity
 
 
 def write_request(run: RunDirectory, action: str, by: str, details: Fields) -> str:
-    """Append a checked request, without asking whether anybody reads it."""
+    """Append a checked request, without checking whether anybody reads it."""
     identity = secrets.token_hex(4)
     append_line(run.path / "control.jsonl", {"id": identity, "time": now(), "action": action, "by": by, **details})
     return identity
 
 
 def answer_to(run: RunDirectory, identity: str) -> Fields | None:
-    """The event that answers a request; None as long as there is none."""
+    """The event that answers a request; None while there is none."""
     return next((event for event in reversed(run.events()) if event.get("id") == identity), None)
 
 
 class ControlReader:
-    """The trainer's side: new lines of `control.jsonl`, each handed out once.
+    """The trainer's side: new lines of `control.jsonl`, each returned once.
 
-    A line that was there before a run was opened is not for this session: a request is about a run that trains.
+    A line that was there before the run was opened is not for this session: a request is for a run that is training.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -135,7 +135,7 @@ class ControlReader:
         self._tail = Tail(file, start)
 
     def take(self) -> list[Request]:
-        """The requests since the last call. A line that is no request is handed out with the action "" and its text."""
+        """The requests since the last call. A line that is not a request is returned with the action "" and its text."""
         return [_request(line) for line in self._tail.lines()]
 
 
@@ -151,10 +151,10 @@ def _request(line: bytes) -> Request:
 
 @dataclass
 class RunState:
-    """What is in force in a run: hand it the run's events in order, as `RunState.of(run)` does.
+    """A run's effective settings: apply the run's events in order, as `RunState.of(run)` does.
 
-    The trainer, the panel and the terminal each keep one. An event that changes nothing may be applied, too. A run that
-    goes on from a checkpoint (`continued`) undoes what was changed after that checkpoint was saved, and nothing else.
+    The trainer, the panel and the terminal each keep one. Events that change nothing may be applied also. A run that
+    resumes from a checkpoint (`continued`) undoes what was changed after that checkpoint was saved, and nothing else.
     """
 
     weights: dict[str, float] = field(default_factory=dict)
@@ -178,7 +178,7 @@ class RunState:
 
     @classmethod
     def of(cls, run: RunDirectory) -> RunState:
-        """What is in force in a run now, from its manifest and its events."""
+        """A run's effective settings now, from its manifest and its events."""
         found = cls.begun(run.manifest())
         for event in read_lines(run.path / "events.jsonl", being_written=run.live):
             found.apply(event)
@@ -186,12 +186,12 @@ class RunState:
 
     @property
     def in_force(self) -> Fields:
-        """What decides numbers, by name."""
+        """The settings that decide numbers, by name."""
         return {name: getattr(self, name) for name in ("weights", "muted", *_SETTINGS)}
 
     @property
     def changes(self) -> list[Fields]:
-        """The changes that were applied and not undone, in order: what marks the curves, and what a replay applies again."""
+        """The changes applied and not undone, in order: they mark the curves, and a replay applies them again."""
         return [event for event in self._past if event["event"] == "control" and event["action"] in CHANGES]
 
     def apply(self, event: Fields) -> None:

@@ -1,4 +1,4 @@
-"""One diff of "then and now": a run that resumes, runs side by side, an artefact trained again."""
+"""One diff of "then and now": a resumed run, runs side by side, an artefact trained further."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _QUOTED = "{name}: {!r} -> {!r}"
 
 
 class Rule(NamedTuple):
-    """What a difference means for a run that resumes; the first rule whose pattern fits decides."""
+    """What a difference means for a resumed run; the first rule whose pattern matches decides."""
 
     pattern: str  # of a dotted name; * stands for any letters
     kind: str
@@ -40,27 +40,27 @@ RULES = (
     Rule("*.functions.*", REFUSED, "reward function {leaf} was changed: {} -> {}", "none"),
     Rule("*.weights.*", REFUSED, "weight of {leaf}: {:g} -> {:g}"),
     Rule("*.rows", REFUSED, "the training rows were changed"),
-    Rule("processes", REFUSED, f"{_PLAIN}, so a step learns from another number of completions"),
+    Rule("processes", REFUSED, f"{_PLAIN}, so a step learns from a different number of completions"),
     Rule("template", REFUSED, "the policy's chat template was changed"),
     Rule("policy.device", SHOWN),
     Rule("policy.compute_dtype", SHOWN),
     Rule("policy.backend", SHOWN),
     Rule("versions.*", SHOWN),
     Rule("environment.*", SHOWN, missing=NOT_SET),
-    Rule("in_force.*", SHOWN, "{name}, as it is in force: {} -> {}", "no such setting"),
+    Rule("in_force.*", SHOWN, "effective {name}: {} -> {}", "no such setting"),
 )
 
 
 @dataclass(frozen=True)
 class Differences:
-    """What is not as it was: one line each, by what it means for a run that resumes."""
+    """What has changed: one line each, by what it means for a resumed run."""
 
     shown: list[str] = field(default_factory=list)  # decides nothing that was requested
     refused: list[str] = field(default_factory=list)  # makes another run of it, unless accepted
     held: list[str] = field(default_factory=list)  # cannot be changed at all
 
     def diff(self, then: Fields, now: Fields) -> None:
-        """Add what differs between two manifests, or parts of them; what no rule names decides nothing."""
+        """Add the differences between two manifests, or parts of them; those that no rule names do not count."""
         before, after = flat(then), flat(now)
         for name in sorted(before.keys() | after.keys()):
             rule = next((rule for rule in RULES if fnmatchcase(name, rule.pattern)), None)

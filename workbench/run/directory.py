@@ -1,7 +1,7 @@
 """The run directory: `recipe.yaml`, `manifest.json`, `metrics.jsonl`, `events.jsonl`, `rollouts/`, `checkpoints/`, `export/`.
 
-Lines are appended and flushed, whole files are renamed into place, nothing is a pickle or a database: a kill at any
-moment loses at most the step in flight of the record, and a network mount is as good as a disk. The weights are as
+Lines are appended and flushed, whole files are renamed into place, and there is no pickle or database: a kill at any
+moment loses at most the record of the step in flight, and a network mount is as good as a disk. The weights are as
 old as the latest checkpoint.
 """
 
@@ -83,10 +83,10 @@ class RunDirectory:
         if (saved := self._saved_adapter()) is not None:
             return saved
         self.check_ended()
-        rule = "a run saves its adapter when it ends or is stopped, and every save_steps steps on the way"
+        rule = "a run saves its adapter every save_steps steps, and when it ends or is stopped"
         remedy = f"choose another run{self._finished_one()}; to lose less next time, lower grpo.save_steps"
         if self.manifest().get("attached"):
-            rule = "the run of your own trainer keeps the final adapter; a model trained whole is not kept"
+            rule = "a run of your own trainer keeps the final adapter; a fully trained model is not kept"
             remedy = "trainer.save_model(folder) saves the model; evaluate and export that with your own tools"
         raise RunError(f"{shown(self.checkpoints)}: no adapter", rule=rule, remedy=remedy)
 
@@ -117,20 +117,20 @@ class RunDirectory:
         return kept[best["step"]]
 
     def use_best(self, best: bool = True) -> Path:
-        """Make the best adapter the run's own from here on, for export, proof and evaluation; False: the final one again."""
+        """From now on use the best adapter for export, proof and evaluation; False: the final one again."""
         with self.check_ended().alone("eval"), self.alone("export"):
             self.update_manifest(adapter=self.best.name if best else None)
             return self.adapter
 
     @contextlib.contextmanager
     def alone(self, work: str, refused: type[WorkbenchError] = RunError) -> Generator[Lock]:
-        """Do `work` ("eval", "export") on the run in this process only; `refused` is raised if another one is at it."""
+        """Do `work` ("eval", "export") on the run in this process only; `refused` is raised if another process is doing it."""
         lock = Lock(self.path, f".{work}.lock")
         with written(self.path):
             taken = lock.take()
         if not taken:
             value, rule = f"{self.name}: another process is running {work} on it", "one process at a time may do that"
-            raise refused(value, rule=rule, remedy="wait until it has ended, and do it again: what it made is kept")
+            raise refused(value, rule=rule, remedy="wait until it has ended, and try again: what it made is kept")
         try:
             yield lock
         finally:
@@ -143,9 +143,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, name: str, recipe: Recipe, manifest: Fields, root: str | Path = "runs") -> RunDirectory:
-        """Make `root/name`, lock it, and write the recipe and the manifest. Raises RunError if `name` is no plain file name.
+        """Make `root/name`, lock it, and write the recipe and the manifest. Raises RunError if `name` is not a plain file name.
 
-        A folder that already holds a run is never written over: the new run is then called `name-2`, `name-3`, ….
+        A folder that already holds a run is never overwritten: the new run is then called `name-2`, `name-3`, ….
         """
         check_name(name)
         if encodable(place := str(resolve(root))) != place:
@@ -176,7 +176,7 @@ class RunDirectory:
         return not begun
 
     def check_free(self, take_over: bool = False) -> None:
-        """RunError if it is training; on another machine (a lost Colab runtime), `take_over` says that it is not."""
+        """RunError if it is training; `take_over`: it was, on another machine that is gone (a lost Colab runtime)."""
         elsewhere = self.lock.elsewhere
         if self.live and not (take_over and elsewhere):
             host = self.lock.owner.get("host", "an unknown machine")
@@ -188,9 +188,9 @@ class RunDirectory:
             raise RunError(f"{self.name} is training{there}", rule=_ONE_OWNER, remedy=remedy)
 
     def reopen(self, step: int, take_over: bool = False) -> None:
-        """Own a run again that has ended or was killed, to go on after `step`; RunError as of `check_free`.
+        """Own a run again that has ended or was killed, to resume after `step`; RunError as in `check_free`.
 
-        What it recorded later is kept aside until it `went_on`, or is `put_back`.
+        Its later records are kept aside until it `went_on`, or is `put_back`.
         """
         self.check_free(take_over)
         with self.writing():
@@ -198,7 +198,7 @@ class RunDirectory:
 
     def _take_back(self, step: int, take_over: bool) -> None:
         if not self.lock.take(over=take_over):
-            value = f"{self.name}: another process has just gone on with it"
+            value = f"{self.name}: another process has just resumed it"
             raise RunError(value, rule=_ONE_OWNER, remedy="watch it: `workbench watch`")
         with contextlib.ExitStack() as failed:
             failed.callback(self.lock.release)
@@ -232,11 +232,11 @@ class RunDirectory:
 
     @property
     def kept_aside(self) -> bool:
-        """Whether it goes on, or was killed as it did, and has no new step on record."""
+        """Whether it was resumed, or killed while resuming, and has no new step on record."""
         return any((self.path / name).is_dir() for name in (_ASIDE, _BACK))
 
     def went_on(self) -> None:
-        """A new step is on record: what was taken out is not needed any more."""
+        """A new step is on record: what was taken out is no longer needed."""
         self.lock.check()
         aside, gone = self.path / _ASIDE, self.path / f"{_ASIDE}.part"
         if aside.is_dir():
@@ -244,7 +244,7 @@ class RunDirectory:
         shutil.rmtree(gone, ignore_errors=True)
 
     def put_back(self) -> None:
-        """Make the run what it was before it was reopened, byte by byte, unless it `went_on`. After a kill, call it again."""
+        """Restore the run, byte by byte, to before it was reopened, unless it `went_on`. After a kill, call it again."""
         aside, back = self.path / _ASIDE, self.path / _BACK
         if not self.lock.mine:  # it is somebody else's
             return
@@ -261,9 +261,9 @@ class RunDirectory:
             shutil.rmtree(back)
 
     def mend(self, take_over: bool | None = None) -> RunDirectory:
-        """The run itself; if it was killed as it went on, before a new step was on record, it is put back first.
+        """The run itself; if it was killed while resuming, before a new step was on record, it is put back first.
 
-        `take_over`: as for `reopen`. A reader, None, leaves it as it is where the owner may live on another machine.
+        `take_over`: as for `reopen`. A reader, None, leaves it alone where the owner may live on another machine.
         """
         may = self.kept_aside and not (take_over is None and self.lock.elsewhere)
         with contextlib.suppress(OSError), contextlib.ExitStack() as released:  # a drive that can only be read
@@ -274,7 +274,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def writing(self) -> Generator[None]:
-        """RunError in the place of the system's own error, where a file of the run cannot be written."""
+        """RunError in place of the system's own error, where a file of the run cannot be written."""
         try:
             with written(self.path):
                 yield
@@ -287,18 +287,18 @@ class RunDirectory:
 
     @property
     def again(self) -> str:
-        """How to go on with it when what stopped it is mended."""
+        """How to resume once the cause is fixed."""
         with contextlib.suppress(OSError):  # with no handle left, nobody can look
             if not self.saved():
                 return "train again: it had saved no checkpoint"
-        return f"`workbench continue {self.name}` goes on from the newest whole checkpoint"
+        return f"`workbench continue {self.name}` resumes from the newest whole checkpoint"
 
     def release(self) -> None:
-        """Give the lock back; the run is then nobody's."""
+        """Release the lock; nobody owns the run then."""
         self.lock.release()
 
     def discard(self) -> None:
-        """Take away what a run wrote, and its folder if nothing else is in it: for a run that never took a step."""
+        """Remove what a run wrote, and its folder if nothing else is in it: for a run that never took a step."""
         files = "recipe.yaml manifest.json metrics.jsonl events.jsonl control.jsonl task.py warm_start.parquet"
         for name in files.split():
             (self.path / name).unlink(missing_ok=True)
@@ -316,7 +316,7 @@ class RunDirectory:
         for name, kind in _SHAPE.items():
             if not isinstance(manifest.get(name), kind | None):
                 value = f"{shown(self.path / 'manifest.json')}: {name} = {str(manifest[name])[:80]!r}"
-                raise RunError(value, rule="it is as training wrote it", remedy=f"put it back, then {self.again}")
+                raise RunError(value, rule="it must be as training wrote it", remedy=f"put it back, then {self.again}")
         return manifest
 
     def result(self) -> Fields:
@@ -344,7 +344,7 @@ class RunDirectory:
         return f"{result['status']} after {result['steps']} step{'s' * (result['steps'] != 1)}{adapter}{measured}"
 
     def describe(self, asked: str | Path = "latest") -> str:
-        """`a (finished after 45 steps)`; asked for as "latest", also which other runs lie beside it, the newest first."""
+        """`a (finished after 45 steps)`; for "latest", also the other runs beside it, the newest first."""
         own = f"{self.name} ({self.state})"
         if str(asked) != "latest":
             return own
@@ -355,7 +355,7 @@ class RunDirectory:
         return f"latest: {own}" + (f"; beside it: {', '.join(named)}" if named else "")
 
     def check_ended(self) -> RunDirectory:
-        """The run itself. Raises RunError if it trains, saying how far it is."""
+        """The run itself. Raises RunError if it is training, with its progress."""
         if self.live:
             rule = "a run saves its adapter when it ends or is stopped"
             remedy = f"wait; or stop it, which saves: `workbench control {self.name} stop`"
@@ -370,22 +370,22 @@ class RunDirectory:
 
     @property
     def live(self) -> bool:
-        """Whether the process that owns the run still lives, as far as can be told from here."""
+        """Whether the process that owns the run is still alive, as far as can be told from here."""
         return self.lock.held
 
     @property
     def identity(self) -> str:
-        """What tells it from every other run, whatever its folder is called; empty for one of an earlier version."""
+        """The run's unique id, in any folder; empty for a run of an earlier version."""
         return str(self.manifest().get("id", ""))
 
     def update_manifest(self, **found: Any) -> None:
-        """Add what was found later (shapes, timings, the result) to the manifest."""
+        """Add later findings (shapes, timings, the result) to the manifest."""
         self.lock.check()
         with in_turn(self.path):
             self.write_json("manifest.json", {**self.manifest(), **found})
 
     def read_json(self, name: str) -> Fields:
-        """Read one of the run's JSON files. Raises RunError if the run has none, or it is torn."""
+        """Read one of the run's JSON files. Raises RunError if it is missing or torn."""
         file, content = self.path / name, None
         with contextlib.suppress(OSError, ValueError, RecursionError):
             content = json.loads(file.read_bytes())  # with a byte order mark, too, as some editors leave it
@@ -398,11 +398,11 @@ class RunDirectory:
         raise RunError(value, rule=rule, remedy=remedy)
 
     def write_json(self, name: str, content: Any) -> Path:
-        """Write one of the run's JSON files, whole or not at all."""
+        """Write one of the run's JSON files atomically."""
         return write_json(self.path / name, content)
 
     def log_metrics(self, step: int, values: Fields) -> None:
-        """Append one row of numbers to `metrics.jsonl`. This and the like: RunError if somebody else owns the run by now."""
+        """Append one row of numbers to `metrics.jsonl`. Like all writers: RunError if another process now owns the run."""
         self.lock.check()
         append_line(self.path / "metrics.jsonl", {"step": step, **values})
 
@@ -412,7 +412,7 @@ class RunDirectory:
         append_line(self.path / "events.jsonl", {"time": now(), "event": kind, "step": step, **details})
 
     def metrics(self) -> list[Fields]:
-        """A row for each step, in order: of a number that stands in several lines about one step, the latest."""
+        """A row for each step, in order: where several lines about one step have a number, the latest counts."""
         rows: dict[int, Fields] = {}  # what a trainer measured after a step stands in a line of its own
         for row in read_lines(self.path / "metrics.jsonl", being_written=self.live):
             if isinstance(step := row.get("step"), int):
@@ -428,7 +428,7 @@ class RunDirectory:
 
 
 def open_run(name: str | Path = "latest", root: str | Path = "runs", latest: str = "begun") -> RunDirectory:
-    """Open a run by name, by path, or the latest one. Raises RunError if there is none, naming the runs there are.
+    """Open a run by name, by path, or the latest one. Raises RunError if there is none, and lists the existing runs.
 
     >>> run = wb.open_run("latest", latest="trained")
     >>> run.result()["status"]
@@ -436,10 +436,10 @@ def open_run(name: str | Path = "latest", root: str | Path = "runs", latest: str
 
     Args:
         name: its name under `root`, its path, or "latest".
-        latest: which run "latest" is. "begun": the one begun last. "training": the one that trains; where none does, the one
-            begun last. "resting": the one begun last of those that do not train; "recorded": of those with completions on
-            record; "trained": of those that have ended with an adapter. "measured": as "trained", but the one that notebook
-            04 has measured since the last of them was begun goes first.
+        latest: which run "latest" is. "begun": the one begun last. "training": the one that is training; if none is, the one
+            begun last. "resting": the one begun last of those not training; "recorded": of those with completions on
+            record; "trained": of those that ended with an adapter. "measured": like "trained", but the run that notebook
+            04 has measured since the last of them was begun comes first.
     """
     folder = resolve(root)
     known = _runs_in(folder)
@@ -491,7 +491,7 @@ def _latest(known: list[RunDirectory], which: str) -> RunDirectory:
 
 
 def planned_steps(run: RunDirectory) -> int:
-    """Steps that a run was asked for, over all stages; 0 if it was asked for epochs."""
+    """Steps requested of a run, over all stages; 0 if it was asked for epochs."""
     recipe = run.recipe()
     if recipe.stages:
         return sum(stage.steps for stage in recipe.stages)
@@ -527,7 +527,7 @@ def versions() -> Fields:
 
 
 def environment() -> dict[str, str]:
-    """The variables by which libraries decide how to compute, where they are set; of secrets and places only that they are."""
+    """The set variables by which libraries decide how to compute; for secrets and paths only that they are set."""
     own = {name: value for name, value in os.environ.items() if name.startswith(_DECIDING) and not name.endswith(_LEFT_THERE)}
     return {name: own[name] if may_be_shown(name, own[name]) else "set, not shown" for name in sorted(own)}
 

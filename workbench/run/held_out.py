@@ -1,8 +1,8 @@
-"""Held-out prompts that are measured while a run trains (`eval_every`): what its events say of them.
+"""Held-out prompts that are measured while a run trains (`eval_every`): what its events record.
 
 `{"event": "held_out", "step", "correct", "low", "high", "gain", "gain_low", "gain_high", "right", ...}`: the share of completions
 that are right and in the strict format, with its 95 % interval; the gain over the base on the same prompts, with its own; and
-in `right` a 0 or a 1 for each prompt, in their order. At step 0 it is the base, whose `adapter` is "base", and then the policy
+in `right` a 0 or a 1 for each prompt, in order. Step 0 is the base, whose `adapter` is "base", and then the policy
 after a warm start, if there was one. The completions are in `held_out/`.
 """
 
@@ -23,7 +23,7 @@ from workbench.workspace import replace_file, to_json
 def held_out(events: Iterable[Fields]) -> list[Fields]:
     """The measurements that count, by step, the base's first.
 
-    What was measured after the checkpoint that a run went on from does not; nor what was measured on other prompts before.
+    Measurements after the checkpoint that a run resumed from do not; nor do earlier ones on other prompts.
     """
     found: list[Fields] = []
     for event in standing(events):
@@ -33,7 +33,7 @@ def held_out(events: Iterable[Fields]) -> list[Fields]:
 
 
 def standing(events: Iterable[Fields]) -> list[Fields]:
-    """The events without those after the checkpoint that the run went on from: those steps were trained again."""
+    """The events without those after the checkpoint that the run resumed from: those steps were trained again."""
     found: list[Fields] = []
     for event in events:
         if event.get("event") == "continued":
@@ -43,7 +43,7 @@ def standing(events: Iterable[Fields]) -> list[Fields]:
 
 
 def reward_errors(events: Iterable[Fields]) -> Counter[str]:
-    """Function -> completions that it gave no score because it failed, in the events that stand."""
+    """Function -> number of completions that it gave no score because it failed, in the events that stand."""
     failed = (event for event in standing(events) if event["event"] == "reward_error")
     return sum((Counter({event["function"]: event["completions"]}) for event in failed), Counter())
 
@@ -75,14 +75,14 @@ def in_numbers(measured: Fields) -> str:
 
 
 def told(found: Fields) -> str:
-    """What a run's result says of it, in words."""
+    """What a run's result reports of it, in words."""
     last, best, base = found["last"], found["best"], 100 * found["base"]
     line = f"held-out {base:.0f} % -> {in_numbers(last)}; best: {100 * best['correct']:.0f} % at step {best['step']}"
     return f"{line}; measuring took {found['seconds']:.0f} s, {100 * found['share']:.1f} % of the time"
 
 
 def completion_rows(row: Fields, completions: Iterable[Fields], /, **about: Any) -> list[Fields]:
-    """The rows of a file of held-out completions, for those of one prompt; `about`: what all of them share."""
+    """The rows of one prompt's completions, for a file of held-out completions; `about`: what all of them share."""
     columns = {name: value for name, value in row.items() if name not in ("prompt", "prompt_id")}
     about |= {"prompt_id": row["prompt_id"], "prompt": json.dumps(row["prompt"]), "columns": json.dumps(to_json(columns))}
     return [{**about, "generation": number, **each} for number, each in enumerate(completions)]

@@ -58,7 +58,7 @@ class Effect(NamedTuple):
 
 
 class MeasuredRun:
-    """What a run's metrics say of its settings; `numbers(key)` gives (step, value) pairs."""
+    """What a run's metrics show of its settings; `numbers(key)` gives (step, value) pairs."""
 
     def __init__(self, settings: Settings, numbers: Callable[[str], list[tuple[int, float]]]):
         self.settings = settings
@@ -80,20 +80,20 @@ class MeasuredRun:
         return [number for _, number in self.numbers(key)]
 
     def steps(self, how: str, key: str, why: str, remedy: str, above: float = 0) -> Effect | None:
-        """Struck in the steps in which a metric is `above` a number; None: it was not measured."""
+        """Whether a metric was `above` a number, and in how many steps; None: it was not measured."""
         struck = [value > above for value in self.values(key)]
         times = f"{how} in {sum(struck)} of {len(struck)} steps"
         return Effect(any(struck), times, f"{times}: {why}", remedy) if struck else None
 
     def clipped(self, name: str, side: str) -> Effect | None:
-        """Of a bound of the clip: TRL counts both in one metric where they are one."""
+        """For a bound of the clip: TRL counts both in one metric where they are one."""
         if self.settings[name] is None:
             return None
         side = "region" if self.settings["epsilon_high"] is None else side
         return self.steps("clipped", f"clip_ratio/{side}_mean", self.reach, f"a smaller {name}")
 
     def reached(self, name: str) -> Effect | None:
-        """Of an upper bound of the ratio."""
+        """For an upper bound of the ratio."""
         most = self.settings[name]
         if not self.ratios or most is None:
             return None
@@ -102,13 +102,13 @@ class MeasuredRun:
         return Effect(highest > most, f"in reach: {self.reach}", why, f"{name} below {highest:.3g}")
 
     def left_one(self) -> Effect | None:
-        """Of what acts wherever the ratio is not 1."""
+        """For a setting that acts wherever the ratio is not 1."""
         count = len(self.ratios)
         how = f"the ratio left 1 in {count - self.ones} of {count} steps"
         return Effect(True, how) if count > self.ones else None
 
     def shortened(self) -> Effect | None:
-        """Of max_grad_norm, where every step's norm is known and one is above 0."""
+        """For max_grad_norm, where every step's norm is known and one is above 0."""
         highest = max(self.values(GRAD_NORM), default=0.0)
         if not highest or self.settings["logging_steps"] != 1:
             return None
@@ -118,7 +118,7 @@ class MeasuredRun:
         return self.steps("reached", GRAD_NORM, f"grad_norm {highest:.2g} at most", remedy, above)
 
     def cut(self) -> Effect | None:
-        """Of mask_truncated_completions."""
+        """For mask_truncated_completions."""
         shares = self.values(CLIPPED)
         if not shares:
             return None
@@ -143,7 +143,7 @@ class Switch(NamedTuple):
     measured: Of | None = None
 
     def of(self, names: Iterable[str]) -> list[str]:
-        """Those of some names that are this switch's."""
+        """Those of the given names that belong to this switch."""
         kinds = self.names.split()
         return [name for name in names if any(fnmatchcase(name, kind) for kind in kinds)]
 
@@ -169,12 +169,12 @@ class Switch(NamedTuple):
 
 
 def corrects_kl(settings: Settings) -> bool:
-    """Whether the importance ratio is in the KL term, too."""
+    """Whether the importance ratio is also in the KL term."""
     return bool(settings["beta"] and settings["use_bias_correction_kl"])
 
 
 def corrects_vllm(settings: Settings) -> bool:
-    """Whether vLLM generates, and its ratios to the trainer's probabilities are weighed in."""
+    """Whether vLLM generates, with its ratios to the trainer's probabilities weighed in."""
     return bool(settings["use_vllm"] and settings["vllm_importance_sampling_correction"])
 
 
@@ -182,7 +182,7 @@ def ratio_is_one(settings: Settings, times: int | None = None) -> bool:
     """Whether every update is made by the policy that generated, so that the ratio is 1.
 
     TRL then takes each update's own log-probabilities for the old ones; where it corrects vLLM's it
-    computes them apart, and rounding may leave the ratio a little off 1. `times`: num_iterations.
+    computes them separately, and rounding may leave the ratio a little off 1. `times`: num_iterations.
     """
     accumulated = settings["gradient_accumulation_steps"]
     passes = settings["steps_per_generation"] or accumulated
@@ -270,7 +270,7 @@ SWITCHES = (
         "a constant learning_rate takes no arguments",
         "a scheduler that takes them, such as lr_scheduler_type = 'cosine_with_min_lr'"),
     Switch("adam_*", lambda given: "adam" in str(given["optim"]),
-        "optim is no Adam", "optim = 'adamw_torch'"),
+        "optim is not Adam", "optim = 'adamw_torch'"),
     Switch("eval_steps eval_delay *_eval_batch_size num_generations_eval",
         _is_not("eval_strategy", "no"), "the trainer evaluates nothing",
         "eval_every in the recipe, which measures held-out prompts"),
@@ -286,7 +286,7 @@ SWITCHES = (
 
 
 def judge(run: MeasuredRun, requested: Iterable[str], watch: bool = True) -> Judged:
-    """What is inert and what is live; with `watch`, settings that nobody requested are judged, too."""
+    """Which settings are inert and which are live; with `watch`, also settings that nobody requested."""
     causes: dict[tuple[str, str], list[str]] = {}
     live: dict[str, str] = {}
     left = sorted(set(requested))

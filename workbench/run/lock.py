@@ -1,8 +1,8 @@
-"""Who owns a run: one process at a time, whose end is noticed wherever the run is read from.
+"""Who owns a run: one process at a time, whose end is noticed from any reader.
 
-The file says which process it is, since when, and of which start of which machine: a number alone may be another process's by
-now. It is held by `flock`, so of several that want it exactly one gets it. A run may lie on a drive that several machines
-see: of an owner on another one, the age of the run's last sign of life decides.
+The file holds the process, since when, and which boot of which machine: a number alone may by now be another process's.
+It is held by `flock`, so exactly one of several contenders gets it. A run may be on a drive that several machines
+share: for an owner on another machine, the age of the run's last sign of life decides.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 @contextlib.contextmanager
 def in_turn(folder: Path) -> Generator[None]:
-    """One process at a time, which waits for the others: for a file that is read, changed and written in an instant."""
+    """One process at a time, the others wait: for a file that is read, changed and written in an instant."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
@@ -51,13 +51,13 @@ def in_turn(folder: Path) -> Generator[None]:
 
 
 class Lock:
-    """A lock in a run's folder: by default that of its owner."""
+    """A lock in a run's folder: by default its owner's."""
 
     def __init__(self, folder: Path, name: str = "lock") -> None:
         self.file, self._handle, self._mine = folder / name, -1, b""
 
     def take(self, over: bool = False) -> bool:
-        """Whether this process has become the owner. `over`: even from an owner elsewhere that may live."""
+        """Whether this process has become the owner. `over`: even from an owner elsewhere that may be alive."""
         while True:
             handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -110,7 +110,7 @@ class Lock:
         return bool(self._mine)
 
     def release(self) -> None:
-        """Give it back; the run is then nobody's."""
+        """Release it; nobody owns the run then."""
         with contextlib.suppress(OSError):  # a disk that can only be read, perhaps: a lock that nobody holds says nothing
             if self.mine:
                 self.file.unlink()
@@ -120,30 +120,30 @@ class Lock:
         self._handle, self._mine = -1, b""
 
     def beat(self) -> None:
-        """A sign of life, for readers on other machines; RunError as of `check`."""
+        """Leave a sign of life for readers on other machines; RunError as in `check`."""
         self.check()
         with contextlib.suppress(OSError):
             os.utime(self.file)
 
     def check(self) -> None:
-        """RunError if the run was taken from this process, by somebody who saw no sign of life, or its folder is gone."""
+        """RunError if another process that saw no sign of life took the run, or its folder is gone."""
         folder = self.file.parent
         if self.lost:
             value, remedy = f"{folder.name}: taken over by a process on {self.owner.get('host')}", "watch it: `workbench watch`"
             raise RunError(value, rule="a run has one owner", remedy=remedy)
         if self._mine and self._content() is None and not (folder / "manifest.json").exists():
-            remedy = f"put the folder back, then `workbench continue {folder.name}`; or go on with it under its new name"
-            rule = "a run is written where it was begun"
-            raise RunError(f"{folder}: deleted or renamed while the run trained", rule=rule, remedy=remedy)
+            remedy = f"put the folder back, then `workbench continue {folder.name}`; or resume it under its new name"
+            rule = "a run is written where it started"
+            raise RunError(f"{folder}: deleted or renamed during training", rule=rule, remedy=remedy)
 
     @property
     def mine(self) -> bool:
-        """Whether this process has it."""
+        """Whether this process holds it."""
         return bool(self._mine) and not self.lost
 
     @property
     def lost(self) -> bool:
-        """Whether somebody else has taken it since this process had it."""
+        """Whether another process has taken it from this one."""
         return bool(self._mine) and self._content() not in (None, b"", self._mine)
 
     @property
@@ -157,14 +157,14 @@ class Lock:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the owner is on another machine, or on this one before it was started anew, or cannot be told."""
+        """Whether the owner is on another machine, or on this one before its last boot, or unknown."""
         owner = self.owner
         here = owner.get("host") == socket.gethostname() and owner.get("boot", _boot()) == _boot()
         return bool(self._content()) and not here
 
     @property
     def held(self) -> bool:
-        """Whether there is an owner that lives, as far as can be told from here."""
+        """Whether there is a living owner, as far as can be told from here."""
         if self._content() is None:
             return False
         if self.elsewhere and self.owner.get("locked") and self.owner.get("boot") == _boot():
@@ -214,7 +214,7 @@ def _identity(*, locked: bool) -> bytes:
 
 
 def _boot() -> str:
-    """Of this start of this machine; the same in all its containers."""
+    """The id of this boot of this machine; the same in all its containers."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
@@ -223,7 +223,7 @@ def _boot() -> str:
 def _started(pid: int) -> int | None:
     """When a process began, in ticks since the machine started (0 where nothing tells); None if there is no such process.
 
-    A zombie was killed, and nobody has asked how it ended, which is common in containers: it is none.
+    A zombie (killed, not yet reaped, common in containers) counts as gone.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

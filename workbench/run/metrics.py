@@ -1,7 +1,7 @@
 """Names of the numbers in `metrics.jsonl`: TRL's own, verbatim, and the workbench's few beside them.
 
 Every key may be absent, and every value may be None: which of them are logged depends on the settings and on which
-library's trainer runs. What each means in the installed version, its unit and which way is good: `teaching/glossary.yaml`,
+library's trainer runs. Their meaning in the installed version, unit and good direction are in `teaching/glossary.yaml`,
 read by `wb.explain`.
 """
 
@@ -46,7 +46,7 @@ _OWN_GROUPS = (
 
 
 def is_own(name: str) -> bool:
-    """Whether a metric is one of TRL's or of the workbench's, so that no reward function may log it."""
+    """Whether a metric belongs to TRL or the workbench, so that no reward function may log it."""
     return name in _OWN or name == GROUP_STD or name.startswith(_OWN_GROUPS)
 
 
@@ -56,7 +56,7 @@ def per_function(name: str) -> str:
 
 
 def weight_of(name: str) -> str:
-    """The workbench's key for the weight that one reward function had in a step."""
+    """The workbench's key for one reward function's weight in a step."""
     return f"rewards/{name}/weight"
 
 

@@ -1,7 +1,7 @@
-"""The files of a rollout record: immutable Parquet parts, one a batch, of which those of older steps are merged.
+"""The files of a rollout record: immutable Parquet parts, one per batch; those of older steps are merged.
 
 `step-0000007-00.parquet` is the first batch of step 7; `step-0000001-to-0000250.parquet` holds all batches of these steps, and
-says in its metadata which rows are whose. A part that a merged one holds, too, is not read: a kill came before it was deleted.
+says in its metadata which rows are whose. A part that a merged one also holds is not read: a kill came before its deletion.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from workbench.workspace import renamed, replace_file, shown
 
 MERGE = 250  # steps that a merged part holds
 WHOLE = "a part of the record is a whole Parquet file"
-MOVE_IT = "move that file out of the folder; the other parts are whole by themselves"
+MOVE_IT = "move that file out of the folder; the other parts do not need it"
 STORED = {"compression": "zstd", "use_dictionary": False, "write_statistics": ["step"]}  # what pays in large files costs here
 _NAME = re.compile(r"step-\d+-(to-)?\d+\.parquet")
 _ROWS = 2048  # of a row group, at least: smaller ones take longer to find than to read
 
 
 def span(part: str | Path) -> tuple[int, int, int]:
-    """(first step, last step, number of the batch within its step; -1: a merged part), of a part's name."""
+    """(first step, last step, number of the batch within its step; -1: a merged part), from a part's name."""
     first, second = (int(number) for number in re.findall(r"\d+", Path(part).stem))
     return (first, second, -1) if "-to-" in Path(part).stem else (first, first, second)
 
@@ -34,7 +34,7 @@ def span(part: str | Path) -> tuple[int, int, int]:
 def parts(folder: Path, steps: Container[int] | None = None, held: list[Path] | None = None) -> list[Path]:
     """The record's parts in the order of their steps; those with one of `steps`, or all. RunError if nothing was recorded.
 
-    Those that a merged part holds, too, are not among them; they are added to `held`.
+    Those that a merged part also holds are not among them; they are added to `held`.
     """
     spans = {part: span(part) for part in folder.glob("step-*.parquet") if _NAME.fullmatch(part.name)}
     if not spans:
@@ -53,9 +53,9 @@ def parts(folder: Path, steps: Container[int] | None = None, held: list[Path] | 
 
 @contextlib.contextmanager
 def opened(part: Path) -> Generator[tuple[Any, list[tuple[str, int]]]]:
-    """A part's `ParquetFile`, and what is in it: (name of a batch's own part, rows), in order. RunError if it is not whole.
+    """A part's `ParquetFile`, and its contents: (name of a batch's own part, rows), in order. RunError if it is not whole.
 
-    Of a part that was merged after it was listed: the merged one's file, in which the other batches have no name.
+    For a part that was merged after it was listed: the merged one's file, in which the other batches have no name.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -96,7 +96,7 @@ def part_tables(
 def merge(folder: Path, until: int) -> None:
     """Merge the parts of the steps up to `until`, `MERGE` steps at a time, where they have the same columns.
 
-    What cannot be read or written stays as it is.
+    Parts that cannot be read or written stay as they are.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

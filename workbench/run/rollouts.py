@@ -1,4 +1,4 @@
-"""The rollout record: every completion of every group, with what the rewards saw and what they said.
+"""The rollout record: every completion of every group, with what the rewards saw and the scores they gave.
 
 One row per completion, in immutable Parquet parts. `read_batches` reads them back as the batches that were scored; `query`
 asks DuckDB, so a question over millions of rows needs no more memory than its answer.
@@ -95,7 +95,7 @@ def _each_once(values: Sequence[Any], made: Callable[[Any], Any]) -> list[Any]:
 
 
 def write_part(folder: Path, step: int, columns: Mapping[str, Sequence[Any]], functions: list[str]) -> Path:
-    """Write one step's completions, column by column, as one immutable part, whole or not at all.
+    """Write one step's completions, column by column, as one immutable part, atomically.
 
     NaN in a column of numbers means no value; a column left out is empty.
     """
@@ -132,12 +132,12 @@ def query(
     step: int | None = None,
     in_turn: bool = False,
 ) -> pandas.DataFrame:
-    """Ask the record: the table is called `rollouts`, the answer is a pandas frame. Raises RunError if nothing was recorded.
+    """Query the record: the table is called `rollouts`, the answer is a pandas frame. Raises RunError if nothing was recorded.
 
     Args:
-        step: the only one that the question is about: a record of thousands of parts need not be opened for one.
-        in_turn: ask it of some steps after others, and put the answers together: right where each row of the answer is of one
-            step. What is counted then fits the processor's cache.
+        step: the only step that the query needs, so that not all of thousands of parts are opened.
+        in_turn: query the steps in blocks, and join the answers: right where each row of the answer belongs to one
+            step. The counts then fit the processor's cache.
     """
     import duckdb
     import pandas
@@ -176,7 +176,7 @@ def read_batches(
 ) -> Iterator[ScoredBatch]:
     """A run's batches in order, read part by part; only the parts of `steps` are opened (None: all).
 
-    `left_out` notes by part what cannot be used; without it a part that cannot be read is a RunError, as an empty record is.
+    `left_out` notes, by part, what cannot be used; without it an unreadable part is a RunError, as is an empty record.
     `bare` is as for `read_part`.
     """
     manifest = run.manifest()
@@ -196,7 +196,7 @@ def batch_and_place(run: RunDirectory, step: int | None = None, index: int | Non
 
     Args:
         step: None: the last on record.
-        index: counts the step's groups from 0; None: the one with the widest spread of totals, which taught most.
+        index: of the step's groups, from 0; None: the one with the widest spread of totals, which taught most.
     """
     last = span(parts(run.rollouts)[-1])[1]
     step = last if step is None else step
@@ -221,12 +221,12 @@ def read_part(
 ) -> Iterator[ScoredBatch]:
     """The batches of one part: one, or none if it is empty; of a merged part all, or those of `steps`.
 
-    RunError if it is no whole Parquet file, or lacks a column.
+    RunError if it is not a whole Parquet file, or lacks a column.
 
     Args:
-        manifest: of the run, for the settings of the part's stage; where no group has its G, that is their usual size.
+        manifest: of the run, for the settings of the part's stage; where no group has its G, their most common size is used.
         bare: without prompts, dataset columns and errors, which are most of a record.
-        left_out: notes the groups that are not of G completions, which are left out in any case.
+        left_out: notes the groups without G completions, which are left out in any case.
     """
     import pyarrow as pa
 
@@ -309,7 +309,7 @@ def _batch_of(own: Fields, names: list[str], size: int, known: Fields) -> Scored
 
 
 def prompt_of(recorded: str) -> Any:
-    """A prompt as it was recorded: messages as JSON; one that is text as it is, be it JSON or not."""
+    """A prompt as it was recorded: messages as JSON; text as it is, even if it looks like JSON."""
     with contextlib.suppress(ValueError):
         messages = json.loads(recorded) if recorded.startswith("[{") else []
         if messages and all(isinstance(message, dict) and "role" in message for message in messages):
@@ -318,21 +318,21 @@ def prompt_of(recorded: str) -> Any:
 
 
 def unstated_right(manifest: Fields) -> str:
-    """What the record calls right where nobody has said so, as "format_reward > 0"; empty where somebody has."""
+    """What the record counts as right where nobody has defined it, as "format_reward > 0"; empty where somebody has."""
     about = manifest.get("task") or {}
     taken = about.get("right_by_default", manifest.get("attached"))  # earlier versions could not be told on attach
     return f"{about['right_by']} > 0" if taken and about.get("right_by") else ""
 
 
 def qualified(text: str, unstated: str) -> str:
-    """A text, with what right means in it, where it speaks of right or wrong completions and nobody has said what that is."""
+    """A text, with the meaning of 'right' added where it mentions right or wrong completions and nobody has defined them."""
     return f"{text} ('right' here: {unstated})" if unstated and re.search(r"\b(right|wrong)\b", text) else text
 
 
 def stage_in(manifest: Fields, stage: str | None = None) -> Fields:
-    """What a manifest says of one stage: `settings` in force, `rewards`, `task` (its source), `right_by` and `format_by`.
+    """What a manifest holds for one stage: effective `settings`, `rewards`, `task` (its source), `right_by` and `format_by`.
 
-    Of a run without stages, or where it says nothing of that one: what it says of the run.
+    For a run without stages, or a stage that it does not mention: what it holds for the run.
     """
     about, settings = manifest.get("task") or {}, manifest.get("settings") or {}
     own = next((each for each in manifest.get("stages") or [] if each.get("name") == stage), {})

@@ -1,4 +1,4 @@
-"""The features of a run, called in their order. This is the one place that knows that there are any."""
+"""The features of a run, called in order. Only this module knows which there are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kinds() -> tuple[type[Feature], ...]:
 
 
 def asked(hook: str, *details: Any) -> list[Any]:
-    """What each feature's class answers, before there is a run: those that answer nothing (None) are left out."""
+    """What each feature's class answers before a run exists; answers of None are left out."""
     answers = [getattr(kind, hook)(*details) for kind in kinds()]
     return [answer for answer in answers if answer is not None]
 
@@ -46,7 +46,7 @@ def lines(hook: str, *details: Any) -> list[str]:
 
 
 def memory_feature(vram_gb: float | None = None, *, estimates: bool = True) -> Memory | None:
-    """For `prepare(memory=...)`: the first feature's that decides on memory."""
+    """For `prepare(memory=...)`: the callback of the first feature that decides on memory."""
     return next(iter(asked("memory", vram_gb, estimates)), None)
 
 
@@ -62,11 +62,11 @@ class Around:
                 session.at_end.callback(feature.close)
 
     def each(self, hook: str, *details: Any) -> list[Any]:
-        """Call one hook of all of them, and return what they answer."""
+        """Call one hook of every feature, and return the answers."""
         return [getattr(feature, hook)(*details) for feature in self.features]
 
     def merged(self, hook: str, *details: Any) -> Fields:
-        """One dict of all that they answer."""
+        """All answers merged into one dict."""
         return {name: value for answer in self.each(hook, *details) for name, value in answer.items()}
 
     @contextlib.contextmanager
@@ -78,11 +78,11 @@ class Around:
             yield
 
     def changes(self, weights: dict[str, float]) -> list[tuple[str, Fields]]:
-        """(who asks, a request for `weight`) for each weight that should change after this step."""
+        """(requesting feature, `weight` request) for each weight that should change after this step."""
         return [(feature.key, change) for feature in self.features for change in feature.changes(weights)]
 
     def explained(self, error: Exception) -> Exception:
-        """The error to raise for one that ended the training."""
+        """The error to raise for the one that ended training."""
         for feature in self.features:
             explained = feature.explained(error)
             if explained is not error:

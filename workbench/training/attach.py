@@ -24,7 +24,7 @@ from workbench.workspace import shown
 
 # Trainers that are not GRPO, by a part of their names -> what they do.
 _OTHERS = {
-    "RLOO": "it has groups, but the baseline is the mean of the others, and the loss is another",
+    "RLOO": "it has groups, but its baseline is the mean of the other completions, and its loss differs",
     "OnlineDPO": "it learns from which of two completions a judge prefers",
     "DPO": "it learns from pairs of completions that the dataset brings",
     "SFT": "it learns to write the dataset's texts, without rewards",
@@ -51,8 +51,8 @@ def attach(
     'finished'
 
     Every completion of every group, each function's scores, a row of metrics for every step, events and the manifest go
-    into the run directory; in a notebook the live figure shows them. The run's health is looked at, the first Interrupt
-    stops after the step in flight, and `workbench control` steers. The trainer's numbers stay what they are: the same seed
+    into the run directory; in a notebook the live figure shows them. The run's health is checked, the first Interrupt
+    stops after the step in flight, and `workbench control` steers. The trainer's numbers do not change: the same seed
     gives the same metrics and the same weights with and without this.
 
     A trainer of `make_trainer` gets more: `wb.continue_run` resumes from its checkpoints, its prompts are read once for all their
@@ -61,21 +61,21 @@ def attach(
 
     Args:
         trainer: a `GRPOTrainer` of TRL or Unsloth, ready to train, in one process.
-        plan: what `make_trainer` made it from; None: whatever that was.
+        plan: the plan that `make_trainer` made it from; None: found on the trainer.
         run_name: None: the recipe's, or the trainer's own `args.run_name` or output folder.
         watchers: what shows the run; None: the live plot in a notebook, nothing elsewhere.
         runs: folder for the run directory.
-        right_by: which of your functions says that a completion is right, as of a `Task`. None: nobody says, and wherever the run
-            speaks of right completions it names the first function. A trainer of `make_trainer` has its task's.
+        right_by: which of your functions decides that a completion is right, as in a `Task`. None: none does; wherever the run
+            counts right completions it names the first function. A trainer of `make_trainer` has its task's.
         answer_column: the column of your dataset with the right answer; None: recognised by its name where that leaves no doubt.
 
     Raises:
-        RunError: if it is no GRPOTrainer, is attached already, was made from another plan, or calls tools or an environment.
+        RunError: if it is not a GRPOTrainer, is attached already, was made from another plan, or calls tools or an environment.
         TaskError: if `right_by` names none of its functions.
     """
     _check(trainer, plan)
     if vars(trainer).get(Made.KEY) and (right_by or answer_column):
-        value, rule = "attach(right_by=, answer_column=): this trainer was made from a plan", "its task says both"
+        value, rule = "attach(right_by=, answer_column=): this trainer was made from a plan", "its task sets both"
         raise RunError(value, rule=rule, remedy="Task(right_by=..., answer_column=...)")
     made: Made | None = vars(trainer).get(Made.KEY)
     if made:
@@ -112,7 +112,7 @@ def attach(
 
 @random_kept()
 def go_on(run: RunDirectory, trainer: Any, point: Point, watchers: Watchers, notes: Sequence[str]) -> None:
-    """Attach a trainer of `make_trainer` to a run that goes on from a checkpoint; `notes` are printed."""
+    """Attach a trainer of `make_trainer` to a run resumed from a checkpoint; `notes` are printed."""
     plan = vars(trainer)[Made.KEY].plan
     print(*plan.notes, *notes, f"{plan.words}.", f"{plan.generation}.", sep="\n")
     StagedSession(run, trainer, watchers, point)
@@ -124,7 +124,7 @@ def _check(trainer: Any, plan: Plan | None) -> None:
     if not any(kind.endswith("GRPOTrainer") for kind in kinds) or not hasattr(trainer, "_calculate_rewards"):
         kind = next((kind for kind in kinds if kind.endswith("Trainer")), "")
         about = next((f", which is not GRPO: {does}" for name, does in _OTHERS.items() if name in kind), "")
-        rule, remedy = "the workbench attaches to a GRPOTrainer of TRL or Unsloth", "hand over the trainer: wb.attach(trainer)"
+        rule, remedy = "the workbench attaches to a GRPOTrainer of TRL or Unsloth", "pass the trainer: wb.attach(trainer)"
         if kind:
             remedy = f"train without attach ({kind}'s own report_to keeps its metrics), or make a GRPOTrainer and attach that"
         raise RunError(f"attach: an object of type {type(trainer).__name__}{about}", rule=rule, remedy=remedy)

@@ -1,5 +1,5 @@
-"""Training in a process of its own: the kernel stays idle, so that buttons work in every front end; the run outlives it,
-and the GPU's memory comes back when it is over.
+"""Training in a separate process: the kernel stays idle, so buttons work in every front end; the run outlives the kernel,
+and the GPU's memory is freed when training ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORGOTTEN_S = 7 * 24 * 3600
 
 
 class Started:
-    """A run that was started: the process, and the run as soon as it exists."""
+    """A started run: its process, and the run as soon as it exists."""
 
     def __init__(self, process: subprocess.Popen, folder: Path) -> None:
         self.process, self._folder = process, folder
@@ -36,7 +36,7 @@ class Started:
 
     @property
     def run(self) -> RunDirectory | None:
-        """The run; None while the process still loads and checks."""
+        """The run; None while the process is still loading and checking."""
         if self._run is None and (told := self._folder / "run.json").is_file():
             self._run = RunDirectory(Path(json.loads(told.read_text(encoding="utf-8"))["run"]))
         return self._run
@@ -49,15 +49,15 @@ class Started:
 
     @property
     def error(self) -> str:
-        """What the process said when it failed; empty if it did not."""
+        """The process's error when it failed; empty if it did not."""
         return self.log_tail().strip() if self.poll() not in (None, 0) else ""
 
     def wait(self, timeout_s: float | None = None) -> RunDirectory:
         """Wait until the run is over.
 
         Raises:
-            RunError: if the process failed; with the end of its output.
-            subprocess.TimeoutExpired: if it still runs then.
+            RunError: if the process failed; holds the end of its output.
+            subprocess.TimeoutExpired: if it is still running then.
         """
         self.process.wait(timeout_s)
         run = self.run
@@ -67,7 +67,7 @@ class Started:
         return run
 
     def kill(self) -> None:
-        """End the process at once; what its latest checkpoint holds stays."""
+        """Kill the process at once; its latest checkpoint stays."""
         self.process.kill()
         self.process.wait()
 
@@ -79,12 +79,12 @@ def start(recipe: Recipe | RunDirectory, *, runs: str | Path = "runs", steps: in
     >>> run = started.wait()  # or wb.RunPanel(started)
 
     Args:
-        recipe: what to do; or a run, to go on with it.
+        recipe: what to train; or a run to resume.
         runs: folder for the run directory.
-        steps: for a run that goes on: so many steps more than its recipe says.
+        steps: for a resumed run: train this many steps more than its recipe says.
 
     Raises:
-        RunError: for a name that cannot be a folder's.
+        RunError: for a name that no folder can have.
     """
     starting = resolve(runs) / ".starting"
     folder = starting / secrets.token_hex(4)
@@ -108,7 +108,7 @@ def start(recipe: Recipe | RunDirectory, *, runs: str | Path = "runs", steps: in
 
 
 def announce(run: RunDirectory) -> None:
-    """In the process that `start` made: say that the run exists, and put its output into the run's folder."""
+    """In the process that `start` made: report that the run exists, and move its output into the run's folder."""
     log, file, own = os.environ.pop(LOG, None), os.environ.pop(ANNOUNCE, None), run.path / LOG_NAME
     if log and Path(log).is_file():
         if own.exists():  # of an earlier session

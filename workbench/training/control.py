@@ -1,6 +1,6 @@
 """Changing a run while it trains: requests, applied between two steps, answered and recorded as events.
 
-Nothing here touches the model while a step is in flight. A change is in force for everything that is generated after it;
+Nothing here touches the model while a step is in flight. A change is effective for everything generated after it;
 the record of each completion names the weight it was scored under.
 """
 
@@ -37,7 +37,7 @@ _ON_REWARDS = ("weight", "mute", "unmute", "reload")
 
 
 class RunControl:
-    """Reads a run's requests between two steps, applies them to the stage that trains, and answers each with an event."""
+    """Reads a run's requests between two steps, applies them to the current stage, and answers each with an event."""
 
     def __init__(self, run: RunDirectory, recorder: Recorder) -> None:
         self.run, self.recorder, self.requests = run, recorder, ControlReader(run)
@@ -48,7 +48,7 @@ class RunControl:
 
     @contextlib.contextmanager
     def graceful(self) -> Generator[None]:
-        """Inside, the first SIGINT or SIGTERM (a scheduler's word before it kills) is a request to stop; the second aborts.
+        """Inside, the first SIGINT or SIGTERM (a scheduler's warning before it kills) is a request to stop; the second aborts.
 
         Interrupt is the one control that works in every front end while a cell is busy: a click waits behind it in most.
         """
@@ -78,7 +78,7 @@ class RunControl:
                 signal.signal(number, handler)
 
     def steer(self, trainer: Any, policy: Policy | None, stage: Stage, around: Around) -> None:
-        """This is what requests change from here on; `policy`: None for a trainer of the user's own."""
+        """Requests change this from now on; `policy`: None for the user's own trainer."""
         self.trainer, self.policy, self.stage, self.around = trainer, policy, stage, around
         self.task, self.suite = stage.scored_by
 
@@ -87,7 +87,7 @@ class RunControl:
         return dict(zip(self.suite.names, self.suite.weights, strict=True))
 
     def begin_stage(self, step: int, flags: Any) -> None:
-        """A stage begins: what was asked for at the end of the one before is applied to it.
+        """A stage begins: requests made at the end of the previous one are applied to it.
 
         Its weights, beta and learning rate are the recipe's; reward functions that were reloaded stay so, where the stage
         scores with the same task file.
@@ -98,9 +98,9 @@ class RunControl:
         self.boundary(step, flags, begins=True)
 
     def boundary(self, step: int, flags: Any, *, begins: bool = False, ends: bool = False) -> None:
-        """After `step` steps, apply what was asked for since the last boundary; `flags` are the trainer's, to save or to stop.
+        """After `step` steps, apply the requests since the last boundary; `flags` are the trainer's, to save or to stop.
 
-        When a stage `begins`, there is nothing to save yet; when it `ends` and another follows, a change is meant for that one.
+        When a stage `begins`, there is nothing to save yet; when it `ends` and another follows, a change applies to the next one.
         """
         self.step, self.flags = step, flags
         with self.recorder.timed():
@@ -121,7 +121,7 @@ class RunControl:
             flags.should_training_stop = flags.should_save = True
 
     def stops(self) -> bool:
-        """Before the first step: whether the run was asked to stop. Whatever else is asked waits for that step."""
+        """Before the first step: whether the run was asked to stop. All other requests wait for that step."""
         self.run.lock.beat()
         self.step, self._held = 0, [*self._held, *self._taken()]
         for request in [each for each in self._held if each.action == "stop"]:
@@ -139,13 +139,13 @@ class RunControl:
         return next(filter(None, gathered(self._interrupted_by)), "")
 
     def refuse_rest(self, step: int) -> None:
-        """The run is over: answer the requests that no boundary came for."""
+        """The run is over: answer the requests that came after the last boundary."""
         for request in [*self._held, *self.requests.take()]:
             self._record(request, step, step + 1, applied=False, why="the run is over")
         self._held = []
 
     def catch_up(self) -> None:
-        """Put in force what was in force at the checkpoint that a run goes on from; recorded already, so in silence."""
+        """Restore the settings that were effective at the checkpoint; they are recorded already, so nothing is reported."""
         state = self.recorder.state
         past = [event for event in state.changes if event["step"] >= self.stage.offset]
         for event in [event for event in past if event["action"] == "reload"][-1:]:
@@ -176,7 +176,7 @@ class RunControl:
 
     def _wait(self) -> None:
         began, waiting = time.monotonic(), True
-        print(f"paused after step {self.step}; `workbench control {self.run.name} resume` goes on", flush=True)
+        print(f"paused after step {self.step}; `workbench control {self.run.name} resume` continues", flush=True)
         while waiting and not self._interrupted():
             time.sleep(POLL_S)
             self.run.lock.beat()
@@ -199,7 +199,7 @@ class RunControl:
             self._answer(request, **{"why": why, **details, **self._apply(request, **details)})
         except Exception as error:  # whatever a user's edited file does when it is loaded must not end the run
             said = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
-            print(f"step {self.step}: {request.action or 'request'} refused, training goes on: {said}", flush=True)
+            print(f"step {self.step}: {request.action or 'request'} refused, training continues: {said}", flush=True)
             self._answer(request, why=said, applied=False, **_named(request.details))
 
     def _answer(self, request: Request, *, why: str | None = None, applied: bool = True, **found: Any) -> None:
@@ -257,7 +257,7 @@ class RunControl:
     def _reload(self, file: Path | None = None) -> Fields:
         source, trainer, old, before = resolve(file or self.stage.source), self.trainer, self.suite, self.weights
         if not source.is_file():
-            rule = "reward functions are loaded again from the file that they came from"
+            rule = "reward functions are reloaded from the file that they came from"
             remedy = "train a task file (notebook 02 writes one)"
             raise RequestError(f"reload: task {self.task.name!r} is not a file", rule=rule, remedy=remedy)
         task = load_task(self.stage.source, file) if file and self.stage.source else load_task(source)
@@ -271,8 +271,8 @@ class RunControl:
         try:
             suite.rehearse(self.stage.rows)  # the prompts stay those of the run
             if AWAITED in suite.functions.places.values() and not trainer._has_async_funcs:
-                rule = "TRL starts the loop that coroutines run in when a run begins, and only if it has one"
-                raise RequestError("reload: a reward function is a coroutine now", rule=rule, remedy="start a new run")
+                rule = "TRL starts the event loop for coroutines when a run begins, and only if the run has a coroutine"
+                raise RequestError("reload: a reward function is now a coroutine", rule=rule, remedy="start a new run")
             # Kept, so that the run can go on, although the file is edited again.
             kept.parent.mkdir(exist_ok=True)
             if kept.resolve() != source.resolve() and is_main():
@@ -346,7 +346,7 @@ def _far(what: str, before: float, after: float) -> dict[str, str]:
     if before > 0 and after > 10 * before:
         return {"why": f"WARNING: {after / before:.3g} times the effective {what}; {undone}"}
     if before > 0 > after:
-        return {"why": f"WARNING: below 0, so what the function paid for is punished from here on; {undone}"}
+        return {"why": f"WARNING: negative weight: what this function rewarded is now penalised; {undone}"}
     return {}
 
 

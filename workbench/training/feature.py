@@ -1,4 +1,4 @@
-"""What may stand around a run: a `Feature`, one file in `features/`. The spine calls its hooks and knows none by name."""
+"""`Feature`: something added around a run, one file each in `features/`. The spine calls its hooks and knows none by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 
 class Feature:
-    """Something that stands around a run; every hook is optional.
+    """Something added around a run; every hook is optional.
 
     The class is asked before there is a run; an object is made for each run when its trainer is attached. It may also have
     the events of transformers' `TrainerCallback`, such as `on_step_end(args, state, control, **more)`: they come after the
@@ -50,11 +50,11 @@ class Feature:
     # -- before a run ----------------------------------------------------------------------------------------------------
     @classmethod
     def check(cls, stage: Stage, where: str) -> None:
-        """RecipeError for what a stage cannot be asked, before its rewards are tried; `where` begins the error's value."""
+        """RecipeError for settings that a stage cannot have, before its rewards are tried; `where` begins the error's value."""
 
     @classmethod
     def plan(cls, asked: Asked) -> list[str]:
-        """Lines for the plan; RecipeError for what cannot be."""
+        """Lines for the plan; RecipeError for impossible settings."""
         return []
 
     @classmethod
@@ -64,7 +64,7 @@ class Feature:
 
     @classmethod
     def memory(cls, vram_gb: float | None, estimates: bool) -> Memory | None:
-        """What decides on memory, for `prepare(memory=...)`; None: not this one's job."""
+        """The memory callback for `prepare(memory=...)`; None: this feature does not decide on memory."""
         return None
 
     @classmethod
@@ -74,24 +74,24 @@ class Feature:
 
     @classmethod
     def late_result(cls, run: RunDirectory) -> Fields:
-        """As `result`, from the record of a run that was killed before it wrote one."""
+        """The same as `result`, from the record of a run that was killed before it wrote one."""
         return {}
 
     @classmethod
     def of(cls, session: Any) -> Feature | None:
-        """For the run of this session; None: it asks for nothing of this. The trainer is not touched yet."""
+        """The feature for this session's run; None: the run does not use it. The trainer is not touched yet."""
         return cls(session)
 
     # -- while it trains -------------------------------------------------------------------------------------------------
     def begin_stage(self, stage: Stage) -> None:
-        """The trainer of this stage is made (`session.trainer`), and nothing is put on it yet."""
+        """The trainer of this stage exists (`session.trainer`), and nothing is attached to it yet."""
 
     def around(self, trainer: Any) -> dict[str, Callable[..., Any]]:
         """By name, the trainer's methods to replace; they are put back at the end. `around.REPLACED` lists them all."""
         return {}
 
     def before_first(self, stage: Stage) -> bool:
-        """Before the stage's trainer trains: whether it may."""
+        """Before the stage's trainer trains: whether it may start."""
         return True
 
     def training(self) -> AbstractContextManager[Any]:
@@ -117,25 +117,25 @@ class Feature:
         """The reward functions were loaded again, as `suite`."""
 
     def explained(self, error: Exception) -> Exception:
-        """The error to raise where training failed with `error`: one that says more, or the same."""
+        """The error to raise where training failed with `error`: a more informative one, or the same."""
         return error
 
     # -- over a resume, and at the end -----------------------------------------------------------------------------------
     def state(self) -> Fields:
-        """For a checkpoint's state.json, as JSON, under names of its own."""
+        """What a checkpoint's state.json keeps of it, as JSON, under unique names."""
         return {}
 
     def restore(self, state: Fields) -> None:
-        """A checkpoint's whole state.json, when training is resumed from it."""
+        """Restore from a checkpoint's whole state.json."""
 
     def resumed(self, step: int, begun: int) -> None:
-        """The run was resumed after `step`, in a stage that began after step `begun`; its record is read."""
+        """The run was resumed after `step`, in a stage that began after step `begun`; its record has been read."""
 
     def closing(self, step: int) -> None:
         """The run is over after `step` steps; its last line and its result come next."""
 
     def words(self) -> str:
-        """For the line that a run ends with, from its first punctuation on; empty: nothing."""
+        """For the run's closing line, starting with its punctuation; empty: nothing."""
         return ""
 
     def result(self, seconds: float) -> Fields:
@@ -143,4 +143,4 @@ class Feature:
         return {}
 
     def close(self) -> None:
-        """The run is over, whatever ended it."""
+        """The run is over, however it ended."""

@@ -1,4 +1,4 @@
-"""What loading a policy needs whichever library does it: where the weights are, and what was really loaded."""
+"""What every way of loading a policy needs: where the weights are, and what was really loaded."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ logging.getLogger("transformers.tokenization_utils_tokenizers").addFilter(
     lambda record: not record.getMessage().startswith("Ignoring clean_up_tokenization_spaces")
 )
 _READABLE = "models and adapters are files that transformers and PEFT can read without running code that comes with them"
-_CHECK = "check the folder or the hub name; `workbench doctor` tells what works on this machine"
+_CHECK = "check the folder or the hub name; `workbench doctor` shows what works on this machine"
 
 
 def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
-    """Where the weights of a policy are: a folder, or a hub name; without `ask_hub`, one that is not looked up.
+    """Where the weights of a policy are: a folder, or a hub name, which is not looked up without `ask_hub`.
 
     PolicyError for an unknown name, a folder without a model or tokenizer, or a hub that cannot be reached.
     """
@@ -57,7 +57,7 @@ def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
             remedy = "point at the folder that holds config.json and the weights"
             raise PolicyError(f"policy {text!r}: the folder has no config.json", rule=rule, remedy=remedy)
         if not any(any(folder.glob(file)) for file in TOKENIZER_FILES):  # transformers would make up an empty one
-            rule = f"a model's folder holds its tokenizer, too: one of {', '.join(TOKENIZER_FILES)}"
+            rule = f"a model's folder also holds its tokenizer: one of {', '.join(TOKENIZER_FILES)}"
             remedy = "copy the tokenizer's files into it, or save it there: tokenizer.save_pretrained(folder)"
             raise PolicyError(f"policy {text!r}: no tokenizer in {shown(folder)}", rule=rule, remedy=remedy)
         return str(folder)
@@ -84,7 +84,7 @@ def find_adapter(adapter: str | Path) -> str:
 
 
 def base_files(source: str | Path) -> Fields:
-    """What a base is: a folder's files -> [bytes, SHA-256]; a hub's name and revision, if it is on this machine; or nothing."""
+    """What identifies a base: a folder's files -> [bytes, SHA-256]; a hub name and revision, if it is here; or nothing."""
     with contextlib.suppress(OSError, ValueError):  # a file that cannot be read; a name that is none
         if (folder := MODEL_DIR if source == "tiny" else Path(source)).is_dir():
             files = sorted({file for each in (*_DECIDING, *TOKENIZER_FILES) for file in folder.glob(each) if file.is_file()})
@@ -102,12 +102,12 @@ def _as_it_is(file: Path, *since: int) -> list[Any]:
 
 
 def base_summed(source: str | Path) -> Callable[[], Fields]:
-    """Begin `base_files` in a thread: SHA-256 takes 0.5 to 3 s for a GB. What is returned waits for it."""
+    """Begin `base_files` in a thread: SHA-256 takes 0.5 to 3 s per GB. The function returned waits for it."""
     return ThreadPoolExecutor(1).submit(base_files, source).result
 
 
 def base_differs(then: Fields | None, now: Fields) -> str | None:
-    """What of a base is not as it was, in words; None: one of the two is not known, or they are of different kinds."""
+    """How the base changed, in words; None: one of the two is not known, or they are of different kinds."""
     if not then or not now or then.get("name") != now.get("name"):
         return None
     other = [name for name in sorted(then) if then[name] != now.get(name)]  # a file that came later decides nothing
@@ -115,7 +115,7 @@ def base_differs(then: Fields | None, now: Fields) -> str | None:
 
 
 def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: Fields | None = None) -> Any:
-    """A policy's tokenizer alone; it carries what its template is rendered with, and in `eos_ids` what ends a completion."""
+    """A policy's tokenizer alone; it carries its template's arguments, and in `eos_ids` the tokens that end a completion."""
     source = find_model(name)
     with quiet_imports():
         from transformers import AutoTokenizer
@@ -138,7 +138,7 @@ def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
 
 
 def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[Any, list[str]]:
-    """(the shape of a recipe's policy, None: not known; notes on its 4 bits and its adapter, which a loaded one has itself)."""
+    """(shape of a recipe's policy, None: not known; notes on its 4 bits and its adapter, which a loaded policy has itself)."""
     from workbench.memory.shapes import adapter_on, from_config, shape_of, unquantised
 
     try:
@@ -153,7 +153,7 @@ def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[Any, list[str]]
 
 
 def adapter_notes(model: Any, target_modules: Sequence[str]) -> list[str]:
-    """What a model's new adapter is not on, though it was asked for."""
+    """Requested layers that a model's new adapter is not on."""
     from workbench.memory.shapes import unmatched
 
     return _no_layer(unmatched(model, target_modules))
@@ -164,9 +164,9 @@ def _no_layer(names: Sequence[str]) -> list[str]:
 
 
 def eos_ids(owner: Any) -> list[int]:
-    """Every token that ends a completion in training, as TRL has it: the model's `generation_config` and the tokenizer name them.
+    """Every token that ends a completion in training, as in TRL: the model's `generation_config` and the tokenizer name them.
 
-    `owner`: a policy, or another pair of `model` and `tokenizer`; or a trainer, which says itself what it trains with.
+    `owner`: a policy, or another pair of `model` and `tokenizer`; or a trainer, which names its own.
     """
     if (ids := getattr(owner, "eos_token_ids", None)) is not None:
         return list(ids)
@@ -176,7 +176,7 @@ def eos_ids(owner: Any) -> list[int]:
 
 
 def with_eos(ids: int | Sequence[int] | None, tokenizer: Any) -> list[int]:
-    """EOS tokens as a `generation_config` has them, as a list, with the tokenizer's own, if it is another one, before them."""
+    """The EOS tokens of a `generation_config`, as a list; the tokenizer's own comes first if it is another one."""
     ids = [ids] if isinstance(ids, int) else list(dict.fromkeys(ids or []))  # transformers' trainer may write one twice
     own = tokenizer.eos_token_id
     return ids if own is None or own in ids else [own, *ids]
@@ -205,7 +205,7 @@ def with_adapter(model: Any, adapter: str | Path) -> Any:
 
 
 def put_on(model: Any, adapter: str | Path) -> None:
-    """Other weights in the place of those of a model's adapter, of the same shapes; PolicyError if they cannot be read."""
+    """Replace the weights of a model's adapter with others of the same shapes; PolicyError if they cannot be read."""
     from peft import set_peft_model_state_dict
     from peft.utils import load_peft_weights
 
@@ -228,7 +228,7 @@ def put_on(model: Any, adapter: str | Path) -> None:
 
 @contextlib.contextmanager
 def reading(what: str, rule: str = _READABLE, remedy: str = _CHECK) -> Generator[None]:
-    """Whatever a library says of files that it cannot read, or will not run, as a PolicyError."""
+    """Turn any library error about files that it cannot read, or will not run, into a PolicyError."""
     try:
         yield
     except WorkbenchError:
@@ -243,14 +243,14 @@ def adapter_sum(adapter: str | Path) -> str:
 
 
 def adapter_named(adapter: str | Path) -> str:
-    """A trained adapter as a record names it: its folder, and the first of its weights' SHA-256."""
+    """A trained adapter as a record names it: its folder, and the start of its weights' SHA-256."""
     return f"{shown(resolve(adapter))} ({adapter_sum(find_adapter(adapter))[:12]})"
 
 
 def fitted_to_adapter(recipe: Recipe) -> Recipe:
-    """The recipe, its `lora` that of the adapter which training goes on from; as it is where that is a new one.
+    """The recipe with the `lora` of the adapter that training continues from; unchanged where the adapter is new.
 
-    PolicyError if the recipe asks for another shape, or the adapter is of a kind that is not made here.
+    PolicyError if the recipe asks for another shape, or the workbench does not make adapters of this kind.
     """
     if (adapter := recipe.policy.adapter) is None:
         return recipe
@@ -258,7 +258,7 @@ def fitted_to_adapter(recipe: Recipe) -> Recipe:
     for name in recipe.lora.model_fields_set:
         value = getattr(recipe.lora, name)
         if (sorted(value) if isinstance(value, list) else value) != getattr(shape, name):
-            rule = f"training goes on with the adapter as it was made: {name} = {getattr(shape, name)!r}"
+            rule = f"training continues with the adapter as it was made: {name} = {getattr(shape, name)!r}"
             raise PolicyError(f"lora.{name} = {value!r} with policy.adapter", rule=rule, remedy=f"leave out lora.{name}")
     return recipe.model_copy(update={"lora": shape})
 
@@ -275,7 +275,7 @@ def _adapter_shape(adapter: str | Path) -> LoraPart:
         unlike.append(str(error.errors()[0]["loc"][0]))
     if unlike:
         value = f"adapter {shown(folder)}: {unlike[0]} = {config.get(unlike[0])!r}"
-        rule = "training goes on from a plain LoRA adapter, whose target_modules are a list of names"
+        rule = "training continues from a plain LoRA adapter, whose target_modules are a list of names"
         remedy = "merge it into its base (PEFT's merge_and_unload), save that, and name the folder as policy.name"
         raise PolicyError(value, rule=rule, remedy=remedy)
     return shape.model_copy(update={"target_modules": sorted(shape.target_modules)})
@@ -292,11 +292,11 @@ def linear4bit_layers(model: Any) -> list[Any]:
 
 
 def check_4bit(model: Any, name: str, asked: bool) -> list[str]:
-    """Notes on how the weights are stored; PolicyError if 4-bit was asked for and not loaded, or a layer is too narrow."""
+    """Notes on how the weights are stored; PolicyError if 4-bit was requested and not loaded, or a layer is too narrow."""
     layers = linear4bit_layers(model)
     if asked and not layers:
         rule = f"4-bit needs bitsandbytes to work on this device, and layers at least {NF4_BLOCK} wide"
-        remedy = "set load_in_4bit = False, or see what `workbench doctor` says of bitsandbytes"
+        remedy = "set load_in_4bit = False, or see what `workbench doctor` says about bitsandbytes"
         raise PolicyError(f"policy {name!r}: load_in_4bit = True, but no layer was quantised", rule=rule, remedy=remedy)
     if narrow := [layer.in_features for layer in layers if layer.in_features < NF4_BLOCK]:
         rule = f"NF4 stores blocks of {NF4_BLOCK} weights, and bitsandbytes' kernels need a row to hold at least one"
@@ -313,7 +313,7 @@ def check_4bit(model: Any, name: str, asked: bool) -> list[str]:
 
 
 def measured(model: Any) -> Fields:
-    """What a `Policy` says of a model: how it is kept, what it computes in, and its parameters (a 4-bit weight is one)."""
+    """What a `Policy` reports of a model: how it is stored, what it computes in, and its parameters (a 4-bit weight is one)."""
     layers = linear4bit_layers(model)
     computes = [layer.compute_dtype for layer in layers if layer.compute_dtype is not None]
     stored, computes = (str(dtype).removeprefix("torch.") for dtype in (model.dtype, [*computes, model.dtype][0]))
@@ -331,9 +331,9 @@ def measured(model: Any) -> Fields:
 
 @contextlib.contextmanager
 def bars_for(source: str) -> Generator[None]:
-    """Progress bars while weights are read or written, but not for a model that is there at once.
+    """Progress bars while weights are read or written, but not for a model that loads at once.
 
-    In a notebook such a bar is a widget, and a widget in a saved notebook is an empty place.
+    In a notebook such a bar is a widget, and a widget in a saved notebook is an empty space.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -351,7 +351,7 @@ def bars_for(source: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def own_patterns() -> Generator[None]:
-    """Without what PEFT warns of a pattern that it wrote itself, for stacked experts, and that is in force."""
+    """Without PEFT's warning about a pattern that it wrote itself, for stacked experts, and that is effective."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not match")
         yield
@@ -359,7 +359,7 @@ def own_patterns() -> Generator[None]:
 
 @contextlib.contextmanager
 def quiet_imports() -> Generator[None]:
-    """Silence for what other libraries say of one another when they are imported: nothing that a reader could act on."""
+    """Silence what other libraries print about one another on import: nothing that a reader could act on."""
     logger = logging.getLogger("torch.utils._pytree")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -372,7 +372,7 @@ def quiet_imports() -> Generator[None]:
 
 
 def random_states() -> Fields:
-    """The states of all random numbers that loading and training draw from, now."""
+    """The current states of all random generators that loading and training draw from."""
     import numpy as np
     import torch
 
@@ -381,7 +381,7 @@ def random_states() -> Fields:
 
 
 def put_back(states: Fields) -> None:
-    """Make these the states of all random numbers again."""
+    """Restore the states of all random generators."""
     import numpy as np
     import torch
 
@@ -394,7 +394,7 @@ def put_back(states: Fields) -> None:
 
 @contextlib.contextmanager
 def random_kept() -> Generator[None]:
-    """The caller's random numbers go on as if nothing had drawn from them meanwhile. Also a decorator."""
+    """The caller's random numbers continue as if nothing had drawn from them meanwhile. Also a decorator."""
     states = random_states()
     try:
         yield

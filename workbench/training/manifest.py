@@ -1,4 +1,4 @@
-"""The manifest: what was found when a run began, beside the recipe, which is what was asked."""
+"""The manifest: what was found when a run began; the recipe beside it holds what was requested."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workbench.training.settings.in_force import as_json, decides, settings_in_f
 
 
 def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer: Any, notes: list[str]) -> Fields:
-    """Versions, device, task, reward hashes, the settings in force in the first stage; `notes` are what was printed."""
+    """Versions, device, task, reward hashes, the effective settings of the first stage; `notes` are the printed lines."""
     first, task = stages[0], stages[0].scored_by[0]
     source = task.source
     given, longest = {**first.settings, "report_to": "none", "seed": recipe.seed}, max(first.lengths_tokens, default=None)
@@ -59,7 +59,7 @@ def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer
 
 
 def changed_policy(run: RunDirectory, policy: Policy, changed: Differences) -> None:
-    """Add to `changed` how the policy differs from the run's manifest: template, device, how it computes; and variables."""
+    """Add to `changed` how the policy differs from the run's manifest (template, device, precision), and changed variables."""
     manifest, found = run.manifest(), policy.found()
     then = {"policy": manifest.get("policy") or {}, "template": manifest.get("template") or _template(policy)}
     changed.diff(

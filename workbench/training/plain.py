@@ -1,6 +1,6 @@
 """The plain backend: transformers' AutoModelForCausalLM with PEFT's LoRA, as TRL's documentation sets it up.
 
-It is slower on a GPU than Unsloth and patches nothing: it computes what the libraries' documentation says.
+It is slower on a GPU than Unsloth and patches nothing: it computes what the libraries document.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workbench.training.precision import choose_dtype, native_bf16
 
 
 def version() -> str:
-    """What loads the model, with its version."""
+    """The library that loads the model, with its version."""
     with quiet_imports():
         # Each of these imports others when it is first used, and they have much to say of one another.
         with contextlib.suppress(ImportError):  # 16-bit weights do not need it
@@ -66,7 +66,7 @@ def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: st
 
 @random_kept()
 def add_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
-    """The model with a new adapter on it; the same seed gives the same one."""
+    """The model with a new adapter; the same seed gives the same one."""
     with quiet_imports():
         import torch
         from peft import LoraConfig, get_peft_model

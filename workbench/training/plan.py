@@ -1,4 +1,4 @@
-"""What a run is, once it is checked: `Plan` and its `Stage`s. `prepare.py` makes them; everything else reads them."""
+"""A checked run: `Plan` and its `Stage`s. `prepare.py` makes them; everything else reads them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Memory = Callable[[Sequence[Part], Machine, bool | None], tuple[bool, list[str],
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, checked: everything that its trainer is built from."""
+    """A checked stage: all that its trainer is built from."""
 
     name: str
     number: int  # from 0
@@ -45,7 +45,7 @@ class Stage:
 
     @property
     def steps(self) -> int:
-        """Steps that the stage trains; -1 where that follows from epochs."""
+        """Steps that the stage trains; -1 where epochs decide."""
         return self.settings["max_steps"]
 
     @property
@@ -55,7 +55,7 @@ class Stage:
         return self.task, self.suite
 
     def fresh(self) -> Stage:
-        """The same stage, with settings and reward functions that nothing else changes: each trainer gets its own."""
+        """A copy of the stage with separate settings and reward functions: each trainer gets its own."""
         return replace(self, settings=dict(self.settings), suite=suite_of(self.scored_by[0], self.recipe, self.settings))
 
 
@@ -68,7 +68,7 @@ def suite_of(task: Task, recipe: Recipe, settings: Fields) -> RewardSuite:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is: made by `prepare`, shown by `plan`, trained by `train`. It displays its table in a notebook cell."""
+    """A whole run: made by `prepare`, shown by `plan`, trained by `train`. It displays its table in a notebook cell."""
 
     recipe: Recipe  # under today's names
     task: Task | None  # None: it stands in for a script's, or its hub cannot be reached
@@ -100,17 +100,17 @@ class Plan:
 
     @property
     def prompts(self) -> int | None:
-        """How many different ones are trained on; None: not known."""
+        """How many different prompts are trained on; None: not known."""
         return len({row["prompt_id"] for stage in self.stages for row in stage.rows}) or None
 
     @property
     def longest_tokens(self) -> int | None:
-        """Of the prompts; None: not measured."""
+        """The prompts' lengths; None: not measured."""
         return max((length for stage in self.stages for length in stage.lengths_tokens), default=None)
 
     @property
     def cells(self) -> list[list[str]]:
-        """Requested beside effective: a row per setting, under `HEADER`."""
+        """Requested beside effective: one row per setting, under `HEADER`."""
         # None is a dash, and 1e-05 stays as it is: these are settings, not measurements.
         return [["-" if value is None else str(value) for value in row] for row in self.rows]
 

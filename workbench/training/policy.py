@@ -1,4 +1,4 @@
-"""Loading a policy: the only module that imports unsloth.
+"""Loads a policy; the only module that imports unsloth.
 
 Through one of two backends: Unsloth's `FastLanguageModel`, or plain transformers with PEFT (`plain.py`). unsloth patches trl,
 transformers and peft when it is imported, so with it every module that needs one of them in a training process goes through
@@ -69,7 +69,7 @@ class Policy:
 
     @property
     def chat_template_kwargs(self) -> Fields:
-        """What every prompt is rendered with; the tokenizer carries them. A stage that begins puts its own in."""
+        """What every prompt is rendered with; the tokenizer carries them. A new stage sets its own."""
         return getattr(self.tokenizer, "chat_template_kwargs", {})
 
     def found(self) -> Fields:
@@ -120,21 +120,21 @@ def load_policy(
         fields: for a name: what a recipe's `policy` says (`backend`, `load_in_4bit`, `max_seq_length`, `dtype`,
             `fast_inference`, `gpu_memory_utilization`), and `lora`, `chat_template_kwargs` and `seed`.
 
-    With `fast_inference` vLLM starts on the same frozen weights, to generate with. Where that cannot be, the policy is loaded
+    With `fast_inference` vLLM starts on the same frozen weights, to generate with. Where it cannot, the policy is loaded
     without it, and a note says why.
 
     Raises:
         RecipeError: if a field is unknown or its value does not fit.
         PolicyError: if `fields` are given beside a plan or recipe, the name or backend is unknown, the folder holds no model,
-            the hub cannot be reached, 4-bit was asked for and is not what was loaded, vLLM does not start, or the plain
-            backend is asked for where unsloth has patched the libraries.
+            the hub cannot be reached, 4-bit was requested and not loaded, vLLM does not start, or the plain
+            backend is requested where unsloth has patched the libraries.
     """
     if isinstance(source, (str, Path)):
         recipe = _recipe_for(str(source), **fields)
         fast_inference = recipe.policy.fast_inference
     elif fields:
         given = ", ".join(f"{field} = {value!r}" for field, value in fields.items())
-        rule = "a plan or a recipe decides alone how its policy is loaded"
+        rule = "a plan or a recipe alone decides how its policy is loaded"
         remedy = "change the recipe, and plan it again; or give a name and these fields"
         raise PolicyError(f"load_policy: {given} beside a {type(source).__name__.lower()}", rule=rule, remedy=remedy)
     elif isinstance(source, Recipe):
@@ -188,7 +188,7 @@ def load_policy(
     tokenizer.eos_ids = loading.with_eos(model.generation_config.eos_token_id, tokenizer)
     generates = getattr(model, "vllm_engine", None) is not None
     if fast_inference and not generates:
-        without = without or "Unsloth loads this model, or on this GPU, without it, and has said why above"
+        without = without or "Unsloth loads this model, or on this GPU, without it, and prints why above"
         notes.append(f"{NOT_IN_FORCE}{without}; {COST}")
     return Policy(
         name=name,
@@ -217,9 +217,9 @@ def _recipe_for(name: str, *, chat_template_kwargs: Fields | None = None, dtype:
 
 
 def trainer_classes(backend: str = "unsloth") -> tuple[type, type]:
-    """(GRPOConfig, GRPOTrainer): with "unsloth" TRL's own on a CPU, Unsloth's on a GPU; with "transformers" always TRL's own.
+    """(GRPOConfig, GRPOTrainer): for "unsloth" TRL's own on a CPU, Unsloth's on a GPU; for "transformers" always TRL's own.
 
-    PolicyError for an unknown backend, or if unsloth has put its own trainer in TRL's place in this process.
+    PolicyError for an unknown backend, or if unsloth has replaced TRL's trainer in this process.
     """
     _check_backend(backend)
     if backend == "unsloth":

@@ -1,7 +1,7 @@
-"""The types that a policy computes and trains in, on the device at hand, and what the trainer has to be told of them.
+"""The types that a policy computes and trains in on this device, and the settings that the trainer needs for them.
 
-Unsloth sees to most of this by itself. With the plain backend nobody does: TRL's default of `bf16=True` is an error on a
-CPU and slow emulation on an old GPU. `cuda` says that there is a GPU, `bf16` that the device computes in bfloat16 itself.
+Unsloth handles most of this itself. With the plain backend nothing does: TRL's default of `bf16=True` is an error on a
+CPU and slow emulation on an old GPU. `cuda`: there is a GPU; `bf16`: the device computes in bfloat16 natively.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from workbench.kinds import Fields
 
 
 def native_bf16() -> bool:
-    """Whether this device computes in bfloat16 by itself, without emulation."""
+    """Whether this device computes in bfloat16 natively, without emulation."""
     import torch
 
     if torch.cuda.is_available():
@@ -22,9 +22,9 @@ def native_bf16() -> bool:
 
 
 def choose_dtype(asked: str | None, backend: str, *, cuda: bool, bf16: bool) -> tuple[str | None, list[str]]:
-    """(the type to load the policy in, a note if it is not the one that was asked for).
+    """(the type to load the policy in, a note if it differs from the requested one).
 
-    Where None is asked for, Unsloth chooses itself (None); the plain backend takes bfloat16 on a GPU that has it, float16 on
+    For None, Unsloth chooses (None); the plain backend takes bfloat16 on a GPU that has it, float16 on
     an older one (a T4), float32 on a CPU.
     """
     if cuda and asked == "bfloat16" and not bf16:
@@ -38,7 +38,7 @@ def choose_dtype(asked: str | None, backend: str, *, cuda: bool, bf16: bool) -> 
 
 
 def unsloths_choice(dtype: str | None, settings: Fields, *, bf16: bool) -> dict[str, bool]:
-    """`bf16` and `fp16` as Unsloth's trainer puts them in force on a GPU: as `settings` ask where one is True, else by the
+    """`bf16` and `fp16` as Unsloth's trainer sets them on a GPU: as `settings` ask where one is True, else by the
     type that the policy is loaded in (None: Unsloth's choice).
     """
     asked = {name: bool(settings.get(name)) for name in ("bf16", "fp16")}
@@ -47,7 +47,7 @@ def unsloths_choice(dtype: str | None, settings: Fields, *, bf16: bool) -> dict[
 
 
 def config_overrides(backend: str, compute_dtype: str | None, settings: Fields, *, cuda: bool) -> Fields:
-    """Settings of GRPOConfig that the plain backend and a device need, and that `settings` do not have."""
+    """Settings of GRPOConfig that the plain backend and a device need, and that `settings` lack."""
     # Mixed precision in the type that the frozen weights compute in; TRL's own default is bf16 everywhere.
     needed = {
         "bf16": compute_dtype == "bfloat16" and not settings.get("fp16"),
@@ -57,7 +57,7 @@ def config_overrides(backend: str, compute_dtype: str | None, settings: Fields, 
 
 
 def adapter_in_float32(model: Any) -> int:
-    """Keep what is trained in 32 bits; the number of tensors that were not. Call it once the trainer is built.
+    """Keep trained weights in 32 bits; returns the number of tensors converted. Call it once the trainer is built.
 
     TRL turns the adapter of a 4-bit model into bfloat16. There a weight of 0.05 cannot move by less than 0.0001, so steps of
     a usual learning rate are lost to rounding, and the gradient scaler of float16 refuses it altogether.

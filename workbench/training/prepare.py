@@ -1,6 +1,6 @@
-"""One `prepare` for what is shown and what is trained: a recipe, checked as far as can be without loading its policy.
+"""One `prepare` for what is shown and what is trained: it checks a recipe as far as possible without loading its policy.
 
-`plan` shows a `Plan` and `train` trains one, so what the first accepts the second accepts.
+`plan` shows a `Plan` and `train` trains one, so the second accepts what the first accepts.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def prepare(
     offline: bool = False,
     with_task: bool = True,
 ) -> Plan:
-    """Check everything that can be checked without loading the policy, and say what the run will be. Raises as `plan`.
+    """Check all that can be checked without loading the policy, and return what the run will be. Raises as `plan`.
 
     Args:
-        task: None: the recipe's is loaded, or that of `run`, which goes on.
-        policy: one that is loaded already, which then decides on backend, context, checkpointing and vLLM.
+        task: None: the recipe's is loaded, or that of the resumed `run`.
+        policy: an already loaded policy, which then decides on backend, context, checkpointing and vLLM.
         memory: decides on gradient checkpointing where nothing else does, and estimates.
         offline: a hub that cannot be reached is a note instead of an error.
-        with_task: False: the recipe's task only stands in for one that is not known, so no prompt is looked at.
+        with_task: False: the recipe's task only stands in for an unknown one, so no prompt is looked at.
     """
 
     recipe = Recipe.of(recipe)
@@ -157,13 +157,13 @@ def _warned(recipe: Recipe, task: Task | None, run: RunDirectory | None) -> list
     lines = []
     if run is None and recipe.policy.adapter is not None:
         lines.append(
-            f"training goes on from the adapter {adapter_named(recipe.policy.adapter)}, in its shape (r {recipe.lora.r}); "
+            f"training continues from the adapter {adapter_named(recipe.policy.adapter)}, in its shape (r {recipe.lora.r}); "
             "the reference of KL, and `base` wherever a gain is measured, is the model without it"
         )
     if task is not None and task.right_by is None:
         lines.append(
             f"WARNING: the task names no right_by: a completion counts as right when {task.right_function} > 0 "
-            "(the first function); this decides nothing but the groups panel and the measurement in 04"
+            "(the first function); this only decides the groups panel and the measurement in 04"
         )
     if task is not None and not len(task.held_out):
         lines.append("WARNING: the task has no held_out prompts: what training gained cannot be measured (notebook 04)")
@@ -204,7 +204,7 @@ def plan(
     said: Sequence[str] = (),
     steps: int | None = None,
 ) -> Plan:
-    """What a run would be, checked as far as can be without loading the policy, memory on the GPU included.
+    """What a run would be, checked as far as possible without loading the policy, including its GPU memory.
 
     >>> plan = wb.plan(wb.Recipe(grpo={"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8}))
     >>> plan.words
@@ -218,7 +218,7 @@ def plan(
         vram_gb: GPU memory to plan for, in 10^9 bytes; None: that of the machine's card. On a machine without a GPU the
             settings stay those of the machine, and the estimate is of a card.
         memory: as for `prepare`; None: the workbench's own estimate.
-        said, steps: as for `overridden`: what `--set` and `--steps` say.
+        said, steps: as for `overridden`: the values of `--set` and `--steps`.
 
     Raises:
         RecipeError, TaskError, DataError, PolicyError, RewardError: what would stop the training, with the remedy. A hub
@@ -245,13 +245,13 @@ def plan(
 
 
 def settled(made: Plan, policy: Policy) -> Plan:
-    """The plan as this loaded policy trains it, with settings and reward functions that belong to one trainer alone.
+    """The plan as this loaded policy trains it, with separate settings and reward functions for one trainer.
 
-    What the policy was loaded with decides on vLLM and gradient checkpointing; prompts are measured again. Raises as `prepare`.
+    How the policy was loaded decides on vLLM and gradient checkpointing; prompts are measured again. Raises as `prepare`.
     """
     stages, notes = _as_loaded([stage.fresh() for stage in made.stages], policy)
     if before := policy.trained_in[made.recipe.policy.adapter is not None :]:  # beside what the recipe names
-        notes.append(f"this policy's adapter was already trained in {', '.join(before)}; this run goes on from there")
+        notes.append(f"this policy's adapter was already trained in {', '.join(before)}; this run continues from there")
     notes = [*made.notes, *notes, *_of_stages(stages)]
     return replace(made, stages=tuple(stages), notes=tuple(dict.fromkeys(notes)))
 
@@ -289,7 +289,7 @@ def _memory(
 def _built(
     config_class: type, recipe: Recipe, settings: Fields, machine: Machine, policy: Policy | None
 ) -> tuple[Fields, Any, list[str]]:
-    """(what GRPOConfig is given, the config that it makes of it, what is warned of)."""
+    """(what GRPOConfig is given, the config that it makes of it, the warnings)."""
     asked = recipe.policy
     backend = policy.backend_name if policy else asked.backend
     computes, _ = choose_dtype(asked.dtype, backend, cuda=machine.cuda, bf16=machine.bf16)
@@ -303,7 +303,7 @@ def _built(
 
 @contextlib.contextmanager
 def taken_together() -> Generator[list[str], None, None]:
-    """RecipeError for settings that the libraries refuse together; what they warn of is in the list afterwards, once."""
+    """RecipeError for settings that the libraries refuse together; their warnings are appended to the list, each once."""
     heard: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: heard.append(f"TRL warns: {' '.join(record.getMessage().split())}")

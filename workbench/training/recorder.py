@@ -1,4 +1,4 @@
-"""What a run writes while it trains: rollouts as they are scored, metrics as they are logged, and the time that costs."""
+"""What a run writes while it trains: rollouts as they are scored, metrics as they are logged, and the time spent on it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _REQUIRED = ("begin", "update", "end")  # of a watcher
 class Recorder:
     """Writes a run's rollouts, metrics and events, and passes them on to the watchers.
 
-    Parts are written on a thread of their own while the step goes on, and are there when it ends; another merges those of
-    older steps. `eos_ids`: the tokens with one of which a completion ends when it was not cut.
+    Parts are written on a separate thread while the step continues, and are complete when it ends; another merges those of
+    older steps. `eos_ids`: the tokens that end a completion that was not cut.
     """
 
     def __init__(self, run: RunDirectory, eos_ids: Collection[int], watchers: Sequence[Watcher] = ()) -> None:
@@ -99,12 +99,12 @@ class Recorder:
             self.tell("batch", scored, summary)
 
     def catch_up(self, on_record: Fields) -> None:
-        """The run is resumed: what is counted; `on_record` is as `recorded` says."""
+        """The run is resumed: restore the counts; `on_record` is what `recorded` returns."""
         self.on_record, self.scored, self.reward_errors = on_record, on_record["rollouts"], reward_errors(self.run.events())
         self.all_dead = all(row.get(DEAD) == 1 for row in self.run.metrics())
 
     def finish(self) -> None:
-        """Wait until the latest part is written; OSError, once, if it could not be (where `lost` is not told of it)."""
+        """Wait until the latest part is written; OSError, once, if it could not be (unless `lost` is told)."""
         writing, self._writing = self._writing, None
         if writing is not None:
             step, part = writing
@@ -117,7 +117,7 @@ class Recorder:
         """Wait until everything is written; OSError if the latest part could not be."""
         self._merger.shutdown()
         if self._merging is not None and (error := self._merging.exception()):
-            warnings.warn(f"parts of the record were not merged, and stay as they are: {error}", stacklevel=2)
+            warnings.warn(f"parts of the record were not merged and stay as they are: {error}", stacklevel=2)
         self.finish()
         self._writer.shutdown()
 
@@ -140,7 +140,7 @@ class Recorder:
             self.event("reward_error", scored.step, function=name, completions=len(errors), error=errors[first], **where)
 
     def log(self, step: int, logs: Fields) -> Fields:
-        """Record one row of metrics, and return it: what the trainer logged, and what the groups of those steps were like."""
+        """Record one row of metrics, and return it: what the trainer logged, and a summary of the groups of those steps."""
         with self.timed():
             self.finish()
             values = dict(logs)
@@ -173,7 +173,7 @@ class Recorder:
                 self.watching(watcher, lambda called=watcher: getattr(called, what)(*details))
 
     def watching(self, watcher: Watcher, call: Callable[[], Any]) -> None:
-        """Let a watcher do something. One that fails is left out from then on: watching must not end a run."""
+        """Let a watcher act. One that fails is left out from then on: watching must not end a run."""
         with self.timed():
             try:
                 call()
@@ -181,11 +181,11 @@ class Recorder:
                 self.watchers.remove(watcher)
                 reason, name = f"{type(error).__name__}: {error}", getattr(watcher, "called", type(watcher).__name__)
                 self.run.log_event(getattr(watcher, "failed", "watcher_failed"), watcher=name, error=reason)
-                warnings.warn(f"{name} failed and is left out, training goes on: {reason}", stacklevel=3)
+                warnings.warn(f"{name} failed and is left out, training continues: {reason}", stacklevel=3)
 
     @contextmanager
     def timed(self, what: str = "seconds") -> Generator[None]:
-        """Add what the block, or the function, takes to one of the attributes in seconds; what is inside another counts once."""
+        """Add the time of the block, or the function, to one of the attributes in seconds; nested blocks count once."""
         started, inside = time.perf_counter(), what in self._timing
         self._timing.add(what)
         try:

@@ -1,8 +1,8 @@
-"""Going on from a checkpoint: the state of training, kept beside the adapter without a pickle; and a run's own task.
+"""Resuming from a checkpoint: the state of training, kept beside the adapter without a pickle; and a run's own task.
 
 A checkpoint holds the adapter (PEFT), `optimizer.safetensors` (the optimiser's tensors and the random states of torch) and
 `state.json` (where the run was: stage, step, schedule, float16's gradient scaler, Python's and numpy's random states, and
-the sums of all its files). It comes into its place whole, and is checked before a run goes on from it. That run takes the
+the sums of all its files). It is written atomically, and checked before a run resumes from it. That run takes the
 same prompts in the same order with the same random numbers, so on a CPU its numbers are those of a run that never stopped;
 `inexact` names what is not restored.
 """
@@ -42,7 +42,7 @@ STATE_FILES = (_TENSORS, _STATE, "trainer_state.json")  # of a checkpoint; the o
 
 @dataclass(frozen=True)
 class Point:
-    """Where a run can go on."""
+    """Where a run can resume."""
 
     folder: Path
     stage: int  # number of the stage, from 0
@@ -53,7 +53,7 @@ class Point:
 
 
 def save_checkpoint(trainer: Any, run: RunDirectory, known: Fields, states: list[dict] | None, weights: Fields | None) -> Path:
-    """Save the adapter and the state of training, whole or not at all, and drop old ones.
+    """Save the adapter and the state of training atomically, and drop old ones.
 
     `known`: the stage, the steps `done` in it, its adaptive weights' state, and what is `recorded`; `states`: what
     `random_states()` said in each process at the end of the step (None: now, in this one); `weights` as `whole_weights` gave
@@ -74,17 +74,17 @@ def save_checkpoint(trainer: Any, run: RunDirectory, known: Fields, states: list
 
 
 def is_spread(trainer: Any) -> bool:
-    """Whether a process has only its share of weights or optimiser (FSDP, DeepSpeed), and all must help to save them."""
+    """Whether a process has only its share of weights or optimiser (FSDP, DeepSpeed), so that all must help to save them."""
     return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
 
 
 def whole_weights(trainer: Any) -> Fields | None:
-    """The weights of a model that is spread over processes; None: each has them all. All processes have to ask."""
+    """The weights of a model that is spread over processes; None: each has them all. All processes must call this."""
     return trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_spread(trainer) else None
 
 
 def check_finite(model: Any, run: RunDirectory, step: int, weights: Fields | None = None) -> None:
-    """RunError if a weight that is trained is nan or inf: nothing can go on from it, and no export of it can speak."""
+    """RunError if a trained weight is nan or inf: nothing can continue from it, and no export of it can speak."""
     weights = weights or {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
     if broken:
@@ -94,13 +94,13 @@ def check_finite(model: Any, run: RunDirectory, step: int, weights: Fields | Non
 def not_numbers(run: RunDirectory, what: str) -> RunError:
     """The error of a run whose weights, or what they compute, are nan or inf: such weights are never saved."""
     good = next(iter(run.saved()), None)
-    again = f"`workbench continue {run.name}` goes on from {good.name}" if good else "no checkpoint was saved before"
+    again = f"`workbench continue {run.name}` resumes from {good.name}" if good else "no checkpoint was saved before"
     remedy = f"{again}; what helps: a lower learning_rate or max_grad_norm, bfloat16 instead of float16"
     return RunError(f"{run.name}: {what}", rule="a policy whose weights are not numbers learns nothing more", remedy=remedy)
 
 
 def check_room(run: RunDirectory, model: Any, args: Any = None, steps: int = 1) -> None:
-    """RunError unless there is room for a checkpoint; with the trainer's `args`, for all that it keeps of so many `steps`."""
+    """RunError unless there is room for a checkpoint; with the trainer's `args`, for all that it keeps over `steps`."""
     more = min(max(steps, 0) // max(1, int(args.save_steps)), args.save_total_limit or 1) if args else 0
     needed = checkpoint_bytes(model) * (1 + max(0, more - len(run.saved())))
     if (free := shutil.disk_usage(run.path).free) < needed:
@@ -110,7 +110,7 @@ def check_room(run: RunDirectory, model: Any, args: Any = None, steps: int = 1) 
 
 
 def checkpoint_bytes(model: Any) -> int:
-    """About what a checkpoint takes: the trained weights, and twice as much in 32 bits for the optimiser's moments."""
+    """Approximate bytes of a checkpoint: the trained weights, and twice as much in 32 bits for the optimiser's moments."""
     return sum(weight.numel() * (weight.element_size() + 8) for weight in model.parameters() if weight.requires_grad)
 
 
@@ -151,14 +151,12 @@ def _saved_state(trainer: Any, folder: Path, states: list[Fields] | None, done: 
 
 
 def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
-    """The newest whole checkpoint of a run, or the one called `checkpoint`; RunError if there is none, or it is not whole."""
+    """The newest whole checkpoint of a run, or the one called `checkpoint`; RunError if it is missing or not whole."""
     damaged, saved = [], run.saved()
     checkpoint = f"checkpoint-{checkpoint}" if checkpoint and checkpoint.isdecimal() else checkpoint
     if checkpoint and checkpoint not in (names := [folder.name for folder in saved]):
         value, there = f"{run.name}: no {checkpoint}", ", ".join(names) or "none"
-        raise RunError(
-            value, rule="a run goes on from one of its checkpoints", remedy=f"choose one of those that it has: {there}"
-        )
+        raise RunError(value, rule="a run resumes from one of its checkpoints", remedy=f"choose one that it has: {there}")
     for folder in saved:
         if checkpoint in (None, folder.name):
             try:
@@ -167,12 +165,12 @@ def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 why = str(error) if type(error) is ValueError else f"{_STATE}: {type(error).__name__}: {error}"
                 damaged.append(f"{folder.name} is damaged ({why})")
-    value = f"{shown(run.checkpoints)}: no checkpoint to go on from" + "".join(f"; {what}" for what in damaged)
+    value = f"{shown(run.checkpoints)}: no checkpoint to resume from" + "".join(f"; {what}" for what in damaged)
     remedy = "start a new run, with a lower grpo.save_steps"
     if damaged:
         remedy = "choose another with --from checkpoint-N, or put the file back from a copy"
-        remedy += "; the adapter of the end is in checkpoints/final" if run.final.is_dir() else ""
-    raise RunError(value, rule="a run goes on from a whole checkpoint-N, saved every save_steps", remedy=remedy)
+        remedy += "; the final adapter is in checkpoints/final" if run.final.is_dir() else ""
+    raise RunError(value, rule="a run resumes from a whole checkpoint-N, saved every save_steps", remedy=remedy)
 
 
 def _whole_state(folder: Path, run: RunDirectory) -> Fields:
@@ -220,12 +218,12 @@ def load_adapter(model: Any, folder: Path) -> None:
     except RuntimeError as error:  # torch's word for a wrong shape
         first = str(error).strip().splitlines()[1:2] or [str(error)]
         what, cause = f"its weights do not fit: {first[0].strip()}", error
-    rule, remedy = "a run goes on with the LoRA shape that it was begun with", "load the policy as recipe.yaml says"
+    rule, remedy = "a run resumes with the LoRA shape that it started with", "load the policy as recipe.yaml says"
     raise RunError(f"{shown(folder)}: {what}", rule=rule, remedy=remedy) from cause
 
 
 class Restored:
-    """Puts a trainer where a checkpoint was: call `prepare` before `train()`, and the others as it begins."""
+    """Restores a trainer from a checkpoint: call `prepare` before `train()`, and the others as it begins."""
 
     def __init__(self, point: Point, total: int) -> None:
         self.point, self.total = point, total  # total: steps of the stage; -1: it follows from epochs
@@ -242,7 +240,7 @@ class Restored:
         if self.total < 0:
             self.total = math.ceil(args.num_train_epochs * per_epoch)
         if point.done >= self.total:
-            rule, remedy = "a run goes on to the steps that its recipe asks for", "start a new run with more num_train_epochs"
+            rule, remedy = "a run resumes up to the steps that its recipe asks for", "start a new run with more num_train_epochs"
             raise RunError(f"all {point.step} steps are trained", rule=rule, remedy=remedy)
         self.epochs, self.skipped = divmod(point.done, per_epoch)
         self._of_an_epoch = self.skipped / per_epoch
@@ -251,16 +249,16 @@ class Restored:
         trainer.create_scheduler = lambda num_training_steps, **more: schedule(num_training_steps=self.total, **more)
         trainer._get_train_sampler = lambda *a, **k: _Skipping(sampler(*a, **k), self.epochs, self.skipped * per_step)
         if not point.state["whole_generation"]:
-            self.inexact.append("the checkpoint lies between two generations: the rest of that batch is generated anew")
+            self.inexact.append("the checkpoint lies between two generations: the rest of that batch is generated again")
         if (before := sum(name.startswith("random") for name in point.state)) != processes.count():
-            self.inexact.append(f"trained in {before} processes before: batches and random numbers are others from here on")
+            self.inexact.append(f"trained in {before} processes before: batches and random numbers differ from now on")
         if not point.state["optimizer"]["groups"]:
-            self.inexact.append("the optimiser begins anew: its state was spread over processes")
+            self.inexact.append("the optimiser starts from scratch: its state was spread over processes")
         if args.logging_steps > 1 and point.step % args.logging_steps:
-            self.inexact.append("the next row of metrics is about the steps after the checkpoint only")
+            self.inexact.append("the next row of metrics covers only the steps after the checkpoint")
 
     def begin(self, trainer: Any) -> None:
-        """When training has begun: the optimiser's and the schedule's state."""
+        """Once training has begun: restore the optimiser's and the schedule's state."""
         from safetensors.torch import load_file
 
         state, tensors = self.point.state, load_file(str(self.point.folder / _TENSORS))
@@ -286,7 +284,7 @@ class Restored:
         if scaler is not None and state.get("scaler"):
             scaler.load_state_dict(state["scaler"])
         elif scaler is not None:
-            self.inexact.append("float16's gradient scaler begins anew: steps are skipped until its scale fits")
+            self.inexact.append("float16's gradient scaler starts from scratch: steps are skipped until its scale fits")
 
     def epoch_begins(self) -> None:
         """Before the first epoch's prompts are drawn."""
@@ -295,18 +293,18 @@ class Restored:
             self.load_random()
 
     def epoch(self, counted: float) -> float:
-        """The epoch as the run counts it, from that of a trainer that began in the middle of one."""
+        """The epoch as the run counts it, for a trainer that began in the middle of one."""
         return counted + self.epochs + (self._of_an_epoch if self._epochs_begun == 1 else 0.0)
 
     def load_random(self) -> None:
-        """The checkpoint's random states, the first time: before the first step, or the epoch that begins with it."""
+        """Restore the checkpoint's random states, once: before the first step, or the epoch that begins with it."""
         if self._random is not None:
             put_back(self._random)
             self._random = None
 
 
 class _Skipping:
-    """A sampler that begins in the middle: whole epochs' orders are drawn and thrown away, then some items skipped."""
+    """A sampler that begins in the middle: it draws and discards the orders of whole epochs, then skips some items."""
 
     def __init__(self, sampler: Any, epochs: int, items: int) -> None:
         self.sampler, self.epochs, self.items = sampler, epochs, items
@@ -329,7 +327,7 @@ def kept_task(run: RunDirectory, number: int | None) -> Path:
 
 
 def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> Task:
-    """The task that a run, or its stage `number` (from 0), was begun with: its copy, executed in the place of the original file.
+    """The task that a run, or its stage `number` (from 0), started with: its copy, executed in place of the original file.
 
     RunError if it is another task, or has other rows; TaskError if it cannot be loaded.
     """
@@ -347,18 +345,18 @@ def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> 
         task = load_task(name)
         if found and (task.name, task.function_names) != (found["name"], list(found["functions"])):
             value = f"{run.name}: it was trained on the task object {found['name']!r}, and its recipe names {name!r}"
-            rule = "a run goes on with its own task, and a task object has no file to load it from"
-            raise RunError(value, rule=rule, remedy="hand it over in Python: continue_run(run, task=...)")
+            rule = "a run resumes with its own task, and a task object has no file to load it from"
+            raise RunError(value, rule=rule, remedy="pass it in Python: continue_run(run, task=...)")
     if found.get("rows") not in (None, fingerprint(task.rows)):
         where = shown(Path(task.source).parent) if task.source else f"task {name!r}"
-        value = f"{where}: its {len(task.rows)} training rows are not those that {run.name} was begun with"
-        remedy = "put those rows back; go on with these: continue_run(run, task=load_task(...)); or train a new run"
-        raise RunError(value, rule="a run goes on with the same prompts in the same order", remedy=remedy)
+        value = f"{where}: its {len(task.rows)} training rows are not those that {run.name} started with"
+        remedy = "put those rows back; or resume with these: continue_run(run, task=load_task(...)); or train a new run"
+        raise RunError(value, rule="a run resumes with the same prompts in the same order", remedy=remedy)
     return task
 
 
 def _recorded(manifest: Fields, number: int) -> Fields:
-    """What a run was begun with in a stage: name, source and rows of its task, and its functions' hashes."""
+    """What a run's stage started with: name, source and rows of its task, and its functions' hashes."""
     if "stages" not in manifest:
         return {**manifest["task"], **manifest["rewards"]}
     found = manifest["stages"][number]
@@ -366,7 +364,7 @@ def _recorded(manifest: Fields, number: int) -> Fields:
 
 
 def recorded(run: RunDirectory, step: int) -> Fields:
-    """Rows, completions, and what was in force, in a run's record up to a saved step. RunError: a part cannot be read."""
+    """Rows, completions and effective settings in a run's record up to a saved step. RunError: a part cannot be read."""
     state, rows = RunState.of(run), [row for row in run.metrics() if row["step"] <= step]
     state.apply({"event": "continued", "step": step})
     sql = f"select count(*) from rollouts where step <= {step}"
@@ -375,7 +373,7 @@ def recorded(run: RunDirectory, step: int) -> Fields:
 
 
 def doubled(run: RunDirectory) -> list[str]:
-    """Steps that have two rows of metrics, of which the later one is kept: a line, if there are any."""
+    """A line on steps with two rows of metrics, if there are any: the later row is kept."""
     rows = Counter(row.get("step") for row in read_lines(run.path / "metrics.jsonl"))
     twice = [str(step) for step, count in rows.items() if count > 1]
     return [f"metrics.jsonl has two rows for step {', '.join(twice[:8])}: the later one is kept"] if twice else []

@@ -1,4 +1,4 @@
-"""What a policy makes of prompts: completions outside the trainer, how it reads them, how long and how difficult they are."""
+"""What a policy does with prompts: completions outside the trainer, the exact text it reads, prompt lengths, difficulty."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def sample(
     (4, '...')
 
     Nothing but the temperature shapes it (no top-k, no top-p), which is what TRL's defaults do, and it ends at the tokens that
-    end it in training. Generated as in training with `generation: auto`, whatever a recipe says of its training.
+    end it in training. Generated as in training with `generation: auto`, even if a recipe sets another `generation`.
 
     Args:
         prompts: chat messages or text.
         temperature: 0 takes the likeliest token every time.
         seed: the same seed gives the same completions; the caller's random state is left as it was.
         base: sample from the base model, without the adapter.
-        batch_size: prompts at a time are chosen so that at most this many completions are generated together.
+        batch_size: at most this many completions are generated together.
         progress: called with (prompts done, prompts in all) after each batch.
     """
     import torch
@@ -102,7 +102,7 @@ def sample(
 
 
 def until_eos(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:
-    """What is left of a completion's ids up to the first token that ends it, that token included; and whether there is one."""
+    """A completion's ids up to and including the first token that ends it; and whether there is one."""
     first = next((place for place, token in enumerate(ids) if token in ends), None)
     return (ids, False) if first is None else (ids[: first + 1], True)
 
@@ -148,7 +148,7 @@ def logprobs_of(model: Any, pairs: Pairs, temperature: float = 1.0) -> list[list
 
 
 def ties_of(model: Any, pairs: Pairs, dtype: str) -> list[list[tuple[int, int]]]:
-    """For each pair: (place, token) of every token whose logit is the largest there, within the rounding of `dtype`."""
+    """For each pair: (position, token) of every token whose logit is the largest there, within the rounding of `dtype`."""
     import torch
 
     found = []
@@ -189,7 +189,7 @@ def preview(
     Args:
         row: a row with a `prompt`, or the prompt itself.
         policy: a policy, its name, or a tokenizer.
-        chat_template_kwargs: for a policy that is named, such as {"enable_thinking": False}.
+        chat_template_kwargs: for a policy given by name, such as {"enable_thinking": False}.
         tags: what the reward functions look for in completions; None: what the system message asks for.
 
     Raises:
@@ -206,7 +206,7 @@ def prompt_lengths(
     chat_template_kwargs: Fields | None = None,
     max_tokens: int | None = None,
 ) -> PromptLengths:
-    """How many tokens each prompt takes through the policy's chat template; shows itself as a histogram.
+    """How many tokens each prompt takes in the policy's chat template; displays as a histogram.
 
     >>> lengths = wb.prompt_lengths([{"prompt": "What is 1 + 1?"}, {"prompt": "Why?"}], "tiny")
     >>> rows, too_long = lengths.keep(5)
@@ -215,7 +215,7 @@ def prompt_lengths(
 
     Args:
         policy, chat_template_kwargs: as for `preview`.
-        max_tokens: longer prompts are to be left out; None: none.
+        max_tokens: longer prompts will be left out; None: none.
     """
     measured = prompt_lengths_tokens(rows, _tokenizer(policy, chat_template_kwargs), count_line("prompts"))
     return PromptLengths(rows, measured, str(getattr(policy, "name", policy)), max_tokens)
@@ -250,9 +250,9 @@ def profile_difficulty(
     seed: int = 0,
     batch: int = 8,
 ) -> Profile:
-    """Sample `num_generations` completions of each prompt and count how many are right. Shows itself as a picture.
+    """Sample `num_generations` completions of each prompt and count how many are right. Displays as a picture.
 
-    Interruptible and resumable: what was measured is kept in `file`, and the next call goes on from there.
+    You may interrupt it: what was measured is kept in `file`, and the next call continues from there.
 
     >>> profile = wb.profile_difficulty("tiny", wb.load_task("arithmetic").rows, "tasks/mine/difficulty.jsonl", prompts=4)
     >>> band = profile.within(0.01, 0.99)
@@ -261,13 +261,13 @@ def profile_difficulty(
         policy: measured as it stands, adapter included; or the name of one to load.
         file: `difficulty.jsonl` beside the dataset.
         task: a `Task`, a task file or the name of a task that ships: its `right_by` says which completions are right. None:
-            what fits the rows and the format they ask for.
+            what fits the rows and the format that they ask for.
         prompts: how many to measure, spread over the rows; None: all; 0: none.
         max_seq_length, chat_template_kwargs: for a policy that is loaded here.
         batch: prompts at a time; `batch * num_generations` completions are generated together.
 
     Returns:
-        An empty profile if nothing was to be measured, or nothing says which completions are right: a line says why.
+        An empty profile, with a line that says why, if nothing was to be measured or nothing decides which completions are right.
 
     Raises:
         DataError: if `file` holds a profile of another policy, reward or way of sampling.

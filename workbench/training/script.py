@@ -41,8 +41,8 @@ _WHY = LEFT_OUT | {
     **dict.fromkeys(("load_in_8bit", "load_in_fp8"), "frozen weights have 4 or 16 bits (policy.load_in_4bit)"),
     "full_finetuning": "an adapter is trained (recipe field lora)",
     "eval_dataset": "a run only trains; notebook 04 evaluates",
-    **dict.fromkeys(TURNS, "completions of several turns are not recorded yet; this trains without, unlike the script"),
-    "callbacks": "they are code; a run records, watches its health and saves without them",
+    **dict.fromkeys(TURNS, "completions of several turns are not recorded yet; unlike the script, this run trains without them"),
+    "callbacks": "they are code; a run records, checks its health and saves without them",
 }
 # Values that ask for what is done anyway.
 _AS_IT_IS = {
@@ -128,7 +128,7 @@ class Call(NamedTuple):
 
 
 class _Names:
-    """What each name stands for, as far as that is certain without running the script."""
+    """What each name stands for, where that is certain without running the script."""
 
     def __init__(self, tree: ast.Module, nodes: list[ast.AST]) -> None:
         bound = Counter(name for node in nodes for name in _binds(node))
@@ -140,7 +140,7 @@ class _Names:
         self.once = {target.id: node for target, node in targets if isinstance(target, ast.Name) and bound[target.id] == 1}
 
     def value(self, node: ast.AST) -> Any:
-        """The literal that an expression is or stands for; the expression itself if it is neither."""
+        """The literal that an expression is or stands for; otherwise the expression itself."""
         literal = node
         if isinstance(node, ast.Name):
             literal = self.once.get(node.id, node)
@@ -356,7 +356,7 @@ class _Reader:
                 self._note(self.stated[f"grpo.{name}"][1], f"{name} = {value!r} is left out: {why}")
 
     def fill_in(self, recipe: Recipe) -> list[str]:
-        """Give the recipe a context that holds what is asked for; a line for that, and for each default that decides much."""
+        """Give the recipe a context that fits its lengths; a line for that, and for each default that matters."""
         said, ours, notes = {*recipe.grpo, *self.unread}, settings_of.DEFAULTS, []
         if self.configs and "max_completion_length" not in said:
             recipe.grpo["max_completion_length"] = 512

@@ -1,6 +1,6 @@
 """One session of training: a trainer's own `train()` with the record, the run's control and a graceful stop around it.
 
-`Session` keeps its hands off everything that decides a number, so it goes around anyone's trainer. `staged.py` has the one of
+`Session` touches nothing that decides a number, so it fits around anyone's trainer. `staged.py` has the session of
 a recipe's run.
 """
 
@@ -38,9 +38,9 @@ _BATCH = "a batch of completions was not recorded"  # of the step in flight, whi
 
 
 class Session:
-    """Trains with a trainer as it is, once, through the trainer's `train`, and closes the record, however that ends.
+    """Trains once, with a trainer as it is, through its `train`, and closes the record however that ends.
 
-    `watchers` show the run (None: what is shown unasked).
+    `watchers` show the run (None: the defaults).
     """
 
     policy: Policy | None = None  # None: a trainer of the user's own
@@ -72,7 +72,7 @@ class Session:
         self.at_end.callback(atexit.unregister, forgotten)
 
     def replace(self, name: str, value: Any) -> None:
-        """Put `value` in the place of one of the trainer's methods until the session is over."""
+        """Replace one of the trainer's methods with `value` until the session is over."""
         if name not in REPLACED:
             raise KeyError(f"{name}: not in REPLACED, which lists all methods of a trainer that are replaced")
         own = vars(self.trainer)
@@ -83,7 +83,7 @@ class Session:
         own[name] = value
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """The trainer's own `train`, watched and recorded; what ends it before its time is recorded and raised."""
+        """The trainer's own `train`, watched and recorded; an error that ends it early is recorded and raised."""
         with self.control.graceful():  # all of it: an Interrupt that comes while something is being saved must not lose it
             return self._recorded(*args, **kwargs)
 
@@ -138,7 +138,7 @@ class Session:
 
     @contextlib.contextmanager
     def _spared(self, lost: str) -> Generator[None]:
-        """Watching must not end somebody's own training: there, what fails is lost once, and said."""
+        """Watching must not end somebody's own training: there, what fails is lost, and reported once."""
         try:
             yield
         except Exception as error:
@@ -147,7 +147,7 @@ class Session:
             self._lost(lost, self.trainer.state.global_step + (lost == _BATCH), error)
 
     def safe(self, hook: Callable[..., Any], lost: str = _BATCH) -> Callable[..., None]:
-        """The hook, spared, each time anew."""
+        """The hook, spared at every call."""
 
         def called(*args: Any, **kwargs: Any) -> None:
             with self._spared(lost):
@@ -159,7 +159,7 @@ class Session:
         reason = f"{type(error).__name__}: {error}"
         self.lost[lost] += 1
         if self.lost[lost] == 1:  # an event says it of each step
-            warnings.warn(f"{self.run.name}: step {step}: {lost}, training goes on: {reason}", stacklevel=4)
+            warnings.warn(f"{self.run.name}: step {step}: {lost}, training continues: {reason}", stacklevel=4)
         with contextlib.suppress(Exception):  # the disk may be what is full
             self.recorder.event("not_recorded", step, what=lost, error=reason)
 

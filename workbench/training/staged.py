@@ -1,6 +1,6 @@
 """The session of a recipe's run: the stages of a plan, one after the other, on the same adapter.
 
-It saves what a run needs to be resumed, from which it can begin.
+It saves what a run needs to be resumed, and can begin from that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from workbench.training.watchers import Watchers
 
 @dataclass(frozen=True)
 class Made:
-    """What a trainer of `make_trainer` was made from; its attribute `KEY` holds this."""
+    """What `make_trainer` made a trainer from; the trainer's attribute `KEY` holds this."""
 
     given: Plan  # as `make_trainer` got it
     plan: Plan  # as this policy trains it, with settings and reward functions of the trainer's own
@@ -55,7 +55,7 @@ class StagedSession(Session):
         """Train the plan's stages; RunError for `resume_from_checkpoint` or another argument of the trainer's own `train`."""
         if any([*args, *kwargs.values()]):
             value = f"{self.run.name}: trainer.train({', '.join(kwargs) or 'with an argument'})"
-            remedy = "call trainer.train() alone; to go on with an earlier run: wb.continue_run(run)"
+            remedy = "call trainer.train() without arguments; to resume an earlier run: wb.continue_run(run)"
             raise RunError(value, rule="a trainer made from a plan takes its checkpoints from the run", remedy=remedy)
         result = super().train()
         processes.gathered(None)  # what the main process saves at the end is there for all
@@ -102,7 +102,7 @@ class StagedSession(Session):
             self.control.suite.close()
 
     def save_before_first(self, **known: Any) -> None:
-        """Save a checkpoint of step 0, with more that is `known` in its state."""
+        """Save a checkpoint of step 0, with `known` added to its state."""
         self._save_checkpoint(self.trainer.model, **known)
         self.run.log_event("checkpoint", 0, folder="checkpoint-0")  # the watchers have not begun
 
@@ -112,7 +112,7 @@ class StagedSession(Session):
         if explained is not error:
             return explained
         if processes.count() > 1 and "peer" in str(error):  # gloo's word, where a connection breaks
-            rule, remedy = "processes that train together end together", "its own error, or why it was killed, stands above"
+            rule, remedy = "processes that train together end together", "its own error, or why it was killed, is printed above"
             return RunError(f"{self.run.name}: another process ended during step {step + 1}", rule=rule, remedy=remedy)
         if not isinstance(error, RunError) and not is_spread(self.trainer):
             try:

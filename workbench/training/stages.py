@@ -1,7 +1,7 @@
 """The stages of a run: what is trained, on which prompts, under which rewards and settings, for how many steps.
 
-A recipe without stages has one. Each stage is checked before anything is loaded, so that the third one's mistake is not
-found when the second has trained.
+A recipe without stages has one. Each stage is checked before anything is loaded, so that a mistake in the third is not
+found only after the second has trained.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _NOT_BY_STAGE = ("gradient_checkpointing", "use_vllm", *_LENGTHS, "bf16", "fp16"
 def planned_stages(
     recipe: Recipe, task: Task | None, config_class: type, machine: Machine | None = None, begun: RunDirectory | None = None
 ) -> list[Stage]:
-    """The recipe's stages, in order, checked as far as can be without a policy. Raises RecipeError, TaskError or RewardError.
+    """The recipe's stages, in order, checked as far as possible without a policy. Raises RecipeError, TaskError or RewardError.
 
     Args:
         task: the recipe's; None: not known, and then only the settings are checked.
-        begun: the run that goes on: its stages' tasks are those that it was begun with; None: as they are now.
+        begun: the run to resume: its stages' tasks are those that it started with; None: as they are now.
     """
     stages: list[Stage] = []
     for number, part in enumerate(recipe.stages or [None]):
@@ -74,7 +74,7 @@ def _of(by_function: Fields, task: Task | None) -> Fields:
 
 def _for_stage(recipe: Recipe, part: StagePart, task: Task | None) -> Recipe:
     for name in [name for name in _NOT_BY_STAGE if name in part.grpo]:
-        rule = "a stage's length is its `steps`; precision, checkpointing, vLLM and trackers are the whole run's"
+        rule = "a stage's length is its `steps`; precision, checkpointing, vLLM and trackers belong to the whole run"
         remedy = f"set stages: {part.name}.steps" if name in _LENGTHS else f"set grpo.{name}"
         raise RecipeError(f"stages: {part.name}.grpo.{name} = {part.grpo[name]!r}", rule=rule, remedy=remedy)
     weights = _of(recipe.reward_weights, task) if part.task else recipe.reward_weights
@@ -105,9 +105,9 @@ def _prompts(
 
 
 def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
-    """The stage without the prompts that are longer than the recipe allows, the rest checked against the context.
+    """The stage without prompts longer than the recipe allows, the rest checked against the context.
 
-    The tokenizer carries the stage's `chat_template_kwargs` from here on. RecipeError, DataError: if too few are left, or
+    The tokenizer carries the stage's `chat_template_kwargs` from now on. RecipeError, DataError: if too few are left, or
     prompt and completion do not fit.
     """
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
@@ -128,10 +128,10 @@ def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
 
 
 def settled_vllm(stages: Sequence[Stage], policy: Policy) -> tuple[list[Stage], list[str]]:
-    """The stages with `use_vllm` as the policy was loaded, and one line where that is not what was asked.
+    """The stages with `use_vllm` as the policy was loaded, and one line where that differs from the request.
 
-    Unsloth's trainer generates with the engine that came with the model. Told to use vLLM without one it would start a
-    second, which cannot be given a 4-bit policy's weights.
+    Unsloth's trainer generates with the engine that came with the model. If told to use vLLM without one, it would start a
+    second, which cannot take a 4-bit policy's weights.
     """
     requested = {bool(stage.settings.get("use_vllm")) for stage in stages}
     if policy.backend_name != "unsloth" or requested == {policy.fast_inference}:

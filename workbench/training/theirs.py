@@ -1,4 +1,4 @@
-"""Somebody's own trainer: what the record needs to know of it, and its rewards as it scores them."""
+"""A user's own trainer: what the record needs to know of it, and its rewards as it scores them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from workbench.workspace import to_json
 
 
 class TheirRewards(RewardSuite):
-    """What the record needs to know of the reward functions of somebody's trainer, which calls them itself."""
+    """What the record needs to know of the reward functions of a user's trainer, which calls them itself."""
 
     def __init__(self, trainer: Any, task: Task) -> None:
         self.task, self.names, self.notes, self.on_batch = task, task.function_names, [], None
@@ -66,20 +66,20 @@ def of_theirs(
     recipe = _recipe_of(trainer, run_name or called, policy, task)
     planned = Batch(args.generation_batch_size, args.num_generations)
     stage = Stage(ONLY_STAGE, 0, recipe, task, [], settings_in_force(args), planned, TheirRewards(trainer, task), {}, [])
-    unasked = "" if right_by else " (the first function; right_by= says another)"
+    unasked = "" if right_by else " (the first function; right_by= names another)"
     notes = [
-        "without a recipe the workbench cannot go on with this run: that is your trainer's resume_from_checkpoint",
+        "without a recipe the workbench cannot resume this run: use your trainer's resume_from_checkpoint",
         f"a completion counts as right when {task.right_words}{unasked}",
         *[f"the right answers are in the column {answers!r}"] * (answers in columns),
         "wb.evaluate needs a task with held-out prompts: wb.evaluate(run, task=...)"
         if hasattr(trainer.model, "peft_config")
-        else "the model is trained whole: your trainer saves it, the run directory does not; so no wb.evaluate, no wb.export",
+        else "the whole model is trained: your trainer saves it, the run directory does not; so no wb.evaluate, no wb.export",
     ]
     return recipe, policy, [stage], notes
 
 
 def record_rewards(session: Session) -> None:
-    """Keep a copy of whatever the trainer's functions score, however it calls them."""
+    """Keep a copy of everything that the trainer's functions score, however it calls them."""
     trainer, calculate, suite = session.trainer, session.trainer._calculate_rewards, session.stage.scored_by[1]
     generate: Any = getattr(trainer, "_generate_and_score_completions", None)
     scored: list[ScoredBatch] | None = None  # by what is being generated now; None: nothing that can be compared is
@@ -122,7 +122,7 @@ def record_rewards(session: Session) -> None:
             batch, others = _as_trained_on(batch, made)
             session.scored(batch)
             if others:
-                why = "the trainer learns from other completions; the advantages on record are those of the scores"
+                why = "the trainer learns from other completions; the recorded advantages are those of the scores"
                 if not said:
                     print(f"step {batch.step}: {len(others)} of {batch.group_count} groups: {why}", flush=True)
                 said.append(batch.step)
@@ -135,9 +135,9 @@ def record_rewards(session: Session) -> None:
 
 
 def _as_trained_on(batch: ScoredBatch, made: Any) -> tuple[ScoredBatch, list[int]]:
-    """The batch with the advantages that its trainer `made`, and the groups (by place) that it does not learn from.
+    """The batch with the advantages that its trainer `made`, and the indices of the groups that it does not learn from.
 
-    A subclass may put completions from a buffer in the place of some, leave some out, or weigh them otherwise.
+    A subclass may replace some completions with others from a buffer, leave some out, or weigh them differently.
     """
     try:
         rows, advantages = made["completion_ids"].tolist(), made["advantages"].double().cpu().numpy()

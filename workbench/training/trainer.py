@@ -39,11 +39,11 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
     >>> run = wb.attach(trainer, plan)  # leave it out, and nothing is recorded
     >>> _ = trainer.train()
 
-    It is that of the plan's first stage. Attached, `trainer.train()` trains the later ones, too, after a warm start if the
+    It trains the plan's first stage. Once attached, `trainer.train()` also trains the later ones, after a warm start if the
     recipe asks for one.
 
     Args:
-        output_dir: where it saves if it is not attached; None: a folder that goes away with it.
+        output_dir: where it saves if it is not attached; None: a temporary folder, deleted with the trainer.
 
     Raises:
         RecipeError, DataError: for settings that TRL refuses together, or that do not fit this policy.
@@ -80,8 +80,8 @@ def train(
     >>> run.result()["status"]
     'finished'
 
-    The first Interrupt finishes the step, saves and returns as if the run were over; the second raises `KeyboardInterrupt`.
-    `workbench.run.control_file` says what else can be asked of a run that trains. All that can be checked is checked before
+    The first Interrupt finishes the step, saves, and returns as if the run were over; the second raises `KeyboardInterrupt`.
+    `workbench.run.control_file` lists the other requests that a running run takes. All that can be checked is checked before
     the run directory is made; a run that fails before its first step leaves nothing behind.
 
     Args:
@@ -110,27 +110,27 @@ def continue_run(
     accept_changes: bool = False,
     take_over: bool = False,
 ) -> RunDirectory:
-    """Go on with a run that was stopped, failed or was killed, from its latest checkpoint, in its own folder.
+    """Resume a run that was stopped, failed or was killed, from its latest checkpoint, in its own folder.
 
     >>> run = wb.continue_run("run", steps=2)
 
-    Adapter, optimiser, schedule, random states, order of the prompts, and what was changed while it trained are those of
-    the checkpoint. What the record holds of later steps is taken out of it when the first of them is trained again; until
-    then nothing is lost, whatever ends it. A checkpoint that is not whole is passed over, in words, and the one before it is
+    Adapter, optimiser, schedule, random states, order of the prompts, and changes made while it trained are those of
+    the checkpoint. The record of later steps is removed when the first of them is trained again; until
+    then nothing is lost, however the run ends. A checkpoint that is not whole is skipped with a line, and the one before it is
     taken.
 
     Args:
         run: the run, or its name or path.
         policy: a loaded policy of the same recipe; its adapter is overwritten. None: the recipe's is loaded.
-        task: the task object, if the run was trained on one that is no file.
+        task: the task object, if the run was trained on one without a file.
         watchers: as for `attach`.
-        steps: train so many steps more than the recipe says.
-        checkpoint: go on from this one, `"checkpoint-20"`; None: the newest. Later ones are deleted after the first new step.
-        accept_changes: go on although the recipe, the rows or the rewards are not those that the run was begun with.
-        take_over: the run was begun on another machine, which is gone: a Colab runtime that was lost.
+        steps: train this many steps more than the recipe says.
+        checkpoint: resume from this one, `"checkpoint-20"`; None: the newest. Later ones are deleted after the first new step.
+        accept_changes: resume although the recipe, the rows or the rewards are not those that the run started with.
+        take_over: the run started on another machine that is gone, such as a lost Colab runtime.
 
     Raises:
-        RunError: if the run trains, is over, has no whole checkpoint, was trained by your own trainer, or would become
+        RunError: if the run is training, is over, has no whole checkpoint, was trained by your own trainer, or would become
             another run (`accept_changes`). Others as for `train`.
     """
     run = run if isinstance(run, RunDirectory) else open_run(run, latest="begun" if take_over else "resting")
@@ -138,12 +138,12 @@ def continue_run(
     run.check_free(take_over)
     processes.in_main(lambda: run.mend(take_over) and None)
     if run.manifest().get("attached"):
-        value, rule = f"{run.name}: a trainer of your own trained it", "a run goes on from the recipe that it was begun with"
+        value, rule = f"{run.name}: it was trained by your own trainer", "a run resumes from the recipe that it started with"
         remedy = "make your trainer again, attach it, and call its own train(resume_from_checkpoint=True)"
         raise RunError(value, rule=rule, remedy=remedy)
     begun_with = run.manifest().get("recipe") or {}
     for part in [part for part, idle in REMOVED.items() if begun_with.get(part, idle) != idle]:
-        rule = f"recipes no longer have {part}, so the rest of this run would be trained otherwise"
+        rule = f"recipes no longer have {part}, so the rest of this run would be trained differently"
         raise RunError(f"{run.name}: {part} = {begun_with[part]}", rule=rule, remedy=f"train a new run without {part}")
     recipe, point = run.recipe(), latest_point(run, checkpoint)
     if not steps and run.result()["status"] != "finished" and _all_trained(recipe, point):
@@ -161,7 +161,7 @@ def continue_run(
             recipe.grpo["max_steps"] = last.settings["max_steps"]
     left = tuple(stage for stage in plan.stages if _unfinished(stage, point))
     if not left:
-        value, rule = f"{run.name}: all {point.step} steps are trained", "a run goes on to the steps that its recipe asks for"
+        value, rule = f"{run.name}: all {point.step} steps are trained", "a run resumes up to the steps that its recipe asks for"
         remedy = "ask for more: continue_run(run, steps=20), `workbench continue RUN --steps 20`"
         raise RunError(value, rule=rule, remedy=remedy)
     changed = changed_since_begun(run, plan.recipe, left, point)
@@ -191,7 +191,7 @@ def continue_run(
         news = [f"WARNING: {what}" for what in point.passed_over]
         news += [f"not as when {run.name} was begun: {what}" for what in changed.shown]
         news += [f"not as when {run.name} was begun, and accepted: {what}" for what in changed.refused]
-        news.append(f"{run.name} goes on after step {point.step}, from {point.folder.name}")
+        news.append(f"{run.name} resumes after step {point.step}, from {point.folder.name}")
         news[-1] += f", to step {left[-1].offset + left[-1].steps}" if left[-1].steps > 0 else ""
         news[-1] += f"; steps {point.step + 1} to {reached} are trained again" if reached > point.step else ""
         news += around.lines("resumes", recipe, point, before)
@@ -209,7 +209,7 @@ def continue_run(
 
 
 def build_config(config_class: type, stage: Stage, folder: str | Path, policy: Policy) -> Any:
-    """The stage's GRPOConfig, for the policy's backend, or a RecipeError. `features/trackers.py` guards trackers, not this."""
+    """The stage's GRPOConfig for the policy's backend, or a RecipeError. `features/trackers.py` guards trackers, not this."""
     import torch
 
     suite, settings = stage.scored_by[1], {**stage.settings, "report_to": "none"}
@@ -225,7 +225,7 @@ def build_config(config_class: type, stage: Stage, folder: str | Path, policy: P
 
 
 def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy) -> tuple[Any, list[str]]:
-    """(TRL's trainer for a stage, on the policy's own adapter; what it warns of). RecipeError for what it refuses together."""
+    """(TRL's trainer for a stage, on the policy's own adapter; its warnings). RecipeError for what it refuses together."""
     from datasets import Dataset
     from transformers import PrinterCallback
 
@@ -271,12 +271,12 @@ def _another_run(run: RunDirectory, changed: Differences) -> RunError:
     lines = [*changed.held, *changed.refused, *changed.shown]
     value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}" + "; …" * (len(lines) > 8)
     recipe = shown(run.path / "recipe.yaml")
-    rule, remedy = "a run goes on as the one that it was begun as", f"put it back (settings: in {recipe}), or train a new run"
+    rule, remedy = "a run resumes as it started", f"put it back (settings: in {recipe}), or train a new run"
     if changed.held:
-        rule = f"the checkpoint's optimiser and schedule decide on {changed.held[0].partition(':')[0]}, whatever is accepted"
+        rule = f"the checkpoint's optimiser and schedule decide on {changed.held[0].partition(':')[0]}, whatever you accept"
         remedy += f"; `workbench control {run.name} learning_rate 1e-5` changes that one while it trains"
     else:
-        remedy += "; or go on all the same, which is recorded: continue_run(run, accept_changes=True), `--accept-changes`"
+        remedy += "; or resume all the same, which is recorded: continue_run(run, accept_changes=True), `--accept-changes`"
     return RunError(value, rule=rule, remedy=remedy)
 
 

@@ -1,4 +1,4 @@
-"""What shows a run while it trains, and what a run is shown by unasked."""
+"""Watchers: what displays a run while it trains, and the defaults."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def audit_view(audit: RewardAudit, most: int = MOST_PROBES, chart: bool = True) 
 
 
 def functions_table(audit: RewardAudit) -> Table:
-    """What each function declares, pays the reference completion, and pays at least and at most of all that were tried."""
+    """What each function declares, pays the reference completion, and pays at least and at most over all that were tried."""
     header = ["function", "weight", "declared maximum", "reference", "lowest", "highest", "measured in"]
     rows = [[f.name, f.weight, f.maximum, f.reference, f.lowest, f.highest, f.unit] for f in audit.functions]
     return Table(header, rows, "What each function pays")

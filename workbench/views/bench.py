@@ -1,4 +1,4 @@
-"""What scores completions of a task's prompts while one types: what the lab shows, without the panel."""
+"""Scores completions of a task's prompts while one types: the content of the lab, without the panel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEADLINE_S = 5.0  # for one function and all completions of the panel
 
 
 class Bench:
-    """A task and what scores completions of its prompts: what the panel shows, without the panel. Arguments as for `Lab`.
+    """A task with the scoring of its completions: the content of the panel, without the panel. Arguments as for `Lab`.
 
     Raises:
         TaskError: if the task cannot be loaded, has no prompts, or a function lacks a column.
@@ -53,7 +53,7 @@ class Bench:
         return self._writers[row]
 
     def starters(self, row: int) -> dict[str, str]:
-        """Completions to begin with, by name: the reference completions, then the probes."""
+        """Completions to start with, by name: the reference completions, then the probes."""
         writer = self.writer(row)
         (_, first), *others = writer.reference_completions().items()
         honest = {"an honest answer": first, **{f"honest, {name}": text for name, text in others}}

@@ -1,6 +1,6 @@
-"""Browse a run's completions in a cell: a filter, an order, pages, and the group of the one that is chosen.
+"""Browse a run's completions in a cell: a filter, an order, pages, and the group of the chosen completion.
 
-What is asked is read by DuckDB from the record, a page at a time. Without widgets it is the first page as a table.
+DuckDB reads the record, a page at a time. Without widgets it is the first page as a table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WIDE = {"width": "100%"}
 
 
 class Browser:
-    """A run's completions, filtered and sorted, a page at a time; below, the group of the one that is chosen, side by side.
+    """A run's completions, filtered and sorted, a page at a time; below, the group of the chosen one, side by side.
 
     >>> print(wb.inspection.Browser(wb.open_run(), where="step = 1"))
     ...
@@ -31,7 +31,7 @@ class Browser:
 
     Args:
         where, sort: as for `browse`; they can be changed in the cell.
-        size: completions of a page.
+        size: completions per page.
     """
 
     def __init__(self, run: RunDirectory, where: str = "", sort: str = "", *, size: int = PAGE) -> None:

@@ -94,7 +94,7 @@ class Chart:
             self.legend([entry for entries in pairs for entry in entries], self.columns)
 
     def head(self, legend_rows: int) -> None:
-        """Place the title above a legend of so many rows."""
+        """Place the title above a legend of this many rows."""
         self.axis.set_title(self.title, fontsize=9, loc="left", y=1.0, pad=6 + 11 * legend_rows)
 
     def _area(self, colour: str, alpha: float, label: str | None = None) -> Any:
@@ -179,7 +179,7 @@ class Chart:
 
 
 def _span(curves: Sequence[np.ndarray]) -> tuple[float, float]:
-    """(least, greatest) of all finite numbers, 0 among them."""
+    """(minimum, maximum) of all finite numbers, 0 among them."""
     values = np.concatenate([[0.0], *curves])
     finite = values[np.isfinite(values)]
     return float(finite.min()), float(finite.max())

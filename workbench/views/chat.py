@@ -26,9 +26,9 @@ class Chat:
 
     Args:
         artefact, system_prompt, limits: as for `ask`.
-        question: stands in the box to begin with. Where there are no widgets it is asked at once.
+        question: the box's first text. Where there are no widgets it is asked at once.
         temperature: None: the one that the run sampled at. 0 takes the likeliest token every time.
-        base: ask the base, too, where it is known. Beside a merged or GGUF artefact it is a second model in memory.
+        base: also ask the base, where it is known. Beside a merged or GGUF artefact it is a second model in memory.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Chat:
             signal.signal(signal.SIGINT, before)
 
     def send(self, question: str) -> None:
-        """Ask, and show the answers. What goes wrong, or an Interrupt, is shown where the answer would be."""
+        """Ask, and show the answers. An error, or an Interrupt, is shown in place of the answer."""
         self.said = "Writing …: interrupt the kernel to stop." if question.strip() else "Write a question first."
         self.look()
         if question.strip():
@@ -106,7 +106,7 @@ class Chat:
         if self.talk.artefact.run:
             title += "; asked each question alone, as in training"
         if self.temperature > 0:
-            title += f"; one sample at temperature {self.temperature:g}: another run of this cell may answer otherwise"
+            title += f"; one sample at temperature {self.temperature:g}: another run of this cell may answer differently"
         return title
 
     def _bundle(self) -> dict[str, str]:

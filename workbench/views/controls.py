@@ -57,10 +57,10 @@ def buttons_work(in_cell: bool) -> tuple[bool, str]:
 
 
 class Controls:
-    """Buttons, weights, beta and learning rate of a run that trains, and the trainer's answers.
+    """Buttons, weights, beta and learning rate of a run that is training, and the trainer's answers.
 
-    Show it by leaving it as the last line of a cell. Without widgets it is a line that says what to do instead. `state` is
-    what is in force, kept up to date by whoever calls `answered`; None: it is read here, once. `parts` are the widgets by
+    Show it by leaving it as the last line of a cell. Without widgets it is a line that says what to do instead. `state` holds
+    the effective settings, kept current by the caller of `answered`; None: it is read here, once. `parts` are the widgets by
     name: "stop", "beta", "apply beta", "weight NAME", "mute NAME", "apply weight NAME", "answers", ...
     """
 
@@ -130,7 +130,7 @@ class Controls:
 
     # -- asking and answers ------------------------------------------------------------------------------------------
     def ask(self, action: str, **details: Any) -> str | None:
-        """Ask the run for something; returns the request's id. What is wrong with it is shown in the panel, not raised."""
+        """Send a request to the run; returns its id. Errors in it are shown in the panel, not raised."""
         words = " ".join([action, *(_written(value) for value in details.values())])
         try:
             identity = send(self.run, action, by=BY, **details)
@@ -146,7 +146,7 @@ class Controls:
         return identity
 
     def answered(self, event: Fields) -> None:
-        """Show one event that is in the state already: an answer, a change that somebody else made, a stage."""
+        """Show one event that is already in the state: an answer, somebody else's change, a stage."""
         if event.get("event") == "control":
             with self._lock:
                 self.requests.pop(event.get("id", ""), None)

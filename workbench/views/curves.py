@@ -1,4 +1,4 @@
-"""The curves of a run in one figure, with what was changed marked; what is drawn and its bytes do not grow with the run."""
+"""The curves of a run in one figure, with changes marked; its content and size do not grow with the run."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RunFigure:
         self.unmeasured = KL_UNMEASURED
 
     def about(self, manifest: Fields) -> None:
-        """Word the charts for a run: who made its trainer, and whether anybody said what is right."""
+        """Word the charts for a run: who made its trainer, and whether anybody defined what is right."""
         self.unmeasured = KL_UNMEASURED_ATTACHED if manifest.get("attached") else KL_UNMEASURED
         groups = self.charts["groups"]
         unstated = unstated_right(manifest)
@@ -127,7 +127,7 @@ class RunFigure:
             raw.add(Line(metrics.per_function(function), function, **look))
 
     def _fit(self, history: History) -> None:
-        """Say what is not measured; name what is."""
+        """Label what is not measured; name what is."""
 
         def absent(key: str) -> bool:
             return bool(np.isnan(history[key]).all())
@@ -194,7 +194,7 @@ class _HeldOut:
 
 
 class _Marks:
-    """Vertical lines where something was changed; the latest are numbered, and explained beneath."""
+    """Vertical lines where something was changed; the latest are numbered and explained beneath."""
 
     def __init__(self, charts: Mapping[str, Chart]) -> None:
         reward = charts["reward"]

@@ -46,7 +46,7 @@ def style(axis: Any) -> None:
 
 
 def as_text(text: Any, most: int = 1000) -> str:
-    """Text as it is, in a figure, where matplotlib would set what stands between two dollars as a formula."""
+    """Text as it is, in a figure, where matplotlib would set anything between two dollars as a formula."""
     return cut(printable(str(text)), most).replace("$", r"\$")
 
 
@@ -69,7 +69,7 @@ def lying(axis: Any, places: Any, labels: Any) -> None:
 
 
 def stacked_bars(axis: Any, labels: Sequence[str], parts: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Horizontal bars of named parts: to the right of 0 what is above it, to the left what is below."""
+    """Horizontal bars of named parts: positive values right of 0, negative ones left."""
     places = range(len(labels))
     right = left = np.zeros(len(labels))
     for (name, added), colour in zip(parts, itertools.cycle(SERIES)):

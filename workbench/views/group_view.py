@@ -1,4 +1,4 @@
-"""One group of a run's latest step: its prompt, its completions and what they earned, as text in a bounded space."""
+"""One group of a run's latest step: its prompt, its completions and their scores, as text in a bounded space."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def group_of(batch: ScoredBatch, turn: int) -> ShownGroup:
 
 
 def newest_part(run: RunDirectory) -> tuple[int, Path] | None:
-    """(step, file) of the newest part of a run's rollouts; None as long as there is none."""
+    """(step, file) of the newest part of a run's rollouts; None while there is none."""
     try:
         part = parts(run.rollouts)[-1]
     except (RunError, OSError):  # there is no folder, or nothing in it
@@ -62,7 +62,7 @@ def newest_part(run: RunDirectory) -> tuple[int, Path] | None:
 
 
 def read_batch(part: Path) -> ScoredBatch | None:
-    """A part's last batch; None if it is not (or no longer) there, or is no whole Parquet file."""
+    """A part's last batch; None if it is not (or no longer) there, or is not a whole Parquet file."""
     try:
         return next(iter(deque(read_part(part, steps=[span(part)[1]]), 1)), None)
     except (RunError, OSError):
@@ -70,7 +70,7 @@ def read_batch(part: Path) -> ScoredBatch | None:
 
 
 def group_html(group: ShownGroup) -> str:
-    """The group for a notebook. What a model wrote is escaped, in `<pre>`, and cut in the middle where it is long."""
+    """The group for a notebook. Model text is escaped, in `<pre>`, and cut in the middle where it is long."""
     batch = group.batch
     shown = group.best_first
     title = f"{len(shown)} completions, best first"
@@ -115,7 +115,7 @@ def _row(batch: ScoredBatch, index: int) -> list[Any]:
 
 
 def middle_cut(text: str, most: int, most_lines: int) -> str:
-    """`text` in at most about `most` characters and lines: its beginning, and its end, where the answer stands."""
+    """`text` in at most about `most` characters and lines: its beginning, and its end, where the answer is."""
     lines = text.split("\n")
     if (hidden := len(lines) - most_lines) > 0:
         end = most_lines // 3

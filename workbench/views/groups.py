@@ -58,7 +58,7 @@ def _labels(group: ExplainedGroup) -> list[str]:
 
 
 def advantage_bars(labels: Sequence[str], totals: Sequence[float], advantages: Sequence[float]) -> Any:
-    """A group: each completion's reward with the group's mean, and the advantage that comes of it."""
+    """A group: each completion's reward with the group's mean, and the resulting advantage."""
     figure, (left, right) = new_figure(9, 0.42 * len(labels) + 1.1, 1, 2)
     places = range(len(labels))
     left.barh(places, totals, color=BLUE)

@@ -1,4 +1,4 @@
-"""A run's health in a few lines: what is wrong first, what is well in one line, what could not be examined by name."""
+"""A run's health in a few lines: problems first, what is well in one line, what could not be examined by name."""
 
 from __future__ import annotations
 

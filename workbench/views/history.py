@@ -1,4 +1,4 @@
-"""What a run's figure draws: columns that grow by a row per step, their reduction to buckets, and marks of what happened."""
+"""The data of a run's figure: columns that grow by a row per step, their reduction to buckets, and marks of events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def weighted(function: str) -> str:
 class History:
     """The columns that the figure draws, as flat arrays of doubles (NaN where a step lacks the number).
 
-    `weights`, by function, are for rows that do not say which weight was in force (older runs). A function that appears
+    `weights`, by function, are for rows without the effective weight (older runs). A function that appears
     later (another task, a reloaded file) gets its column then.
     """
 
@@ -48,7 +48,7 @@ class History:
             self.columns[key] = array("d", [float("nan")]) * len(self.steps)
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append one row of metrics. A run that was continued goes back to its checkpoint: what came after it is dropped."""
+        """Append one row of metrics. A resumed run goes back to its checkpoint: later rows are dropped."""
         if all(name == "step" or name.startswith("eval_") for name in values):
             return  # the trainer's own evaluation after a step is not drawn
         while self.step >= step and self.steps:
@@ -89,7 +89,7 @@ class History:
         return ~idle if not idle.all() and np.isnan(self[key][idle]).all() else np.ones(len(idle), dtype=bool)
 
     def last(self, key: str) -> float | None:
-        """The number under `key` in the newest row that it may be in; None if it is not there."""
+        """The number under `key` in the newest row that may have it; None if it is missing."""
         if key not in self.columns or not self.steps:
             return None
         newest = float(self[key][self.measured(key)][-1])
@@ -102,7 +102,7 @@ class History:
 
 
 class Envelope(NamedTuple):
-    """A column in buckets of steps: the middle step of each, and the least, mean and greatest value in it."""
+    """A column in buckets of steps: the middle step of each, and its minimum, mean and maximum."""
 
     x: np.ndarray
     low: np.ndarray
@@ -111,7 +111,7 @@ class Envelope(NamedTuple):
 
 
 def envelope(x: np.ndarray, y: np.ndarray, buckets: int) -> Envelope:
-    """At most so many buckets, NaN where one holds no number: no peak is lost, and the mean does not zigzag."""
+    """At most this many buckets, NaN where one holds no number: no peak is lost, and the mean does not zigzag."""
     if len(x) <= buckets:
         return Envelope(x, y, y, y)
     size = -(-len(x) // buckets)
@@ -129,7 +129,7 @@ _LONGEST = 34  # characters of a mark's words
 
 
 class Mark(NamedTuple):
-    """One event at one step: a change that somebody made, one that the recipe made by itself, a stage, a checkpoint."""
+    """One event at one step: a change by somebody or by the recipe, a stage, a checkpoint."""
 
     step: int
     kind: str
@@ -138,7 +138,7 @@ class Mark(NamedTuple):
 
 
 def add_mark(marks: list[Mark], event: Fields) -> None:
-    """Append the mark of an event, if it leaves one. A run that is continued goes back to its checkpoint: later ones go.
+    """Append the mark of an event, if it leaves one. A resumed run goes back to its checkpoint: later marks are dropped.
 
     A change that was made after the checkpoint's own step is in the checkpoint, though it counts from the step after.
     """
@@ -158,7 +158,7 @@ def add_mark(marks: list[Mark], event: Fields) -> None:
 
 
 def change_text(event: Fields) -> str | None:
-    """A change to a run's settings in few words (`correctness x 2 → x 0.5`); None for what changes none of them."""
+    """A change to a run's settings in few words (`correctness x 2 → x 0.5`); None for an event that changes none."""
     action, function = event.get("action"), event.get("function", "")
     sides = [side.get(function) if isinstance(side, dict) else side for side in (event.get("before"), event.get("after"))]
     before, after = (f"{side:.3g}" if isinstance(side, (int, float)) and not isinstance(side, bool) else "?" for side in sides)

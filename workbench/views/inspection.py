@@ -1,4 +1,4 @@
-"""What was found in a run, for a cell: listings with their word diffs, and a completion shaded token by token."""
+"""Findings in a run, for a cell: listings with their word diffs, and a completion shaded token by token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DIFF = {" ": "{}", "-": f"<del style='color:{BAD}'>{{}}</del>", "+": f"<ins sty
 
 
 def listing_table(listing: Listing) -> Table:
-    """A `Listing`: its verdict, and some of its rows, texts as they are; of two texts the first, and what became of its words."""
+    """A `Listing`: its verdict, and some of its rows, texts as they are; of two texts the first, with a word diff."""
     differs = {"text_before", "text_after"} <= set(listing.frame.columns)
     names = [name for name in listing.frame.columns if not (differs and name == "text_after")]
     rows = []
@@ -48,7 +48,7 @@ def _cell(name: str, value: Any) -> Any:
 
 
 def token_page(view: TokenView) -> View:
-    """A `TokenView`: each token shaded by its share of the KL, underlined by what the advantage made of it."""
+    """A `TokenView`: each token shaded by its share of the KL, underlined by the effect of the advantage."""
     most = float(view.kl.max()) or 1.0
     line = GOOD if view.advantage > 0 else BAD if view.advantage < 0 else "transparent"
     spans = []
@@ -63,7 +63,7 @@ def token_page(view: TokenView) -> View:
 
 
 def comparison_view(comparison: Comparison) -> View:
-    """A `Comparison`: the runs' reward, group std and KL over one another, then what differs."""
+    """A `Comparison`: the runs' reward, group std and KL overlaid, then what differs."""
     figure, axes = new_figure(10, 2.6, columns=3)
     for number, run in enumerate(comparison.runs):
         colour = (BLUE, ORANGE)[number] if number < 2 else f"C{number}"

@@ -1,4 +1,4 @@
-"""The lab: a group of completions that are scored while one types, beside what reward hacks earn; without widgets, as tables.
+"""The lab: a group of completions scored while one types, beside the scores of reward hacks; without widgets, as tables.
 
 A task that came from a file is loaded again whenever the file is saved. Everything runs between cells, on the kernel's own
 event loop: no thread touches a widget, which some front ends forbid. While a cell runs, the panel waits.
@@ -45,13 +45,13 @@ class Lab:
 
     Args:
         task: a `Task`, a task file, or the name of a task that ships.
-        completions: texts to begin with; None: a reference completion and three probes, or nothing where that one was guessed.
-        row: number of the prompt to begin with.
+        completions: texts to start with; None: a reference completion and three probes, or nothing where it was guessed.
+        row: number of the prompt to start with.
         scale_rewards: TRL's setting, for the advantages.
 
     Raises:
         RecipeError: if `scale_rewards` is unknown.
-        TaskError: if the task cannot be used, or a completion is no text.
+        TaskError: if the task cannot be used, or a completion is not text.
         IndexError: if the task has no such row.
     """
 
@@ -100,7 +100,7 @@ class Lab:
         return {**self._static(), **widget_view(self.widget)}
 
     def close(self) -> None:
-        """Stop looking after the task file, and end the functions' process."""
+        """Stop watching the task file, and end the functions' process."""
         if self._watching is not None:
             self._watching.cancel()
         self.bench.suite.close()
@@ -210,7 +210,7 @@ class Lab:
             self.refresh()
 
     def refresh(self, everything: bool = False) -> None:
-        """Score what stands in the boxes; with `everything`, show prompt and audit again, too."""
+        """Score the texts in the boxes; with `everything`, also refresh prompt and audit."""
         try:
             if everything:
                 self._show_prompt()
@@ -290,7 +290,7 @@ class Lab:
         return stat.st_mtime_ns, stat.st_size
 
     def look(self) -> None:
-        """Load the task again if its file was saved; the last good one stays while it cannot be. The panel does it itself."""
+        """Reload the task if its file was saved; if that fails, the last good one stays. The panel does this itself."""
         stamp = self._saved()
         if self.file is None or stamp is None or stamp == self._stamp:
             return
@@ -331,7 +331,7 @@ def _one(group: ExplainedGroup, index: int, page: str, problems: Sequence[tuple[
 
 
 def highlighted(text: str, matched: Iterable[tuple[int, int]], asked: Iterable[str] = ()) -> str:
-    """HTML of a completion: on yellow what was matched in it, by (start, end); underlined the marks that were asked for."""
+    """HTML of a completion: matched parts, by (start, end), in yellow; the marks that the prompt asks for underlined."""
     text, more = text[:LONGEST_SHOWN], len(text) - LONGEST_SHOWN
     places = range(len(text))
     found = {place for span in matched for place in places[slice(*span)]}

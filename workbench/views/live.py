@@ -1,7 +1,7 @@
 """A run in a notebook cell: one panel (`RunCell`) with two feeds, the trainer (`LivePlot`) or the run's files (`RunPanel`).
 
-A run that is followed by its files has a separate process (`start`, `workbench train`, another kernel), and the panel an idle
-kernel, on whose event loop it looks between cells. Nothing is lost when the kernel restarts.
+A run followed by its files has a separate process (`start`, `workbench train`, another kernel), and the panel an idle
+kernel, on whose event loop it updates between cells. Nothing is lost when the kernel restarts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OPEN: dict[str, RunPanel] = {}  # the panel that shows each run: shown again, i
 class RunCell(Generic[Viewed]):
     """A `RunView` in a notebook cell: status, picture, controls, health and group, each updated in place when it changes.
 
-    A picture is drawn as often as a share of the time allows, but is never older than `oldest_s` when something new came;
+    A picture is drawn as often as a share of the time allows, but is never older than `oldest_s` when there is news;
     a new alarm draws at once. `draws` counts them.
     """
 
@@ -75,7 +75,7 @@ class RunCell(Generic[Viewed]):
                 self.controls.ended(ended)
 
     def _show(self, line: str, draw: bool | None = None) -> None:
-        """Bring the words up to date, and the picture if it is due; `draw`: whether or not it is."""
+        """Update the words, and the picture if it is due; `draw`: even if it is not."""
         if not self.places:
             return
         self._put("status", _status(line))
@@ -114,7 +114,7 @@ def _status(line: str) -> dict[str, str]:
 
 
 class LivePlot(RunCell[RunView]):
-    """Watches a run in the notebook cell that trains it, in place, at a bounded price.
+    """Shows a run in the notebook cell that trains it, in place, at a bounded cost.
 
     Pass it to `train(..., watchers=[LivePlot()])`. The status line, the verdicts on the run's health and one group move at
     every step. The curves are redrawn as often as 0.8 % of the run's time allows, but at the end of a step they are never
@@ -181,7 +181,7 @@ class LivePlot(RunCell[RunView]):
         self._batch = scored
 
     def verdicts(self, verdicts: list[Any]) -> None:
-        """The run's health was looked at: shown at the end of the step, with a picture if there is a new alarm."""
+        """The run's health was checked: shown at the end of the step, with a picture if there is a new alarm."""
         self.view.verdicts = list(verdicts)
 
     def event(self, event: Fields) -> None:
@@ -228,8 +228,8 @@ class RunPanel(RunCell[FollowedRun]):
 
     Args:
         run: a run, its name or path, "latest", or what `start(...)` returned.
-        root: where runs are looked for by name.
-        every_s: seconds between two looks.
+        root: the folder of runs opened by name.
+        every_s: seconds between two updates.
         group_every: steps between two groups.
         controls: with buttons and fields.
 
@@ -259,7 +259,7 @@ class RunPanel(RunCell[FollowedRun]):
 
     @property
     def run(self) -> RunDirectory | None:
-        """The run; None as long as there is none."""
+        """The run; None while there is none."""
         return self.view.run
 
     @property
@@ -280,7 +280,7 @@ class RunPanel(RunCell[FollowedRun]):
                 self.box.children = [self.controls.widget]
 
     def look(self, health: bool = True) -> None:
-        """Read what is new and show it, with the run's health if it is time to. The panel does this while it is shown."""
+        """Read what is new and show it, with the run's health if it is due. The panel does this while it is shown."""
         if self.over:
             return
         events = self.view.look()
@@ -305,7 +305,7 @@ class RunPanel(RunCell[FollowedRun]):
     def wait(self, timeout_s: float | None = None) -> str:
         """Follow the run here and now, until it ends (or `timeout_s` is over): for a notebook that is executed as a whole.
 
-        Returns the run's status. An Interrupt ends the waiting, not the run.
+        Returns the run's status. An Interrupt stops waiting, not the run.
         """
         until = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         with contextlib.suppress(KeyboardInterrupt):
@@ -335,7 +335,7 @@ class RunPanel(RunCell[FollowedRun]):
 
     # -- showing -----------------------------------------------------------------------------------------------------
     def line(self) -> str:
-        """The status line; while there is no run, what its process printed last."""
+        """The status line; while there is no run, the last output of its process."""
         return self.view.line()
 
     def _elapsed_s(self) -> float:

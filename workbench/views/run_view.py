@@ -1,4 +1,4 @@
-"""A run as it is shown: picture, status in words, health, and one group of its latest step.
+"""A run on display: picture, status in words, health, and one group of its latest step.
 
 A `RunView` is fed by the trainer in memory (`LivePlot`, in the cell that trains); a `FollowedRun` feeds itself from the
 run's files (`RunPanel`, `workbench watch`).
@@ -43,12 +43,12 @@ _AFTER = {
 
 
 def oldest_s(elapsed_s: float) -> float:
-    """How old a picture may be at the end of a step, whatever it costs to draw: 5 s, or 2 % of the run if longer."""
+    """Maximum age of a picture at the end of a step, regardless of its cost: 5 s, or 2 % of the run if longer."""
     return max(OLDEST_S, OLDEST_SHARE * elapsed_s)
 
 
 class RunView:
-    """A run's curves, marks, verdicts and latest group (another one after `group_every` steps), kept by whoever feeds it."""
+    """A run's curves, marks, verdicts and latest group (another one after `group_every` steps), fed by its caller."""
 
     def __init__(self, group_every: int = 1) -> None:
         self.group_every = max(1, group_every)
@@ -67,7 +67,7 @@ class RunView:
         self.steered = False  # somebody changed something
 
     def begin(self, run: RunDirectory, total: int | None = None, beta: float | None = None) -> None:
-        """Show this run. The steps that it will take and the beta that it begins with are its recipe's, unless given."""
+        """Show this run. Its total steps and initial beta are the recipe's, unless given."""
         self.run = run
         self.name = run.name
         self.stages = len(run.recipe().stages) > 1
@@ -106,7 +106,7 @@ class RunView:
 
     # -- shown ---------------------------------------------------------------------------------------------------
     def words(self, elapsed_s: float | None, message: str | None = None) -> str:
-        """The status line: where the run is (or how it ended), its numbers, and the time left, as its latest steps predict."""
+        """The status line: where the run is (or how it ended), its numbers, and the time left by its latest steps."""
         paused = self.state.paused
         where = f"paused after {self._place()}" if paused else self._place()
         if self.stages and self.state.stage:
@@ -129,7 +129,7 @@ class RunView:
         return f"step {self.history.step}" + (f" of {self.total}" if self.total > 0 else "")
 
     def left_s(self, elapsed_s: float | None = None) -> float | None:
-        """Seconds until the planned steps are done, as the latest steps (or the mean of all) predict; None: not known."""
+        """Seconds until the planned steps are done, predicted from the latest steps (or the mean of all); None: not known."""
         step, step_s = self.history.step, self.history.recent_step_s()
         if step_s is None and elapsed_s is not None and step:
             step_s = elapsed_s / step
@@ -150,7 +150,7 @@ class RunView:
 
 
 class FollowedRun(RunView):
-    """A run that trains elsewhere (or has ended), as far as its files tell; `look` brings it up to date.
+    """A run that trains elsewhere (or has ended), as far as its files tell; `look` updates it.
 
     `run` is a run, or what `start` returned, whose run comes later. `status` is "loading" (there is no run yet), "running",
     or how it ended: "finished", "stopped", "aborted", "failed", "killed", "gone" if nothing of it was kept, or "not begun"
@@ -221,13 +221,13 @@ class FollowedRun(RunView):
             return "killed"
 
     def read_group(self) -> None:
-        """Read a group of the newest step, if it is time for another one."""
+        """Read a group of the newest step, if another one is due."""
         newest = None if self.run is None or self.status == "gone" else newest_part(self.run)
         if newest is not None and self._wants_group(newest[0]) and (batch := read_batch(newest[1])) is not None:
             self.show_group(batch)
 
     def time_to_examine(self) -> bool:
-        """Whether there is something new to examine, and examining it would not take too large a share of the time."""
+        """Whether there is something new to examine, at an acceptable share of the time."""
         if not len(self.history) or not self._unexamined:
             return False
         pause = min(self.health_cost_s / HEALTH_SHARE, oldest_s(self.elapsed_s() or 0.0))
@@ -253,7 +253,7 @@ class FollowedRun(RunView):
         return max(0.0, time.time() - self._begun) if self._begun is not None else None
 
     def message(self) -> str | None:
-        """How the run ended, and what can be done now; None while it trains."""
+        """How the run ended, and what to do next; None while it trains."""
         if not self.over or self.run is None:
             return None
         how = f"{self.status} after {self.history.step} step{'s' * (self.history.step != 1)}"
@@ -266,7 +266,7 @@ class FollowedRun(RunView):
         return f"{how}; {after}"
 
     def line(self) -> str:
-        """The status line; while there is no run, what its process printed last."""
+        """The status line; while there is no run, the last output of its process."""
         if self.status == "not begun":
             return f"the process ended before the run began\n{self.started.error or self.started.log_tail().strip()}"
         if self.run is None:

@@ -1,4 +1,4 @@
-"""Tables and words. What a model wrote is shown as text and nothing else: escaped, in `<pre>`, the invisible made visible."""
+"""Tables and words. Model text is shown only as text: escaped, in `<pre>`, with invisible characters made visible."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Html(str):
 
 
 class CellMark(str):
-    """A verdict in a word, in its colour; or a number or word in one that is given."""
+    """A verdict in a word, in its colour; or a number or word in a given colour."""
 
     colour: str
 
@@ -86,7 +86,7 @@ class CellMark(str):
 
 
 def no_formulas(page: str) -> str:
-    """HTML in which MathJax (2, then 3, as in JupyterLab 4) makes no formula of what stands between two dollars."""
+    """HTML in which MathJax (2, then 3, as in JupyterLab 4) does not turn text between two dollars into a formula."""
     return f"<div class='tex2jax_ignore mathjax_ignore'>{page}</div>"
 
 
@@ -106,12 +106,12 @@ def item(state: str, *texts: str) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """`text` in at most so many characters."""
+    """`text` truncated to `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def one_line(text: str, most: int = LONGEST_SHOWN) -> str:
-    """`text` in one line of at most so many characters, with line breaks and what is invisible made visible."""
+    """`text` in one line of at most `most` characters, with line breaks and invisible characters made visible."""
     return cut(plain_text(text.replace("\n", "⏎")), most)
 
 
@@ -121,7 +121,7 @@ def number(value: Any, form: str = ".3g") -> str:
 
 
 def short_name(function: str) -> str:
-    """A reward function's name as a column's: without the ending that they all share."""
+    """A reward function's name for a column: without the ending that they all share."""
     return function.removesuffix("_func").removesuffix("_reward") or function
 
 

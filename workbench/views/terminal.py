@@ -21,7 +21,7 @@ _NUMBERS = (("reward", REWARD, ".2f"), ("std", GROUP_STD, ".2f"), ("kl", KL, ".4
 
 
 class _Text(bars.TextColumn):
-    """Text beside a bar, shown as it is: the name of a run or a task is no markup."""
+    """Text beside a bar, shown as it is: the name of a run or a task is not markup."""
 
     def render(self, task: Any) -> Any:
         text = super().render(task)
@@ -30,9 +30,9 @@ class _Text(bars.TextColumn):
 
 
 class Bar(bars.Progress):
-    """A bar on standard error, so that standard output stays for results; what is printed meanwhile goes above it, as text.
+    """A bar on standard error, which leaves standard output to results; text printed meanwhile goes above it.
 
-    Its tasks have a field `numbers`, the text beside it. With `remaining`, it shows the time elapsed, and what rich expects.
+    Its tasks have a field `numbers`, the text beside it. With `remaining`, it shows the time elapsed, and rich's estimate.
     """
 
     def __init__(self, unit: str, remaining: bool = True) -> None:
@@ -55,9 +55,9 @@ class Bar(bars.Progress):
 
 @contextlib.contextmanager
 def progress(unit: str, name: str = "") -> Generator[Callable[..., None]]:
-    """The bar of one call: call it with what is done (and how much there is, if that is known).
+    """The bar of one call: call it with the number done (and the total, if known).
 
-    Where there is no terminal to draw in, a call with a name says it in a line.
+    Without a terminal to draw in, a call with a name prints a line.
     """
     with Bar(unit) as bar:
         task = bar.add_task(name, total=None, numbers="")
@@ -71,10 +71,10 @@ def progress(unit: str, name: str = "") -> Generator[Callable[..., None]]:
 
 
 class TerminalProgress:
-    """A run on standard error: a bar with its numbers, and above it what happens to it.
+    """A run on standard error: a bar with its numbers, and its events above it.
 
-    Pass it to `train(..., watchers=[TerminalProgress()])`. Where there is no terminal to draw in, there is a line for the
-    first step, and each that is a multiple of `every`.
+    Pass it to `train(..., watchers=[TerminalProgress()])`. Without a terminal to draw in, it prints a line for the
+    first step, and for each multiple of `every`.
     """
 
     def __init__(self, remaining: bool = True, every: int = 10) -> None:
@@ -87,7 +87,7 @@ class TerminalProgress:
         self.bar.start()
 
     def update(self, step: int, values: Fields, more: str = "") -> None:
-        """Bring the bar to a step: its reward, within-group std, KL and share of dead groups, and what else is said."""
+        """Move the bar to a step: its reward, within-group std, KL and share of dead groups, and further text."""
         self._latest |= {key: values[key] for _, key, _ in _NUMBERS if values.get(key) is not None}
         wide = self.bar.console.width >= _WIDE or not self.bar.console.is_terminal
         numbers = [each for each in _NUMBERS if wide or each[1] in (REWARD, DEAD)]
@@ -107,6 +107,6 @@ class TerminalProgress:
         self.bar.console.print(plain_text(text), soft_wrap=True)
 
     def end(self, message: str) -> None:
-        """Keep what the run says at its end in `ended`: it is a result, and belongs on standard output."""
+        """Keep the run's closing words in `ended`: they are a result, and belong on standard output."""
         self.bar.stop()
         self.ended = message

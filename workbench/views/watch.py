@@ -21,7 +21,7 @@ _BY = "command line"
 
 
 def snapshot(run: FollowedRun) -> Fields:
-    """A run as it stands, as one JSON object."""
+    """A run's current state, as one JSON object."""
     running = run.status == "running"
     keys = ("name", "state", "function", "line", "remedy")
     verdicts = run.examine() if len(run.history) else []
@@ -48,7 +48,7 @@ def _latest(run: FollowedRun) -> dict[str, float]:
 
 
 def snapshot_text(run: FollowedRun) -> str:
-    """A run as it stands, for people: status, health, and one group of its newest step."""
+    """A run's current state, for people: status, health, and one group of its newest step."""
     parts = [run.line().replace(GAP, "\n  ", 1)]
     if len(run.history) and (verdicts := run.examine()):
         parts.append(verdict_lines(verdicts))
@@ -59,7 +59,7 @@ def snapshot_text(run: FollowedRun) -> str:
 
 
 def follow(run: FollowedRun, every_s: float = 1.0) -> str:
-    """Show a run in the terminal until it ends; returns its status. An Interrupt ends the watching, not the run."""
+    """Show a run in the terminal until it ends; returns its status. An Interrupt stops watching, not the run."""
     terminal = TerminalProgress(remaining=False, every=1)
     marked = len(run.marks)
     states: dict[Any, str] = {}  # of the verdicts that were shown
@@ -96,7 +96,7 @@ def _times(run: FollowedRun) -> str:
 
 
 def _changed(verdicts: Iterable[Any], states: dict[Any, str]) -> list[str]:
-    """The verdicts whose state differs from what was shown before, in lines; `states` is brought up to date."""
+    """The verdicts whose state differs from what was shown before, in lines; `states` is updated."""
     lines, quiet = [], ("ok", "skipped")  # states that are not worth a line
     for verdict in verdicts:
         before, states[verdict.key] = states.get(verdict.key), verdict.state
@@ -108,10 +108,10 @@ def _changed(verdicts: Iterable[Any], states: dict[Any, str]) -> list[str]:
 
 
 def control(run: RunDirectory, action: str, words: Sequence[str] = (), timeout_s: float = 60.0, force: bool = False) -> Fields:
-    """Ask a run for something, and wait for its trainer's answer; a step that is in flight is finished first.
+    """Send a request to a run, and wait for its trainer's answer; a step in flight is finished first.
 
     `words` are FUNCTION and VALUE, where the action takes them. Returns the event that answers it; without one in time,
-    `{"applied": None, "id": …}`. A request that cannot be right, or a run that does not train, is a RequestError.
+    `{"applied": None, "id": …}`. A request that cannot be right, or a run that is not training, is a RequestError.
     """
     wanted = (*ACTIONS.get(action, ("", ()))[1], "more")  # `send` says what is missing, unknown or too much
     identity = send(run, action, by=_BY, force=force, **dict(zip(wanted, words)))
@@ -123,7 +123,7 @@ def control(run: RunDirectory, action: str, words: Sequence[str] = (), timeout_s
 
 
 def answered(reply: Fields, timeout_s: float) -> str:
-    """What came of a request, in a line."""
+    """The result of a request, in a line."""
     if reply["applied"]:
         return answer_line(reply, own=_BY)
     if reply["applied"] is not None:  # value, rule and remedy, in lines of their own

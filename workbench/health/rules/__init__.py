@@ -1,4 +1,4 @@
-"""What can go wrong with a run, one rule each: the numbers that show it, what causes it, and what to do.
+"""What can go wrong with a run, one rule each: the numbers that show it, its cause, and the remedy.
 
 A rule looks at one `ExaminedRun` and gives one or more verdicts. A false alarm costs more than a late one, so each rule
 waits for enough batches, groups or completions, compares the bounds of intervals rather than means, and says "skipped"

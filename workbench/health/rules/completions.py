@@ -35,7 +35,7 @@ _DEAD = {  # what most dead groups are -> (cause, remedy)
         "first see whether the rewards can pay (`workbench probe`, notebook 02); then take easier prompts (notebook 01 measures "
         "difficulty) or more completions per prompt",
     ),
-    SAME_SCORE: ("different completions are paid the same", "look at one such group in notebook 04; give the reward finer steps"),
+    SAME_SCORE: ("different completions earn the same", "look at one such group in notebook 04; give the reward finer steps"),
     IDENTICAL: ("the policy writes the same text each time", "raise the temperature; more equal completions do not help"),
     CANCELLED: (
         "what one function pays, another takes away",
@@ -73,7 +73,7 @@ def dead_groups(view: ExaminedRun) -> Verdict:
 
 @rule()
 def learnt_out(view: ExaminedRun) -> Verdict:
-    """Groups that are all right, batch after batch, and neither the reward nor held-out prompts that still gain.
+    """Groups that are all right, batch after batch, while neither the reward nor held-out prompts still gain.
 
     A warning once 20 batches brought no improvement; where held-out prompts do not tell, with three in four groups all right.
     """
@@ -86,7 +86,7 @@ def learnt_out(view: ExaminedRun) -> Verdict:
         return view.verdict(OK, line, evidence)
     note = f"{line}: nothing left to learn there"
     prompts = view.prompts(lambda group: group.dead and group.right == size)
-    remedy = "stop here, or go on with harder prompts"
+    remedy = "stop here, or continue with harder prompts"
     # Back from the end, as long as the same can be said of every window of so many batches; then on to where the reward is flat.
     latest, counted = len(batches) - WINDOW, np.array([batch.group_count for batch in batches])
     begin, rewards = latest, view.rewards_of(batches)
@@ -124,7 +124,7 @@ def learnt_out(view: ExaminedRun) -> Verdict:
     if best := best_of(view.held_out):
         evidence["best_step"] = best["step"]
         remedy = f"{remedy}; the best adapter by the held-out prompts is that of step {best['step']}"
-    cause = "the policy solves what it is asked, and a group that is all right has no gradient"
+    cause = "the policy solves these prompts, and a group that is all right has no gradient"
     return view.verdict(WARNING, line, evidence, cause, remedy, over=(since, batches[-1].step), prompts=prompts)
 
 
@@ -153,7 +153,7 @@ def collapse(view: ExaminedRun) -> Verdict:
         return view.verdict(OK, f"{percent(distinct)} of a group's texts are distinct", evidence)
     words = f"in {percent(same.value)} of the latest {groups} groups all texts are the same and not right"
     if everywhere:
-        words = f"{percent(one.value)} of the latest completions are one text, whatever the prompt, and not right"
+        words = f"{percent(one.value)} of the latest completions are one text, for any prompt, and not right"
     words += f"; the commonest begins {recent[-1].commonest[:40]!r}"
     cause = "the policy is sure of one text: it exploits a reward, learns too fast, or was sure from the start"
     remedy = "go back to a checkpoint from before; then a lower learning rate, a higher beta, or another reward"
@@ -166,7 +166,7 @@ def collapse(view: ExaminedRun) -> Verdict:
 
 @rule()
 def wasted(view: ExaminedRun) -> Verdict:
-    """The share of the compute that went into dead groups, in minutes, and the prompts that are dead each time."""
+    """The share of compute spent on dead groups, in minutes, and the prompts that are dead each time."""
     batches = view.everything
     groups, kinds = view.total("group_count", batches), view.dead_kinds(batches)
     dead, by_kind = sum(kinds.values()), {kind: count for kind, count in kinds.items() if count}
@@ -217,7 +217,7 @@ def truncation(view: ExaminedRun) -> Verdict:
         if share(unended - clipped, count).low <= 0.2:
             return view.verdict(OK, words, evidence)
         words += f"; {percent((unended - clipped) / count)} end below the limit, by no EOS token that the record knows"
-        remedy = "check eos_token_id in the model's generation_config and in its tokenizer; stop strings end completions, too"
+        remedy = "check eos_token_id in the model's generation_config and in its tokenizer; stop strings also end completions"
         return view.verdict(NOTE, words, evidence, "", remedy)
     words += (f" at {limit} tokens" if limit else "") + f"; of the cut ones {percent(clipped_right / clipped)} are right"
     words += f", of the others {percent(right_of_others)}" if others else ""
@@ -229,10 +229,10 @@ def truncation(view: ExaminedRun) -> Verdict:
 
 @rule(batches=10)
 def length_drift(view: ExaminedRun) -> Verdict:
-    """Completions that have become much longer or shorter, and no more often right."""
+    """Completions that became much longer or shorter, but not more often right."""
     before, after = (statistics.fmean(batch.length for batch in side) for side in view.ends())
     if not before and not after:
-        return not_examined("length_tokens", "the record does not say how long completions are")
+        return not_examined("length_tokens", "the record has no completion lengths")
     moved, ratio = slope([batch.length for batch in view.batches]), after / before if before else float("inf")
     right_before, right_after, risen = view.rise("right")
     correlations = [batch.length_correlation for batch in view.recent if batch.length_correlation is not None]
@@ -269,7 +269,7 @@ def format_without_right(view: ExaminedRun) -> Verdict:
     if view.batches[-1].formatted is None:
         return not_examined("format_by", "the task names no function that says whether the format is kept")
     if format_by is not None and format_by == right_by:
-        return not_examined("right_by", f"{right_by} says both what is right and what is in the format")
+        return not_examined("right_by", f"{right_by} decides both what is right and what is in the format")
     if waits := view.too_few(batches=8):
         return waits
     last = view.ends()[1]
@@ -284,7 +284,7 @@ def format_without_right(view: ExaminedRun) -> Verdict:
     if format_.low <= 0.1 or not flat:
         return view.verdict(OK, words, evidence, **about)
     cause = "the format is paid whether or not the answer in it is right, and answers are too hard, or paid too little"
-    remedy = "raise the weight of the function that says what is right, take easier prompts, or pay partly right answers"
+    remedy = "raise the weight of the function that decides what is right, take easier prompts, or pay partly right answers"
     prompts = view.prompts(lambda group: group.right == 0, last)
     # With the format all but learnt, it has nothing more to give, and the rest of the run is about the answers.
     return view.verdict(ALARM if now > 0.8 else WARNING, words, evidence, cause, remedy, prompts=prompts, **about)

@@ -25,7 +25,7 @@ def _at_the_end(values: Sequence[Any], holds: Callable[[Any], Any]) -> int:
 
 @rule(batches=0)
 def kl_not_measured(view: ExaminedRun) -> Verdict:
-    """Whether anybody measures how far the policy has gone."""
+    """Whether the policy's distance from the base is measured."""
     rows, count = view.rows, len(view.kl)
     if not rows:
         return not_examined("metrics.jsonl", "no step was logged")
@@ -40,7 +40,7 @@ def kl_not_measured(view: ExaminedRun) -> Verdict:
 
 @rule(batches=0)
 def kl_runaway(view: ExaminedRun) -> Verdict:
-    """The policy leaves the reference model, faster and faster."""
+    """The policy moves away from the reference model, faster and faster."""
     values, beta = view.kl, view.config.beta
     if not values:
         return not_examined(KL, "the metrics have no kl" + (", as beta = 0" if beta == 0 else ""))
@@ -92,10 +92,10 @@ def entropy_collapse(view: ExaminedRun) -> Verdict:
     flat = rose.low <= 0 and rose.high < FLAT and view.reward_slope.low <= 0 and now < 0.9
     if first < FELL * last or not flat:
         return view.verdict(OK, words, evidence, over=batches)
-    cause = "each update makes what is likely likelier, until what was worth trying is no longer sampled"
+    cause = "each update makes likely text likelier, until alternatives are no longer sampled"
     remedy = "go back to a checkpoint from before; then a lower learning rate, entropy_coef = 0.001 to 0.01, or "
     remedy += "top_entropy_quantile = 0.2; with several updates per generation also epsilon_high = 0.28"
-    return view.verdict(WARNING, f"{words}: surer, and no better", evidence, cause, remedy, over=batches)
+    return view.verdict(WARNING, f"{words}: more certain, but no better", evidence, cause, remedy, over=batches)
 
 
 @rule(batches=0)
@@ -125,9 +125,9 @@ def non_finite(view: ExaminedRun) -> Verdict:
     remedy = "stop; load the policy in another precision (bfloat16 or float32), and lower the learning rate"
     if strange:
         cause = "a reward is NaN or infinite: a function's score, or its weight"
-        remedy = "stop; mend the function, or bound its score; a weight is a number such as 1.0"
+        remedy = "stop; fix the function, or bound its score; a weight is a number such as 1.0"
     elif good:
-        remedy = f"stop; go on from a checkpoint of step {good[-1]} or before, with a lower learning rate or in bfloat16"
+        remedy = f"stop; resume from a checkpoint of step {good[-1]} or before, with a lower learning rate or in bfloat16"
     state = WARNING if after >= 3 else ALARM
     # The scaler of 16-bit floats tries a scale, sees an infinite gradient, leaves that step out and takes a smaller one.
     if view.config.fp16 and keys == [GRAD_NORM] and streak < 3:
@@ -145,7 +145,7 @@ def _broken(row: Fields) -> dict[str, str]:
 
 @rule(batches=0)
 def zero_gradient(view: ExaminedRun) -> Verdict:
-    """A gradient of exactly zero, step after step, though there are groups to learn from."""
+    """A gradient of exactly zero, step after step, although there are groups to learn from."""
     norms = view.numbers(GRAD_NORM)
     if not norms:
         return not_examined(GRAD_NORM, "the metrics have no grad_norm")

@@ -23,7 +23,7 @@ STILL = 1e-5
 
 @rule()
 def reward_cannot_pay(view: ExaminedRun) -> Verdict | list[Verdict]:
-    """A function with a weight that has given every completion the same, although it has better to give."""
+    """A weighted function that has given every completion the same score, although it could pay more."""
     constant = [verdict for function in view.functions if (verdict := _constant(view, function)) is not None]
     count = view.total("completions", view.batches)
     line = f"each function has paid differently among {count} completions"
@@ -60,7 +60,7 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
     line = f"{name} has paid {low:g} for each of {count} completions"
     if best is None:
         line += "; what it could pay is not known"
-        cause = "it reads the completion in another shape than it gets it, or asks for something that none of them has"
+        cause = "it expects completions in another shape than it gets, or asks for something that none of them has"
         remedy = "run `workbench probe`; if it is a penalty that has not had to strike, declare it with @max_score(0)"
         if view.config.warm_start and name == view.config.right_by:
             cause, remedy = "too hard a task: it can pay, as it did in the warm start", view.helps_to_begin.removeprefix("; ")
@@ -80,9 +80,9 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
 
 @rule()
 def one_function(view: ExaminedRun) -> Verdict:
-    """One function that makes nearly all of the advantages, while others that have a weight differ too."""
+    """One function that makes nearly all of the advantages, while other weighted functions also differ."""
     if len(view.functions) < 2:
-        return view.verdict(OK, "one reward function has a weight, and decides", {}, over=())
+        return view.verdict(OK, "only one reward function has a weight, so it decides", {}, over=())
     weights = {function.name: function.weight for function in view.functions}
     living = [batch for batch in view.recent if batch.dead_count < batch.group_count]
     batches = [batch for batch in living if {own.name: own.weight for own in batch.functions if own.weight} == weights]

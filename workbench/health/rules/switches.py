@@ -1,4 +1,4 @@
-"""Which settings did anything: read off the ratios, clip shares, norms and cut completions of the record."""
+"""Which settings had an effect: read off the record's ratios, clip shares, norms and cut completions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from workbench.run.metrics import DEAD
 
 @rule(batches=0)
 def inert_settings(view: ExaminedRun) -> Verdict:
-    """Every setting that changed nothing in this run, defaults too, and those that did."""
+    """Every setting, defaults included, that changed nothing in this run, and those that did."""
     settings, rows = view.config.settings, view.rows
     if not rows:
         return not_examined("metrics.jsonl", "no step was logged")

@@ -1,4 +1,4 @@
-"""What stands around a run, a file each. The order is that in which their hooks are called."""
+"""The features around a run, one file each. Their hooks are called in this order."""
 
 from workbench.training.feature import Feature
 from workbench.training.features.adaptive import Adaptive

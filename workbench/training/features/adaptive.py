@@ -17,13 +17,13 @@ from workbench.training.plan import Stage
 
 
 class Adaptive(Feature):
-    """The adaptive weights of the stage that trains. Changes are requests like any other, so that the record has them."""
+    """The adaptive weights of the current stage. Changes are requests like any other, so the record holds them."""
 
     key = "adaptive"
 
     @classmethod
     def check(cls, stage: Stage, where: str) -> None:
-        """RecipeError for a function that the stage has not, or a weight that cannot adapt."""
+        """RecipeError for a function that the stage does not have, or a weight that cannot adapt."""
         suite = stage.suite
         if suite is None:
             return
@@ -56,7 +56,7 @@ class Adaptive(Feature):
 
 
 class AdaptiveWeights:
-    """Follows the success of the functions that a recipe names, and says when a weight should change.
+    """Follows the success of the functions that a recipe names, and decides when a weight should change.
 
     A function that succeeds too seldom weighs more, one that nearly always does weighs less; success is the share of its
     best score that it pays on average. Only the ratio between several functions' weights matters: `scale_rewards: group`
@@ -85,7 +85,7 @@ class AdaptiveWeights:
                 self.state["most_seen"][name] = max(self.state["most_seen"][name], float(np.nanmax(column)))
 
     def due(self, weights: dict[str, float]) -> list[Fields]:
-        """Called once a step: the `function`s that should change now (no muted one), the `value` of their weight, and `why`."""
+        """Called once per step: each `function` to change now (never a muted one), its new weight `value`, and `why`."""
         changes, steps = [], self.state["steps"]
         for name, part in self.parts.items():
             steps[name] += 1
@@ -105,11 +105,11 @@ class AdaptiveWeights:
         return changes
 
     def reloaded(self, reward_funcs: Fields) -> None:
-        """Functions were loaded: what they state as their maximum may be another number."""
+        """Functions were loaded: their stated maximum may have changed."""
         for name in self.parts.keys() & reward_funcs.keys():
             self._best[name] = self.parts[name].best_score or max_score_of(reward_funcs[name])
 
     def restore(self, state: Fields) -> None:
-        """Go on from what `state` said."""
+        """Continue from a saved `state`."""
         for key, by_function in self.state.items():
             by_function.update(state.get(key, {}))

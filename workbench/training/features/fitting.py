@@ -1,5 +1,5 @@
-"""The memory estimate of a run on a GPU: what it decides before, what it says, what the first step measured, and what
-to do when it was too much.
+"""The memory estimate of a run on a GPU: what it decides beforehand, what it reports, what the first step measured, and what
+to do when memory runs out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workbench.training.settings.device import Machine
 
 
 class MemoryFit(Feature):
-    """What a stage should need of a GPU, and did need; it decides on memory where a plan is made."""
+    """GPU memory a stage should need, and did need; it decides on memory when a plan is made."""
 
     key = "memory"
 
@@ -45,9 +45,9 @@ class MemoryFit(Feature):
 
 
 def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory:
-    """For `prepare(memory=...)`: what follows from the memory of a card, of so many GB or that of the machine.
+    """The memory callback of `prepare(memory=...)`, for a card of `vram_gb`, or for this machine's.
 
-    On a machine without a GPU the estimate is of a card all the same, and the settings are taken as it would run them.
+    On a machine without a GPU the estimate is still for a card, with the settings as the card would run them.
     Without `estimates`, only gradient checkpointing is chosen, and nothing without a card.
     """
 
@@ -81,9 +81,9 @@ def _on_a_gpu(part: Part, *, vllm: bool) -> Part:
 
 
 class Fit:
-    """Says what a stage should need, and after its first step what it did need.
+    """Reports what a stage should need, and after its first step what it did need.
 
-    On a machine without a GPU it says and measures nothing.
+    On a machine without a GPU it reports and measures nothing.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -97,7 +97,7 @@ class Fit:
                 self.estimate = memory.estimate(stage.recipe, stage.settings, **self._how)
 
     def first_step_done(self, run: RunDirectory) -> None:
-        """Keep what the first whole step needed beside the estimate."""
+        """Record what the first whole step needed, beside the estimate."""
         peak = None if self._measured else memory.measured_peak()
         self._measured = True
         if peak is None or self.estimate is None:
@@ -105,7 +105,7 @@ class Fit:
         run.update_manifest(memory={"estimate": self.estimate.found(), "measured_peak_bytes": peak})
 
     def explained(self, error: Exception) -> Exception:
-        """The error to raise: one that says what would fit, if memory was the trouble; else the same."""
+        """The error to raise: if memory ran out, one that names what would fit; else the same."""
         if not memory.is_oom(error):
             return error
         return memory.explain_oom(error, self.stage.recipe, self.stage.settings, **self._how)

@@ -1,9 +1,9 @@
 """Held-out prompts, measured while a run trains (`eval_every` in the recipe), and the best adapter kept.
 
-The same prompts each time, chosen by the seed from those of the recipe's own task, as `workbench eval` takes them, whatever
-task a stage trains on; as step 0 the base, and then the policy after a warm start. One completion each, sampled at the training
+The same prompts each time, chosen by the seed from the recipe's own task as `workbench eval` does, on any task that
+a stage trains on; step 0 is the base, followed by the policy after a warm start. One completion each, sampled at the training
 temperature with the same random numbers: the likeliest tokens (`eval_temperature: 0`) may all be right before and after, as the
-demo's are, and the policy much better. What training computes stays what it is, to the last bit. Completions and scores are
+demo's are, although the policy is much better. What training computes does not change by a bit. Completions and scores are
 rows in `held_out/step-N.parquet`, apart from those of training.
 """
 
@@ -44,10 +44,10 @@ def chosen(recipe: Recipe, task: Task) -> list[Row]:
 
 
 def held_out_lines(recipe: Recipe, task: Task | None, completions: int, steps: int) -> list[str]:
-    """A line on what `eval_every` will measure, and at what price; RecipeError if it cannot.
+    """A line on what `eval_every` will measure, and its cost; RecipeError if it cannot.
 
     Args:
-        completions: of a step.
+        completions: per step.
         steps: of the run; below 1 where epochs decide.
     """
     every = recipe.eval_every
@@ -108,7 +108,7 @@ class HeldOut(Feature):
         return held_out_lines(asked.recipe, asked.task, asked.stages[0].planned.completions, asked.steps)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Measure the base, and the policy if it is not the base, as far as that was not done before the run was stopped."""
+        """Measure the base, and the policy if it differs, unless that was done before the run was stopped."""
         session = self.session
         if session.stage is not session.stages[0]:
             return
@@ -119,7 +119,7 @@ class HeldOut(Feature):
             self._measure(0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Measure the adapter as it is after this step, if it is time to, or the run ends with it."""
+        """Measure the adapter after this step, if it is due or the run ends here."""
         step = state.global_step
         ends = step >= state.max_steps and self.session.stage is self.session.stages[-1]
         due = (step % self.every == 0 or ends) and not any(own["step"] == step for own in self.measurements)
@@ -127,7 +127,7 @@ class HeldOut(Feature):
             self._measure(step)
 
     def row(self) -> dict[str, float]:
-        """What was measured since the latest row; trackers have it from there, too."""
+        """What was measured since the latest row; trackers read it there also."""
         values, self._correct = self._correct, {}
         return values
 
@@ -150,7 +150,7 @@ class HeldOut(Feature):
             self.failed = True
             said = f"{type(error).__name__}: {error}"
             self.session.recorder.event("held_out_failed", step, error=said)
-            print(f"step {step}: held-out prompts are measured no more, training goes on: {said}", flush=True)
+            print(f"step {step}: held-out prompts are no longer measured, training continues: {said}", flush=True)
             return
         if not same:
             event["seconds"] = time.perf_counter() - started
@@ -190,7 +190,7 @@ class HeldOut(Feature):
             save_adapter(self.policy.model, self.policy.tokenizer, folder)
 
     def _forget(self) -> None:
-        # The best one, and those that were the best at the checkpoints that a run can go on from.
+        # The best one, and those that were the best at the checkpoints that a run can resume from.
         ends = [float("inf"), *(int(folder.name[11:]) for folder in self.run.saved())]
         bests = [best_of([own for own in self.measurements if own["step"] <= end]) for end in ends]
         kept = {f"best-{own['step']}" for own in bests if own}

@@ -1,6 +1,6 @@
-"""How far the importance ratio goes, of which TRL logs only what was clipped.
+"""How far the importance ratio goes; TRL logs only how much of it was clipped.
 
-Unsloth's GPU trainer computes its loss elsewhere: there nothing is noted.
+Unsloth's GPU trainer computes its loss elsewhere: there nothing is recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OVER: dict[str, Callable[[list[float]], float]] = {RATIO_LOW: min, RATIO_HIGH: 
 
 
 class RatioWatch(Feature):
-    """Notes the lowest and the highest ratio of every loss, and how much an off-policy mask takes out."""
+    """Records the minimum and maximum ratio of every loss, and how much an off-policy mask removes."""
 
     key = "ratio"
 
@@ -28,7 +28,7 @@ class RatioWatch(Feature):
         self.noted: dict[str, list[float]] = {name: [] for name in _OVER}  # since the latest row of metrics, of each loss
 
     def row(self) -> dict[str, float]:
-        """The numbers of the losses since the latest row."""
+        """The numbers of all losses since the latest row."""
         values = {name: _OVER[name](noted) for name, noted in self.noted.items() if noted}
         for noted in self.noted.values():
             noted.clear()

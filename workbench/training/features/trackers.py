@@ -1,10 +1,10 @@
-"""Experiment trackers beside the run's own files: TensorBoard, Trackio, Weights & Biases, MLflow, and what else transformers
+"""Experiment trackers beside the run's own files: TensorBoard, Trackio, Weights & Biases, MLflow, and any other that transformers
 has a callback for.
 
-The run directory is the record, and it is whole without them; so a tracker may fail or hang at any moment. Each runs in a
-thread of its own with a deadline for every event: the first thing that goes wrong is reported once and takes that tracker out.
+The run directory is the record, and it is complete without them; so a tracker may fail or hang at any moment. Each runs in a
+separate thread with a deadline for every event: the first failure is reported once and removes that tracker.
 What a tracker writes goes to `runs/<run_name>/trackers/<tracker>`, unless the environment says otherwise; nothing is sent
-anywhere that the environment does not ask for, nor TRL's table of completions, as no tracker stands in its `report_to`.
+anywhere that the environment does not ask for, nor TRL's table of completions, as its `report_to` names no tracker.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Trackers(Feature):
 
         def failed(name: str, error: str) -> None:
             run.log_event("tracker_failed", tracker=name, error=error)
-            print(f"{name} failed and is left out, training goes on: {error}", flush=True)
+            print(f"{name} failed and is left out, training continues: {error}", flush=True)
 
         self.callbacks, lines = tracker_callbacks(wanted, run.name, run.path / "trackers", failed)
         for line in lines:
@@ -74,7 +74,7 @@ class Trackers(Feature):
 
 
 def planned_trackers(report_to: str | Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """(trackers that can be used here, one line for each that is asked for and not installed); RecipeError for an unknown one."""
+    """(trackers usable here, one line for each that was requested and is not installed); RecipeError for an unknown one."""
     from transformers.integrations.integration_utils import get_available_reporting_integrations
 
     asked = check_trackers(report_to)
@@ -94,9 +94,9 @@ def tracker_callbacks(
 ) -> tuple[list[Any], list[str]]:
     """(a callback for each tracker, the lines to show). Build GRPOConfig with `report_to="none"` and add these instead.
 
-    A run may train in several stages, with a trainer each: the callbacks see the first beginning, every log line, and end
-    at `close()`, which the run calls whatever became of it. `on_failure` is called once with (tracker, what went wrong), in
-    the trainer's own thread, for a tracker that is taken out.
+    A run may train in several stages, with a trainer each: the callbacks see the first begin, every log line, and end
+    at `close()`, which the run calls however it ended. `on_failure` is called once with (tracker, what went wrong), in
+    the trainer's own thread, for a tracker that is removed.
     """
     names, notes = planned_trackers(report_to)
     if os.environ.get("RANK", "0") != "0":  # of several processes that train together, the first reports
@@ -112,7 +112,7 @@ def tracker_callbacks(
 
 
 def _environment(name: str, place: Path) -> tuple[dict[str, str], str]:
-    """(what its library reads from the environment and the user has not set there, the line that says where it writes)."""
+    """(environment variables that its library reads and the user has not set, the line that says where it writes)."""
     # A database is what MLflow wants; its small edition (mlflow-skinny) has none and keeps files.
     store = f"sqlite:///{place}/mlflow.db" if importlib.util.find_spec("sqlalchemy") else place.as_uri()
     # Without a key wandb asks for one, or waits.
@@ -149,7 +149,7 @@ def _work(calls: queue.SimpleQueue) -> None:
 
 
 def _guarded(name: str, run_name: str, settings: dict[str, str], on_failure: OnFailure) -> Any:
-    """A `TrainerCallback` that passes a trainer's events on to the tracker's own one for as long as that works."""
+    """A `TrainerCallback` that forwards a trainer's events to the tracker's own callback for as long as that works."""
     from transformers import TrainerCallback
 
     class Tracker(TrainerCallback):  # a class for each: the trainer takes two of the same class for a mistake
@@ -167,11 +167,11 @@ def _guarded(name: str, run_name: str, settings: dict[str, str], on_failure: OnF
 
         @property
         def works(self) -> bool:
-            """Whether it still gets the run's events."""
+            """Whether it still receives the run's events."""
             return self._inner is not None
 
         def close(self) -> None:
-            """End the tracker's run and put the environment back; nothing the second time."""
+            """End the tracker's run and restore the environment; a second call does nothing."""
             if self._last:
                 self._pass("on_train_end", *self._last[:3], **self._last[3])
             if self.works and name == "wandb" and self._inner.own:

@@ -2,7 +2,7 @@
 
 GRPO learns from the differences within a group; where no completion is ever right there are none. So completions of the
 training prompts are drawn until enough are right (rejection sampling), TRL's SFTTrainer trains the run's adapter on those, and
-GRPO goes on from there. What is drawn depends on the recipe's seed alone.
+GRPO continues from there. What is drawn depends on the recipe's seed alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SHARED = (
 
 
 class Right(NamedTuple):
-    """A completion that is right, and so trained on; `number`: which try it was, from 1."""
+    """A right completion, to train on; `number`: which try it was, from 1."""
 
     row: Row
     completion: Completion
@@ -52,7 +52,7 @@ class Right(NamedTuple):
 class WarmStart(Feature):
     """The warm start of a recipe that asks for one, before the first step.
 
-    It is saved before and after, so that a run that is killed in it starts it over, and one that is killed later has it.
+    It is saved before and after: a run that is killed during it starts it over, and one that is killed later keeps it.
     """
 
     key = "warm_start"
@@ -71,13 +71,13 @@ class WarmStart(Feature):
     @classmethod
     def resumes(cls, recipe: Recipe, point: Point, manifest: Fields) -> list[str]:
         if not point.state.get("warm_started", True):
-            return ["its warm start was not over and starts over"]
+            return ["its warm start had not finished and starts over"]
         if recipe.warm_start is not None and point.step and "warm_start" not in manifest:
             return ["warm_start changes nothing here: it comes before the first step"]
         return []
 
     def before_first(self, stage: Stage) -> bool:
-        """Whether training may begin: there is no warm start, or it is over."""
+        """Whether training may begin: there is no warm start, or it has finished."""
         from transformers import set_seed
 
         session = self.session
@@ -103,12 +103,12 @@ class WarmStart(Feature):
 
 
 def checked(part: WarmStartPart, stage: Stage) -> list[str]:
-    """What it will cost and what it makes of KL, for the plan; RecipeError for one that cannot be."""
+    """What it will cost and how it affects KL, for the plan; RecipeError for an impossible one."""
     if (count := processes.count()) > 1:
         rule, remedy = "a warm start samples and fine-tunes in one process", "start one process, or leave warm_start out"
         raise RecipeError(f"warm_start in {count} processes", rule=rule, remedy=remedy)
     if part.source == "reference" and stage.task is not None and stage.task.ideal is None:
-        value, rule = "warm_start.source = 'reference'", f"those are of the task's `ideal`, and {stage.task.name!r} has none"
+        value, rule = "warm_start.source = 'reference'", f"those come from the task's `ideal`, and {stage.task.name!r} has none"
         raise RecipeError(value, rule=rule, remedy="write Task(..., ideal=lambda row: row['solution']), or set source: policy")
     drawn = f"at most {part.tries * part.samples:,} completions are sampled until {part.samples} are right"
     drawn = f"{part.samples} reference completions that are right" if part.source == "reference" else drawn
@@ -190,9 +190,9 @@ def _too_few(part: WarmStartPart, found: int, tries: int) -> RunError:
 
 @random_kept()
 def fine_tune(trainer: Any, policy: Policy, stage: Stage, part: WarmStartPart, found: list[Right], stops: Callable) -> Any:
-    """Train the adapter on what was found, as GRPO's `trainer` would compute it; returns the SFTTrainer.
+    """Train the adapter on the completions found, as GRPO's `trainer` would compute it; returns the SFTTrainer.
 
-    The loss is of the completions alone. They are trained token by token as they were sampled, after the prompt that GRPO
+    The loss covers the completions alone. They are trained token by token as they were sampled, after the prompt that GRPO
     renders: nothing goes through the template a second time.
     """
     from datasets import Dataset
@@ -227,7 +227,7 @@ def fine_tune(trainer: Any, policy: Policy, stage: Stage, part: WarmStartPart, f
 
 
 def run(session: Any) -> Fields | None:
-    """The warm start of a session's run, for its record; None if it was stopped, and then the policy is not to be used."""
+    """The warm start of a session's run, for its record; None if it was stopped: then do not use the policy."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""The run's health, looked at while it trains: a watcher of the recorder like the live plot, and told first."""
+"""The run's health, checked while it trains: a watcher of the recorder like the live plot, and called first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workbench.workspace import to_json
 
 
 class HealthWatch(Feature):
-    """Keeps a `Watchdog` for the stage that trains. If it fails it is left out for the rest of the stage."""
+    """Keeps a `Watchdog` for the current stage. If it fails it is left out for the rest of the stage."""
 
     key = "watchdog"
     called, failed = "the health verdicts", "watchdog_failed"  # where it is left out
@@ -36,7 +36,7 @@ class HealthWatch(Feature):
         self.watch()
 
     def watch(self) -> None:
-        """Be told of everything before the other watchers."""
+        """Receive everything before the other watchers."""
         watchers = self.session.recorder.watchers
         if self not in watchers:
             watchers.insert(0, self)
@@ -47,7 +47,7 @@ class HealthWatch(Feature):
 
     @classmethod
     def late_result(cls, run: RunDirectory) -> Fields:
-        """What the last look at a run would have found that was killed before it wrote its result."""
+        """What the last check would have found, for a run that was killed before it wrote its result."""
         wrong = [to_json(each) for each in examine_run(run, last=LATEST) if each.state in (ALARM, WARNING)]
         return {"health": wrong, "reward_errors": reward_errors(run.events())}
 
@@ -56,7 +56,7 @@ class HealthWatch(Feature):
         self.watch()  # it may have been left out in the stage before
 
     def config(self) -> RunConfig:
-        """What the stage is asked to do now."""
+        """What the stage is now set to do."""
         control = self.session.control
         task, stage, suite = control.task, control.stage, control.suite
         best = dict(zip(suite.names, map(max_score_of, task.reward_funcs), strict=True))
@@ -78,22 +78,22 @@ class HealthWatch(Feature):
         """Nothing: a stage has begun already."""
 
     def batch(self, scored: Any, summary: Any) -> None:
-        """Take in a batch; one that is scored before training begins is nobody's."""
+        """Take in a batch; one that is scored before training begins does not count."""
         if self.dog is not None:
             self.dog.batch(summary)
 
     def update(self, step: int, values: Fields) -> None:
-        """Take in a row of metrics, and look where it is time to."""
+        """Take in a row of metrics, and check where it is due."""
         if self.dog is not None:
             self.dog.row(step, values)
             if self.dog.due():
                 self.look(step)
 
     def end(self, message: str) -> None:
-        """Nothing: the last look was `closing`'s."""
+        """Nothing: the last check was `closing`'s."""
 
     def look(self, step: int) -> None:
-        """Look at the run's health; what is newly wrong is an event, and an alarm is printed, too."""
+        """Check the run's health; a new problem becomes an event, and an alarm is also printed."""
         recorder, dog = self.session.recorder, self.dog
         if dog is None:
             return
@@ -104,12 +104,12 @@ class HealthWatch(Feature):
 
     # -- as a feature ----------------------------------------------------------------------------------------------------
     def reloaded(self, suite: RewardSuite) -> None:
-        """What was seen says nothing about other functions."""
+        """Forget the batches seen: they say nothing about other functions."""
         if self.dog is not None:
             self.dog.forget()
 
     def resumed(self, step: int, begun: int) -> None:
-        """Take in what the record holds of the stage, so that nothing is alarmed about twice."""
+        """Take in what the record holds of the stage, so that no alarm is raised twice."""
         if self.works:
             self.session.recorder.watching(self, lambda: self._fill(step, begun))
 
@@ -131,21 +131,21 @@ class HealthWatch(Feature):
         dog.verdicts = [each for each in dog.verdicts if (*each.key, each.state) in told]
 
     def closing(self, step: int) -> None:
-        """The last look."""
+        """The last check."""
         if self.works:
             self.session.recorder.watching(self, lambda: self.look(step))
 
     @property
     def works(self) -> bool:
-        """Whether it looks: it was not left out."""
+        """Whether it still checks: it was not left out."""
         return self.dog is not None and self in self.session.recorder.watchers
 
     def result(self, seconds: float) -> Fields:
-        """The alarms and warnings of the last look."""
+        """The alarms and warnings of the last check."""
         return {"health": self.dog.found() if self.dog is not None and self.works else []}
 
     def words(self) -> str:
-        """On a run that cannot have learnt, on scores that functions failed to give, and on what the verdicts found."""
+        """Words on a run that cannot have learnt, on scores that functions failed to give, and on what the verdicts found."""
         text = nothing_learnt(self.session.recorder)
         if self.dog is not None and self.works:
             text += words_of(self.dog, self.session.run.name)

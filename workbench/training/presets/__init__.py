@@ -1,6 +1,6 @@
-"""Recipes to start from, by name. What each number is and where it comes from stands beside it in the file.
+"""Recipes to start from, by name. The file explains each number, and where it comes from, beside it.
 
-None of them was measured on a GPU: there was none to measure on.
+None of them was measured on a GPU: none was available.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def preset_names() -> list[str]:
 
 
 def find_recipe(name_or_path: str | Path) -> Path:
-    """The recipe file that a word means: a file if there is one, else the preset of that name; RecipeError with the nearest."""
+    """The recipe file that a word means: that file, else the preset of that name; RecipeError names the nearest."""
     file, name, presets = find(name_or_path), str(name_or_path), preset_names()
     if file.is_file():
         if file.suffix not in _NO_RECIPE:
@@ -39,8 +39,8 @@ def find_recipe(name_or_path: str | Path) -> Path:
 
 
 def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bool, bool]:
-    """What a recipe file, a preset's name, a script or a recipe asks for: (what to call it, the recipe, lines about what a
-    script had otherwise, whether policy.name was asked for, and a task).
+    """What a recipe file, a preset's name, a script or a recipe asks for: (its name, the recipe, lines about what a
+    script set otherwise, whether policy.name was requested, and a task).
     """
     from workbench.training.script import read_script
 

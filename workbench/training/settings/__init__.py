@@ -1,4 +1,4 @@
-"""What a recipe's settings become, checked before anything is loaded: names, values, batch, device.
+"""What a recipe's settings become (names, values, batch, device), checked before anything is loaded.
 
 Every field of the installed `GRPOConfig` is accepted under its own name. Old names are translated, what belongs elsewhere
 in the recipe is moved there, and what this device cannot do is changed, each with a visible line; any other name is an
@@ -47,8 +47,8 @@ __all__ = [
 
 
 def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None) -> tuple[Recipe, Fields, list[str]]:
-    """(the recipe under today's names, every value as asked; the settings that GRPOConfig is built from, over the defaults,
-    with whole groups, for this device; a line for each thing that is not as it was asked or is often not meant). Idempotent.
+    """(the recipe under today's names, every value as requested; the settings that GRPOConfig is built from, over the defaults,
+    with whole groups, for this device; a line for each change from the request, or setting that is often not meant). Idempotent.
 
     `fields` are `field_names(config_class)`. RecipeError for a name that is not among them, with the nearest; for names that
     disagree.
@@ -71,9 +71,9 @@ def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None)
 
 
 def check_lengths(recipe: Recipe, settings: Fields) -> None:
-    """RecipeError, with the arithmetic, if the lengths that were asked for do not fit into the context together, in tokens.
+    """RecipeError, with the arithmetic, if the requested lengths, in tokens, do not fit into the context together.
 
-    It is checked before a prompt is measured. Unsloth would cut the completions instead.
+    Checked before a prompt is measured. Unsloth would cut the completions instead.
     """
     context, completion = recipe.policy.max_seq_length, settings["max_completion_length"]
     prompt, longer = recipe.max_prompt_length, "set policy.max_seq_length to"
@@ -96,7 +96,7 @@ def field_names(config_class: Any) -> set[str]:
 
 
 def stages_decide(recipe: Recipe) -> list[str]:
-    """One line for a recipe that says how long to train beside its stages, which say it themselves; else none."""
+    """One line if a recipe sets its length beside its stages, whose own steps decide; else none."""
     asked = {name: recipe.grpo.get(name) for name in ("max_steps", "num_train_epochs")}
     beside = [f"grpo.{name} = {value}" for name, value in asked.items() if value not in (None, -1)]
     if not recipe.stages or not beside:

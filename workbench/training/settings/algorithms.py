@@ -1,6 +1,6 @@
-"""The variants of GRPO that a recipe asks for in one word: what each sets, and whose paper says so.
+"""The variants of GRPO that a recipe names in one word: what each sets, and which paper says so.
 
-What each paper sets in GRPOConfig's terms is as TRL's page on papers has it. Sizes, lengths and rates are not the algorithm's.
+Each paper's settings follow TRL's page on papers. Sizes, lengths and rates do not belong to the algorithm.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ ALGORITHMS = {
 
 
 def papers_fields(recipe: Recipe, fields: set[str] | None = None) -> Fields:
-    """What the recipe's `algorithm`, or else its `loss_type`, sets: but for what `grpo` says by name and, if `fields` of the
-    config are given, for what it lacks.
+    """What the recipe's `algorithm`, or else its `loss_type`, sets, except what `grpo` sets by name and, if `fields` of the
+    config are given, what the config lacks.
     """
     one = ALGORITHMS.get(recipe.algorithm or str(recipe.grpo.get("loss_type")))
     if one is None:
@@ -80,12 +80,12 @@ def papers_fields(recipe: Recipe, fields: set[str] | None = None) -> Fields:
 
 
 def asked_settings(recipe: Recipe) -> Fields:
-    """What the recipe asks for, by name or in the one word of its `algorithm`."""
+    """What the recipe asks for, by name or through its `algorithm`."""
     return {**recipe.grpo, **(papers_fields(recipe) if recipe.algorithm else {})}
 
 
 def papers_notes(recipe: Recipe, sets: Fields) -> list[str]:
-    """Lines on what was set, by whose paper, and what the recipe has otherwise."""
+    """Lines on what was set, by which paper, and where the recipe differs."""
     name = recipe.algorithm or str(recipe.grpo.get("loss_type"))
     values = ", ".join(f"{field} = {value!r}" for field, value in sets.items())
     if recipe.algorithm is None:

@@ -87,7 +87,7 @@ def _is_size(value: Any) -> bool:
 def whole_groups(settings: Fields, asked: Fields) -> tuple[Fields, list[str]]:
     """(settings whose generation batch holds whole groups, lines on what that raised): more `gradient_accumulation_steps`.
 
-    Never `per_device_train_batch_size`, as Unsloth does: that multiplies the memory of every forward pass. A batch that
+    It never raises `per_device_train_batch_size`, as Unsloth does: that multiplies the memory of every forward pass. A batch that
     was set outright (`steps_per_generation`, `generation_batch_size`) is not touched, nor is one that would more than
     double to hold whole groups (16 completions, groups of 5): `batch` refuses it and names what is near.
     """
@@ -108,7 +108,7 @@ def whole_groups(settings: Fields, asked: Fields) -> tuple[Fields, list[str]]:
 
 
 def check_prompts(count: int, planned: Batch) -> None:
-    """RecipeError without prompts for one generation batch: TRL would train zero steps and return as if all were well."""
+    """RecipeError if there are too few prompts for one generation batch: TRL would train zero steps and return without a word."""
     if count < planned.prompts:
         sizes = f"{planned.completions} completions / {planned.num_generations} num_generations"
         rule = f"one generation batch takes {planned.prompts} different prompts ({sizes}); with fewer, no step is trained"
@@ -131,7 +131,7 @@ def arithmetic(planned: Batch, settings: Fields, prompts: int) -> tuple[int, int
 
 
 def batch_line(planned: Batch, settings: Fields, prompts: int | None) -> str:
-    """The batch arithmetic as sentences; without a number of `prompts` nothing is said of epochs."""
+    """The batch arithmetic in sentences; without a number of `prompts`, epochs are left out."""
     found = arithmetic(planned, settings, prompts or planned.prompts)
     per_forward, per_step, uses, serves, per_epoch, left_over, steps = found
     by_epochs, group = (settings.get("max_steps") or -1) < 0, planned.num_generations

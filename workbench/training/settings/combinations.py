@@ -1,6 +1,6 @@
-"""Settings that work one by one and not together, or that may do something else than their author thinks: rules as data.
+"""Settings that work alone but not together, or that may not do what their author expects: rules as data.
 
-Each was checked where it says: in the installed TRL, in the paper, or in the thread.
+Each was checked in the source that it names: the installed TRL, the paper, or the thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_FOR_SEQUENCES = 0.01  # the paper's are 3e-4 and 4e-4: a mean over a sequen
 
 
 class _Own:
-    """A recipe's settings, for conditions and for the braces of their words."""
+    """A recipe's settings, for conditions and for the braces in their texts."""
 
     def __init__(self, recipe: Recipe, settings: Settings) -> None:
         self.recipe = recipe
@@ -29,16 +29,16 @@ class _Own:
         self.sequence = by_sequence(settings)
 
     def __getitem__(self, name: str) -> Any:
-        """In force."""
+        """The effective value."""
         own = self.settings.get(name)
         return getattr(self.recipe.policy, name, None) if own is None else own
 
     def papers(self, name: str) -> Any:
-        """As asked for by name, or in the one word of `algorithm`."""
+        """As requested by name, or through `algorithm`."""
         return asked_settings(self.recipe).get(name)
 
     def asked(self, name: str, otherwise: float = 0) -> Any:
-        """As asked for by name, if it is a number."""
+        """As requested by name, if it is a number."""
         own = self.recipe.grpo.get(name)
         return own if isinstance(own, (int, float)) and not isinstance(own, bool) else otherwise
 
@@ -62,7 +62,7 @@ COMBINATIONS = (
      "top_entropy_quantile = {top_entropy_quantile} with importance_sampling_level = 'sequence': a sequence's ratio sends its "
      "gradient to all of its tokens, also to those of low entropy", _LOSS, "set importance_sampling_level to 'token'"),
     (lambda own: own.sequence and ratio_is_one(own.settings) and corrects_kl(own.settings) and own["top_entropy_quantile"] == 1,
-     "importance_sampling_level = 'sequence' at one update per generation: the ratio is 1, so that it changes the KL term's "
+     "importance_sampling_level = 'sequence' at one update per generation: the ratio is 1, so it changes the KL term's "
      "gradient (beta = {beta}) and nothing else", _LOSS, "set num_iterations to 2, and it clips whole sequences"),
     (lambda own: corrects_vllm(own.settings) and (own["top_p"] < 1 or own["top_k"] or own["min_p"]),
      "top_p, top_k or min_p with vLLM's importance-sampling correction: vLLM's probabilities are of the tokens left, the "
@@ -81,7 +81,7 @@ COMBINATIONS = (
      "GRPOTrainer._prepare_inputs", "lower gradient_accumulation_steps, or leave num_iterations out"),
     (lambda own: own["num_iterations"] > 1 and own.clips and own.papers("epsilon") is None and not ratio_is_one(own.settings),
      "num_iterations = {num_iterations} without epsilon: from the second pass on the clip decides what is learnt, at TRL's 0.2",
-     "arXiv:1707.06347 section 3", "set epsilon; clip_ratio in the record says how often it strikes"),
+     "arXiv:1707.06347 section 3", "set epsilon; clip_ratio in the record shows how often it clips"),
     (lambda own: own["use_adaptive_entropy"] and own.recipe.policy.backend == "unsloth",
      "use_adaptive_entropy with backend = 'unsloth': on a GPU Unsloth's loss has no such controller, and leaves out entropy_coef "
      "with it", "unsloth_zoo's rl_replacements.py", "set a fixed entropy_coef, or policy.backend to 'transformers'"),
@@ -119,7 +119,7 @@ def _defaults() -> Settings:
 
 
 def completed(settings: Settings, defaults: Settings) -> Settings:
-    """Every field as it will be: what is not set is the config class's default, and steps_per_generation follows from others."""
+    """Every field as it will be: unset ones are the config class's defaults, and steps_per_generation follows from others."""
     settings = defaults | {name: value for name, value in settings.items() if value is not None}
     if not settings.get("steps_per_generation") and (batch := settings.get("generation_batch_size")):
         with contextlib.suppress(TypeError, ZeroDivisionError):  # refused afterwards, by `batch`
@@ -129,7 +129,7 @@ def completed(settings: Settings, defaults: Settings) -> Settings:
 
 
 def advice(recipe: Recipe, settings: Settings) -> list[str]:
-    """A line for each combination that holds, and for settings that were asked for and will do nothing.
+    """A line for each combination that applies, and for requested settings that will do nothing.
 
     RecipeError for what the trainer would refuse once the policy is loaded.
     """

@@ -1,7 +1,7 @@
 """Settings that depend on the machine: precision, vLLM and the optimiser, each kept, or changed with a line.
 
 vLLM through Unsloth (`policy.fast_inference: true`) is switched on when the model is loaded: it takes its share of the GPU,
-holds the frozen weights in it, and Unsloth trains on the very same ones. Nothing of this has been run by the workbench yet:
+holds the frozen weights in it, and Unsloth trains on the very same ones. The workbench has not run any of this yet:
 there was no GPU with vLLM to run it on.
 """
 
@@ -34,7 +34,7 @@ _TRLS_ENGINE = (
 
 
 class Machine(NamedTuple):
-    """What settings depend on: looked at once, or said for a machine that is elsewhere."""
+    """What settings depend on: looked up once, or given for another machine."""
 
     cuda: bool
     bf16: bool  # computed natively, without emulation
@@ -45,7 +45,7 @@ class Machine(NamedTuple):
 
     @classmethod
     def here(cls, *, for_vllm: bool = False) -> Machine:
-        """This machine. Imports torch, and `for_vllm` vLLM where there is a GPU for it."""
+        """This machine. Imports torch, and with `for_vllm` vLLM where there is a GPU for it."""
         import torch
 
         cuda = torch.cuda.is_available()
@@ -55,12 +55,12 @@ class Machine(NamedTuple):
 
 
 def asks_for_vllm(settings: Fields, recipe: Recipe) -> bool:
-    """Whether vLLM is to generate, by either of its names."""
+    """Whether vLLM should generate, under either of its names."""
     return bool(settings.get("use_vllm") or recipe.policy.fast_inference)
 
 
 def fitted(settings: Fields, recipe: Recipe, machine: Machine) -> tuple[Fields, list[str]]:
-    """(settings that this device can train with, a line for each that is not what was asked); RecipeError where they clash."""
+    """(settings that this device can train with, a line for each that differs from the request); RecipeError where they clash."""
     found = dict(settings)
     notes = _precision(found, recipe, machine) + _vllm(found, recipe, machine)
     asked = found.get("optim")
@@ -137,9 +137,9 @@ def _vllm(found: Fields, recipe: Recipe, machine: Machine) -> list[str]:
 
 
 def missing(*, imports: bool = False) -> str:
-    """Why vLLM cannot be used in this process; empty if it can, as far as was looked.
+    """Why vLLM cannot be used in this process; empty if it can, as far as was checked.
 
-    It is only looked for, unless it `imports` it, too, which takes seconds and finds what an installed one lacks.
+    It is only looked for, unless `imports` is set: importing it takes seconds and finds what an installed one lacks.
     """
     with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec("vllm") is not None:
@@ -163,7 +163,7 @@ def _first_line(said: object) -> str:
 
 
 def why_not(backend: str, *, cuda: bool, missing: str) -> str:
-    """Why a policy cannot be loaded with `fast_inference`; empty if it can. `missing` is what the function of that name says."""
+    """Why a policy cannot be loaded with `fast_inference`; empty if it can. `missing` is what the function `missing` says."""
     if backend != "unsloth":
         return "it is Unsloth's, and the backend is transformers (grpo.use_vllm: true is TRL's own vLLM)"
     return missing if cuda else "this machine has no GPU"

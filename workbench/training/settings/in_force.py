@@ -1,4 +1,4 @@
-"""What was asked, what the libraries made of it, and what is in force: side by side, and never silent.
+"""Requested, what the libraries made of it, and effective: side by side, and never silent.
 
 On a GPU, importing Unsloth puts its own class in TRL's place, with other defaults and with changes of its own (it
 multiplies a batch, switches masks on, swaps optimisers). On a CPU it leaves TRL's class and changes use_cpu, optim and
@@ -35,7 +35,7 @@ CHANGED_HERE, CHANGED_THERE = "changed by the workbench", "changed by Unsloth/TR
 
 
 class Row(NamedTuple):
-    """One setting: as asked (None: not asked), as it would have been, as it is, and whose doing that is."""
+    """One setting: requested (None: not requested), default, effective, and set by."""
 
     name: str
     asked: Any
@@ -50,10 +50,10 @@ def asked_of(recipe: Recipe) -> Fields:
 
 
 def built(config_class: type, settings: Fields, **more: Any) -> Any:
-    """A GRPOConfig of what `normalised` gives, in which `scale_rewards` is as it was asked for.
+    """A GRPOConfig of what `normalised` gives, in which `scale_rewards` is as requested.
 
-    Unsloth's class turns "group" into "none" where loss_type is "dr_grpo", also if somebody asked for it, and the advantages
-    that are recorded would not be those that are trained.
+    Unsloth's class turns "group" into "none" where loss_type is "dr_grpo", even if it was requested, and the advantages
+    recorded would not be those trained on.
     """
     config = config_class(**{**settings, "scale_rewards": "none"}, **more)
     config.scale_rewards = plain_setting("scale_rewards", settings["scale_rewards"])
@@ -88,7 +88,7 @@ def in_force_table(asked: Fields, config: Any, given: Fields) -> list[Row]:
 
 
 def settings_in_force(config: Any) -> Fields:
-    """Every field of a built GRPOConfig that is no path and no secret: what the manifest keeps."""
+    """Every field of a built GRPOConfig that is neither a path nor a secret: what the manifest keeps."""
     names = (field.name for field in dataclasses.fields(config) if hasattr(config, field.name))
     return {name: as_json(getattr(config, name)) for name in names if decides(name)}
 
@@ -105,7 +105,7 @@ def as_json(value: Any) -> Any:
 
 
 def check_in_force(given: Fields, config: Any) -> list[str]:
-    """One line for each setting that was given and is not what is in force in a GRPOConfig, or a trainer's `args`, now."""
+    """One line for each given setting that is not effective in a GRPOConfig, or a trainer's `args`, now."""
     lines = []
     for name, value in given.items():
         wanted, now = plain_setting(name, value), plain_setting(name, getattr(config, name, None))
@@ -120,7 +120,7 @@ def check_in_force(given: Fields, config: Any) -> list[str]:
 
 
 def plain_setting(name: str, value: Any) -> Any:
-    """A setting as one compares and writes it: words for enumerations, and one way to write what has several."""
+    """A setting in the form to compare and write: words for enumerations, and one spelling for what has several."""
     value = getattr(value, "value", value)
     if name == "scale_rewards" and isinstance(value, bool):
         return "group" if value else "none"
@@ -131,7 +131,7 @@ def plain_setting(name: str, value: Any) -> Any:
 
 
 def defaults_of(config_class: Any) -> Fields:
-    """What a config class takes where a setting is not given."""
+    """What a config class uses where a setting is not given."""
     # The class that Unsloth generates keeps TRL's fields, and has its own defaults only in __init__.
     found = {field.name: field.default for field in dataclasses.fields(config_class)}
     found |= {one.name: one.default for one in inspect.signature(config_class.__init__).parameters.values()}

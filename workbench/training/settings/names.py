@@ -1,7 +1,7 @@
 """Names of settings: those of the installed `GRPOConfig`, the old ones, and those that belong elsewhere in the recipe.
 
-Unsloth prints "ignored" for a name that it does not know, and trains with a default. So every name is looked at before a
-config is built: it is right, or translated with a visible line, or an error that names the right one.
+Unsloth prints "ignored" for a name that it does not know, and trains with a default. So every name is checked before a
+config is built: it is right, or translated with a visible line, or it raises an error that names the right one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _WHY_MOVED = {
 
 # What the workbench or a library does by itself -> the reason why it can be left out.
 LEFT_OUT = {
-    "output_dir": "checkpoints lie in runs/<run_name>/checkpoints",
+    "output_dir": "checkpoints are in runs/<run_name>/checkpoints",
     "disable_tqdm": "the progress bar is the workbench's own",
     "save_safetensors": "weights are saved as safetensors and nothing else",
     "overwrite_output_dir": "a run never writes over another one",
@@ -68,8 +68,8 @@ LEFT_OUT = {
         ("hub_strategy", "hub_model_id", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision"),
         "nothing is uploaded while it trains; `workbench export --push` uploads, with HF_TOKEN",
     ),
-    "resume_from_checkpoint": "`workbench continue` goes on with a run, from its newest whole checkpoint",
-    "ignore_data_skip": "`workbench continue` goes on with the prompts that come next",
+    "resume_from_checkpoint": "`workbench continue` resumes a run from its newest whole checkpoint",
+    "ignore_data_skip": "`workbench continue` resumes with the prompts that come next",
     "model_init_kwargs": "the recipe's `policy` says how the model is loaded",
     "max_tool_calling_iterations": "a completion is one answer, without tools",
 }
@@ -117,8 +117,8 @@ _MEANT = {
 
 
 def with_new_names(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]:
-    """(the recipe with every name of `grpo`, and of its stages' `grpo`, as the installed libraries have it; a line for each
-    name that was translated, moved or left out); RecipeError for a name that nothing has, and for two that disagree.
+    """(the recipe with every name in `grpo`, and in its stages' `grpo`, as the installed libraries spell it; a line for each
+    name that was translated, moved or left out); RecipeError for an unknown name, and for two that disagree.
     """
     notes: list[str] = []
     content, fresh = recipe.model_dump(), Recipe().model_dump()
@@ -146,7 +146,7 @@ def with_new_names(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]
         called, stage["grpo"] = f"stage {stage['name']!r}: ", _translated(stage["grpo"], fields, lines)
         for name in (name for name in stage["grpo"] if name in {*MOVED, *LEFT_OUT, *ELSEWHERE}):
             where = MOVED.get(name) or ELSEWHERE.get(name) or "or not at all"
-            rule = "a stage changes settings of GRPOConfig; policy, adapter and seed are the whole run's"
+            rule = "a stage changes settings of GRPOConfig; policy, adapter and seed belong to the whole run"
             remedy = f"set it once, outside the stages ({where})"
             raise RecipeError(called + setting(f"grpo.{name}", stage["grpo"][name]), rule=rule, remedy=remedy)
         _check_known(stage["grpo"], fields)
@@ -182,9 +182,9 @@ def as_dtype(value: Any) -> str | None:
 
 
 def check_turns(used: Mapping[str, Any], where: str, error: type[WorkbenchError]) -> None:
-    """Refuse what makes a completion of several turns, of a trainer's (value by name) or of a recipe's, as an `error`."""
+    """Raise `error` for settings, of a trainer (value by name) or a recipe, that make completions of several turns."""
     if name := next((name for name in TURNS if used.get(name)), None):
-        rule = "turns are not recorded yet: what a tool or an environment says would stand on record as the policy's own words"
+        rule = "turns are not recorded yet: the words of a tool or an environment would be recorded as the policy's own"
         remedy = "for now, train without the workbench (TRL's log_completions shows the turns), or with completions of one turn"
         raise error(f"{where}: {name}", rule=rule, remedy=remedy)
 
@@ -203,7 +203,7 @@ def _check_known(asked: Fields, fields: set[str]) -> None:
 
 
 def nearest_setting(name: str, fields: Iterable[str]) -> str | None:
-    """The right name that `name` was most likely meant to be: a field, or where its old name went."""
+    """The name that `name` was most likely meant to be: a field, or the new place of an old name."""
     word = name.lower()
     known = {field: field for field in fields} | MOVED | ALIASES
     meant = [right for right, words in _MEANT.items() if word in words.split()]
@@ -211,12 +211,12 @@ def nearest_setting(name: str, fields: Iterable[str]) -> str | None:
 
 
 def overridden(recipe: Recipe, said: Sequence[str] = (), steps: int | None = None) -> Recipe:
-    """The recipe with other values; RecipeError for what cannot be set. Names of GRPOConfig are checked with the recipe's.
+    """The recipe with other values; RecipeError for what cannot be set. Names of GRPOConfig are checked with those of the recipe.
 
     Args:
         said: `key=value`; the key is a dotted field (`policy.load_in_4bit`, `stages.NAME.steps`), or a bare name: a field of
             the recipe, or else a setting of GRPOConfig; the value is YAML.
-        steps: train so many; None: as the recipe says.
+        steps: train this many; None: as the recipe says.
     """
 
     def refused(rule: str, remedy: str) -> RecipeError:
@@ -244,7 +244,7 @@ def overridden(recipe: Recipe, said: Sequence[str] = (), steps: int | None = Non
             raise refused("a field of the recipe, or of a stage by its name", "see recipe.yaml") from error
     if steps is not None and recipe.stages:
         remedy = f"--set stages.{recipe.stages[0].name}.steps={steps}"
-        raise RecipeError(f"--steps {steps}: the recipe has stages", rule="each stage says its own steps", remedy=remedy)
+        raise RecipeError(f"--steps {steps}: the recipe has stages", rule="each stage sets its own steps", remedy=remedy)
     if steps is not None:
         content.setdefault("grpo", {})["max_steps"] = steps
     return Recipe.of(content, "--set") if said or steps is not None else recipe

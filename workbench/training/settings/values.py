@@ -70,8 +70,8 @@ _REFUSED = {
     **dict.fromkeys(("eval_strategy", "eval_on_start", "load_best_model_at_end"), _NO_EVALUATION),
     "sync_ref_model": "TRL cannot sync the reference of an adapter; `stages` take the adapter as they find it for theirs",
     "use_liger_kernel": "liger-kernel is not installed here",
-    "remove_unused_columns": "the reward functions are handed the dataset's columns, the answer among them",
-    "dataloader_persistent_workers": "workers that persist need dataloader_num_workers above 0",
+    "remove_unused_columns": "the reward functions need the dataset's columns, the answer among them",
+    "dataloader_persistent_workers": "persistent workers need dataloader_num_workers above 0",
 }
 # ... except where these settings are so.
 _ALLOWED: dict[str, Callable[[Fields], Any]] = {
@@ -81,7 +81,7 @@ _ALLOWED: dict[str, Callable[[Fields], Any]] = {
 }
 _TAKES = {"use_liger_kernel": "liger_kernel"}  # a setting -> the optional library that it takes
 _NOT_GENERATED = {
-    "stop_strings": "transformers stops at strings only if it is handed a tokenizer, and TRL hands it none",
+    "stop_strings": "transformers stops at strings only if it gets a tokenizer, and TRL passes none",
     "custom_generate": "code that comes with a model is never run",
 }
 MOST_R = 4096
@@ -123,7 +123,7 @@ def check_values(settings: Fields, kinds: dict[str, set[type]]) -> None:
             quoted = isinstance(value, str) and _reads_as_number(value) and not wanted.isdisjoint((int, float))
             raise RecipeError(said, rule=f"{name} is {words}", remedy="write it without quotes" if quoted else f"give {words}")
         if name in _REFUSED and value and not _ALLOWED.get(name, lambda asked: False)(settings):
-            instead = "set the recipe's eval_every (25 steps, for example), which keeps the best adapter, too, and " * (
+            instead = "set the recipe's eval_every (25 steps, for example), which also keeps the best adapter, and " * (
                 _REFUSED[name] is _NO_EVALUATION
             )
             remedy = f"{instead}{'install it, or ' * bool(lacks(name))}leave it out"
@@ -172,7 +172,7 @@ def _fits(value: Any, wanted: set[type]) -> bool:
 
 
 def field_kinds(config_class: type) -> dict[str, set[type]]:
-    """For each field whose type is made of plain ones (int, float, bool, str, None): those."""
+    """For each field whose type consists of plain ones (int, float, bool, str, None): those types."""
     hints = typing.get_type_hints(config_class).items()
     kinds = {name: set(typing.get_args(hint) or (hint,)) for name, hint in hints}
     return {name: parts for name, parts in kinds.items() if parts <= set(_KIND_WORDS)}

@@ -1,7 +1,7 @@
-"""Completions for GRPO, faster than `generate` and the same: each prompt is read once for all its completions.
+"""The completions that `generate` would give, faster: each prompt is read once for all its completions.
 
-`decoding.py` is the loop and what it leaves to transformers' own path, `adapters.py` what makes it quick; what is here puts it
-where a trainer generates. It enters through `generate(custom_generate=...)`, transformers' own opening for another loop, so
+`decoding.py` is the loop and what it leaves to transformers' own path, `adapters.py` makes it quick; this module puts it
+where a trainer generates. It enters through `generate(custom_generate=...)`, transformers' own hook for another loop, so
 settings, processors of logits and stopping criteria are the ones that `generate` prepares.
 """
 
@@ -34,7 +34,7 @@ _COVERED = {
 
 
 def expected(recipe: Recipe, settings: Fields, cuda: bool, shape: ModelShape | None = None) -> str | None:
-    """Why TRL's own path will generate, as far as that can be told before a model is loaded; None: it will not.
+    """Why TRL's own path will generate, as far as is known before a model is loaded; None: it will not.
 
     `shape`: of the policy; None: not known.
     """
@@ -65,7 +65,7 @@ def generation_line(why_not: str | None, num_generations: int) -> str:
 
 
 class DecodingLoop(Feature):
-    """The loop, while a stage of a recipe's run trains."""
+    """The loop, for as long as a stage of a recipe's run trains."""
 
     key = "generation"
 
@@ -112,12 +112,12 @@ class DecodingLoop(Feature):
 
 
 class Generation:
-    """While it is entered, `model.generate` runs the workbench's loop, and transformers' own where that does not cover it.
+    """Inside, `model.generate` runs the workbench's loop, and transformers' own where the loop does not cover the call.
 
     Args:
         why_not: a reason to leave everything to transformers; afterwards, why the latest call was; None: the loop did it.
         changed: called with the reason when transformers' path takes over, or with None when the loop is back.
-        before: the run's stage before, whose `calls` of the loop ("workbench") and of transformers' path ("trl") count on.
+        before: the run's previous stage, whose `calls` of the loop ("workbench") and of transformers' path ("trl") are added to.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Generation:
         return not record.getMessage().startswith("Passing `generation_config` together with")
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As `model.generate`."""
+        """The same as `model.generate`."""
         found = None if self._always else self._loop(args, kwargs)
         if found is None:
             self.calls["trl"] += 1

@@ -1,4 +1,4 @@
-"""LoRA layers without what they do for others: the same sums on the same numbers, in fewer steps.
+"""LoRA layers reduced to what sampling needs: the same sums on the same numbers, in fewer steps.
 
 While completions are sampled no weight changes and no gradient is asked for. So a layer's adapter need not be looked up at
 every token, and on a CPU a frozen weight in NF4 need not be unpacked at every token: it is unpacked once. On a GPU it stays
@@ -17,10 +17,10 @@ _SHARE_OF_FREE = 0.5  # of free memory, for unpacked weights
 
 @contextlib.contextmanager
 def lean_adapters(model: Any) -> Generator[tuple[int, int]]:
-    """Replace the forward of every LoRA layer that has nothing out of the ordinary; put back after.
+    """Replace the forward of every plain LoRA layer; it is put back afterwards.
 
     What a layer computes stays the same to the last bit: base layer, adapter, scaling and conversions in PEFT's order.
-    Layers with more to them (DoRA, several adapters, hooks, another base layer, autocast) keep their own.
+    Other layers (DoRA, several adapters, hooks, another base layer, autocast) keep their own.
     Yields how many layers were replaced, and how many of their base layers were unpacked.
     """
     import torch

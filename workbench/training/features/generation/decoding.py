@@ -1,7 +1,7 @@
-"""The loop: read each prompt once, then one token at a time for the completions that are not finished.
+"""The loop: read each prompt once, then decode one token at a time for the completions that are not finished.
 
 Same draws, same completions: random numbers are drawn for every row of the batch, finished or not, in the order in which
-transformers draws them, so a seed gives the same completions as it does there. Two things can make a difference. Reading
+transformers draws them, so a seed gives the same completions as there. Two things can make a difference. Reading
 eight prompts instead of 64 copies, and decoding ten rows instead of 64, may round the last bit of a logit differently; on
 the CPUs that it was tried on it did not. And on a GPU, where the host looks only now and then whether all have finished,
 up to seven draws more are made, so the next batch is another sample of the same distribution.
@@ -35,15 +35,15 @@ _LOOK_EVERY_ELSEWHERE = 8
 
 
 class Unsupported(Exception):
-    """Something that only transformers' own loop does; the text says what."""
+    """A case that only transformers' own loop covers; the text names it."""
 
 
 class NotNumbers(RuntimeError):
-    """The model's probabilities are no numbers: nothing can be drawn from them."""
+    """The model's probabilities are not numbers: nothing can be drawn from them."""
 
 
 class Optimizations(NamedTuple):
-    """What the loop does differently from transformers' own; each can be left out, to see what it brings."""
+    """What the loop does differently from transformers' own; each can be switched off, to measure its gain."""
 
     shared_prefill: bool = True
     lean_adapters: bool = True
@@ -54,7 +54,7 @@ ALL = Optimizations()
 
 
 def decoder(use: Optimizations = ALL) -> Callable[..., Any]:
-    """A function for `generate(custom_generate=...)`; `Unsupported` for what it does not do, before anything is changed."""
+    """A function for `generate(custom_generate=...)`; `Unsupported`, before anything is changed, for what it does not cover."""
 
     def decode(
         model: Any, input_ids: torch.Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **kwargs: Any
@@ -75,7 +75,7 @@ def _none_of(reasons: Fields) -> None:
 
 
 def check_asked(config: Any, processors: Any, criteria: Any, kwargs: Fields) -> None:
-    """Check what `generate` prepared: `Unsupported` for the first thing that the loop does not do."""
+    """Check what `generate` prepared: `Unsupported` for the first thing that the loop does not cover."""
     mode, cache = config.get_generation_mode(), kwargs.get("past_key_values")
     others = [type(each).__name__ for each in [*processors, *criteria] if type(each) not in ROW_BY_ROW]
     inputs = sorted(name for name in kwargs if name not in MODEL_KWARGS)
@@ -97,7 +97,7 @@ def check_asked(config: Any, processors: Any, criteria: Any, kwargs: Fields) -> 
 
 
 def check_model(model: Any) -> None:
-    """Check that the model's tokens depend on nothing but the row they stand in: `Unsupported` for what says otherwise."""
+    """Check that the model's tokens depend only on their own row: `Unsupported` for anything that speaks against it."""
     from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
     from transformers.integrations.fsdp import is_fsdp_managed_module
 
@@ -123,15 +123,15 @@ def check_model(model: Any) -> None:
 
 
 def check_cache(cache: Any) -> None:
-    """Check the cache's layers, as configured and again after the prompts: `Unsupported` where one does not keep every token."""
+    """Check the cache's layers, as configured and after the prompts: `Unsupported` where one does not keep every token."""
     _none_of({f"a cache of {type(layer).__name__}": type(layer) is not DynamicLayer for layer in cache.layers})
 
 
 class _Rows:
-    """The rows of one call that are still in flight.
+    """The rows of one call that are not finished.
 
-    B rows are asked for, R are in flight, T is where the longest text may end. `out` [B, T] is what is returned, `text`
-    [R, T] the same for the rows in flight, `row` [R] which of the B each is.
+    B rows are requested, R are in flight, T is where the longest text may end. `out` [B, T] is what is returned, `text`
+    [R, T] the same for the rows in flight, `row` [R]: index into the batch.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class _Rows:
             self.position = self.position + 1
             logits = self._forward(tokens[:, None], self.mask[:, :end], self.position)
         if not sound:
-            raise NotNumbers("the probability of a token is no number: the policy's weights or logits are inf or nan")
+            raise NotNumbers("the probability of a token is not a number: the policy's weights or logits are inf or nan")
         self.out[self.row] = self.text
         # Between two looks at a GPU every row may have finished: transformers would have stopped there.
         ended = torch.isin(self.out[:, self.prompt_length : end], self.eos)
