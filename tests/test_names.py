@@ -14,11 +14,6 @@ PROTOCOLS = {
     "rows": "the rows of a task that ships, beside its `task` and `source`",
     "extract_answer": "the helper that users' snippets call (data.sources.HELPERS), and rewards' own of the same job",
 }
-# To be renamed by those who own the folders.
-PENDING = {
-    "Mark", "base_differs", "changed", "check", "examine", "in_words", "memory_on", "nearest", "plain",
-    "renamed", "suite_of",
-}  # fmt: skip
 
 
 def defined() -> dict[str, list[str]]:
@@ -34,5 +29,5 @@ def defined() -> dict[str, list[str]]:
 
 def test_no_public_name_has_two_meanings():
     several = {name: places for name, places in defined().items() if len(places) > 1}
-    assert {name: several[name] for name in several.keys() - PROTOCOLS.keys() - PENDING} == {}
+    assert {name: several[name] for name in several.keys() - PROTOCOLS.keys()} == {}
     assert PROTOCOLS.keys() <= several.keys(), "a protocol that one module has is none"

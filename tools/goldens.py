@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "max_steps": 4, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 24,
     "learning_rate": 1e-3, "save_steps": 2, "logging_steps": 1, "scale_rewards": "group",
 }  # fmt: skip
@@ -109,7 +109,7 @@ def strangers_trainer(folder: Path) -> Any:
     from workbench.tiny import MODEL_DIR
     from workbench.tiny.task import task
 
-    def has_answer(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    def has_answer(completions: list[Any], answer: list[str], **_: Any) -> list[float | None]:
         return [float(right in text[0]["content"]) for text, right in zip(completions, answer, strict=True)]
 
     torch.manual_seed(3)  # the adapter is made before the trainer's own seed is set
@@ -127,8 +127,8 @@ def forked(work: Any, *arguments: Any) -> bool:
         return os.waitpid(child, 0)[1] == 0
     try:
         work(*arguments)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         os._exit(1)
     os._exit(0)
 

@@ -9,6 +9,7 @@ no library. A result displays itself: as a table or picture in a notebook, as te
 import importlib
 import os
 import sys
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -72,7 +73,7 @@ FACE = {
 __all__ = [*FACE]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name not in FACE:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}{_meant(name)}")
     module = importlib.import_module(f"workbench.{FACE[name] or name}")

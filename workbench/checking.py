@@ -14,6 +14,7 @@ from workbench.data.prompts import prompt_for_system
 from workbench.data.sources import open_source, save_rows
 from workbench.data.template import PromptLengths, stream_lengths
 from workbench.errors import DataError
+from workbench.kinds import Fields
 from workbench.recipe import template_kwargs
 from workbench.task import Row
 from workbench.workspace import find, shown
@@ -24,10 +25,10 @@ class Found:
     """The findings of `workbench check`."""
 
     report: Report
-    lengths: dict[str, Any] | None
+    lengths: Fields | None
     out: Path | None
 
-    def found(self) -> dict[str, Any]:
+    def found(self) -> Fields:
         """For `--json`."""
         return {**self.report.found(), "lengths": self.lengths, "out": str(self.out) if self.out else None}
 
@@ -39,7 +40,7 @@ class Found:
         return "\n".join([*lines, *([f"kept rows written to {shown(self.out)}"] if self.out else [])])
 
 
-def tokenizer_of(policy: str | None, chat_template_kwargs: dict[str, Any] | str | None) -> Any:
+def tokenizer_of(policy: str | None, chat_template_kwargs: Fields | str | None) -> Any:
     """A policy's tokenizer, its template rendered with these arguments, as in the recipe (JSON text will do); None: no policy."""
     if policy is None:
         return None
@@ -56,7 +57,7 @@ def check_source(
     other: Any = None,
     out: Path | None = None,
     policy: str | None = None,
-    chat_template_kwargs: dict[str, Any] | str | None = None,
+    chat_template_kwargs: Fields | str | None = None,
     system: str = "none",
     progress: Callable[[int], None] | None = None,
     **options: Any,

@@ -33,6 +33,7 @@ from workbench.command import (
     weights_of,
 )  # fmt: skip
 from workbench.errors import WorkbenchError
+from workbench.kinds import Fields
 
 
 @command()
@@ -171,7 +172,7 @@ def continue_(
     from workbench.views.terminal import TerminalProgress
 
     opened = open_named(run, "begun" if take_over else "resting")
-    how = {"steps": steps, "checkpoint": checkpoint, "accept_changes": accept_changes, "take_over": take_over}
+    how: Fields = {"steps": steps, "checkpoint": checkpoint, "accept_changes": accept_changes, "take_over": take_over}
     terminal = TerminalProgress()
     return _trained(lambda: continue_run(opened, watchers=[terminal], **how), terminal)
 
@@ -372,7 +373,7 @@ def eval_(
     from workbench.views.terminal import progress
 
     steps = checkpoints if checkpoints == "all" else [step for step in checkpoints.split(",") if step]
-    how = {"held_out": held_out, "samples": samples, "seed": seed, "greedy": greedy, "checkpoints": steps}
+    how: Fields = {"held_out": held_out, "samples": samples, "seed": seed, "greedy": greedy, "checkpoints": steps}
     opened = open_named(run, "trained")
     with progress("prompts sampled", "eval") as bar:
         evaluation = evaluate(opened, **how, progress=bar)
@@ -418,9 +419,9 @@ def doctor() -> Result:
 
     Exits with 1 if something that training needs does not work.
     """
-    from workbench.doctor import examine, tables
+    from workbench.doctor import examine_machine, tables
 
-    report = examine()
+    report = examine_machine()
     broken = any(each["needed"] and not each["works"] for each in report["findings"])
     return Result(report, tables(report), int(broken))
 
@@ -502,7 +503,7 @@ def prove(
                 print(f"proving {name}", file=sys.stderr, flush=True)
             return lambda done, total: bar.update(row, completed=done, total=total or None)
 
-        proof = prove_it(artefact, run=known, prompts=prompts, task=task and load_task(task), progress=begun)
+        proof = prove_it(artefact, run=known, prompts=prompts, task=load_task(task) if task else None, progress=begun)
     proofs = proof if isinstance(proof, Proofs) else Proofs([proof])
     return Result({"passed": proofs.passed, "proofs": proofs}, proofs, int(not proofs.passed))
 

@@ -80,8 +80,8 @@ def command(name: str | None = None, aborted: str = "", **settings: Any) -> Call
 
         signature = inspect.signature(function, eval_str=True)
         as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
-        run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), as_json])
-        app.command(name or function.__name__, help=function.__doc__, **settings)(run)
+        vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), as_json])
+        app.command(name or run.__name__, help=function.__doc__, **settings)(run)
 
     return add
 

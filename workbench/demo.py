@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RunError, nearest
+from workbench.kinds import Fields
 from workbench.run.directory import check_name, open_run
 from workbench.workspace import find, made, replace_file, resolve, shown
 
@@ -65,7 +66,7 @@ def _values(cell: Any) -> dict[str, ast.expr]:
     return values
 
 
-def with_parameters(notebook: Any, parameters: dict[str, Any], name: str) -> Any:
+def with_parameters(notebook: Any, parameters: Fields, name: str) -> Any:
     """Write `parameters` into the notebook's cells tagged `parameters`, in place of the present values.
 
     A notebook without such a cell, or a parameter that none of them assigns, is a RunError.
@@ -90,12 +91,12 @@ def _replace(cell: Any, node: ast.expr, text: str) -> None:
     cell.source = (source[:start] + text.encode() + source[end:]).decode()
 
 
-def read_parameters(said: Sequence[str], notebook: Any, name: str) -> dict[str, Any]:
+def read_parameters(said: Sequence[str], notebook: Any, name: str) -> Fields:
     """`["max_steps=5", "policy_name=tiny"]` as values by name; RunError for what is not NAME=VALUE.
 
     A value is a Python literal; where the notebook has text, it is text.
     """
-    standing: dict[str, Any] = {}
+    standing: Fields = {}
     for cell in _parameter_cells(notebook, name):
         for parameter, node in _values(cell).items():
             with contextlib.suppress(ValueError):
@@ -134,7 +135,7 @@ def find_notebook(name: str) -> Path:
 
 def run_notebook(
     name: str, said: Sequence[str] = (), out: Path | None = None, on_cell: Callable[[int, int], None] = lambda *_: None
-) -> dict[str, Any]:
+) -> Fields:
     """Execute a copy of one notebook (as for `find_notebook`) with other parameters (`read_parameters`).
 
     The executed copy is `out`, or a new file in `runs/notebooks/`; `on_cell` is called with (cells done, cells in all).
@@ -153,7 +154,7 @@ def run_notebook(
     return {"notebook": str(source), "out": str(target), "parameters": parameters, "minutes": minutes}
 
 
-def execute(source: Path, out: Path, parameters: dict[str, Any], on_cell: Callable[[int, int], None] = lambda *_: None) -> None:
+def execute(source: Path, out: Path, parameters: Fields, on_cell: Callable[[int, int], None] = lambda *_: None) -> None:
     """Run one notebook in a separate kernel, in the workspace, and save the executed copy, even if a cell fails.
 
     `on_cell` is called with (cells done, cells in all). A cell that fails is a RunError which names the notebook.
@@ -193,10 +194,10 @@ def run_notebooks(
     name: str = "demo",
     *,
     seed: int = 0,
-    parameters: dict[str, dict[str, Any]] | None = None,
+    parameters: dict[str, Fields] | None = None,
     on_cell: Callable[[str, int, int], None] = lambda *_: None,
     on_step: Callable[[int], None] = lambda steps: None,
-) -> dict[str, Any]:
+) -> Fields:
     """Execute the five notebooks in order, all their files under `runs/<name>/`.
 
     Args:
@@ -240,7 +241,7 @@ def run_notebooks(
     return result
 
 
-def result_table(result: dict[str, Any]) -> str:
+def result_table(result: Fields) -> str:
     """The result of `run_notebooks`, for people."""
     from workbench.inspection.evaluation import gain_in_words
     from workbench.views.tables import Table

@@ -9,6 +9,7 @@ import importlib
 import sys
 from typing import Any
 
+from workbench.kinds import Fields
 from workbench.training import watchers
 from workbench.workspace import write_unless_edited
 
@@ -50,7 +51,7 @@ def register(shell: Any = None) -> bool:
     if display is None:
         return False
 
-    def shown(result: Any) -> dict[str, Any]:
+    def shown(result: Any) -> Fields:
         if isinstance(result, (list, tuple)):  # IPython has its own text for these, and would take that
             text = display.formatters["text/plain"]
             text.for_type(type(result), lambda own, printer, cycle: printer.text(str(view_of(own))))

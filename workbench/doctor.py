@@ -6,8 +6,9 @@ import importlib.metadata
 import importlib.util
 import shutil
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from workbench.kinds import Fields
 from workbench.run.directory import versions
 
 _HARMLESS = (
@@ -16,7 +17,7 @@ _HARMLESS = (
 )
 
 
-class Finding(NamedTuple):
+class MachineFinding(NamedTuple):
     """Whether something works here, the evidence, and what to do if it does not."""
 
     works: bool
@@ -24,7 +25,7 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def examine() -> dict[str, Any]:
+def examine_machine() -> Fields:
     """Versions and findings; a `needed` one that fails makes `workbench doctor` exit with 1.
 
     Loads the embedded policy in 4 bits, so it takes about half a minute.
@@ -36,12 +37,12 @@ def examine() -> dict[str, Any]:
         except Exception as error:  # the one thing that a doctor must not do is fall over
             detail = f"{type(error).__name__}: {error}".splitlines()[0]
             again = "install what it names again, at a version that pyproject.toml takes"
-            finding = Finding(False, detail, getattr(error, "remedy", again))
+            finding = MachineFinding(False, detail, getattr(error, "remedy", again))
         findings.append({"name": name, **finding._asdict(), "needed": probe is _policy})
     return {"versions": versions(), "findings": findings}
 
 
-def tables(report: dict[str, Any]) -> str:
+def tables(report: Fields) -> str:
     """The findings of `examine`, for people."""
     from workbench.views.tables import Table
 
@@ -51,78 +52,78 @@ def tables(report: dict[str, Any]) -> str:
     return f"{Table(['library', 'version'], installed)}\n\n{works}\n\n{_HARMLESS}"
 
 
-def _policy() -> Finding:
+def _policy() -> MachineFinding:
     from workbench.training.policy import load_policy
     from workbench.training.sampling import sample
 
     policy = load_policy("tiny")
     [[completion]] = sample(policy, [[{"role": "user", "content": "What is 15 + 27?"}]], max_completion_length=8)
     layers = f"{policy.linear4bit} Linear4bit layers through {policy.backend}"
-    return Finding(True, f"{layers}; {len(completion.ids)} tokens generated")
+    return MachineFinding(True, f"{layers}; {len(completion.ids)} tokens generated")
 
 
-def _device() -> Finding:
+def _device() -> MachineFinding:
     import torch
 
     if not torch.cuda.is_available():
         remedy = "for models beyond 100 M parameters, use a machine with a GPU"
-        return Finding(False, "none: everything runs on the CPU", remedy)
+        return MachineFinding(False, "none: everything runs on the CPU", remedy)
     properties = torch.cuda.get_device_properties(0)
-    return Finding(True, f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    return MachineFinding(True, f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
 
 
-def _bf16() -> Finding:
+def _bf16() -> MachineFinding:
     from workbench.training.precision import native_bf16
 
     if native_bf16():
-        return Finding(True, "native")
+        return MachineFinding(True, "native")
     detail = "not native here; float32 (CPU) or float16 (GPU) is used instead"
-    return Finding(False, detail, "nothing to do: it only costs speed")
+    return MachineFinding(False, detail, "nothing to do: it only costs speed")
 
 
-def _vllm() -> Finding:
+def _vllm() -> MachineFinding:
     import torch
 
     from workbench.training.settings.device import PUBLISHED, missing
 
     brings = f"policy.fast_inference: true generates with it; {PUBLISHED}"
     if why := missing(imports=True):
-        return Finding(False, why, f"optional, for a GPU: {brings}")
+        return MachineFinding(False, why, f"optional, for a GPU: {brings}")
     imports = f"{importlib.metadata.version('vllm')} imports"
     if not torch.cuda.is_available():
-        return Finding(False, f"{imports}, and there is no GPU for it", f"nothing to do: {brings}")
-    return Finding(True, f"{imports}; {brings}")
+        return MachineFinding(False, f"{imports}, and there is no GPU for it", f"nothing to do: {brings}")
+    return MachineFinding(True, f"{imports}; {brings}")
 
 
-def _widgets() -> Finding:
-    return Finding(True, f"ipywidgets {importlib.import_module('ipywidgets').__version__} imports")
+def _widgets() -> MachineFinding:
+    return MachineFinding(True, f"ipywidgets {importlib.import_module('ipywidgets').__version__} imports")
 
 
-def _gguf() -> Finding:
+def _gguf() -> MachineFinding:
     from workbench.exporting import gguf
 
     if importlib.util.find_spec("llama_cpp") is None:
-        return Finding(False, "llama-cpp-python is not installed", f"optional, for the formats gguf_…: {gguf.INSTALL}")
+        return MachineFinding(False, "llama-cpp-python is not installed", f"optional, for the formats gguf_…: {gguf.INSTALL}")
     library = f"llama-cpp-python {gguf.llama_cpp().__version__} loads"
-    return Finding(True, f"{library}; converter: {gguf.converter() or 'downloaded with the first export'}")
+    return MachineFinding(True, f"{library}; converter: {gguf.converter() or 'downloaded with the first export'}")
 
 
-def _jupyter() -> Finding:
+def _jupyter() -> MachineFinding:
     try:
-        return Finding(True, importlib.metadata.version("jupyterlab"))
+        return MachineFinding(True, importlib.metadata.version("jupyterlab"))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(False, "not installed", "only `workbench lab` needs it: uv pip install jupyterlab")
+        return MachineFinding(False, "not installed", "only `workbench lab` needs it: uv pip install jupyterlab")
 
 
-def _disk() -> Finding:
+def _disk() -> MachineFinding:
     from workbench.workspace import workspace
 
     free_gb = shutil.disk_usage(workspace()).free / 2**30
     remedy = "" if free_gb > 2 else "make room: a merged 1.5 B model takes 3 GiB"
-    return Finding(free_gb > 2, f"{free_gb:.0f} GiB free", remedy)
+    return MachineFinding(free_gb > 2, f"{free_gb:.0f} GiB free", remedy)
 
 
-PROBES: dict[str, Callable[[], Finding]] = {
+PROBES: dict[str, Callable[[], MachineFinding]] = {
     "4-bit policy": _policy,
     "GPU": _device,
     "bfloat16": _bf16,

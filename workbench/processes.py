@@ -30,7 +30,7 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def check(backend: str) -> None:
+def check_processes(backend: str) -> None:
     """RecipeError where the requested processes were not started, or cannot train together."""
     if "LOCAL_RANK" not in os.environ and "MASTER_ADDR" in os.environ and os.environ.get("ACCELERATE_USE_CPU") == "True":
         rule = "without mpirun, `accelerate launch --cpu` starts a single process, however many are requested"

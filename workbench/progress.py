@@ -7,7 +7,8 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+
+from workbench.kinds import Fields
 
 SLOW_S = 2.0
 
@@ -49,7 +50,7 @@ def _line() -> Callable[[dict[str, str]], None]:
         return lambda bundle: None
     from IPython.display import display
 
-    options: dict[str, Any] = {"raw": True, "display_id": uuid.uuid4().hex}
+    options: Fields = {"raw": True, "display_id": uuid.uuid4().hex}
 
     def show(bundle: dict[str, str]) -> None:
         display(bundle, **options)

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from workbench.errors import RecipeError, nearest
+from workbench.kinds import Fields
 from workbench.secret import is_secret, setting
 from workbench.workspace import encodable, find, replace_file
 
@@ -26,18 +27,18 @@ _TRLS_OWN = {
     "tokenizer_kwargs", "self",
 }  # fmt: skip
 # Parts that recipes had: a run may be recorded with one. What each said where it did nothing.
-REMOVED: dict[str, Any] = {"rescue": {"exclude_zero_variance": False, "curriculum": False, "oversample": 1}}
+REMOVED: Fields = {"rescue": {"exclude_zero_variance": False, "curriculum": False, "oversample": 1}}
 SEVEN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def _settings(grpo: dict[str, Any]) -> dict[str, Any]:
+def _settings(grpo: Fields) -> Fields:
     # YAML 1.1 reads 1e-5 as text, because it lacks a dot or a sign, and `no` as false; everyone means the number, the word.
     numbers = {name: float(value) for name, value in grpo.items() if isinstance(value, str) and _EXPONENT.fullmatch(value)}
     words = {name: "no" for name, value in grpo.items() if value is False and name.endswith("_strategy")}
     return grpo | numbers | words
 
 
-def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> dict[str, Any]:
+def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> Fields:
     """Arguments for a chat template: a mapping, or one as JSON text, or None; RecipeError for others, and for TRL's own."""
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(value) if isinstance(value, str) else value
@@ -182,11 +183,11 @@ class StagePart(_Part):
     name: str
     steps: int = Field(ge=1)
     task: str | None = None  # another task: its prompts and its rewards; None: the recipe's
-    prompts: dict[str, Any] = {}  # column -> value, or list of values: only rows that have it are used
+    prompts: Fields = {}  # column -> value, or list of values: only rows that have it are used
     # Over the recipe's, the first two by function.
     reward_weights: dict[str, float] = {}
     adaptive_weights: dict[str, AdaptivePart] = {}
-    grpo: dict[str, Any] = {}
+    grpo: Fields = {}
 
     _grpo_numbers = field_validator("grpo")(_settings)
 
@@ -231,7 +232,7 @@ class Recipe(_Part):
     lora: LoraPart = LoraPart()
     # What its paper sets in `grpo`, unless `grpo` says it by name; None: as `grpo` and the defaults say.
     algorithm: Annotated[Literal["grpo", "dr_grpo", "dapo", "gspo", "gdpo", "cispo"] | None, BeforeValidator(_worded)] = None
-    grpo: dict[str, Any] = {}
+    grpo: Fields = {}
     rewards: RewardsPart = RewardsPart()
     reward_weights: dict[str, float] = {}  # by reward function; others keep the task's
     adaptive_weights: dict[str, AdaptivePart] = {}  # by reward function
@@ -256,7 +257,7 @@ class Recipe(_Part):
     _grpo_numbers = field_validator("grpo")(_settings)
 
     @property
-    def chat_template_kwargs(self) -> dict[str, Any]:
+    def chat_template_kwargs(self) -> Fields:
         """What every prompt is rendered with, in training and everywhere else: `grpo.chat_template_kwargs`."""
         return template_kwargs(self.grpo.get("chat_template_kwargs"))
 
@@ -292,7 +293,7 @@ class Recipe(_Part):
     __init__.__dict__["__pydantic_base_init__"] = True  # pydantic validates without it, so that `of` can name its source
 
     @classmethod
-    def of(cls, content: dict[str, Any] | Recipe, source: str = "recipe", *, recorded: bool = False) -> Recipe:
+    def of(cls, content: Fields | Recipe, source: str = "recipe", *, recorded: bool = False) -> Recipe:
         """Build a recipe from a mapping, with an error that names the field and the nearest right one.
 
         `recorded`: it belongs to a run, so it stays readable when recipes lose a part; that part is left out.
@@ -312,7 +313,7 @@ class Recipe(_Part):
             beside.write_text(text, encoding="utf-8")
 
 
-def _beside(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _beside(content: Fields, folder: Path) -> Fields:
     # A task file is looked for in the current folder and the workspace first; one that lies beside the recipe is found, too.
     def own(part: Any) -> Any:
         name = part.get("task") if isinstance(part, dict) else None

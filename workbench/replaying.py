@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from workbench.errors import RecipeError, RunError, TaskError, nearest
+from workbench.kinds import Fields
 from workbench.rewards.groups import AGGREGATIONS, attribution, batch_of, dead_kinds
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
@@ -44,7 +45,7 @@ class Replay:
     task: str
     old_hash: str
     new_hash: str
-    settings: dict[str, Any]  # num_generations, scale_rewards, multi_objective_aggregation: those of the run
+    settings: Fields  # num_generations, scale_rewards, multi_objective_aggregation: those of the run
     aggregation: str  # that of the new advantages
     recorded: int  # completions in the record
     completions: int
@@ -77,7 +78,7 @@ class Replay:
         """Completions that were made likelier and would now be made less likely."""
         return int(self.signs[2, 0])
 
-    def found(self) -> dict[str, Any]:
+    def found(self) -> Fields:
         """For `--json`."""
         deciders = [{"old": old, "new": new, "groups": count} for (old, new), count in self.deciders.items()]
         more = {"meaning": MEANING, "turned_up": self.turned_up, "turned_down": self.turned_down}
@@ -157,7 +158,7 @@ def replay(
     out = _checked(Path(out), run) if out else None
     recipe, rewards, settings = run.recipe(), *_trained_with(run)
     asked = {name: weight for name, weight in recipe.reward_weights.items() if name in task.function_names}
-    policy = {"deadline_s": recipe.rewards.deadline_s, "on_error": recipe.rewards.on_error}
+    policy: Fields = {"deadline_s": recipe.rewards.deadline_s, "on_error": recipe.rewards.on_error}
     suite = RewardSuite(task, settings["num_generations"], {**asked, **(weights or {})}, **policy)
     recorded = 0
     for part in parts(run.rollouts):
@@ -213,7 +214,7 @@ def _checked(out: Path, run: RunDirectory) -> Path:
     return out
 
 
-def _trained_with(run: RunDirectory) -> tuple[dict[str, Any], dict[str, Any]]:
+def _trained_with(run: RunDirectory) -> tuple[Fields, Fields]:
     # (the run's functions -> hash, and the hash of all; the settings that its advantages were made with).
     known = stage_in(run.manifest())
     usual = {"num_generations": None, "scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"}
@@ -249,14 +250,14 @@ def _table(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, 
     import pyarrow as pa
 
     size, count = batch.num_generations, len(batch.completions)
-    columns: dict[str, Any] = {
+    columns: Fields = {
         "step": np.full(count, batch.step),
         "group": np.repeat(batch.group_places, size),
         "generation": np.arange(count) % size,
         "number": np.arange(before, before + count),
         "prompt_id": batch.prompt_ids,
     }
-    by_group: dict[str, Any] = {}
+    by_group: Fields = {}
     for side, trained, own in (("old", batch, old), ("new", new, new)):
         names = [*own.names, None]  # -1, in a dead group, is the last
         found = attribution(own)
@@ -284,7 +285,7 @@ def _rank_correlations(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     return (first * second).sum(axis=1) / np.where(spread > 0, spread, np.nan)
 
 
-def _counted(file: Path, hashes: dict[str, str], old_weights: dict[str, float], suite: RewardSuite) -> dict[str, Any]:
+def _counted(file: Path, hashes: dict[str, str], old_weights: dict[str, float], suite: RewardSuite) -> Fields:
     # The fields of a `Replay` that are counts, by asking the file. `groups` has the first completion of each group.
     import duckdb
 
@@ -295,7 +296,7 @@ def _counted(file: Path, hashes: dict[str, str], old_weights: dict[str, float], 
         connection.read_parquet(str(file)).create_view("completions")
         connection.execute("create view groups as select * from completions where generation = 0")
 
-        def ask(sql: str) -> list[dict[str, Any]]:
+        def ask(sql: str) -> list[Fields]:
             return connection.sql(sql).to_arrow_table().to_pylist()
 
         signs, of_signs = np.zeros((3, 3), dtype=np.int64), f"{sign.format('old')}, {sign.format('new')}"
@@ -349,7 +350,7 @@ def _changes(batch: ScoredBatch, new: ScoredBatch, most: int) -> Iterator[tuple[
         if change[group].max() < NO_SIGN:
             return
         row = int(group * size + change[group].argmax())
-        example: dict[str, Any] = {"step": batch.step, "group": int(batch.group_places[group]), "generation": row % size}
+        example: Fields = {"step": batch.step, "group": int(batch.group_places[group]), "generation": row % size}
         prompt = batch.prompts[row]
         prompt = prompt if isinstance(prompt, str) else str(prompt[-1].get("content"))
         for name, text in (("prompt", prompt), ("completion", batch.completions[row])):

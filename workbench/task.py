@@ -21,12 +21,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import TaskError, fault_line, nearest
+from workbench.kinds import Fields
 from workbench.workspace import find, looked_in, shown
 
 if TYPE_CHECKING:
     import numpy as np
 
-Row = dict[str, Any]
+Row = Fields
 
 # Tasks that ship -> the module whose `task()` makes them, resolved when one is asked for.
 EMBEDDED = {

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import DiskError, WorkbenchError
+from workbench.kinds import Fields
 
 # What an error of the operating system says -> why nothing can be written. A library may hand it on as text.
 _WHY = {
@@ -170,7 +171,7 @@ def _is_abandoned(entry: os.DirEntry) -> bool:
 
 
 @contextlib.contextmanager
-def replace_file(path: str | os.PathLike) -> Iterator[Path]:
+def replace_file(path: str | os.PathLike) -> Generator[Path]:
     """Write a file atomically: the block writes to the path that it is given, which then replaces `path`.
 
     An error in the block leaves `path` as it was. A kill or a power cut leaves the old file or the new one. With two writers
@@ -189,7 +190,7 @@ def replace_file(path: str | os.PathLike) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def replace_folder(path: Path) -> Iterator[Path]:
+def replace_folder(path: Path) -> Generator[Path]:
     """Write a folder atomically: the block fills the one that it is given, which then replaces `path`."""
     made(path.parent)
     new, old = _beside(path)
@@ -214,7 +215,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 def write_unless_edited(file: str, text: str) -> str:
-    """Write a notebook cell's text to its file, unless somebody edited the file; returns a sentence on what was done.
+    """Write a notebook cell's text to its file, unless the file is somebody else's; returns what was done, in a sentence.
 
     It is written where there is no file, or one unchanged since the last write, by the SHA-256 in a hidden file
     beside it. A relative path starts from the workspace; no path: nothing is written.
@@ -301,7 +302,7 @@ def size_and_sum(file: Path) -> list[Any]:
     return [file.stat().st_size, sum_of(file)]
 
 
-def append_line(file: Path, content: dict[str, Any]) -> None:
+def append_line(file: Path, content: Fields) -> None:
     """Append one JSON object as a line, and flush it, so that a reader in another process sees it."""
     line = json.dumps(to_json(content), ensure_ascii=False, allow_nan=False).encode() + b"\n"
     with written(file), file.open("a+b") as lines:
@@ -313,7 +314,7 @@ def append_line(file: Path, content: dict[str, Any]) -> None:
         lines.write(line)
 
 
-def read_lines(file: Path, being_written: bool = False) -> Iterator[dict[str, Any]]:
+def read_lines(file: Path, being_written: bool = False) -> Iterator[Fields]:
     """The objects in a JSON-lines file; a line torn by a kill is skipped, with a warning that names it.
 
     Where it is `being_written` by another process, a last line without its end is not torn but in flight.
@@ -358,7 +359,7 @@ class Tail:
         self._read += len(whole)
         return [line for line in whole.splitlines() if line.strip()]
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[Fields]:
         """The objects since the last call; a line without an object is left out."""
         found = []
         for line in self.lines():

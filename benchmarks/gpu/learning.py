@@ -283,12 +283,12 @@ def _curve(rows: list[dict[str, Any]], task: Any) -> dict[str, list[float | None
 
 
 def _before_and_after(setting: Setting, policy: Any, task: Any, after_steps: int, finished: bool) -> dict[str, Any]:
-    from workbench.inspection.evaluation import Evaluation, measure
+    from workbench.inspection.evaluation import Evaluation, measure_policy
 
     sizes = setting.sizes
     length = 24 if setting.toy else 96
     measured = [
-        measure(policy, task, samples=sizes.samples, max_completion_length=length, base=base, batch_size=256)
+        measure_policy(policy, task, samples=sizes.samples, max_completion_length=length, base=base, batch_size=256)
         for base in (True, False)
     ]
     held_out, checks = {"after_steps": after_steps, **Evaluation([], *measured).found}, Checks()

@@ -489,9 +489,9 @@ def overflow() -> Any:
 @scenario
 def doctor() -> Any:
     """What `workbench doctor` says of this machine."""
-    from workbench.doctor import examine
+    from workbench.doctor import examine_machine
 
-    return {finding["name"]: finding for finding in examine()["findings"]}
+    return {finding["name"]: finding for finding in examine_machine()["findings"]}
 
 
 @scenario

@@ -27,7 +27,7 @@ def killed(run: Any, kills: int, seed: int = 0, formats: Sequence[str] = ("adapt
     there. AssertionError if not. OMP_NUM_THREADS must be 1: a process with threads cannot be forked.
     """
     from workbench.exporting.making import export
-    from workbench.exporting.passport import changed
+    from workbench.exporting.passport import changed_files
 
     draw, found = random.Random(seed), []
     export(run, formats, overwrite=True)  # imports all that it needs
@@ -39,12 +39,12 @@ def killed(run: Any, kills: int, seed: int = 0, formats: Sequence[str] = ("adapt
         ended = _in_a_fork(run, formats, moment)
         names = sorted(folder.name for folder in run.export.iterdir()) if run.export.is_dir() else []
         for folder in (run.export / name for name in names if name != "lock" and not name.startswith(".")):
-            assert not changed(folder), f"{folder}: not whole after kill {number}, {moment}"
+            assert not changed_files(folder), f"{folder}: not whole after kill {number}, {moment}"
             assert any(folder.glob("*.safetensors")) or any(folder.glob("*.gguf"))
         found.append({"moment": moment, "killed": ended == _NOWHERE, "left": names})
     made = export(run, formats, overwrite=True)
     assert sorted(folder.name for folder in run.export.iterdir()) == sorted(made.artefacts)
-    assert not any(changed(artefact.path) for artefact in made.artefacts.values())
+    assert not any(changed_files(artefact.path) for artefact in made.artefacts.values())
     return found
 
 

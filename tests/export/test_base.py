@@ -113,7 +113,7 @@ def run(trained, tmp_path, monkeypatch):
 
 def test_training_records_what_the_base_was(run, tmp_path):
     assert run.manifest()["policy"]["base"] == base_files(tmp_path / "base")
-    assert merging.base_differs(run) == ""
+    assert merging.merge_base_differs(run) == ""
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -125,7 +125,7 @@ def test_an_export_from_another_base_is_refused_and_a_forced_one_fails_its_proof
     assert refused.value.value.endswith(f"base: not as r loaded it: {CHANGES[change]}")
     assert refused.value.remedy.startswith("restore its files, or its revision")
     with monkeypatch.context() as patched:
-        patched.setattr(merging, "base_differs", lambda run: "")
+        patched.setattr(merging, "merge_base_differs", lambda run: "")
         forced = export(run, ["merged_16bit"], into="base", overwrite=True)["merged_16bit"]
     for artefact in (forced, good["adapter"]):
         proof = prove(artefact, prompts=4)
@@ -143,7 +143,7 @@ def test_a_run_goes_on_with_its_own_base_only(run, tmp_path):
     with pytest.raises(RunError, match=r"the base was changed: model\.safetensors"):
         continue_run(run, steps=1, watchers=[])
     continue_run(run, steps=1, watchers=[], accept_changes=True)
-    assert merging.base_differs(run) == ""  # what was accepted is what the run has from here on
+    assert merging.merge_base_differs(run) == ""  # what was accepted is what the run has from here on
 
 
 def test_somebody_s_own_trainer_is_recorded_with_its_base(home):
@@ -188,6 +188,6 @@ def test_the_16_bit_base_of_a_4_bit_source_is_not_vouched_for(home, monkeypatch)
     from workbench.exporting.proving import _base
 
     run = proven_run(precision="nf4")
-    monkeypatch.setattr(merging, "base_differs", lambda run: "")
+    monkeypatch.setattr(merging, "merge_base_differs", lambda run: "")
     merged = Artefact(run.export / "merged_16bit", "merged_16bit", "me/base", "base", run)
     assert (_base(merged, run).passed, "its 16-bit base is not on record" in _base(merged, run).found) == (None, True)

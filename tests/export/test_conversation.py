@@ -16,7 +16,7 @@ from samples import EVIL
 from workbench.errors import ExportError, PolicyError
 from workbench.exporting import passport
 from workbench.exporting.artefacts import Artefact, Exported
-from workbench.exporting.chat import Answer, Conversation, Turn, ask
+from workbench.exporting.chat import ChatAnswer, Conversation, Turn, ask
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.views.chat import Chat
@@ -86,7 +86,7 @@ def test_both_write_what_generate_writes(form, made, request):
     assert trained != base
     talk = Conversation(request.getfixturevalue(form), SYSTEM, 40)
     turn = talk.reply(QUESTION, base=True)
-    assert turn.answers["base"] == Answer(base[-1], len(base), "ended by EOS")
+    assert turn.answers["base"] == ChatAnswer(base[-1], len(base), "ended by EOS")
     assert (turn.answers["trained"].text, turn.answers["trained"].length_tokens) == (trained[-1], len(trained))
     assert (turn.answers["trained"].ended == "cut at 40 tokens") == (len(trained) == 40)
     assert talk.turns == [turn]
@@ -120,7 +120,7 @@ def test_an_interrupt_stops_an_answer_and_what_was_said_before_stays(adapter, mo
         patched.setattr(talk._writers["trained"], "generate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             talk.reply(QUESTION, base=True)
-    assert talk.turns[1].answers == {"trained": Answer("", 0, "stopped")}, "the base was not begun"
+    assert talk.turns[1].answers == {"trained": ChatAnswer("", 0, "stopped")}, "the base was not begun"
     assert talk.turns[0].answers["trained"] == first
     assert talk.reply("And 3 + 4?").answers["trained"].length_tokens > 0
 
@@ -245,7 +245,7 @@ def test_what_a_model_writes_is_text(adapter, monkeypatch):
     panel = Chat(adapter, QUESTION, EVIL)
     panel._ipython_display_()
     assert "application/vnd.jupyter.widget-view+json" in seen[-1]
-    both = {"trained": Answer(EVIL * 30, 9, f"failed: {EVIL}"), "base": Answer(EVIL)}
+    both = {"trained": ChatAnswer(EVIL * 30, 9, f"failed: {EVIL}"), "base": ChatAnswer(EVIL)}
     panel.talk.turns.append(Turn(EVIL, both))
     panel.look()
     page, text = seen[-1]["text/html"], seen[-1]["text/plain"]

@@ -119,8 +119,8 @@ def test_a_name_that_is_wrong_is_told_from_one_that_is_none(workbench, home):
     (home / "recipe.yaml").write_text("")  # somebody's next recipe: what lies around a run is no run
     assert workbench("export", "runs/demo", "--format", "adapter")[0] == 0
     (home / "mine").mkdir()
-    for command in ("prove", "verify"):
-        assert "mine: neither an artefact (no passport.json) nor a run (no recipe.yaml)" in workbench(command, "mine")[2]
+    for name in ("prove", "verify"):
+        assert "mine: neither an artefact (no passport.json) nor a run (no recipe.yaml)" in workbench(name, "mine")[2]
 
 
 def test_somebody_else_s_folder_among_the_exports_is_named_and_the_others_come_in_the_order_of_formats(home, capsys):

@@ -20,7 +20,7 @@ from workbench.errors import ExportError, RunError
 from workbench.exporting import gguf, making
 from workbench.exporting.artefacts import FORMATS, Artefact, open_artefact
 from workbench.exporting.making import export, in_order
-from workbench.exporting.passport import changed
+from workbench.exporting.passport import changed_files
 from workbench.exporting.risk import MergeRisk
 from workbench.run.directory import RunDirectory
 from workbench.run.lock import Lock
@@ -68,7 +68,7 @@ def test_a_run_is_exported_as_an_adapter_and_a_merged_model(home):
     assert names_in(run.export) == {"adapter", "merged_16bit"}
     assert "merged into the 16-bit base; merge risk low" in exported.notes[0]  # the embedded policy lies on the grid
     for artefact in exported.artefacts.values():
-        assert not changed(artefact.path)
+        assert not changed_files(artefact.path)
         assert len({file.stat().st_mode for file in artefact.path.iterdir()}) == 1
         assert same(open_artefact(artefact.path), artefact)
         for file in artefact.path.iterdir():
@@ -115,11 +115,11 @@ def test_what_is_there_already_is_kept_and_what_is_not_the_same_is_refused(home)
     assert export(run, into="dequantised", overwrite=True)["merged_16bit"].into == "dequantised"
     card = again["adapter"].path / "README.md"
     card.write_text(card.read_text() + "!")
-    assert list(changed(again["adapter"].path)) == ["README.md"]
+    assert list(changed_files(again["adapter"].path)) == ["README.md"]
     with pytest.raises(ExportError, match="adapter: another export: README.md was changed: .* bytes then, "):
         export(run, ["adapter"])
     export(run, ["adapter"], overwrite=True)
-    assert not changed(again["adapter"].path)
+    assert not changed_files(again["adapter"].path)
     # Another adapter, as after `continue`.
     shutil.copytree(saved_adapter(seed=2), run.final, dirs_exist_ok=True)
     with pytest.raises(ExportError, match="another export: made of another adapter"):

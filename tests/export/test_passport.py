@@ -21,7 +21,7 @@ from running import TASK
 from workbench.errors import ExportError
 from workbench.exporting.checks import Check, Proof
 from workbench.exporting.making import _other
-from workbench.exporting.passport import add_proof, changed, read_passport, sample_of, verify
+from workbench.exporting.passport import add_proof, changed_files, read_passport, sample_of, verify
 from workbench.exporting.proving import _files
 from workbench.exporting.public import clean
 from workbench.recipe import Recipe
@@ -114,7 +114,7 @@ def test_a_proof_that_is_killed_at_any_moment_is_whole_or_was_never_there(monkey
         killed = killed_at(number, lambda: add_proof(artefact, PROOF), artefact.path)
         if number % 2:  # and so is whoever looks at it next
             killed_at(number // 2, lambda: verify(artefact.path), artefact.path)
-        assert changed(artefact.path) == {}
+        assert changed_files(artefact.path) == {}
         assert _other(artefact, adapter_sum(artefact.run.adapter)) == ""
         assert _files(artefact).passed
         [found] = verify(artefact.path)
@@ -162,9 +162,9 @@ def test_one_bit_changed_anywhere_is_seen_and_named(artefact, data):
     files = leave(artefact.path)
     name = data.draw(st.sampled_from(sorted(files)))
     place = data.draw(st.sampled_from([0, len(files[name]) // 2, len(files[name]) - 1]) | st.integers(0, len(files[name]) - 1))
-    changed = bytearray(files[name])
-    changed[place] ^= 1 << data.draw(st.integers(0, 7))
-    (artefact.path / name).write_bytes(changed)
+    flipped = bytearray(files[name])
+    flipped[place] ^= 1 << data.draw(st.integers(0, 7))
+    (artefact.path / name).write_bytes(flipped)
     try:
         assert refused(artefact) == [name]
     finally:

@@ -26,7 +26,7 @@ from workbench.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
 from workbench.training.features import generation as hook
-from workbench.training.features.generation import Generation, adapters, decoding, expected, in_words
+from workbench.training.features.generation import Generation, adapters, decoding, expected, generation_line
 from workbench.training.features.generation.decoding import ALL, NotNumbers, Optimizations, Unsupported, decoder
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.sampling import sample
@@ -422,9 +422,9 @@ def test_what_can_be_told_before_a_model_is_loaded():
     assert "lora_dropout = 0.1" in expected(Recipe.of({"lora": {"lora_dropout": 0.1}}), settings(), cuda=False)
     assert expected(Recipe(), settings(use_vllm=True), cuda=True) == hook.VLLM
     assert expected(Recipe(), settings(use_transformers_continuous_batching=True), cuda=False) == hook.CONTINUOUS
-    assert in_words(hook.VLLM, 8) == "vLLM generates"
+    assert generation_line(hook.VLLM, 8) == "vLLM generates"
     assert Generation(None).found() == {"by": None, "calls": {"workbench": 0, "trl": 0}}
-    assert "read once for its 8 completions" in in_words(None, 8)
+    assert "read once for its 8 completions" in generation_line(None, 8)
     assert "no_repeat_ngram_size" in expected(Recipe(), settings(generation_kwargs={"no_repeat_ngram_size": 3}), cuda=False)
     assert expected(Recipe(), settings(generation_kwargs={"do_sample": False}), cuda=False) is None
     assert "'static'" in expected(Recipe(), settings(cache_implementation="static"), cuda=False)
@@ -435,7 +435,7 @@ def test_what_can_be_told_before_a_model_is_loaded():
     assert expected(plain, settings(), False, shapes["gemma3_text"]) == "a cache of DynamicSlidingWindowLayer"
     assert expected(plain, settings(), False, shapes["qwen3_moe"]) is None
     assert "mixture of experts on a GPU" in expected(plain, settings(), True, shapes["qwen3_moe"])
-    assert in_words("why", 8) == "TRL's own path generates: why"
+    assert generation_line("why", 8) == "TRL's own path generates: why"
     with pytest.raises(RecipeError, match="generation"):
         Recipe.of({"generation": "fast"})
 

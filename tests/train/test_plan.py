@@ -19,6 +19,7 @@ from workbench.training.settings import (
     Batch,
     Machine,
     batch,
+    batch_line,
     check_in_force,
     check_lengths,
     check_prompts,
@@ -26,7 +27,6 @@ from workbench.training.settings import (
     field_kinds,
     field_names,
     in_force_table,
-    in_words,
     normalised,
     overridden,
 )
@@ -466,7 +466,7 @@ def test_steps_of_an_epoch_are_those_that_trl_and_transformers_would_train(tmp_p
 )
 def test_in_words(grpo, prompts, words):
     values = of(**grpo)[0]
-    assert in_words(batch(values), values, prompts) == words
+    assert batch_line(batch(values), values, prompts) == words
 
 
 # What depends on the machine.

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 import workbench as wb
 from tests.train.in_two_processes import recipe, task
 from workbench.errors import RecipeError, RewardError, RunError
-from workbench.processes import check, in_main
+from workbench.processes import check_processes, in_main
 from workbench.rewards.suite import RewardSuite, _call
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.metrics import STEP_S
@@ -223,16 +223,16 @@ def test_the_launcher_that_starts_one_process_instead_of_two_is_named(monkeypatc
     for name, value in {"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RecipeError, match="--multi_gpu instead of --cpu"):
-        check("transformers")
+        check_processes("transformers")
 
 
 def test_the_batch_counts_the_completions_of_all_processes(of_two):
-    from workbench.training.settings.batches import batch, in_words, whole_groups
+    from workbench.training.settings.batches import batch, batch_line, whole_groups
 
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "num_generations": 8, "max_steps": 3}
     assert batch(settings).completions == 8
     assert whole_groups(settings, {}) == (settings, [])
-    words = in_words(batch(settings), settings, 10)
+    words = batch_line(batch(settings), settings, 10)
     assert "each learns from 8 completions (1 prompt x 8)" in words
     assert "4 in each of 2 processes" in words
     with pytest.raises(RecipeError, match="4 x 2 processes x gradient_accumulation_steps 1 = 8 completions"):

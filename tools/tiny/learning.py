@@ -8,16 +8,16 @@ loading them in 4 bits changes (almost) nothing, and a policy this small does no
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrize
 from tqdm.auto import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import BatchEncoding, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from tools.tiny import habits
 from tools.tiny.vocabulary import CONTEXT_TOKENS, EOS
@@ -126,7 +126,9 @@ class Rows(NamedTuple):
 
 def to_batch(texts: list, tokenizer: PreTrainedTokenizerBase) -> list[Rows]:
     """``training_texts`` as token ids: those without a system message first, the others by length in three parts."""
-    system = tokenizer.apply_chat_template([to_messages("", SYSTEM_PROMPT)[0]], tokenize=True)["input_ids"]
+    opening = [to_messages("", SYSTEM_PROMPT)[0]]
+    encoded = cast(BatchEncoding, tokenizer.apply_chat_template(opening, tokenize=True))  # typed for all of its flags
+    system = encoded["input_ids"]
     prompts = [tokenizer.apply_chat_template(m, add_generation_prompt=True, tokenize=False) for _, m, _ in texts]
     completions = [completion + EOS for *_, completion in texts]
     pairs = zip(tokenizer(prompts)["input_ids"], tokenizer(completions)["input_ids"], strict=True)
@@ -195,7 +197,7 @@ def train(
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> Generator[None]:
     """Compute on one thread: sums are then added in one order, so the weights do not depend on the number of cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    BatchEncoding,
     BitsAndBytesConfig,
+    LlamaForCausalLM,
     LlamaTokenizer,
     PreTrainedTokenizerBase,
 )
@@ -20,7 +23,7 @@ from workbench.tiny import task as arithmetic
 
 @torch.no_grad()
 def sample_completions(
-    model: torch.nn.Module,
+    model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[list[dict[str, str]]],
     max_new_tokens: int = 96,
@@ -31,11 +34,11 @@ def sample_completions(
     model.eval()
     completions = []
     for start in range(0, len(prompts), batch_size):
-        batch = tokenizer.apply_chat_template(
-            prompts[start : start + batch_size],
-            add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True,
-        )  # fmt: skip
-        out = model.generate(
+        asked = prompts[start : start + batch_size]
+        how: dict[str, Any] = {"padding": True, "return_tensors": "pt", "return_dict": True}
+        encoded = tokenizer.apply_chat_template(asked, add_generation_prompt=True, **how)
+        batch = cast(BatchEncoding, encoded)  # typed for all of its flags
+        out = cast(Any, model).generate(
             **batch, max_new_tokens=max_new_tokens, do_sample=not greedy, temperature=None if greedy else 1.0,
             top_k=None if greedy else 0, top_p=None if greedy else 1.0, pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
@@ -44,7 +47,7 @@ def sample_completions(
 
 
 def measure(
-    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, prompts: int = 200, samples: int = 4, seed: int = 0
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, prompts: int = 200, samples: int = 4, seed: int = 0
 ) -> dict[str, float]:
     """Shares (0 to 1) over ``samples`` completions of each of ``prompts`` held-out prompts at temperature 1.0.
 
@@ -85,6 +88,7 @@ def digits_foreseen(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, 
     digits = torch.tensor(tokenizer.convert_tokens_to_ids(list("0123456789")))
     hits = total = 0
     for prefix, ids, labels in to_batch(texts, tokenizer):
+        assert prefix is not None  # every text here has the system message
         whole = torch.cat([prefix.expand(len(ids), -1), ids], dim=1)
         foreseen = model(input_ids=whole).logits[:, prefix.shape[1] : -1].argmax(-1)
         wanted = labels[:, 1:]
@@ -94,7 +98,7 @@ def digits_foreseen(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, 
     return hits / total
 
 
-def load(folder: str | Path, nf4: bool = False) -> tuple[torch.nn.Module, LlamaTokenizer]:
+def load(folder: str | Path, nf4: bool = False) -> tuple[LlamaForCausalLM, LlamaTokenizer]:
     """The model and tokenizer of a built folder, computing in float32; with ``nf4``, quantised by bitsandbytes."""
     quantised = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -104,4 +108,4 @@ def load(folder: str | Path, nf4: bool = False) -> tuple[torch.nn.Module, LlamaT
     )
     extra = {"quantization_config": quantised, "device_map": "cpu"} if nf4 else {}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **extra)
-    return model.eval(), AutoTokenizer.from_pretrained(folder)
+    return model.eval(), cast(LlamaTokenizer, AutoTokenizer.from_pretrained(folder))

@@ -95,7 +95,7 @@ def vocabulary_text(seed: int = 0) -> list[str]:
     """The lines that the vocabulary is learned from: English, the system prompt, and completions in every habit."""
     rng = random.Random(f"vocabulary:{seed}")
     pool = arithmetic.problems("train")
-    lines = [line for line in SENTENCES.splitlines() if line] * 4
+    lines: list[str] = [line for line in SENTENCES.splitlines() if line] * 4
     lines += SYSTEM_PROMPT.splitlines() * 100
     for _ in range(400):
         problem = rng.choice(pool)

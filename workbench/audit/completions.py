@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from workbench.audit.prompt_format import asking_text, parse_format
 from workbench.data.answer_column import ANSWER_ALIASES, has_constant, is_number
 from workbench.errors import TaskError
+from workbench.kinds import Fields
 from workbench.task import Row, Task
 
 AS_ASKED = "as asked"
@@ -55,7 +56,7 @@ class CompletionBuilder:
         answer_column: str = "answer",
         ideal: Callable[[Row], str] | None = None,
         others: Sequence[str] = (),
-        schemas: Sequence[dict[str, Any]] = (),
+        schemas: Sequence[Fields] = (),
     ) -> None:
         self.row, self.column, self._ideal = row, answer_column, ideal
         self.format = parse_format(row, answer := answer_of(row, answer_column), schemas)
@@ -98,7 +99,7 @@ class CompletionBuilder:
     def write(self, reasoning: str, answer: str, *, compact: bool = False) -> str:
         """A completion with this reasoning and this answer, as the prompt (or the task's `ideal`) has it."""
         if self._ideal is not None:
-            return self._ideal_with(answer)
+            return self._ideal_with(self._ideal, answer)
         text, prompt = self.format.write(reasoning, answer, compact=compact), self.row["prompt"]
         opening = self.format.blocks[0].opening if self.format.blocks else ""
         # What the prompt has already opened, the completion does not open again.
@@ -119,12 +120,12 @@ class CompletionBuilder:
                 found["all on one line"] = self.write(one, answer, compact=True)
         return found
 
-    def _ideal_with(self, answer: str) -> str:
+    def _ideal_with(self, ideal: Callable[[Fields], str], answer: str) -> str:
         value: Any = answer
         try:  # `ideal` is there for right answers: it may fail for others
             if not isinstance(self.row.get(self.column, ""), (str, type(None))):
                 value = json.loads(answer)
-            text = _text_of("ideal", self._ideal, {**self.row, self.column: value})
+            text = _text_of("ideal", ideal, {**self.row, self.column: value})
         except ValueError:
             text = None
         if text is not None and (answer == self.answer or text != self.reference):
@@ -190,7 +191,8 @@ def builders(task: Task, rows: Sequence[Row]) -> list[CompletionBuilder]:
         column = next((name for name in ANSWER_ALIASES if all(row.get(name) is not None for row in rows)), column)
     column = "" if has_constant(task.rows, column) else column  # the same everywhere, it is no answer
     answers = [answer_of(row, column) for row in rows]
-    schemas = [function.schema for function in task.reward_funcs if isinstance(getattr(function, "schema", None), dict)]
+    declared = [getattr(function, "schema", None) for function in task.reward_funcs]
+    schemas = [schema for schema in declared if isinstance(schema, dict)]
     return [CompletionBuilder(row, column, task.ideal, answers, schemas) for row in rows]
 
 

@@ -24,6 +24,7 @@ from workbench.audit.prompt_format import asking_text, format_advice
 from workbench.audit.regression_cases import failed_cases, load_cases
 from workbench.data.prompts import to_messages
 from workbench.errors import RewardError, TaskError, WorkbenchError
+from workbench.kinds import Fields
 from workbench.rewards.chat_or_text import InputFormat
 from workbench.rewards.execution import OWN, UNJUDGED
 from workbench.rewards.library import max_score_of
@@ -96,7 +97,7 @@ class RewardAudit:
     def __str__(self) -> str:
         return "\n".join([f"{self.task}: {self.verdict}", *map(str, self.findings)])
 
-    def found(self) -> dict[str, Any]:
+    def found(self) -> Fields:
         """For `--json`: plain values."""
         return {"ok": self.ok, "verdict": self.verdict, **dataclasses.asdict(self)}
 
@@ -383,7 +384,7 @@ class _Audit:
         if not names:
             return
         self.findings += [*rules.hackable(self.table), *rules.overlaps(self.table)]
-        applied = ~np.isnan(self.table.scores[:, self.table.weights != 0]).all(axis=1)
+        applied = np.asarray(~np.isnan(self.table.scores[:, self.table.weights != 0]).all(axis=1))
         served = {text.row for text, applies in zip(self.texts, applied, strict=True) if applies}
         if silent := [number for number in range(len(self.rows)) if number not in served]:
             row = {key: value for key, value in self.rows[silent[0]].items() if key != "prompt"}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.audit.completions import AROUND, AS_ASKED
+from workbench.kinds import Fields
 from workbench.rewards.tracing import Unreached
 
 REFERENCE, PROBE, SPELLING = "reference", "probe", "spelling"
@@ -228,7 +229,7 @@ def paying(table: ScoreTable, function: str, unreached: Callable[[str], Sequence
         rule = "cannot_pay.layout" if layout else "cannot_pay.guessed" if table.guessed else "cannot_pay"
         if rule == "cannot_pay" and most <= 0:
             rule = "cannot_pay.penalty"
-        values = {"earned": mean, "most": most, "only": only, "also": also, "never": _never(unreached(function))}
+        values: Fields = {"earned": mean, "most": most, "only": only, "also": also, "never": _never(unreached(function))}
         yield finding(rule, function, reference=reference, **values)
         return
     if not all(paid):

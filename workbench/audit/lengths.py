@@ -39,7 +39,8 @@ def length_findings(suite: RewardSuite, name: str, to: CompletionBuilder) -> tup
     # Each alone: a function that scales its scores over the batch would lay these on one line.
     start = to.format.write("Step by step", to.answer)
     tail = [scores([start + "x" * count], [same]) for count in (0, 1_000, 4_000, 16_000)]
-    if found is None or any(each is None for each in tail):
+    measured = [each for each in tail if each is not None]
+    if found is None or len(measured) < len(tail):
         return "", []
     inside_scores, plain, by_token = np.split(found, [len(inside), len(texts)])
     unit = "characters" if max(_distinct(inside_scores), _distinct(plain)) > 2 else ""
@@ -56,7 +57,7 @@ def length_findings(suite: RewardSuite, name: str, to: CompletionBuilder) -> tup
         but = ", and speaks of tokens" if wrong else "; GRPO's own lengths are in tokens"
         worse = wrong or re.search(r"len|length|short|long|brief|concise", name)
         findings.append(finding("unit", name, "warning" if worse else None, best=best, but=but))
-    values = np.concatenate(tail)
+    values = np.concatenate(measured)
     steps = np.abs(np.diff(values))
     # Ten times the text, about ten times the change: there is no limit to it.
     if not np.isnan(values).any() and steps[1] >= 1e-9 and steps[2] >= 2 * steps[1]:

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from workbench.data.answer_column import MARK
 from workbench.errors import DataError
+from workbench.kinds import Fields
 from workbench.rewards import library
 from workbench.rewards.answers import TAGS
 from workbench.rewards.library import THINK_TAGS, max_score
 from workbench.rewards.verifiers import countdown_reward, json_of, json_right_reward
+from workbench.task import function_name
 
 # Names of the block that holds the answer; any other block is for working it out.
 _ANSWER_TAGS = {
@@ -47,7 +49,7 @@ class ExpectedFormat(NamedTuple):
     mark: bool
     json: bool
     shown: bool = True  # as it is to be written; False: the tags are only named, and where lines break is a guess
-    shapes: tuple[dict[str, Any], ...] = ()  # JSON objects that the prompt shows, or that fit a schema
+    shapes: tuple[Fields, ...] = ()  # JSON objects that the prompt shows, or that fit a schema
     guessed: bool = False  # where in the JSON the answer belongs is a guess
 
     @property
@@ -86,7 +88,7 @@ def asking_text(prompt: Any) -> str:
     return "\n".join(str(message["content"]) for message in messages if message["role"] != "assistant")
 
 
-def parse_format(row: Mapping[str, Any], answer: str = "", schemas: Sequence[dict[str, Any]] = ()) -> ExpectedFormat:
+def parse_format(row: Mapping[str, Any], answer: str = "", schemas: Sequence[Fields] = ()) -> ExpectedFormat:
     """The format that a row's prompt asks for; `schemas`: JSON Schemas that the task's rewards hold completions to.
 
     >>> str(parse_format({"prompt": "Answer as <think>why</think> <answer>what</answer>"}))
@@ -131,7 +133,7 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _slot(shapes: Sequence[dict[str, Any]], answer: str) -> tuple[dict[str, Any], str, bool]:
+def _slot(shapes: Sequence[Fields], answer: str) -> tuple[Fields, str, bool]:
     # (object, field, certain): where an answer belongs: where it stands in one of them, in a field of that name, in the last.
     fields = [(shape, key) for shape in shapes for key in shape]
     same = [(shape, key) for shape, key in fields if shape[key] in (answer, _parsed(answer))]
@@ -141,7 +143,7 @@ def _slot(shapes: Sequence[dict[str, Any]], answer: str) -> tuple[dict[str, Any]
     return shape, key, len(shape) == 1 or key in _ANSWER_TAGS  # one of several fields may hold it by chance: a tool's name
 
 
-def _objects(text: str, schemas: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+def _objects(text: str, schemas: Sequence[Fields] = ()) -> list[Fields]:
     # The JSON objects in a text; instead of a schema, objects that fit it, with each value that a field may have.
     decoder, values, place = json.JSONDecoder(), [*schemas], text.find("{")
     while 0 <= place < _LONGEST:
@@ -153,7 +155,8 @@ def _objects(text: str, schemas: Sequence[dict[str, Any]] = ()) -> list[dict[str
         place = text.find("{", end)
     shapes = []
     for value in values:
-        fields = value.get("properties") if isinstance(value.get("properties"), dict) else {}
+        properties = value.get("properties")
+        fields = properties if isinstance(properties, dict) else {}
         choices = {name: _choices(each) for name, each in fields.items()}
         first = {name: some[0] for name, some in choices.items()} or value
         shapes += [first, *({**first, name: other} for name, some in choices.items() for other in some[1:20])]
@@ -199,7 +202,7 @@ def shown_json_reward(completions: Sequence[Any], prompts: Sequence[Any], answer
     return [float(given == wanted is not None) for given, wanted in pairs]
 
 
-def grader_for(row: Mapping[str, Any], constant: bool = False) -> Callable[..., list[float]]:
+def grader_for(row: Mapping[str, Any], constant: bool = False) -> Callable[..., Sequence[float | None]]:
     """The function that decides whether a completion of this row is right, for the profile of 01; DataError if none can.
 
     `constant`: every row has the same answer, so that it is none.
@@ -210,7 +213,8 @@ def grader_for(row: Mapping[str, Any], constant: bool = False) -> Callable[..., 
     if "numbers" in row and "target" in row:
         return countdown_reward
     answer, asked = str(row["answer"]), asking_text(row["prompt"])
-    expected, grader = parse_format(row, answer), library.last_line_reward
+    expected = parse_format(row, answer)
+    grader: Callable[..., Sequence[float | None]] = library.last_line_reward
     if expected.json:
         grader = shown_json_reward if expected.shapes and not isinstance(_parsed(answer), dict) else json_right_reward
     elif "<answer>" in asked:
@@ -236,10 +240,11 @@ def format_advice(row: Mapping[str, Any]) -> str:
         grader = grader_for(row)
     except DataError:
         grader = None
-    if shipped := {countdown_reward: "countdown", json_right_reward: "json"}.get(grader):
-        return f"these rows need other rewards: `task: {shipped}` in a recipe, or workbench.rewards.{grader.__name__}"
+    shipped = {countdown_reward: "countdown", json_right_reward: "json"}.get(grader)
+    if grader is not None and shipped:
+        return f"these rows need other rewards: `task: {shipped}` in a recipe, or workbench.rewards.{function_name(grader)}"
     tags, own = tuple(block.name for block in expected.blocks), grader in (None, shown_json_reward)
-    fits = [] if own else [grader.__name__]
+    fits = [] if own or grader is None else [function_name(grader)]
     fits += ["make_json_reward(SCHEMA)"] if expected.json else []
     if tags:
         fits.append("think_answer_format_reward" if tags == THINK_TAGS else f"make_tags_reward({tags})")

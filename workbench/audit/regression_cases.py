@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from workbench.errors import TaskError
+from workbench.kinds import Fields
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task, load_task
 from workbench.workspace import find, shown
@@ -34,7 +35,7 @@ class RegressionCase(BaseModel, strict=True, extra="forbid"):
 
     completion: str
     expected: dict[str, float | None]  # function or TOTAL -> score; None: it does not apply
-    columns: dict[str, Any] = {}  # of the row; `load_cases` adds those that it does not replace
+    columns: Fields = {}  # of the row; `load_cases` adds those that it does not replace
     row: int = Field(0, ge=0)
     name: Any = ""
     line: int = 0  # of the file, by `load_cases`
@@ -148,7 +149,8 @@ def failed_cases(
         found = {name: None if math.isnan(each.scores[index]) else each.scores[index] for name, each in scored.items()}
         found[TOTAL] = math.fsum(weight * (found[name] or 0.0) for name, weight in zip(own.names, own.weights, strict=True))
         for function, expected in case.expected.items() if not errors else ():
-            score, known = found[function], None not in (found[function], expected)
+            score = found[function]
+            known = score is not None and expected is not None
             if not (math.isclose(score, expected, rel_tol=1e-6, abs_tol=1e-6) if known else score is expected):
                 was, right = ("None" if value is None else f"{value:g}" for value in (score, expected))
                 said.append(f"{place}: {function} is {was}, expected {right}")

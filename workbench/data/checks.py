@@ -18,11 +18,12 @@ from workbench.data.prompts import comparable, last_turn
 from workbench.data.reasons import LeftOut, Reason, Report
 from workbench.data.sources import Unreadable, open_source
 from workbench.errors import DataError
+from workbench.kinds import Fields
 from workbench.progress import count_line
 from workbench.task import RESERVED_COLUMNS, Row
 
 # Whole numbers and fractions are one kind, as they are for Arrow.
-_KINDS = {str: "text", int: "a number", float: "a number", bool: "true or false"}
+_KINDS: dict[type, str] = {str: "text", int: "a number", float: "a number", bool: "true or false"}
 _KINDS |= {list: "a list", tuple: "a list", dict: "an object"}
 
 
@@ -159,7 +160,7 @@ class Checked:
         self._seen: dict[int, int] = {}  # prompt -> answer, both as hashes
         # The kind of value in each column and at each place inside it (`meta.level`, `tags[]`): Arrow takes only one.
         self._kinds: dict[str, str] = {}
-        self._keys: dict[str, Any] = {}
+        self._keys: Fields = {}
         self._chat_rows: bool | None = None
         chosen = {"prompt": self.prompt_column, "answer": self.answer_column}
         self.report = Report(self.source.name, notes=[*self.notes], columns=chosen)

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from workbench.data.split import fingerprint, step_of
 from workbench.errors import DataError
+from workbench.kinds import Fields
 from workbench.task import Row
 from workbench.workspace import append_line, made, read_lines, resolve, shown
 
@@ -40,7 +41,7 @@ def row_key(row: Row) -> str:
 class Profile:
     """How a policy does on prompts. `solved` is by `row_key`, as measured; `rows` are the rows they were picked from."""
 
-    settings: dict[str, Any]
+    settings: Fields
     solved: dict[str, Solved]
     rows: Sequence[Row] = ()
 
@@ -104,7 +105,7 @@ def measure_difficulty(
     rows: Sequence[Row],
     attempt: Callable[[Sequence[Row]], Iterable[Solved]],
     file: str | Path,
-    settings: dict[str, Any],
+    settings: Fields,
     *,
     batch: int = 16,
     progress: Callable[[int, int], None] | None = None,
@@ -173,7 +174,7 @@ class Band:
         """As `Split.steps`, of the rows that are kept."""
         return step_of(len(self.kept), completions_per_step, num_generations)
 
-    def record(self) -> dict[str, Any] | None:
+    def record(self) -> Fields | None:
         """For the dataset's card."""
         return None if self.shares is None else {"pass_rates": self.pass_rates, **self.shares}
 

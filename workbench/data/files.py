@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from workbench.data import reasons
 from workbench.data.reasons import Reason
 from workbench.errors import DataError
+from workbench.kinds import Fields
 from workbench.workspace import shown
 
 BOM = b"\xef\xbb\xbf"
@@ -95,7 +96,7 @@ def json_file(path: Path, split: str | None = None) -> Opened:
     raise DataError(f"{name}: a {type(document).__name__}{keys}", rule=rule, remedy=remedy)
 
 
-def by_row(columns: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+def by_row(columns: Mapping[str, Sequence[Any]]) -> Iterator[Fields]:
     """The rows of columns of one length."""
     return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
 
@@ -103,7 +104,7 @@ def by_row(columns: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 def choose(what: str, name: str, asked: str | None, there: Sequence[str], usual: str) -> str:
     """The requested split or subset, else the usual one, else the only one; DataError if it is missing."""
     chosen = asked or (usual if usual in there else there[0] if len(there) == 1 else None)
-    if chosen not in there:
+    if chosen is None or chosen not in there:
         value, remedy = f"no {what} {asked!r}" if asked else f"{len(there)} {what}s", ", ".join(there[:12])
         raise DataError(f"{name}: {value}", rule=f"rows come from one {what}", remedy=f"choose with {what} (--{what}): {remedy}")
     return chosen

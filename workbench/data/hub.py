@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def _own_cache(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def _quietly(datasets: Any) -> Iterator[None]:
+def _quietly(datasets: Any) -> Generator[None]:
     # A bar is a widget, and a widget in a saved notebook is an empty place.
     shown_before = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
@@ -78,9 +78,9 @@ def _quietly(datasets: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_waiting() -> Iterator[None]:
+def without_waiting() -> Generator[None]:
     """Where the hub cannot be reached, ask its cache alone, instead of the hub five times over half a minute."""
-    import datasets
+    import datasets.config
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError
 

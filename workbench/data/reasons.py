@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from workbench.errors import DataError
+from workbench.kinds import Fields
 from workbench.task import Row
+
+Text = TypeVar("Text", bound=str)
 
 LONGEST_CHARACTERS = 100_000  # of one prompt; no context of a single GPU's policy holds more
 
@@ -125,7 +128,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     columns: dict[str, str | None] = field(default_factory=dict)
     # reason, rule or warning -> the numbers of its rows
-    _left_out: dict[str, array] = field(default_factory=dict)
+    _left_out: dict[Reason, array] = field(default_factory=dict)
     _repaired: dict[str, array] = field(default_factory=dict)
     _warned: dict[str, array] = field(default_factory=dict)
     _excerpts: dict[str, list[str]] = field(default_factory=dict)
@@ -165,10 +168,10 @@ class Report:
             raise DataError(value, rule="a dataset has rows that can be trained on", remedy=why.remedy)
         return self.kept
 
-    def found(self) -> dict[str, Any]:
+    def found(self) -> Fields:
         """For `workbench check --json` and the dataset's record: every number, every row."""
 
-        def listed(called: str, group: dict[Any, array]) -> Iterator[dict[str, Any]]:
+        def listed(called: str, group: dict[Any, array]) -> Iterator[Fields]:
             for why, rows in _ordered(group):
                 remedy = {"do": why.remedy} if isinstance(why, Reason) else {}
                 yield {called: why, "count": len(rows), **remedy, "rows": rows.tolist()}
@@ -195,7 +198,7 @@ class Report:
         return "\n".join(lines)
 
 
-def _counts(group: dict[str, array]) -> Counter[str]:
+def _counts(group: Mapping[Text, array]) -> Counter[Text]:
     return Counter({why: len(rows) for why, rows in group.items()})
 
 

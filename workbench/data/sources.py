@@ -97,7 +97,7 @@ def open_source(
     if named and str(source) not in SHIPPED:
         opened = _from_path(str(source), subset, split)
     elif subset is not None or (named and split is not None):
-        raise files.no_splits(str(source) if named else f"a {type(source).__name__}", subset or split)
+        raise files.no_splits(str(source) if named else f"a {type(source).__name__}", subset or split or "")
     elif named:
         opened = importlib.import_module(SHIPPED[str(source)]).source(limit, seed)
     else:
@@ -115,7 +115,7 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
             remedy = "convert it, or read it yourself and give the rows as a list"
             raise DataError(f"{name}: a {kind or 'nameless'} file", rule=f"rows come from {KINDS}", remedy=remedy)
         if subset is not None or (split is not None and kind != ".json"):
-            raise files.no_splits(name, split or subset)
+            raise files.no_splits(name, split or subset or "")
         return Source(name, *(files.json_file(path, split) if kind == ".json" else _READERS[kind](path)))
     folder = path.is_dir()
     on_hub = text if folder else hub.MOVED.get(text, text)
@@ -180,6 +180,7 @@ def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
 def _rows_of_script(path: Path) -> Any:
     # The name is the path's, so that two files called alike do not answer for one another.
     spec = importlib.util.spec_from_file_location(f"workbench_rows_{abs(hash(path))}", path)
+    assert spec is not None and spec.loader is not None  # noqa: PT018  as for every .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     loads = "load_dataset" in path.read_text(encoding="utf-8", errors="replace")

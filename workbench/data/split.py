@@ -13,6 +13,7 @@ from workbench.data.prompts import comparable
 from workbench.data.reasons import Report
 from workbench.data.sources import Source, save_rows
 from workbench.errors import DataError
+from workbench.kinds import Fields
 from workbench.task import Row, prompt_key
 from workbench.workspace import resolve, shown, write_json
 
@@ -23,7 +24,7 @@ class Split:
 
     train: list[Row]
     held_out: list[Row]
-    by: dict[str, Any] = field(default_factory=dict)
+    by: Fields = field(default_factory=dict)
 
     @property
     def shared(self) -> list[Row]:
@@ -39,7 +40,7 @@ class Split:
         """What a training step takes from these rows, in words; DataError: no step of whole groups is possible."""
         return step_of(len(self.train), completions_per_step, num_generations)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Fields:
         """For the dataset's card."""
         return self.by
 

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from workbench.errors import DataError
+from workbench.kinds import Fields
 from workbench.task import Row
 from workbench.workspace import encodable
 
@@ -134,7 +135,7 @@ class PromptLengths:
             raise DataError(value, rule=f"prompt + completion fit into max_seq_length = {max_seq_length}", remedy=remedy)
         return f"{longest} + {max_completion_length} = {whole} <= {max_seq_length} tokens: fits"
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Fields:
         """For the dataset's card."""
         return {"longest_tokens": self.longest, "covering": self.covering, "policy": self.policy}
 

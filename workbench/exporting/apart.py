@@ -15,13 +15,14 @@ from typing import Any
 
 from workbench import errors
 from workbench.errors import ExportError, WorkbenchError
+from workbench.kinds import Fields
 from workbench.workspace import write_json
 
 Progress = Callable[[int, int], None]
 _LINES = 12  # of what a process said last
 
 
-def run_apart(module: str, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def run_apart(module: str, request: Fields, progress: Progress) -> Fields:
     """The JSON object that `python -m MODULE FOLDER` makes of a request.
 
     The workbench's own errors are raised here as they were there; ExportError with the process's last output if it crashed
@@ -62,7 +63,7 @@ def _end_with(caller: int) -> None:
     os.killpg(0, 9)
 
 
-def answer(work: Callable[[dict[str, Any], Progress], Any]) -> None:
+def answer(work: Callable[[Fields, Progress], Any]) -> None:
     """In the process: do the work of the request, and leave its result, or its error, where the caller looks."""
     folder, told = Path(sys.argv[1]), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no progress

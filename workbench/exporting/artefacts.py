@@ -6,10 +6,10 @@ import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from workbench.errors import ExportError, RunError, nearest
 from workbench.exporting.merging import base_of
+from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory, open_run
 from workbench.workspace import find, looked_in, resolve, shown
 
@@ -48,7 +48,7 @@ class Exported:
     def __getitem__(self, format: str) -> Artefact:
         return self.artefacts[format]
 
-    def found(self) -> dict[str, Any]:
+    def found(self) -> Fields:
         """For scripts."""
         into = {name: one.into if name != "adapter" else None for name, one in self.artefacts.items()}
         made = {name: {"path": str(one.path), "into": into[name]} for name, one in self.artefacts.items()}

@@ -13,7 +13,8 @@ from workbench.exporting.apart import Progress
 from workbench.exporting.artefacts import QUANTISED, Artefact
 from workbench.exporting.checks import Check
 from workbench.exporting.reading import HFReader, Reader
-from workbench.exporting.reference import Reference, Request, scored
+from workbench.exporting.reference import ProofRequest, Reference, scored
+from workbench.kinds import Fields
 from workbench.rewards.suite import RewardSuite
 from workbench.training.sampling import TOGETHER
 
@@ -34,7 +35,7 @@ _ROUNDS |= {"gguf_q4_k_m": ("Q4_K_M", "gguf_q8_0 or merged_16bit"), "gguf_q8_0":
 _AGAIN = "export it again with --overwrite; if that gives the same, the export is at fault: report it"
 
 
-def written_by(reader: Reader, request: Request, sampled: list[list[int]], progress: Progress) -> dict[str, Any]:
+def written_by(reader: Reader, request: ProofRequest, sampled: list[list[int]], progress: Progress) -> Fields:
     """In the artefact's process: its greedy completions, and its log-probabilities of the policy's samples."""
     prompts = [reader.prompt_ids(prompt) for prompt in request.prompts]
     most, count = request.max_completion_length, len(prompts)
@@ -51,8 +52,8 @@ def written_by(reader: Reader, request: Request, sampled: list[list[int]], progr
 
 
 def check_behaviour(
-    artefact: Artefact, found: dict[str, Any], reference: Reference, suite: RewardSuite, vouched: bool = False
-) -> tuple[list[Check], dict[str, Any]]:
+    artefact: Artefact, found: Fields, reference: Reference, suite: RewardSuite, vouched: bool = False
+) -> tuple[list[Check], Fields]:
     """Compare what `written_by` found with the live policy: the checks, and the measurements with 95 % intervals.
 
     The live policy is also the reference of the quantised forms: their loss includes what they lose against a proven 16-bit form,
@@ -83,7 +84,7 @@ def check_behaviour(
     return [_changed(artefact, measured, vouched), *checks], measured
 
 
-def _likelihoods(own: list[Any], policy: list[Any], base: list[Any]) -> dict[str, Any]:
+def _likelihoods(own: list[Any], policy: list[Any], base: list[Any]) -> Fields:
     import numpy as np
 
     flat, live, without = (np.concatenate(each) for each in (own, policy, base))
@@ -121,7 +122,7 @@ def _clustered(above: Sequence[Any], below: Sequence[Any], errors: float = 1.96)
     return float(ratio), float(ratio - half), float(ratio + half)
 
 
-def _paired(live: Sequence[Any], own: Sequence[Any], witnesses: Any = None, tied: Any = False) -> dict[str, Any]:
+def _paired(live: Sequence[Any], own: Sequence[Any], witnesses: Any = None, tied: Any = False) -> Fields:
     # `witnesses`: prompts with one number are seen as one; None: each is alone. What a tie parts is no difference.
     import numpy as np
     from scipy.stats import binomtest
@@ -142,13 +143,13 @@ def _paired(live: Sequence[Any], own: Sequence[Any], witnesses: Any = None, tied
     return shares | {"low": mean - half, "high": mean + half, "fell": fell, "rose": rose, "chance": float(chance)}
 
 
-def _lower(artefact: Artefact, pair: dict[str, Any]) -> bool:
+def _lower(artefact: Artefact, pair: Fields) -> bool:
     if artefact.format in QUANTISED:
         return pair["high"] < -POINTS
     return pair["chance"] < ALPHA and pair["high"] < 0
 
 
-def _changed(artefact: Artefact, measured: dict[str, Any], vouched: bool) -> Check:
+def _changed(artefact: Artefact, measured: Fields, vouched: bool) -> Check:
     name, moved, run = "the run's change is in it", measured["logprob_difference"]["base"], measured["of_the_run"]
     if not moved:
         return Check("behaviour", name, None, "the run changed nothing: its policy finds all completions as likely as the base")
@@ -171,7 +172,7 @@ def _changed(artefact: Artefact, measured: dict[str, Any], vouched: bool) -> Che
     return Check("behaviour", name, True if HALF <= run["share"] <= TWICE else None, said, numbers=run)
 
 
-def _likelihood(artefact: Artefact, measured: dict[str, Any]) -> Check:
+def _likelihood(artefact: Artefact, measured: Fields) -> Check:
     name, numbers = "log-probabilities of the policy's completions", {each: measured[each] for each in _OF_LOGPROBS}
     difference, kl = numbers.values()
     said = f"mean difference {difference['mean']:.4f}, the base's {difference['base']:.4f}; largest {difference['largest']:.3g}; "
@@ -186,7 +187,7 @@ def _likelihood(artefact: Artefact, measured: dict[str, Any]) -> Check:
     return Check("behaviour", name, True, said, numbers=numbers)
 
 
-def _if_enough(artefact: Artefact, name: str, said: str, measured: dict[str, Any], numbers: dict, *pairs: dict) -> Check:
+def _if_enough(artefact: Artefact, name: str, said: str, measured: Fields, numbers: dict, *pairs: dict) -> Check:
     said += f"; {measured['ties']} answers part at a tie of the policy's own precision" if measured["ties"] else ""
     if measured["prompts"] < FEWEST:
         return Check("behaviour", name, None, f"{said}; fewer than {FEWEST} prompts cannot tell damage from chance")
@@ -196,7 +197,7 @@ def _if_enough(artefact: Artefact, name: str, said: str, measured: dict[str, Any
     return Check("behaviour", name, True, said, numbers=numbers)
 
 
-def _ends(artefact: Artefact, measured: dict[str, Any]) -> Check:
+def _ends(artefact: Artefact, measured: Fields) -> Check:
     ended, name = measured["ended"], "completions end by EOS"
     said = f"{ended['artefact']:.0%} end, the policy's {ended['policy']:.0%}, the base's {ended['base']:.0%}"
     if not _lower(artefact, ended):
@@ -209,7 +210,7 @@ def _ends(artefact: Artefact, measured: dict[str, Any]) -> Check:
     return Check("behaviour", name, False, said, cause, remedy, ended)
 
 
-def _earns(artefact: Artefact, measured: dict[str, Any]) -> Check:
+def _earns(artefact: Artefact, measured: Fields) -> Check:
     reward, right = measured["reward"], measured["pass@1"]
     said = (
         f"reward {reward['artefact']:.2f}, the policy's {reward['policy']:.2f} ({reward['low']:+.2f} to {reward['high']:+.2f}), "

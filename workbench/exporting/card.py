@@ -14,6 +14,7 @@ from workbench.exporting.checks import CAUSES, Proof
 from workbench.exporting.public import clean
 from workbench.exporting.serving import commands
 from workbench.inspection.evaluation import gain_in_words
+from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.run.metrics import GROUP_STD, KL, REWARD
 from workbench.training.loading import find_model
@@ -34,9 +35,7 @@ _IS = {
 }
 
 
-def write_card(
-    folder: Path, artefact: Artefact, known: dict[str, Any], proof: Proof | None = None, into: Path | None = None
-) -> None:
+def write_card(folder: Path, artefact: Artefact, known: Fields, proof: Proof | None = None, into: Path | None = None) -> None:
     """Write `README.md` from the passport's facts into the folder of the artefact's files, or another.
 
     The text is `card.md.jinja`. Anything that somebody wrote (names, prompts, settings) appears as text: no markup, and no key,
@@ -53,13 +52,13 @@ def write_card(
         beside.write_text(str(card), encoding="utf-8")
 
 
-def _metadata(artefact: Artefact, known: dict[str, Any]) -> Any:
+def _metadata(artefact: Artefact, known: Fields) -> Any:
     from huggingface_hub import EvalResult, ModelCardData
 
     kind, task, results = artefact.format.partition("_")[0], known.get("task") or {}, []
     named = "openai/gsm8k" if task.get("ships") and task.get("name") == "gsm8k" else (task.get("card") or {}).get("source")
     source = named if re.fullmatch(r"[\w-]+/[\w-][\w.-]*", str(named)) and not Path(str(named)).suffix else None
-    on: dict[str, Any] = {"task_type": "text-generation", "dataset_type": source or "custom", "dataset_split": "held_out"}
+    on: Fields = {"task_type": "text-generation", "dataset_type": source or "custom", "dataset_split": "held_out"}
     on |= {"dataset_name": _one_line(source or _named(task))}
     if measured := known.get("evaluation"):
         label = _counted(measured)
@@ -81,11 +80,11 @@ def _metadata(artefact: Artefact, known: dict[str, Any]) -> Any:
     )  # fmt: skip
 
 
-def _counted(measured: dict[str, Any]) -> str:
+def _counted(measured: Fields) -> str:
     return "correct" if measured["after"].get("format", 0) is None else "correct, strict format"
 
 
-def _named(task: dict[str, Any]) -> Any:
+def _named(task: Fields) -> Any:
     # One that is called as its file is, like those of notebook 02, goes by its rows.
     name, file = task.get("name"), str(task.get("file"))
     return (task.get("card") or {}).get("source") or file if name == Path(file).stem else name
@@ -102,7 +101,7 @@ def _license(base: str) -> str | None:
 
 
 # -- what the text is made of --------------------------------------------------------------------------------------------
-def _content(folder: Path, artefact: Artefact, known: dict[str, Any], proof: Proof | None) -> dict[str, Any]:
+def _content(folder: Path, artefact: Artefact, known: Fields, proof: Proof | None) -> Fields:
     measured = known.get("evaluation")
     gained = gain_in_words(measured) if measured else "What training gained is not measured"
     saved = (known.get("adapter") or {}).get("from", "").rpartition("-")[2]  # best-30, checkpoint-45, final
@@ -139,7 +138,7 @@ def _content(folder: Path, artefact: Artefact, known: dict[str, Any], proof: Pro
     return content | (_training(known) if "recipe" in known else {})
 
 
-def _training(known: dict[str, Any]) -> dict[str, list[list[Any]]]:
+def _training(known: Fields) -> dict[str, list[list[Any]]]:
     lora, policy, effective, task = known["recipe"]["lora"], known["recipe"]["policy"], known["settings"], known["task"]
     settings = [[name, effective[name]] for name in _SETTINGS if name in effective]
     settings.append(["seed", known["recipe"]["seed"]])

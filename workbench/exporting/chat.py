@@ -15,6 +15,7 @@ from workbench.exporting.artefacts import Artefact, Exported, open_artefact
 from workbench.exporting.merging import sixteen_bit_base
 from workbench.exporting.passport import PASSPORT, read_passport
 from workbench.exporting.reading import open_reader
+from workbench.kinds import Fields
 from workbench.training.loading import find_model
 from workbench.workspace import resolve, shown
 
@@ -41,7 +42,7 @@ def ask(artefact: Any, question: str, system_prompt: str | None = None, *, tempe
 
 
 @dataclass
-class Answer:
+class ChatAnswer:
     """What one model wrote; `ended` says in words why it stopped."""
 
     text: str = ""
@@ -54,7 +55,7 @@ class Turn:
     """A question and its answers by author: "trained" and, where it was also asked, "base"."""
 
     question: str
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, ChatAnswer] = field(default_factory=dict)
 
 
 class Conversation:
@@ -79,7 +80,7 @@ class Conversation:
         self.max_completion_length = max_completion_length or settings.get("max_completion_length") or _MOST
         self.temperature = float(settings.get("temperature") or 0.0)  # at which the run sampled; 0 where that is not known
         self.turns: list[Turn] = []
-        self._writers: dict[str, Any] = {}
+        self._writers: Fields = {}
 
     def reply(self, question: str, temperature: float = 0.0, base: bool = False) -> Turn:
         """Answer a question, with the base beside if it is also asked. An Interrupt ends it; the turn stays in `turns`.
@@ -91,7 +92,7 @@ class Conversation:
         turn = Turn(question)
         self.turns.append(turn)
         for who in (TRAINED, BASE) if base else (TRAINED,):
-            answer = turn.answers[who] = Answer()
+            answer = turn.answers[who] = ChatAnswer()
             try:
                 self._write(who, self._prompt(who, earlier, question), answer, temperature)
             except BaseException as error:
@@ -109,7 +110,7 @@ class Conversation:
                 messages += [("user", turn.question), ("assistant", text)]
         return [{"role": role, "content": content} for role, content in (*messages, ("user", question))]
 
-    def _write(self, who: str, prompt: Any, answer: Answer, temperature: float) -> None:
+    def _write(self, who: str, prompt: Any, answer: ChatAnswer, temperature: float) -> None:
         if who not in self._writers:
             self._writers |= _load(self.artefact, who)
         writer = self._writers[who]
@@ -127,7 +128,7 @@ class Conversation:
             answer.ended = f"cut at {len(written)} tokens"
 
 
-def _load(artefact: Artefact, who: str) -> dict[str, Any]:
+def _load(artefact: Artefact, who: str) -> Fields:
     # What writes, by who it is: an adapter and its base at once, everything else by itself.
     if who == BASE and not artefact.base:
         value = f"{shown(artefact.path)}: its base is not known"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from workbench.errors import ExportError
+from workbench.kinds import Fields
 
 LEVELS = ("files", "weights", "tokens", "behaviour")  # from cheap to dear
 
@@ -20,7 +20,7 @@ class Check:
     found: str  # what was seen, in numbers
     cause: str = ""  # one of CAUSES, where it failed
     remedy: str = ""
-    numbers: dict[str, Any] = field(default_factory=dict)  # the same for scripts
+    numbers: Fields = field(default_factory=dict)  # the same for scripts
     rounding: bool = False  # it cannot be told because rounding takes the step away, which is no fault
     measured: bool = False  # for its numbers alone: there is no limit that it could pass
 
@@ -61,7 +61,7 @@ class Proof:
     format: str
     checks: tuple[Check, ...]
     unproven: tuple[str, ...] = ()  # what cannot be told here, in words
-    measured: dict[str, Any] = field(default_factory=dict)  # reward, pass@1, KL per token, EOS share, with intervals
+    measured: Fields = field(default_factory=dict)  # reward, pass@1, KL per token, EOS share, with intervals
     into: str = ""  # what it was merged into, in words; empty for an adapter
     reference: str = ""  # stands for what it was compared with: run, base, task, rewards, libraries
     note: str = ""  # what became of a proof that was on record

@@ -60,7 +60,7 @@ def export(
         into, verdict = into.into, into.verdict
         notes.append(f"merged into {INTO[into]}; merge risk {verdict}")
     base, weights = merging.base_of(run), adapter_sum(run.adapter)
-    if differs := merging.base_differs(run):
+    if differs := merging.merge_base_differs(run):
         value, rule = f"{shown(merging.source_of(run))}: not as {run.name} loaded it: {differs}", "an adapter belongs to one base"
         raise ExportError(value, rule=rule, remedy=merging.PUT_BACK)
     chosen = {each: Artefact(run.export / each, each, base, "base" if each == "adapter" else into, run) for each in ordered}
@@ -128,7 +128,7 @@ def in_order(formats: Sequence[str], into: str = "auto") -> list[str]:
 def _other(artefact: Artefact, weights: str) -> str:
     # In what the export that is there differs from the one asked for, of the adapter with the sum `weights`; empty: in nothing.
     try:
-        found, changed = passport.read_passport(artefact.path), passport.changed(artefact.path)
+        found, changed = passport.read_passport(artefact.path), passport.changed_files(artefact.path)
     except ExportError as error:
         return f"its {error.value.removeprefix(f'{shown(artefact.path)}/')}"
     if (base := public_name(artefact.base)) != found["base"]:

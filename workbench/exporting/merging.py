@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from workbench.errors import ExportError, PolicyError
+from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory
 from workbench.training import loading
 from workbench.training.loading import (
@@ -72,14 +73,14 @@ def source_of(run: RunDirectory) -> str:
     return find_model(run.recipe().policy.name, ask_hub=False) if elsewhere else source
 
 
-def base_now(run: RunDirectory) -> dict[str, Any]:
+def base_now(run: RunDirectory) -> Fields:
     """The current state of the base that a run's policy was loaded from, from `base_files`; empty if it is not here."""
     with contextlib.suppress(PolicyError):
         return loading.base_files((run.manifest()["policy"].get("base") or {}).get("name") or source_of(run))
     return {}
 
 
-def base_differs(run: RunDirectory) -> str | None:
+def merge_base_differs(run: RunDirectory) -> str | None:
     """How a run's base has changed since training loaded it, in words; None: its state then or now is not known."""
     return loading.base_differs(run.manifest()["policy"].get("base"), base_now(run))
 
@@ -208,7 +209,7 @@ def write_merged(
     folder: Path,
     *,
     held: FourBit | None = None,
-    chat_template_kwargs: dict[str, Any] | None = None,
+    chat_template_kwargs: Fields | None = None,
     eos_ids: Sequence[int] = (),
 ) -> Path:
     """Merge the adapter that PEFT saved into its 16-bit base (folder or hub name); the whole model with its tokenizer.
@@ -257,7 +258,7 @@ def write_merged(
     return folder
 
 
-def save_tokenizer(adapter: str | Path, folder: Path, base: Any = None, kwargs: dict[str, Any] | None = None) -> Any:
+def save_tokenizer(adapter: str | Path, folder: Path, base: Any = None, kwargs: Fields | None = None) -> Any:
     """The tokenizer of training, with `chat_template_kwargs` baked into its template; the base's if it was not saved."""
     with quiet_imports():
         import transformers
@@ -277,7 +278,7 @@ def save_tokenizer(adapter: str | Path, folder: Path, base: Any = None, kwargs: 
     return tokenizer
 
 
-def with_defaults(template: str, kwargs: dict[str, Any]) -> str:
+def with_defaults(template: str, kwargs: Fields) -> str:
     """A chat template in which these arguments have these values, unless its caller gives others."""
     said = "".join(f"{{% if {key} is not defined %}}{{% set {key} = {value!r} %}}{{% endif %}}" for key, value in kwargs.items())
     return f"{said}\n{template}"  # chat templates are rendered with trim_blocks: this line end is not in the text

@@ -23,6 +23,7 @@ from workbench.exporting.card import CARD, write_card
 from workbench.exporting.checks import Proof
 from workbench.exporting.public import clean, public_name
 from workbench.inspection.evaluation import last_measured
+from workbench.kinds import Fields
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import GROUP_STD, KL, REWARD
@@ -77,7 +78,7 @@ def _into_place(folder: Path) -> None:
         (folder / _PROVEN).rmdir()
 
 
-def read_passport(folder: Path) -> dict[str, Any]:
+def read_passport(folder: Path) -> Fields:
     """The passport of an artefact, without its own sum; ExportError if there is none, or a byte of it was changed."""
     file, what = folder / PASSPORT, "it was changed after the export"
     try:
@@ -97,7 +98,7 @@ def read_passport(folder: Path) -> dict[str, Any]:
     raise ExportError(f"{shown(file)}: {what}", rule="a passport is a JSON file that holds its own sum", remedy=remedy)
 
 
-def changed(folder: Path) -> dict[str, str]:
+def changed_files(folder: Path) -> dict[str, str]:
     """Files of an artefact that differ from its passport -> how; ExportError as in `read_passport`."""
     said, there, found = read_passport(folder)["files"], files_in(folder, PASSPORT), {}
     for name in sorted(said.keys() | there.keys()):
@@ -110,12 +111,12 @@ def changed(folder: Path) -> dict[str, str]:
     return found
 
 
-def _write(folder: Path, found: dict[str, Any]) -> None:
+def _write(folder: Path, found: Fields) -> None:
     found = to_json(found)
     write_json(folder / PASSPORT, found | {"sha256": _sum(found)})
 
 
-def _sum(found: dict[str, Any]) -> str:
+def _sum(found: Fields) -> str:
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 
@@ -126,7 +127,7 @@ def files_in(folder: Path, without: str = "") -> dict[str, list[Any]]:
     return {name: size_and_sum(file) for name, file in names.items() if name != without and not _PARTIAL.search(name)}
 
 
-def sample_of(run: RunDirectory) -> list[dict[str, Any]]:
+def sample_of(run: RunDirectory) -> list[Fields]:
     """Completions of the last recorded step, the first of each group, then the second: prompt, completion, scores, advantage."""
     if not any(run.rollouts.glob("step-*.parquet")):
         return []
@@ -143,9 +144,9 @@ def recipe_sum(run: RunDirectory) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def about(artefact: Artefact) -> dict[str, Any]:
+def about(artefact: Artefact) -> Fields:
     """All that is known of an artefact besides its own files: what it was made from, and by what."""
-    found: dict[str, Any] = {"format": artefact.format, "base": public_name(artefact.base), "into": artefact.into}
+    found: Fields = {"format": artefact.format, "base": public_name(artefact.base), "into": artefact.into}
     found["base_files"] = base_files(artefact.base)
     if (run := artefact.run) is None:
         return found
@@ -212,8 +213,8 @@ def verify(path: str | Path) -> list[Verified]:
     return reports
 
 
-def _findings(folder: Path, passport: dict[str, Any]) -> Findings:
-    wrong = changed(folder)
+def _findings(folder: Path, passport: Fields) -> Findings:
+    wrong = changed_files(folder)
     yield from ((False, f"{name} {what}") for name, what in wrong.items())
     if not wrong:
         yield True, f"{len(passport['files'])} files, byte by byte, and the passport itself"
@@ -224,7 +225,7 @@ def _findings(folder: Path, passport: dict[str, Any]) -> Findings:
         yield from _against_run(passport, RunDirectory(exports.parent))
 
 
-def _against_run(passport: dict[str, Any], run: RunDirectory) -> Findings:
+def _against_run(passport: Fields, run: RunDirectory) -> Findings:
     if passport.get("run_id") != run.identity:
         yield False, f"it was made from another run than {run.name}, in whose folder it is"
         return

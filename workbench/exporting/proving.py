@@ -1,8 +1,8 @@
 """The proof: an artefact, loaded back in a separate process, compared with the live policy that was trained.
 
 From cheap to expensive: sums of files, tensors, token ids, what it writes. Where a cheap level fails, the cause is known and the
-expensive ones are skipped. Two fresh processes: the live policy on the run's own backend (once), and the artefact as others
-load it, without unsloth.
+expensive ones are skipped. Two fresh processes: the live policy on the run's own backend (once per run), and the artefact as
+others load it, without unsloth.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from workbench.exporting.behaviour import check_behaviour, written_by
 from workbench.exporting.checks import LEVELS, Check, Proof, Proofs
 from workbench.exporting.public import public_name
 from workbench.exporting.reading import BaseUnread, open_reader
-from workbench.exporting.reference import Request, measured_reference, request_of, suite_of
+from workbench.exporting.reference import ProofRequest, measured_reference, request_of, suite_of_run
 from workbench.exporting.tokens import check_tokens
 from workbench.exporting.weights import check_weights
+from workbench.kinds import Fields
 from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
@@ -78,7 +79,7 @@ def _prove(artefact: Artefact, prompts: int, task: Task | None, progress: Callab
     if run is None:
         rule, remedy = "an artefact is compared with the policy of its run", "give the run: run=wb.open_run(...), --run"
         raise ExportError(f"{shown(artefact.path)}: the run that it was made from is not here", rule=rule, remedy=remedy)
-    with contextlib.closing(suite_of(run, task)) as suite:
+    with contextlib.closing(suite_of_run(run, task)) as suite:
         request = request_of(run, suite, prompts)
         checks, measured, kept = [_files(artefact), _base(artefact, run)], {}, None
         if all(check.passed is not False for check in checks):
@@ -128,7 +129,7 @@ def _recorded(artefact: Artefact, proof: Proof) -> Proof:
 def _files(artefact: Artefact) -> Check:
     name, again = "sums of its files", "export it again, with --overwrite, or put the file back"
     try:
-        wrong, count = passport.changed(artefact.path), len(passport.read_passport(artefact.path)["files"])
+        wrong, count = passport.changed_files(artefact.path), len(passport.read_passport(artefact.path)["files"])
     except ExportError as error:
         return Check("files", name, False, error.value, "changed_file", again)
     if wrong:
@@ -137,7 +138,7 @@ def _files(artefact: Artefact) -> Check:
 
 
 def _base(artefact: Artefact, run: RunDirectory) -> Check:
-    name, source, differs = "the base that it was trained on", merging.source_of(run), merging.base_differs(run)
+    name, source, differs = "the base that it was trained on", merging.source_of(run), merging.merge_base_differs(run)
     if differs:
         found = f"{public_name(source)} is not as the run loaded it: {differs}"
         return Check("files", name, False, found, "wrong_base", merging.PUT_BACK)
@@ -165,14 +166,14 @@ class Examined(NamedTuple):
     """The findings of the artefact's process, as JSON."""
 
     checks: list[Any]
-    written: dict[str, Any] | None  # as `written_by` returns it; None: a check failed, or nobody asked
+    written: Fields | None  # as `written_by` returns it; None: a check failed, or nobody asked
     unproven: list[str]
 
 
-def examine(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def examine(request: Fields, progress: Progress) -> Fields:
     """In the artefact's process: tensors and token ids; and, where nothing failed, what it writes."""
-    asked, written, unproven = Request(**request), None, []
-    told: dict[str, Any] = {"path": Path(asked.artefact["path"]), "run": RunDirectory(Path(asked.run))}
+    asked, written, unproven = ProofRequest(**request), None, []
+    told: Fields = {"path": Path(asked.artefact["path"]), "run": RunDirectory(Path(asked.run))}
     artefact = Artefact(**{**asked.artefact, **told})
     checks = check_weights(artefact)
     try:

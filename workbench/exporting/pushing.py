@@ -48,7 +48,7 @@ def push(artefact: Artefact, repo: str, *, unproven: bool = False) -> str:
 
 
 def _check(artefact: Artefact, unproven: bool) -> None:
-    if others := passport.changed(artefact.path):
+    if others := passport.changed_files(artefact.path):
         value = f"{shown(artefact.path)}: {', '.join(others)}: not as exported"
         raise ExportError(value, rule="what is uploaded is what was exported", remedy="export again with overwrite=True")
     proof = passport.read_passport(artefact.path).get("proof") or {}

@@ -11,6 +11,7 @@ from workbench.data.template import prompt_text
 from workbench.errors import ExportError, WorkbenchError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.merging import source_of
+from workbench.kinds import Fields
 from workbench.training import plain
 from workbench.training.loading import bars_for, find_model, reading, with_adapter
 from workbench.training.sampling import logprobs_of, until_eos
@@ -105,7 +106,7 @@ class HFReader:
         pad, width = self.tokenizer.pad_token_id or 0, max(map(len, prompts))
         ids = torch.tensor([[pad] * (width - len(own)) + list(own) for own in prompts], device=self.model.device)
         mask = torch.tensor([[0] * (width - len(own)) + [1] * len(own) for own in prompts], device=self.model.device)
-        shape: dict[str, Any] = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+        shape: Fields = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
         shape = shape if temperature else dict.fromkeys(shape)
         # What its generation_config asks for besides is not what it was trained under.
         shape |= {"do_sample": temperature > 0, "min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}

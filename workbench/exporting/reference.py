@@ -16,6 +16,7 @@ from workbench.errors import DataError, RunError, WorkbenchError
 from workbench.exporting import apart
 from workbench.exporting.apart import Progress
 from workbench.exporting.merging import base_now
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, versions
@@ -27,13 +28,13 @@ FILE = "export/reference.json"
 
 
 @dataclass(frozen=True)
-class Request:
+class ProofRequest:
     """The requests to the two processes of a proof, as JSON: the live policy's, then the artefact's."""
 
     run: str  # its folder
     prompts: list[Any]  # the first held-out ones
     max_completion_length: int  # tokens
-    artefact: dict[str, Any] = field(default_factory=dict)  # of the second: fields of `Artefact`
+    artefact: Fields = field(default_factory=dict)  # of the second: fields of `Artefact`
     sampled_ids: list[list[int]] | None = None  # of the second: completions whose probabilities are wanted; None: no behaviour
 
 
@@ -62,7 +63,7 @@ class Reference:
     ties: list[list[tuple[int, int]]] = field(default_factory=list)
 
 
-def suite_of(run: RunDirectory, task: Task | None) -> RewardSuite:
+def suite_of_run(run: RunDirectory, task: Task | None) -> RewardSuite:
     """The rewards and held-out prompts that prove an export: those of the given task, or the run's own.
 
     Raises:
@@ -86,13 +87,15 @@ def suite_of(run: RunDirectory, task: Task | None) -> RewardSuite:
     return RewardSuite(task, 2, recipe.reward_weights)
 
 
-def request_of(run: RunDirectory, suite: RewardSuite, prompts: int) -> Request:
+def request_of(run: RunDirectory, suite: RewardSuite, prompts: int) -> ProofRequest:
     """Answers to the first held-out prompts, as long as in training."""
     length = run.manifest()["settings"]["in_force"]["max_completion_length"]
-    return Request(str(run.path), [row["prompt"] for row in suite.task.held_out[:prompts]], length)
+    return ProofRequest(str(run.path), [row["prompt"] for row in suite.task.held_out[:prompts]], length)
 
 
-def measured_reference(run: RunDirectory, suite: RewardSuite, request: Request, progress: Callable[[str], Progress]) -> Reference:
+def measured_reference(
+    run: RunDirectory, suite: RewardSuite, request: ProofRequest, progress: Callable[[str], Progress]
+) -> Reference:
     """The reference of a run: as measured before, over as many prompts or more, if nothing has changed; else measured now."""
     from pydantic import TypeAdapter
 
@@ -139,16 +142,16 @@ def scored(suite: RewardSuite, rows: Sequence[Row], ids: list[list[int]], texts:
     return Written(ids, ended, np.nansum(scores * suite.weights, axis=1).tolist(), right.tolist())
 
 
-def measure(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def measure(request: Fields, progress: Progress) -> Fields:
     """In the process: load the live policy, and let it write."""
     from workbench.training.policy import load_policy
     from workbench.training.sampling import logprobs_of, sample, ties_of
 
-    asked = Request(**request)
+    asked = ProofRequest(**request)
     run, prompts = RunDirectory(Path(asked.run)), asked.prompts
     policy = load_policy(run.recipe(), adapter=run.adapter)
     tokenizer, found = policy.tokenizer, {}
-    how: dict[str, Any] = {"max_completion_length": asked.max_completion_length}
+    how: Fields = {"max_completion_length": asked.max_completion_length}
     shapes = {"policy": {"temperature": 0.0}, "base": {"temperature": 0.0, "base": True}, "sampled": {"temperature": 1.0}}
     for turn, (who, shape) in enumerate(shapes.items()):
 

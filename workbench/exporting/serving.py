@@ -11,6 +11,7 @@ from workbench.data.template import ids_that_end
 from workbench.errors import WorkbenchError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.public import clean
+from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place, stage_in
 from workbench.training.loading import load_tokenizer
@@ -46,7 +47,7 @@ def write(folder: Path, artefact: Artefact) -> None:
     run = artefact.run
     manifest = run.manifest() if run else {}
     trained = stage_in(manifest, (manifest.get("stages") or [{}])[-1].get("name"))["settings"]
-    values: dict[str, Any] = {"num_ctx": run.recipe().policy.max_seq_length} if run else {}
+    values: Fields = {"num_ctx": run.recipe().policy.max_seq_length} if run else {}
     values |= {"temperature": trained.get("temperature") or 1.0, "top_p": trained.get("top_p") or 1.0}
     values |= {"top_k": trained.get("top_k") or 0, "repeat_penalty": trained.get("repetition_penalty") or 1.0}
     lines = [f"FROM ./{next(folder.glob('*.gguf')).name}", _TEMPLATE]

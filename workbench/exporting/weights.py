@@ -20,6 +20,7 @@ from workbench.errors import ExportError, WorkbenchError
 from workbench.exporting import gguf, merging
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.checks import Check
+from workbench.kinds import Fields
 from workbench.training.loading import quiet_imports, reading
 
 HEAD = "lm_head.weight"
@@ -378,7 +379,7 @@ def _equal(mine: Any, expected: Any, room: float = 0) -> bool:
     return mine.shape == expected.shape and bool(((mine.float() - expected.float()).abs() <= room).all())
 
 
-def _changed(own: dict[str, Any], other: dict[str, Any], names: Iterable[str]) -> str:
+def _changed(own: Fields, other: Fields, names: Iterable[str]) -> str:
     both = [(name, own.get(name) or None, other.get(name) or None) for name in names]
     return "; ".join(f"{name} = {mine!r}, not {others!r}" for name, mine, others in both if mine != others)
 

@@ -11,6 +11,7 @@ from workbench.errors import TaskError
 from workbench.health.rules import RULES
 from workbench.health.summary import StepSummary, summaries_of
 from workbench.health.verdicts import ALARM, NAMES, OK, SKIPPED, STATES, WARNING, ExaminedRun, RunConfig, Verdict
+from workbench.kinds import Fields
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import max_score_of
 from workbench.run.control_file import RunState
@@ -36,9 +37,9 @@ class Verdicts(list[Verdict]):
 
 def diagnose(
     summaries: Sequence[StepSummary],
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[Fields],
     config: RunConfig,
-    held_out: Sequence[dict[str, Any]] = (),
+    held_out: Sequence[Fields] = (),
 ) -> Verdicts:
     """What can be said about a run at the end of these batches: a verdict for each issue, in a fixed order.
 
@@ -124,14 +125,14 @@ class Watchdog:
     for `ExaminedRun`, may grow.
     """
 
-    def __init__(self, config: Callable[[], RunConfig], held_out: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(self, config: Callable[[], RunConfig], held_out: Sequence[Fields] = ()) -> None:
         import scipy.special  # noqa: F401 - the verdicts' intervals need it, and it takes 0.2 s the first time
 
         self.config, self.held_out = config, held_out
         self.verdicts: list[Verdict] = []
         self.seconds = 0.0
         self._summaries: deque[StepSummary] = deque(maxlen=LATEST)
-        self._rows: deque[dict[str, Any]] = deque(maxlen=LATEST)
+        self._rows: deque[Fields] = deque(maxlen=LATEST)
         self._began = time.monotonic()
         self._cost_s = 0.01
 
@@ -139,7 +140,7 @@ class Watchdog:
         """Take in the summary of one scored batch."""
         self._summaries.append(summary)
 
-    def row(self, step: int, values: dict[str, Any]) -> None:
+    def row(self, step: int, values: Fields) -> None:
         """Take in one row of metrics."""
         self._rows.append({"step": step, **values})
 
@@ -160,7 +161,7 @@ class Watchdog:
         self.seconds += self._cost_s
         return worsened(before, self.verdicts)
 
-    def found(self) -> list[dict[str, Any]]:
+    def found(self) -> list[Fields]:
         """The alarms and warnings of the latest check, for JSON."""
         return [to_json(verdict) for verdict in self.verdicts if verdict.state in (ALARM, WARNING)]
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.errors import RunError
+from workbench.kinds import Fields
 from workbench.rewards.groups import CANCELLED, DEAD_KINDS, IDENTICAL, attribution, cancelling, dead_kinds
 from workbench.run.batch import Groups, ScoredBatch
 from workbench.run.directory import RunDirectory
@@ -105,7 +106,7 @@ def _summaries(batches: Iterable[ScoredBatch]) -> list[StepSummary]:
 
 def _summarised(batches: list[ScoredBatch]) -> Iterator[StepSummary]:
     one, size = batches[0], batches[0].num_generations
-    arrays = {name: np.concatenate([getattr(each, name) for each in batches]) for name in ("scores", "lengths", "right")}
+    arrays: Fields = {name: np.concatenate([getattr(each, name) for each in batches]) for name in ("scores", "lengths", "right")}
     arrays["finished"] = None if one.finished is None else np.concatenate([each.finished for each in batches])
     arrays["groups"] = Groups(*map(np.concatenate, zip(*(each.groups for each in batches), strict=True)))
     whole = dataclasses.replace(one, completions=[text for each in batches for text in each.completions], **arrays)
@@ -121,14 +122,14 @@ def _summarised(batches: list[ScoredBatch]) -> Iterator[StepSummary]:
     clipped = unended & (lengths == lengths.max(axis=1, keepdims=True))
     right_in, clipped_in = (flags.reshape(*stds.shape, size).sum(axis=2) for flags in (right, clipped))
     kinds = dead_kinds(whole)
-    dead, all_right, all_wrong = by_batch([kind is not None for kind in kinds]), right_in == size, right_in == 0
+    dead, all_right, all_wrong = by_batch(np.array([kind is not None for kind in kinds])), right_in == size, right_in == 0
     counted = {MIXED: ~(all_right | all_wrong), ALL_RIGHT: all_right, ALL_WRONG: all_wrong, DEAD: dead}
     infinite = np.isinf(totals) | ~np.isfinite(by_batch(whole.advantages))
     flags = {"right": right, "nonfinite": infinite, "unended": unended, "clipped": clipped, "clipped_right": clipped & right}
     if one.format_by in one.names:
         formatted = by_batch(np.nan_to_num(whole.scores[:, one.names.index(one.format_by)]) > 0)
         flags |= {"formatted": formatted, "formatted_right": formatted & right}
-    numbers = {name: own.sum(axis=1).tolist() for name, own in flags.items()}
+    numbers: Fields = {name: own.sum(axis=1).tolist() for name, own in flags.items()}
     numbers |= {"length": lengths.mean(axis=1).tolist(), "longest": lengths.max(axis=1).astype(int).tolist()}
     numbers |= {"functions": _functions(whole, ~dead), "length_correlation": _correlations(totals, lengths, size)}
     shares = {name: (groups.sum(axis=1) / stds.shape[1]).tolist() for name, groups in counted.items()}
@@ -141,6 +142,7 @@ def _summarised(batches: list[ScoredBatch]) -> Iterator[StepSummary]:
         cancels = [cancelling(batch, place) if kind == CANCELLED else () for place, kind in enumerate(own)]
         by_group = zip(batch.prompt_ids[::size], own, right_in[n].tolist(), clipped_in[n].tolist(), cancels, strict=True)
         metrics = {name: values[n] for name, values in shares.items()}
+        more: Fields = {"formatted": None, "formatted_right": None, **{name: own[n] for name, own in numbers.items()}}
         yield StepSummary(
             step=batch.step,
             stage=batch.stage,
@@ -156,7 +158,7 @@ def _summarised(batches: list[ScoredBatch]) -> Iterator[StepSummary]:
             commonest_count=commonest_count,
             commonest_right=sum(bool(own) for text, own in zip(texts, right[n], strict=True) if text == commonest),
             groups=tuple(map(GroupSummary._make, itertools.islice(by_group, MOST_GROUPS))),
-            **{"formatted": None, "formatted_right": None, **{name: values[n] for name, values in numbers.items()}},
+            **more,
         )
 
 
@@ -202,9 +204,9 @@ def _functions(batch: ScoredBatch, alive: np.ndarray) -> list[tuple[FunctionSumm
         # Within a group shares do not depend on what the advantages are divided by, so each counts the same.
         shares = np.nanmean(attribution(batch, "none").shares.reshape(*alive.shape, -1), axis=1)
         numbers = np.stack([np.nanmean(scores, axis=1), low.min(axis=(1, 2)), high.max(axis=(1, 2)), shares], axis=2)
-    known = np.where(np.isfinite(numbers), numbers, None).tolist()
+    known = np.where(np.isfinite(numbers), numbers, np.array(None)).tolist()
     found = []
-    for some_alive, *of_batch in zip(alive.any(axis=1), varies, absent.sum(axis=(1, 2)).tolist(), known, strict=True):
+    for some_alive, *of_batch in zip(np.asarray(alive.any(axis=1)), varies, absent.sum(axis=(1, 2)).tolist(), known, strict=True):
         own = zip(batch.names, map(float, batch.weights), *of_batch, strict=True)
         found.append(
             tuple(

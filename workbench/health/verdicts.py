@@ -13,6 +13,7 @@ from typing import Any
 
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import Interval, change_of_share, share, slope
+from workbench.kinds import Fields
 from workbench.rewards.groups import ALL_RIGHT, DEAD_KINDS, IDENTICAL
 from workbench.run.metrics import KL
 from workbench.run.rollouts import qualified
@@ -55,7 +56,7 @@ class Verdict:
     name: str  # the issue, a word for scripts
     state: str  # one of STATES
     line: str  # one sentence with its numbers
-    evidence: dict[str, Any] = field(default_factory=dict)  # those numbers, by name
+    evidence: Fields = field(default_factory=dict)  # those numbers, by name
     first_step: int | None = None  # that they are of
     last_step: int | None = None
     prompts: tuple[str, ...] = ()  # ids of prompts that show it, at most MOST_PROMPTS
@@ -91,16 +92,17 @@ class RunConfig:
     format_by: str | None = None
     total_steps: int | None = None
     fp16: bool = False
-    settings: dict[str, Any] = field(default_factory=dict)  # all that are known to be in force
+    settings: Fields = field(default_factory=dict)  # all that are known to be in force
     asked: tuple[str, ...] = ()  # settings that the recipe names
     warm_start: bool = False  # it was fine-tuned on right completions before the first step
     attached: bool = False  # somebody's own trainer trained it, so there is no recipe
 
     @classmethod
-    def of(cls, settings: dict[str, Any], **more: Any) -> RunConfig:
+    def of(cls, settings: Fields, **more: Any) -> RunConfig:
         """From GRPOConfig's names: those of `settings` that verdicts need, and `more` of the fields."""
         asked = ("max_completion_length", "beta", "learning_rate", "temperature")
-        return cls(**{name: settings.get(name) for name in asked}, settings=settings, **more)
+        known: Fields = {name: settings.get(name) for name in asked}
+        return cls(**known, settings=settings, **more)
 
 
 class ExaminedRun:
@@ -113,9 +115,9 @@ class ExaminedRun:
     def __init__(
         self,
         summaries: Sequence[StepSummary],
-        rows: Sequence[dict[str, Any]],
+        rows: Sequence[Fields],
         config: RunConfig,
-        held_out: Sequence[dict[str, Any]] = (),
+        held_out: Sequence[Fields] = (),
     ) -> None:
         self.held_out = held_out
         self.everything, self.all_rows, self.config = list(summaries), list(rows), config
@@ -208,7 +210,7 @@ class ExaminedRun:
         self,
         state: str,
         line: str,
-        evidence: dict[str, Any],
+        evidence: Fields,
         cause: str = "",
         remedy: str = "",
         *,
@@ -220,7 +222,7 @@ class ExaminedRun:
         A verdict of ok has neither cause nor remedy. `more`: `prompts`, `function`.
         """
         over = self.recent if over is None else over
-        steps = over if isinstance(over, tuple) else (over[0].step, over[-1].step) if over else ()
+        steps: Any = over if isinstance(over, tuple) else (over[0].step, over[-1].step) if over else ()
         why = {} if state == OK else {"cause": cause, "remedy": remedy}
         line = qualified(line, self.config.unstated_right)
         return Verdict("", state, line, evidence, *steps, **why, **more)
@@ -246,7 +248,7 @@ def rule(batches: int = 3, groups: int = 16, completions: int = 0) -> Callable[.
             verdicts = (view.too_few(batches, groups, completions) if batches else None) or looks(view)
             if not isinstance(verdicts, list):
                 verdicts = [verdicts]
-            return [dataclasses.replace(verdict, name=looks.__name__) for verdict in verdicts]
+            return [dataclasses.replace(verdict, name=examine.__name__) for verdict in verdicts]
 
         return examine
 

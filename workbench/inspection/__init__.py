@@ -4,6 +4,7 @@ Every view of a run is here by its name, `workbench.inspection.regressions`, and
 """
 
 import importlib
+from typing import Any
 
 _VIEWS = {
     "evaluation": ("read_evaluation",),
@@ -23,7 +24,7 @@ _MODULE = {name: module for module, names in _VIEWS.items() for name in names}
 __all__ = [*_MODULE]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name not in _MODULE:
         raise AttributeError(f"module 'workbench.inspection' has no attribute {name!r}")
     module = _MODULE[name] if "." in _MODULE[name] else f"workbench.inspection.{_MODULE[name]}"

@@ -16,6 +16,7 @@ from workbench.errors import RunError, nearest
 from workbench.inspection.evaluation import Evaluation
 from workbench.inspection.listing import Listing, frame_of
 from workbench.inspection.reading import answer_column_of, needs, question
+from workbench.kinds import Fields
 from workbench.rewards.answers import find_answer
 from workbench.rewards.compare import quick_same
 from workbench.run.directory import RunDirectory
@@ -78,14 +79,14 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
         for place in np.flatnonzero(~np.asarray(right)):
             form = None if kept is None else bool(kept[place])
             why = cause(rows[place], texts[place], bool(ended[place]), form, rows[place].get(column))
-            own = (why, counted, ends, question(rows[place]["prompt"]), texts[place])
+            own = why, counted, ends, question(rows[place]["prompt"]), texts[place]
             if why in UNEXPLAINED and len(unexplained) < _KEPT:
                 unexplained.append(own)
             else:
                 count(*own)
     named = _clusters([text for *_, text in unexplained])
-    for why, *more, text in unexplained:
-        count(named.get(text, why), *more, text)
+    for why, counted, ends, asked, text in unexplained:
+        count(named.get(text, why), counted, ends, asked, text)
     wrong = counts.total()
     rows = [
         (why, count, count / wrong, *(own[why] / max(1, size) for own, size in zip(spread, sizes, strict=True)), *example[why])
@@ -126,7 +127,7 @@ def _read(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]:
         yield ends, True, batch.rows, batch.completions, batch.right, ended, kept
 
 
-def cause(row: dict[str, Any], text: str, finished: bool, kept: bool | None = None, answer: Any = None) -> str:
+def cause(row: Fields, text: str, finished: bool, kept: bool | None = None, answer: Any = None) -> str:
     """Why a completion that is not right is wrong, by the first rule that fits.
 
     >>> cause({"prompt": "What is 15 + 27?"}, "<answer>32</answer>", True, True, "42")

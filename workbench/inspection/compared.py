@@ -14,6 +14,7 @@ from workbench.inspection.evaluation import Evaluation, Measured
 from workbench.inspection.listing import Listing, frame_of
 from workbench.inspection.reading import needs, question
 from workbench.inspection.statistics import in_points, mcnemar, share_gain
+from workbench.kinds import Fields
 
 
 def word_diff(before: str, after: str) -> list[tuple[str, str]]:
@@ -69,7 +70,7 @@ def regressions(evaluation: Evaluation, other: Evaluation | None = None, *, step
         before, after, prompts = _aligned(evaluation, other)
     first, second = before.correct.mean(axis=1), after.correct.mean(axis=1)
     change = second - first
-    numbers: dict[str, Any] = dict(zip(("fixed", "broken", "p"), mcnemar(first > 0.5, second > 0.5), strict=True))
+    numbers: Fields = dict(zip(("fixed", "broken", "p"), mcnemar(first > 0.5, second > 0.5), strict=True))
     numbers["neither"] = len(change) - numbers["fixed"] - numbers["broken"]
     numbers["lost"] = int(((first > 0) & (second == 0)).sum())
     numbers |= dict(zip(("change", "low", "high"), share_gain(before.correct, after.correct), strict=True))

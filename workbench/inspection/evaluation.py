@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from workbench.errors import DataError, RunError
 from workbench.inspection import statistics
 from workbench.inspection.reading import changed_since
 from workbench.inspection.statistics import share_interval
+from workbench.kinds import Fields
 from workbench.progress import progress_line
 from workbench.rewards.answers import find_answer
 from workbench.rewards.suite import RewardSuite
@@ -39,7 +40,7 @@ from workbench.workspace import renamed, shown
 FILE = "evaluation.parquet"
 _ASIDE = "evaluation-{}.parquet"  # under settings that are not those of the last
 _BATCH = 128  # completions generated together
-Group = list[dict[str, Any]]  # the completions of one prompt, each with its numbers
+Group = list[Fields]  # the completions of one prompt, each with its numbers
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _answer(text: str, tag: str) -> str:
     return next(filter(None, (find_answer(text, where, tag) for where in ("tag", "mark", "boxed"))), text)
 
 
-def _both(of: Callable[[Measured], Any], before: Measured, after: Measured) -> dict[str, Any]:
+def _both(of: Callable[[Measured], Any], before: Measured, after: Measured) -> Fields:
     return {"before": of(before), "after": of(after)}
 
 
@@ -100,7 +101,7 @@ class Evaluation:
     rows: Sequence[Row] = ()  # [P] the held-out rows, with their answers
 
     @cached_property
-    def found(self) -> dict[str, Any]:
+    def found(self) -> Fields:
         """What `evaluation.json` holds: the shares before and after, the paired gain, and its verdict."""
         both, (prompts, samples) = (self.before, self.after), self.before.correct.shape
         correct, ends = (self.before.correct, self.after.correct), ("correct", "low", "high")
@@ -230,8 +231,8 @@ def _evaluated(
     print(policy)
     if differs := base_differs(then.get("base"), base()):
         print(f"WARNING: the base is not the one that was trained ({differs}): the gain is measured from another policy")
-    sampled = {"samples": samples, **{name: in_force[name] for name in ("max_completion_length", "temperature")}}
-    ways = {"sampled": sampled} | ({"greedy": {**sampled, "samples": 1, "temperature": 0.0}} if greedy else {})
+    sampled: Fields = {"samples": samples, **{name: in_force[name] for name in ("max_completion_length", "temperature")}}
+    ways: dict[str, Fields] = {"sampled": sampled} | ({"greedy": {**sampled, "samples": 1, "temperature": 0.0}} if greedy else {})
     settings = {name: getattr(policy, name) for name in ("name", "precision", "compute_dtype", "chat_template_kwargs")}
     settings |= {"rewards": suite.hash, "right_by": task.right_rule, "format_by": task.format_by, "seed": seed, **sampled}
     settings["base"] = base()
@@ -242,13 +243,13 @@ def _evaluated(
     passes, progress = [(who, how) for who in folders for how in ways], progress or progress_line("evaluation, prompts answered")
     for number, (who, how) in enumerate(passes, 1):
         if who not in ("base", "trained"):
-            put_on(policy.model, folders[who])
+            put_on(policy.model, cast(Path, folders[who]))  # a checkpoint's
         missing = [key for key in rows if (who, how, adapters[who], key) not in kept.groups]
         size = max(1, _BATCH // ways[how]["samples"])
         for start in range(0, len(missing), size):
             some = {key: rows[key] for key in missing[start : start + size]}
             # A seed of the batch's own: what goes on after a kill ends as if it had not been.
-            own = {**ways[how], "seed": seed + int(missing[start][:6], 16), "base": who == "base", "suite": suite}
+            own: Fields = {**ways[how], "seed": seed + int(missing[start][:6], 16), "base": who == "base", "suite": suite}
             kept.add((who, how, adapters[who]), some, scored_groups(policy, task, [*some.values()], batch_size=_BATCH, **own))
             lock.beat()
             progress(number * len(rows) - len(missing) + start + len(some), len(passes) * len(rows))
@@ -286,7 +287,7 @@ def read_evaluation(run: RunDirectory) -> Evaluation:
     return evaluation
 
 
-def last_measured(run: RunDirectory) -> dict[str, Any] | None:
+def last_measured(run: RunDirectory) -> Fields | None:
     """What `evaluation.json` holds; None if there is none, or if it belongs to an adapter from before the run resumed."""
     if not (run.path / "evaluation.json").is_file():
         return None
@@ -300,12 +301,12 @@ class _Kept:
     # A run's evaluation.parquet: the rows of each prompt, by (who, how, the adapter's sum, the prompt's row). Its metadata says
     # under which `settings` they were measured, and which of them were `asked` for last.
     run: RunDirectory
-    settings: dict[str, Any]
-    asked: dict[str, Any] = field(default_factory=dict)
+    settings: Fields
+    asked: Fields = field(default_factory=dict)
     groups: dict[tuple[str, ...], Group] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, run: RunDirectory, settings: dict[str, Any] | None = None) -> _Kept:
+    def open(cls, run: RunDirectory, settings: Fields | None = None) -> _Kept:
         # Of other `settings` than the file's, which None stands for, nothing is kept.
         import pyarrow.parquet as pq
 
@@ -397,7 +398,7 @@ def _held_out(task: Task, rows: Sequence[Row]) -> Sequence[Row]:
     return rows
 
 
-def gain_in_words(found: dict[str, Any]) -> str:
+def gain_in_words(found: Fields) -> str:
     """The gain in an `evaluation.json`, in a line. Where the two cannot differ, +0 from 0 to 0 would not be a result."""
     before, after, gain = found["before"], found["after"], found["gain"]
     if before["correct_lenient"] == after["correct_lenient"] == 0:

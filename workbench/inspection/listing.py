@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from workbench.kinds import Fields
 from workbench.printable import printable
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Listing:
 
     verdict: str  # in a line or a few
     frame: pandas.DataFrame
-    numbers: dict[str, Any] = field(default_factory=dict)  # the verdict's, for scripts
+    numbers: Fields = field(default_factory=dict)  # the verdict's, for scripts
     spread: bool = False  # a cell shows rows spread over the table, the last one among them, and not its first
 
     def __len__(self) -> int:

@@ -8,11 +8,11 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from workbench.errors import RunError
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.groups import batch_of
 from workbench.run.batch import NO_SPREAD
@@ -83,7 +83,7 @@ def read_record(
     sizes = [len(list(own)) for frame in frames for _, own in itertools.groupby(frame["prompt"])]
     size = int(np.bincount(sizes).argmax())
     about = {"right_by": judge or names[0], "right_at": least, "right_by_default": not judge}
-    manifest: dict[str, Any] = {"attached": True, "rewards": {"weights": weighted}, "task": about}
+    manifest: Fields = {"attached": True, "rewards": {"weights": weighted}, "task": about}
     manifest["settings"] = {"asked": {}, "in_force": {"num_generations": size}}
     run = RunDirectory.create(name or folder.name, Recipe(run_name=name or folder.name), manifest)
     for frame in frames:
@@ -93,7 +93,9 @@ def read_record(
         groups = batch.groups._replace(advantages=frame["advantage"].to_numpy(dtype=float))
         ids = {"prompt_id": [prompt_key(prompt)[:12] for prompt in prompts]}
         columns = columns_of(dataclasses.replace(batch, step=step, groups=groups, columns=ids))
-        write_part(run.rollouts, step, columns | {"length_tokens": None}, names)  # TRL does not keep it
+        write_part(
+            run.rollouts, step, {name: own for name, own in columns.items() if name != "length_tokens"}, names
+        )  # TRL does not keep it
     for row in rows:
         run.log_metrics(row["step"], {key: value for key, value in row.items() if key != "step"})
     return _ended(run, int(frames[-1]["step"].iloc[0]))

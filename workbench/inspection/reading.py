@@ -13,6 +13,7 @@ from workbench.data.answer_column import answer_named
 from workbench.data.split import fingerprint
 from workbench.errors import RewardError, RunError
 from workbench.inspection.listing import Listing
+from workbench.kinds import Fields
 from workbench.rewards.groups import ExplainedGroup, explain_in
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
@@ -30,7 +31,7 @@ def needs(value: Any, *kinds: type) -> None:
         raise RunError(f"{value!r}: of type {type(value).__name__}", rule=rule, remedy=" or ".join(how[name] for name in names))
 
 
-def answer_column_of(columns: Iterable[str], manifest: dict[str, Any]) -> str | None:
+def answer_column_of(columns: Iterable[str], manifest: Fields) -> str | None:
     """The column of a record with the right answer: the one that the manifest names, or one with a usual name; None: neither."""
     named = (manifest.get("task") or {}).get("answer_column")
     return named if named in columns else answer_named(columns)

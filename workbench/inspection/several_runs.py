@@ -6,13 +6,13 @@ import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from workbench.errors import RunError
 from workbench.inspection.compared import regressions
 from workbench.inspection.evaluation import gain_in_words, last_measured, read_evaluation
 from workbench.inspection.listing import Listing, frame_of
 from workbench.inspection.reading import needs, question
+from workbench.kinds import Fields
 from workbench.run.differences import flat
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
@@ -75,7 +75,7 @@ def _settings(runs: Sequence[RunDirectory], names: list[str]) -> Listing:
     return Listing(verdict, frame_of(rows, ["setting", *names]), {"differ": len(rows), "of": len(keys)})
 
 
-def _known(run: RunDirectory) -> dict[str, Any]:
+def _known(run: RunDirectory) -> Fields:
     # One value a setting, by its dotted name: what was in force, where that is known, else what was requested.
     manifest = run.manifest()
     recipe = run.recipe().model_dump(mode="json")

@@ -114,7 +114,7 @@ def taught_or_sharpened(before: np.ndarray, after: np.ndarray) -> tuple[str, str
     if n < TRIES or prompts < 2:
         return "cannot be told", f"whether it was taught or sharpened takes {TRIES} completions per prompt or more"
     gain, rose, _ = paired_difference(before, after)
-    old, new = before.any(axis=1, keepdims=True), after.any(axis=1, keepdims=True)
+    old, new = (np.asarray(right.any(axis=1, keepdims=True)) for right in (before, after))
     more, low, high = paired_difference(old, new)
     why = f"in {n} tries base solves {old.mean():.0%} of the prompts, trained {new.mean():.0%}"
     why += f" ({100 * more:+.0f} points, {in_points(low, high)})"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from workbench.errors import WorkbenchError
+from workbench.kinds import Fields
 from workbench.memory.estimate import estimate
 from workbench.memory.parts import GB, Span, in_gb
 from workbench.recipe import Recipe
@@ -21,7 +22,7 @@ class OutOfMemory(WorkbenchError, MemoryError):
     """The GPU ran out of memory: what needed it, and what helps."""
 
 
-def hints(recipe: Recipe, settings: dict[str, Any]) -> list[str]:
+def hints(recipe: Recipe, settings: Fields) -> list[str]:
     """What saves memory, cheapest first: at the cost of time, then of precision, then of learning; only what is left to do."""
     every = [
         (not settings.get("gradient_checkpointing"), "grpo.gradient_checkpointing: true (slower; the same gradients)"),
@@ -57,7 +58,7 @@ def is_oom(error: BaseException | None) -> bool:
     return False
 
 
-def explain_oom(error: BaseException, recipe: Recipe, settings: dict[str, Any], **how: Any) -> OutOfMemory:
+def explain_oom(error: BaseException, recipe: Recipe, settings: Fields, **how: Any) -> OutOfMemory:
     """The error to raise (`raise explain_oom(...) from error`): what did not fit, and what helps, cheapest first.
 
     Never raises: where no estimate can be made, the rule names no sizes. `how`: the other arguments of `estimate`.
@@ -84,7 +85,7 @@ class Trained(NamedTuple):
     """The unit of training: a run, or one stage of it."""
 
     recipe: Recipe
-    settings: dict[str, Any]  # as GRPOConfig would get them
+    settings: Fields  # as GRPOConfig would get them
     longest_prompt_tokens: int | None  # None: as long as the recipe lets them be
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Any
 
+from workbench.kinds import Fields
 from workbench.memory.parts import PHASES, Inputs, Part, Phase, Span, add, generation, in_gb, overhead, static_parts, training
 from workbench.memory.shapes import ModelShape, shape_of
 from workbench.recipe import Recipe
@@ -57,7 +57,7 @@ class MemoryEstimate:
         word = {True: "fits", False: "does not fit", None: doubtful}[self.fits]
         return f"{word}: peak about {self.peak} of {in_gb(card)}; {self.peak_phase} decides"
 
-    def found(self) -> dict[str, Any]:
+    def found(self) -> Fields:
         """For a manifest or `--json`."""
         inputs = self.inputs
         return {
@@ -85,7 +85,7 @@ class MemoryEstimate:
 
 def estimate(
     recipe: Recipe,
-    settings: dict[str, Any],
+    settings: Fields,
     *,
     shape: ModelShape | None = None,
     longest_prompt_tokens: int | None = None,

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from workbench.errors import RecipeError
+from workbench.kinds import Fields
 from workbench.memory.shapes import ModelShape, adapter_on, unquantised
 from workbench.processes import count
 from workbench.recipe import Recipe
@@ -78,7 +79,7 @@ class Inputs:
     def __init__(
         self,
         recipe: Recipe,
-        settings: dict[str, Any],
+        settings: Fields,
         shape: ModelShape,
         longest_prompt_tokens: int | None,
         vram_gb: float | None,

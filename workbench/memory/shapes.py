@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from workbench.errors import PolicyError, RecipeError
 from workbench.hub import check_hub
+from workbench.kinds import Fields
 from workbench.recipe import LoraPart
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import resolve
@@ -168,7 +169,11 @@ def _adapter(config: str, r: int, targets: tuple[str, ...], dropout: float, expe
 
     model = _on_meta(config)[1]
     stacked = [name.rpartition(".")[2] for name, one in model.named_parameters() if one.dim() == 3 and experts]
-    how = {"target_modules": list(targets), "lora_dropout": dropout, "target_parameters": sorted(set(stacked)) or None}
+    how: Fields = {
+        "target_modules": list(targets),
+        "lora_dropout": dropout,
+        "target_parameters": sorted(set(stacked)) or None,
+    }
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -200,7 +205,7 @@ def _on_meta(config: str) -> tuple[Any, Any]:
         return full, AutoModelForCausalLM.from_config(full)
 
 
-def _known(name: str) -> dict[str, Any] | None:
+def _known(name: str) -> Fields | None:
     owner, model = name.split("/")
     # A repository of NF4 weights has the shape of the model that it was made from.
     plain = re.sub(r"(-unsloth)?-bnb-4bit$", "", model)
@@ -215,7 +220,7 @@ def _cached(name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def _read(place: str | Path, name: str) -> dict[str, Any]:
+def _read(place: str | Path, name: str) -> Fields:
     from transformers import PretrainedConfig
 
     try:

@@ -6,6 +6,7 @@ function, `make_length_reward(200, unit="tokens")`; the helpers that functions n
 """
 
 import importlib
+from typing import Any
 
 _LIBRARY = {
     "library": (
@@ -26,7 +27,7 @@ _MODULE = {name: module for module, names in _LIBRARY.items() for name in names}
 __all__ = [*_MODULE]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name not in _MODULE:
         raise AttributeError(f"module 'workbench.rewards' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"workbench.rewards.{_MODULE[name]}"), name)

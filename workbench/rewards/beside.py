@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from workbench.kinds import Fields
 from workbench.rewards.tracing import code_objects
 from workbench.rewards.worker import ends_if_forked, names_kept
 
@@ -37,7 +38,7 @@ class Answer(NamedTuple):
     late: str | None = None  # why the loop is still busy; empty if it is free again, None if the call was in time
 
 
-async def answer_of(function: Callable[..., Any], call: dict[str, Any], deadline_s: float | None) -> Answer:
+async def answer_of(function: Callable[..., Any], call: Fields, deadline_s: float | None) -> Answer:
     """Await a coroutine function in its own loop, for `deadline_s` at most (None: no limit)."""
     # In a separate loop: one that blocks, or stops its loop, takes neither the trainer's along nor that of another function.
     loop = CoroutineLoop.of(function)
@@ -57,7 +58,7 @@ async def answer_of(function: Callable[..., Any], call: dict[str, Any], deadline
     return task.result() if late is None else Answer(late=late)
 
 
-async def _caught(function: Callable[..., Any], call: dict[str, Any]) -> Answer:
+async def _caught(function: Callable[..., Any], call: Fields) -> Answer:
     process = os.getpid()
     try:
         answer = Answer(plain_result(await function(**call)))
@@ -94,7 +95,7 @@ class CoroutineLoop:
     def of(cls, function: Callable[..., Any]) -> CoroutineLoop:
         """The loop of a coroutine function, started with its first call."""
         while isinstance(function, functools.partial) or hasattr(function, "beneath"):
-            function = function.func if isinstance(function, functools.partial) else function.beneath
+            function = function.func if isinstance(function, functools.partial) else vars(function)["beneath"]
         owner = getattr(function, "__self__", function)  # of a method, which is another object each time
         used = {id(owner), *map(id, filter(_keeps_state, [*reached(function), *getattr(owner, "__dict__", {}).values()]))}
         with cls._lock:

@@ -44,7 +44,7 @@ def detect_input_format(executor: RewardExecutor, name: str, call: Call) -> Inpu
         return InputFormat()
     if isinstance(chat, str) or isinstance(text, str):
         only, reads, did = ("text", "plain text", chat) if isinstance(chat, str) else ("chat", "messages", text)
-        return InputFormat(only, f"it reads {reads} only: with the other it {did.partition(' (')[0]}")
+        return InputFormat(only, f"it reads {reads} only: with the other it {str(did).partition(' (')[0]}")
     if (len(set(chat)) == 1) != (len(set(text)) == 1):
         deaf_to_text = "chat", "messages", "plain", text[0]
         only, reads, other, score = deaf_to_text if len(set(text)) == 1 else ("text", "plain text", "chat", chat[0])
@@ -103,6 +103,6 @@ def positional_reward(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(call["prompts"], call["completions"])
 
     functools.update_wrapper(adapted, function)
-    del adapted.__wrapped__  # its signature is ours now
-    adapted.beneath = function
+    del vars(adapted)["__wrapped__"]  # its signature is ours now
+    vars(adapted)["beneath"] = function
     return adapted

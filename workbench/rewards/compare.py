@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import UserDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from fractions import Fraction
@@ -131,7 +131,7 @@ def same_answers(given: Sequence[str | None], right: Sequence[Any], deadline_s: 
 
 
 @contextlib.contextmanager
-def watched(deadline_s: float | None) -> Iterator[set[int]]:
+def watched(deadline_s: float | None) -> Generator[set[int]]:
     """`same_answers` keeps this deadline (None: the usual one) in here, and adds what it did not judge in time to the set."""
     late: set[int] = set()
     before = _watch.set((DEADLINE_S if deadline_s is None else min(DEADLINE_S, deadline_s), late))

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from workbench.errors import RewardError, fault_line
+from workbench.kinds import Fields
 from workbench.rewards.answers import completion_text
 from workbench.rewards.beside import NO_LIST, ProcessState, answer_of, plain_result, reached, run_alone
 from workbench.rewards.compare import watched
@@ -27,7 +28,7 @@ from workbench.rewards.tracing import Trace, traced
 from workbench.rewards.worker import DeadlineError, Foreign, RemoteError, Worker, WorkerDied, ends_if_forked, packed
 from workbench.run.metrics import is_own
 
-Call = dict[str, Any]
+Call = Fields
 DEADLINE_S = 60.0
 # TRL computes advantages in 32 bits, where the square of 1.8e19 is infinite; a batch adds up the squares of thousands.
 LARGEST = 1e15
@@ -40,7 +41,7 @@ _BATCH_SHARE = 0.4  # of the deadline: a batch that is not back by then is gone 
 _SHORTEST_S = 0.02  # for one completion
 _GRACE_S = 0.5  # after the deadline, in which the last completions of a batch still get the shortest time
 UNJUDGED = "its formula was not judged in time, or math-verify failed on it (left unscored; training continues)"
-_DID = {DeadlineError: "was", WorkerDied: "ended its worker:", RemoteError: "raised"}
+_DID: dict[type[Exception], str] = {DeadlineError: "was", WorkerDied: "ended its worker:", RemoteError: "raised"}
 
 
 class RewardFailure(Exception):
@@ -121,7 +122,7 @@ class RewardExecutor:
         if answer.late is None and answer.error is None:
             result = _unchanged(name, answer.result, _changed(call, own))
             return check_scores(name, result, prompts, completions, self.skip)
-        if answer.late is None:
+        if answer.late is None and answer.error is not None:
             failure = _raised(answer.error)
         else:
             failure = RewardFailure(f"was not back after {self.deadline_s:g} s{answer.late}", in_time=False)
@@ -136,7 +137,7 @@ class RewardExecutor:
         RewardFailure if it raised or was not back in time, RewardError if it changed its inputs.
         """
         self._unjudged, call = set(), _with_own_metrics(name, call)
-        if self.places[name] == "worker":
+        if self._worker is not None and self.places[name] == "worker":
             try:
                 result, changed, logged = self._worker(name, _picklable(call), deadline_s=deadline_s, quiet=quiet)
             except (DeadlineError, WorkerDied, RemoteError) as error:
@@ -173,7 +174,7 @@ class RewardExecutor:
         if self.places[name] in (AWAITED, HOLDS_MODEL):
             return None
         try:
-            if self.places[name] == "worker":
+            if self._worker is not None and self.places[name] == "worker":
                 return self._worker(name, _picklable(call), True, deadline_s=self.deadline_s, quiet=True)[0]
             with contextlib.redirect_stdout(io.StringIO()):
                 return _run(self.functions[name], call, follow=True)[0]
@@ -286,7 +287,7 @@ def _with_own_metrics(function: str, call: Call) -> Call:
 
 def _call_one(functions: dict[str, Callable[..., Any]], name: str, call: Call, follow: bool = False) -> tuple:
     # In the worker. What the function logs is collected, and logged where the trainer is.
-    logged: list[tuple[str, tuple, dict]] = []
+    logged: list[tuple[str, Sequence[Any], dict]] = []
     for key in call.keys() & {"log_extra", "log_metric"}:
         call[key] = lambda *args, _key=key, **kwargs: logged.append((_key, [*map(plain_result, args)], kwargs))
     return *_run(functions[name], call, follow=follow), logged

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.errors import RewardError
+from workbench.kinds import Fields
 from workbench.run.batch import NO_SPREAD, Groups, ScoredBatch
 
 EPSILON = 1e-4  # added by TRL to the std before dividing
@@ -99,7 +100,7 @@ def _scale(scale_rewards: str | bool) -> str:
 
 
 def _weighed(
-    scores: np.ndarray, weights: Sequence[float], num_generations: int, scale_rewards: str | bool, aggregation: str
+    scores: np.ndarray, weights: Sequence[float] | np.ndarray, num_generations: int, scale_rewards: str | bool, aggregation: str
 ) -> _Weighed:
     scores = np.asarray(scores, dtype=np.float32 if getattr(scores, "dtype", None) == np.float32 else np.float64)
     weights = np.asarray(weights, dtype=scores.dtype)
@@ -273,7 +274,13 @@ def batch_of(
 ) -> ScoredBatch:
     """A batch from its scores, [B, F], with its totals and advantages; `more` is for `ScoredBatch`."""
     scores = np.asarray(scores, dtype=np.float64)
-    given = {"step": 0, "prompts": [""] * len(scores), "columns": {}, "lengths": np.zeros(len(scores), int), **more}
+    given: Fields = {
+        "step": 0,
+        "prompts": [""] * len(scores),
+        "columns": {},
+        "lengths": np.zeros(len(scores), int),
+        **more,
+    }
     return ScoredBatch(
         names=list(names),
         weights=[float(weight) for weight in weights],

@@ -41,7 +41,7 @@ def agrees(given: str, right: str) -> bool | None:
 
 @functools.lru_cache(maxsize=512)
 def _parsed(text: str) -> Any:
-    return parse(text, parsing_timeout=None)
+    return parse(text, parsing_timeout=None)  # ty: ignore[invalid-argument-type]  its own docstring offers None
 
 
 class _OutOfTime(BaseException):  # no Exception: sympy and math-verify catch those and go on

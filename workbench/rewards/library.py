@@ -17,7 +17,8 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any, Protocol, TypeVar, cast
 
 from workbench.data.answer_column import is_number
 from workbench.errors import TaskError
@@ -26,7 +27,6 @@ from workbench.rewards.compare import quick_same, same_answers
 from workbench.task import function_name
 
 Reward = TypeVar("Reward", bound=Callable[..., Any])
-Scorer = Callable[..., list[float | None]]
 THINK_TAGS = ("think", "answer")
 _JUNK = 0.001  # taken off for each character after the last tag
 _HEDGES = re.compile(r"\b(?:not|never|either|neither|nor|or|maybe|perhaps)\b")
@@ -36,6 +36,15 @@ _WORDS = {
     "mark": "after the last ####", "boxed": "in the last \\boxed{}", "number": "as the last number",
     "plain": "as the last line", "any": "in the last answer block, else after ####, else boxed, else as the last number",
 }  # fmt: skip
+
+
+class Scorer(Protocol):
+    """A reward function that a factory made."""
+
+    __name__: str
+    __doc__: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]: ...
 
 
 def max_score(most: float) -> Callable[[Reward], Reward]:
@@ -48,7 +57,7 @@ def max_score(most: float) -> Callable[[Reward], Reward]:
     """
 
     def state(func: Reward) -> Reward:
-        func.max_score = float(most)
+        cast(Any, func).max_score = float(most)
         return func
 
     return state
@@ -62,11 +71,12 @@ def max_score_of(func: Any) -> float | None:
     return float(stated) if isinstance(stated, (int, float)) else None
 
 
-def named(func: Reward, name: str, says: str, most: float | None) -> Reward:
+def named(func: Callable[..., Any], name: str, says: str, most: float | None) -> Scorer:
     """Give a function that was made its name, which is its curve's label, a docstring, and the most that it pays, if known."""
-    func.__name__ = func.__qualname__ = name
-    func.__doc__ = says
-    return func if most is None else max_score(most)(func)
+    made = cast(FunctionType, func)
+    made.__name__ = made.__qualname__ = name
+    made.__doc__ = says
+    return cast(Scorer, func if most is None else max_score(most)(func))
 
 
 def require(holds: Any, value: str, rule: str, remedy: str = "correct that argument where the reward function is made") -> None:
@@ -404,7 +414,9 @@ def make_pattern_reward(
     `flags` are those of `re`: without re.DOTALL no text of several lines matches `.*`.
     """
     try:
-        fault = "" if isinstance(pattern, str) and re.compile(pattern, flags) else f"{type(pattern).__name__}, not text"
+        fault = "" if isinstance(pattern, str) else f"{type(pattern).__name__}, not text"
+        if isinstance(pattern, str):
+            re.compile(pattern, flags)
     except (re.error, TypeError, ValueError, OverflowError, RecursionError) as error:
         fault = str(error)
     remedy = "correct it; `re.escape` makes a pattern of a text that is meant literally"
@@ -415,7 +427,7 @@ def make_pattern_reward(
         found = re.fullmatch if whole else re.search
         return [score if found(pattern, completion_text(each), flags) else 0.0 for each in completions]
 
-    pattern_reward.runs_in_worker = True
+    vars(pattern_reward)["runs_in_worker"] = True
     says = f"{score:g} where {'all of it matches' if whole else 'there is'} {pattern!r}."
     return named(pattern_reward, name, says, max(0.0, score))
 
@@ -441,7 +453,7 @@ def make_weighted_reward(func: Callable[..., Any], weight: float, name: str | No
 
     own, stated = function_name(func), max_score_of(func)
     # The suite looks at these to see which columns it needs and where it may run.
-    weighted_reward.__signature__ = inspect.signature(func)
+    vars(weighted_reward)["__signature__"] = inspect.signature(func)
     weighted_reward.__module__ = getattr(func, "__module__", None) or __name__
     for mark in ("runs_in_worker", "runs_in_process"):
         if hasattr(func, mark):

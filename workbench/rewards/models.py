@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from workbench.errors import TaskError
 
@@ -39,7 +39,7 @@ def as_function(thing: Any, tokenizer: Any = None, name: str | None = None) -> C
 
     reward_model.__name__ = reward_model.__qualname__ = name or model.name
     reward_model.__doc__ = f"What the reward model {model.path} says of prompt and completion: any number, no maximum."
-    reward_model.runs_in_process = True
+    vars(reward_model)["runs_in_process"] = True
     return reward_model
 
 
@@ -47,7 +47,9 @@ class RewardModel:
     """A sequence classifier with one output, given itself or by its id or folder, and the tokenizer that it reads with."""
 
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
-        self._model, self._tokenizer, self._ready = (None if isinstance(model, str) else model), tokenizer, False
+        self._model: Any = None if isinstance(model, str) else model
+        self._tokenizer: Any = tokenizer  # both are loaded where they are first needed
+        self._ready = False
         self.path = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
         if not self.path and tokenizer is None:
             rule = "a reward model reads with its own tokenizer, which lies beside its weights"
@@ -94,7 +96,7 @@ class RewardModel:
                 raise TaskError(said, rule=rule, remedy="give a model trained for sequence classification with one label")
             self._check_outputs()
         if self._tokenizer is None:
-            self._tokenizer = AutoTokenizer.from_pretrained(self.path, trust_remote_code=False)
+            self._tokenizer = cast(Any, AutoTokenizer.from_pretrained(self.path, trust_remote_code=False))
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         # The score is read at the last token that is not padding, so the model has to know which token pads.

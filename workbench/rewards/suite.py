@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.errors import RecipeError, RewardError, TaskError
+from workbench.kinds import Fields
 from workbench.rewards.answers import completion_text
 from workbench.rewards.chat_or_text import InputFormat, convert_call, detect_input_format, positional_reward, responses_parameter
 from workbench.rewards.execution import AWAITED, DEADLINE_S, FROM_TRL, HOLDS_MODEL, Call, RewardExecutor, Scored, quote
@@ -352,7 +353,7 @@ def score(
         return suite._join(call, {name: suite._score(name, call) for name in suite.names}, {})
 
 
-def _call(rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None) -> dict[str, Any]:
+def _call(rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None) -> Fields:
     prompts = [row["prompt"] for row in rows]
     both = zip(prompts, completions, strict=True)
     written = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}] for prompt, text in both]

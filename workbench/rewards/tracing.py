@@ -14,12 +14,15 @@ import itertools
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+from workbench.kinds import Fields
 
 Position = tuple[int, int, int, int]  # line, column to end line, end column
+Place = tuple[int | None, int | None, int | None, int | None]  # of an instruction: line, end line, column, end column
 # Variables whose text is what a function took out of a completion.
 _TAKEN = re.compile(r"answer|extract|given|guess|found|result|pred|match|number|value", re.IGNORECASE)
 _MOST_SPANS = 200
@@ -31,7 +34,7 @@ _OF_RE = {getattr(re, name).__code__: name for name in _MATCHING}
 class Trace(NamedTuple):
     """What a traced call reached, by file, and the (start, end) of what it matched, by text."""
 
-    reached: dict[str, set[Position]]
+    reached: dict[str, set[Place]]
     matched: dict[str, set[tuple[int, int]]]
 
 
@@ -53,7 +56,7 @@ class Unreached(NamedTuple):
 def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwargs: Any) -> Trace:
     """Call a function and trace it, with what it calls in its own files; `texts`: where to look for what was matched."""
     codes = code_objects(function)
-    reached: dict[str, set[Position]] = {code.co_filename: set() for code in codes}
+    reached: dict[str, set[Place]] = {code.co_filename: set() for code in codes}
     matched: dict[str, set[tuple[int, int]]] = {text: set() for text in texts}
     places = {code: list(code.co_positions()) for code in codes}
 
@@ -112,7 +115,7 @@ def _note_call(pattern: re.Pattern, method: str, strings: Iterable[Any], matched
             _note_matches({"found": list(itertools.islice(each, _MOST_SPANS))}, matched)
 
 
-def _note_matches(variables: dict[str, Any], matched: dict[str, set[tuple[int, int]]]) -> None:
+def _note_matches(variables: Fields, matched: dict[str, set[tuple[int, int]]]) -> None:
     for name, value in list(variables.items()):
         for item in value[:_MOST_SPANS] if isinstance(value, list) else (value,):
             if isinstance(item, re.Match) and item.string in matched:
@@ -136,7 +139,7 @@ def code_within(code: CodeType) -> Iterator[CodeType]:
 def code_objects(function: Callable[..., Any]) -> list[CodeType]:
     """The code of a function, of its inner functions, and of the functions of the same file that it calls by name."""
     while isinstance(function, functools.partial) or hasattr(function, "beneath"):
-        function = function.func if isinstance(function, functools.partial) else function.beneath
+        function = function.func if isinstance(function, functools.partial) else vars(function)["beneath"]
     function = inspect.unwrap(function)
     if not inspect.isroutine(function) and callable(function):
         function = type(function).__call__
@@ -167,10 +170,12 @@ def unreached(function: Callable[..., Any], trace: Trace) -> list[Unreached]:
         file, lines = code.co_filename, linecache.getlines(code.co_filename)
         if (node := _definition(code, lines)) is None:
             continue
-        positions = [place for each in code_within(code) for place in each.co_positions() if None not in place]
+        places = [place for each in code_within(code) for place in each.co_positions() if None not in place]
+        positions = cast(list[Position], places)
         reached = trace.reached.get(file, set())
         for branch in _branches(node):
-            begin, end = (branch[0].lineno, branch[0].col_offset), (branch[-1].end_lineno, branch[-1].end_col_offset)
+            begin, last = (branch[0].lineno, branch[0].col_offset), branch[-1]
+            end = last.end_lineno or last.lineno, last.end_col_offset or last.col_offset  # the parser gives both
             # An instruction's place is (line, end line, column, end column).
             own = [place for place in positions if (place[0], place[2]) >= begin and (place[1], place[3]) <= end]
             around = any(begin >= outer[:2] and end <= outer[2:] for outer, other in found if other.file == file)
@@ -194,7 +199,8 @@ def calls_of(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
 def _places(function: Callable[..., Any], wanted: Callable[[ast.AST], bool]) -> list[str]:
     codes = [(code, _definition(code, linecache.getlines(code.co_filename))) for code in code_objects(function)]
     nodes = [(code, each) for code, node in codes if node is not None for each in ast.walk(node) if wanted(each)]
-    return [*dict.fromkeys(f"{Path(code.co_filename).name}:{each.lineno}" for code, each in nodes)]
+    placed = [(Path(code.co_filename).name, vars(each)["lineno"]) for code, each in nodes]
+    return [*dict.fromkeys(f"{file}:{line}" for file, line in placed)]
 
 
 def _hides(node: ast.AST) -> bool:
@@ -217,7 +223,7 @@ def _definition(code: CodeType, lines: list[str]) -> ast.AST | None:
     return next((n for n in named if code.co_firstlineno in [n.lineno, *(each.lineno for each in n.decorator_list)]), None)
 
 
-def _branches(function: ast.AST) -> Iterator[list[ast.AST]]:
+def _branches(function: ast.AST) -> Iterator[Sequence[ast.expr | ast.stmt]]:
     # Every part that is evaluated only under a condition, from the outside in.
     for node in ast.walk(function):
         if isinstance(node, ast.IfExp):
@@ -238,7 +244,7 @@ def _branches(function: ast.AST) -> Iterator[list[ast.AST]]:
 
 def _numbers(node: ast.AST, sign: float = 1.0) -> Iterator[float]:
     # With their signs, and without those that are only compared with or counted to.
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
         yield sign * node.value
     if isinstance(node, (ast.Compare, ast.Subscript)):
         return

@@ -13,14 +13,20 @@ from fractions import Fraction
 from typing import Any
 
 from workbench.errors import TaskError
+from workbench.kinds import Fields
 from workbench.rewards.answers import completion_text, extract_answer
-from workbench.rewards.library import max_score, named
+from workbench.rewards.library import Scorer, max_score, named
 
 LONGEST_JSON, LONGEST_EXPRESSION = 20_000, 200  # characters
 _FENCE = "```"
 _EXPRESSION = re.compile(r"(?:\d{1,9}(?!\d)|[-+*/() ])+", re.ASCII)
 _SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
-_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 def json_of(completion: Any) -> Any:
@@ -90,12 +96,12 @@ def json_right_reward(completions: Sequence[Any], answer: Sequence[str], **kwarg
 
 
 # Columns that hold JSON text, and of what type: they are checked before the function is called.
-json_schema_reward.json_columns = {"schema": dict}
-json_values_reward.json_columns = {"answer": dict}
-json_right_reward.json_columns = {"answer": object}
+vars(json_schema_reward)["json_columns"] = {"schema": dict}
+vars(json_values_reward)["json_columns"] = {"answer": dict}
+vars(json_right_reward)["json_columns"] = {"answer": object}
 
 
-def make_json_reward(schema: dict[str, Any] | str, maximum: float = 1.0, name: str = "json_reward") -> Callable[..., list[float]]:
+def make_json_reward(schema: Fields | str, maximum: float = 1.0, name: str = "json_reward") -> Scorer:
     """A reward of `maximum` for JSON that keeps to one JSON Schema, an object or text, else 0. TaskError if it is none."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
@@ -113,8 +119,7 @@ def make_json_reward(schema: dict[str, Any] | str, maximum: float = 1.0, name: s
         return _json_scores(completions, [text] * len(completions), maximum)
 
     # A schema may hold regular expressions, which can hang as any pattern can.
-    json_reward.schema = wanted
-    json_reward.runs_in_worker = '"pattern' in text
+    vars(json_reward).update(schema=wanted, runs_in_worker='"pattern' in text)
     return named(json_reward, name, f"{maximum:g} for JSON that keeps to the schema, else 0.", maximum)
 
 
@@ -136,8 +141,9 @@ def evaluate_expression(expression: str) -> tuple[Fraction, list[int]] | None:
     def value(node: ast.expr) -> Fraction:
         if isinstance(node, ast.BinOp):
             return _OPERATIONS[type(node.op)](value(node.left), value(node.right))
-        numbers.append(node.value)
-        return Fraction(node.value)
+        number: Any = node
+        numbers.append(number.value)
+        return Fraction(number.value)
 
     try:
         return value(ast.parse(re.sub(r"\b0+(?=\d)", "", text), mode="eval").body), numbers

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import recv_handle, send_handle
@@ -100,7 +100,7 @@ class Worker:
             except BaseException as error:  # also when interrupted: its answer must not be taken for the next one's
                 self._kill()
                 if isinstance(error, DeadlineError):
-                    raise DeadlineError(f"not back after {round(deadline_s, 2):g} s") from None
+                    raise DeadlineError(f"not back after {round(deadline_s or 0.0, 2):g} s") from None
                 if isinstance(error, (EOFError, OSError)):
                     raise WorkerDied("the process ended during the call (out of memory, or a crash in a library)") from None
                 if isinstance(error, pickle.UnpicklingError):
@@ -128,9 +128,10 @@ class Worker:
     def _ready(self) -> Connection:
         if self._link is not None:
             return self._link
-        if self._server is None or self._server[0].poll() is not None:
-            self._start()
-        process, control = self._server
+        server = self._server
+        if server is None or server[0].poll() is not None:
+            server = self._start()
+        process, control = server
         here, there = Pipe()
         try:
             control.send("fork")
@@ -147,7 +148,7 @@ class Worker:
         self._pids[:], self._link = [pid], here
         return here
 
-    def _start(self) -> None:
+    def _start(self) -> tuple[subprocess.Popen, Connection]:
         self._end()
         ours, theirs = socket.socketpair()
         path = json.dumps([entry or os.getcwd() for entry in sys.path])
@@ -159,10 +160,11 @@ class Worker:
                 env={**os.environ, _WORKER_MARK: "1"},
                 start_new_session=True,  # an interrupt of the notebook's kernel is not one of the worker
             )
-        self._server = process, Connection(ours.detach())
-        self._end = weakref.finalize(self, _end, *self._server, self._pids)
+        self._server = server = process, Connection(ours.detach())
+        self._end = weakref.finalize(self, _end, *server, self._pids)
         with contextlib.suppress(OSError):  # it ended at once: the caller finds out
-            self._server[1].send(self._setup)
+            server[1].send(self._setup)
+        return server
 
     def _kill(self) -> None:
         if self._link is not None:
@@ -331,7 +333,7 @@ def ends_if_forked(own: int, error: BaseException | None = None) -> None:
 
 
 @contextlib.contextmanager
-def names_kept() -> Iterator[None]:
+def names_kept() -> Generator[None]:
     """Undo replacements made inside, in the modules that everything uses (`json.dumps = ...`)."""
     before = [(vars(module), dict(vars(module))) for module in (builtins, json, math, re)]
     try:

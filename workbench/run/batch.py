@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from workbench.kinds import Fields
 from workbench.printable import printable
 
 LARGEST_WEIGHT = 1e6  # of a reward function: TRL adds the weighted scores in 32 bits
@@ -97,7 +98,7 @@ class ScoredBatch:
         return [str(own) for own in self.columns.get("prompt_id") or [""] * len(self.completions)]
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Fields]:
         """[B] the row of each completion: its prompt and the columns, to score it again."""
         names = ("prompt", *self.columns)
         return [dict(zip(names, row, strict=True)) for row in zip(self.prompts, *self.columns.values(), strict=True)]

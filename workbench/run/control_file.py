@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from workbench.errors import RequestError, WorkbenchError, nearest
+from workbench.kinds import Fields
 from workbench.run.batch import LARGEST_WEIGHT
 from workbench.run.directory import RunDirectory, now
 from workbench.workspace import Tail, append_line, read_lines
@@ -47,10 +48,10 @@ class Request(NamedTuple):
     action: str
     by: str
     id: str
-    details: dict[str, Any]
+    details: Fields
 
 
-def check_request(action: str, details: dict[str, Any]) -> dict[str, Any]:
+def check_request(action: str, details: Fields) -> Fields:
     """A request's details, numbers as numbers. RequestError: an unknown action, a missing or extra detail, a wrong value."""
     if action not in ACTIONS:
         rule, remedy = f"a run can be asked to {', '.join(ACTIONS)}", nearest(action, ACTIONS, "choose one of them")
@@ -109,14 +110,14 @@ def send(run: RunDirectory, action: str, by: str = "python", force: bool = False
     return identity
 
 
-def write_request(run: RunDirectory, action: str, by: str, details: dict[str, Any]) -> str:
+def write_request(run: RunDirectory, action: str, by: str, details: Fields) -> str:
     """Append a checked request, without checking whether anybody reads it."""
     identity = secrets.token_hex(4)
     append_line(run.path / "control.jsonl", {"id": identity, "time": now(), "action": action, "by": by, **details})
     return identity
 
 
-def answer_to(run: RunDirectory, identity: str) -> dict[str, Any] | None:
+def answer_to(run: RunDirectory, identity: str) -> Fields | None:
     """The event that answers a request; None while there is none."""
     return next((event for event in reversed(run.events()) if event.get("id") == identity), None)
 
@@ -163,16 +164,16 @@ class RunState:
     temperature: float | None = None
     paused: bool = False
     stage: str = ""
-    _past: list[dict[str, Any]] = field(default_factory=list, repr=False, compare=False)
+    _past: list[Fields] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._begun = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
     @classmethod
-    def begun(cls, manifest: dict[str, Any]) -> RunState:
+    def begun(cls, manifest: Fields) -> RunState:
         """What a run begins with, from its manifest."""
-        settings: dict[str, Any] = (manifest.get("settings") or {}).get("in_force") or {}
-        found: dict[str, Any] = {name: settings.get(name) for name in _SETTINGS}
+        settings: Fields = (manifest.get("settings") or {}).get("in_force") or {}
+        found: Fields = {name: settings.get(name) for name in _SETTINGS}
         return cls(dict((manifest.get("rewards") or {}).get("weights") or {}), **found)
 
     @classmethod
@@ -184,16 +185,16 @@ class RunState:
         return found
 
     @property
-    def in_force(self) -> dict[str, Any]:
+    def in_force(self) -> Fields:
         """The settings that decide numbers, by name."""
         return {name: getattr(self, name) for name in ("weights", "muted", *_SETTINGS)}
 
     @property
-    def changes(self) -> list[dict[str, Any]]:
+    def changes(self) -> list[Fields]:
         """The changes applied and not undone, in order: they mark the curves, and a replay applies them again."""
         return [event for event in self._past if event["event"] == "control" and event["action"] in CHANGES]
 
-    def apply(self, event: dict[str, Any]) -> None:
+    def apply(self, event: Fields) -> None:
         """Bring the state up to date with one event of the run."""
         kind = event.get("event")
         if kind == "continued":
@@ -212,7 +213,7 @@ class RunState:
         for event in self._past:
             self._take(event)
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _take(self, event: Fields) -> None:
         kind, action, after = event.get("event"), event.get("action"), event.get("after")
         if kind == "stage":
             self.stage, self.weights, self.muted = event["stage"], dict(event["weights"]), {}

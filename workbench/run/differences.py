@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from workbench.kinds import Fields
+
 SHOWN, REFUSED, HELD = "shown", "refused", "held"
 NOT_SET = "not set"
 _PLAIN = "{name}: {} -> {}"
@@ -57,7 +59,7 @@ class Differences:
     refused: list[str] = field(default_factory=list)  # makes another run of it, unless accepted
     held: list[str] = field(default_factory=list)  # cannot be changed at all
 
-    def diff(self, then: dict[str, Any], now: dict[str, Any]) -> None:
+    def diff(self, then: Fields, now: Fields) -> None:
         """Add the differences between two manifests, or parts of them; those that no rule names do not count."""
         before, after = flat(then), flat(now)
         for name in sorted(before.keys() | after.keys()):
@@ -71,13 +73,13 @@ class Differences:
                 getattr(self, rule.kind).append(line)
 
 
-def flat(content: Any, name: str = "") -> dict[str, Any]:
+def flat(content: Any, name: str = "") -> Fields:
     """Dotted name -> value, as {"grpo.beta": 0.0, "stages.0.steps": 5}; a list of plain values is a value."""
     if isinstance(content, list) and any(isinstance(item, dict) for item in content):
         content = dict(enumerate(content))
     if not isinstance(content, dict):
         return {name: content}
-    values: dict[str, Any] = {}
+    values: Fields = {}
     for key, value in content.items():
         values |= flat(value, f"{name}.{key}" if name else str(key))
     return values

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import DiskError, RunError, WorkbenchError, nearest
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.run.held_out import best_of, held_out
 from workbench.run.lock import Lock, in_turn
@@ -95,7 +96,7 @@ class RunDirectory:
         return sorted(found, key=lambda folder: -int(folder.name[11:]))
 
     def _saved_adapter(self) -> Path | None:
-        manifest: dict[str, Any] = {}
+        manifest: Fields = {}
         with contextlib.suppress(RunError):
             manifest = self.manifest()
         chosen = manifest.get("adapter")  # of `use_best`
@@ -141,7 +142,7 @@ class RunDirectory:
         return not self.live and self._saved_adapter() is not None
 
     @classmethod
-    def create(cls, name: str, recipe: Recipe, manifest: dict[str, Any], root: str | Path = "runs") -> RunDirectory:
+    def create(cls, name: str, recipe: Recipe, manifest: Fields, root: str | Path = "runs") -> RunDirectory:
         """Make `root/name`, lock it, and write the recipe and the manifest. Raises RunError if `name` is not a plain file name.
 
         A folder that already holds a run is never overwritten: the new run is then called `name-2`, `name-3`, ….
@@ -310,7 +311,7 @@ class RunDirectory:
     def recipe(self) -> Recipe:
         return Recipe.load(self.path / "recipe.yaml", recorded=True)
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Fields:
         manifest = self.read_json("manifest.json")
         for name, kind in _SHAPE.items():
             if not isinstance(manifest.get(name), kind | None):
@@ -318,7 +319,7 @@ class RunDirectory:
                 raise RunError(value, rule="it must be as training wrote it", remedy=f"put it back, then {self.again}")
         return manifest
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Fields:
         """`status`, `steps` and `minutes`: from the manifest, or from the record of a run that has not ended by itself.
 
         The status is then "running" while its process lives, else "killed".
@@ -383,7 +384,7 @@ class RunDirectory:
         with in_turn(self.path):
             self.write_json("manifest.json", {**self.manifest(), **found})
 
-    def read_json(self, name: str) -> dict[str, Any]:
+    def read_json(self, name: str) -> Fields:
         """Read one of the run's JSON files. Raises RunError if it is missing or torn."""
         file, content = self.path / name, None
         with contextlib.suppress(OSError, ValueError, RecursionError):
@@ -400,7 +401,7 @@ class RunDirectory:
         """Write one of the run's JSON files atomically."""
         return write_json(self.path / name, content)
 
-    def log_metrics(self, step: int, values: dict[str, Any]) -> None:
+    def log_metrics(self, step: int, values: Fields) -> None:
         """Append one row of numbers to `metrics.jsonl`. Like all writers: RunError if another process now owns the run."""
         self.lock.check()
         append_line(self.path / "metrics.jsonl", {"step": step, **values})
@@ -410,15 +411,15 @@ class RunDirectory:
         self.lock.check()
         append_line(self.path / "events.jsonl", {"time": now(), "event": kind, "step": step, **details})
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[Fields]:
         """A row for each step, in order: where several lines about one step have a number, the latest counts."""
-        rows: dict[int, dict[str, Any]] = {}  # what a trainer measured after a step is in a separate line
+        rows: dict[int, Fields] = {}  # what a trainer measured after a step is in a separate line
         for row in read_lines(self.path / "metrics.jsonl", being_written=self.live):
             if isinstance(step := row.get("step"), int):
                 rows[step] = rows.get(step, {}) | row
         return [rows[step] for step in sorted(rows)]
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Fields]:
         lines = read_lines(self.path / "events.jsonl", being_written=self.live)
         return [event for event in lines if isinstance(event.get("event"), str)]
 
@@ -510,9 +511,9 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def versions() -> dict[str, Any]:
+def versions() -> Fields:
     """Python, the libraries (None where one is absent), the machine, and the workbench's own commit if it has one."""
-    found: dict[str, Any] = {"python": platform.python_version(), **dict.fromkeys(_LIBRARIES)}
+    found: Fields = {"python": platform.python_version(), **dict.fromkeys(_LIBRARIES)}
     for library in _LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[library] = metadata.version(library)

@@ -16,24 +16,25 @@ from typing import Any
 
 import numpy as np
 
+from workbench.kinds import Fields
 from workbench.workspace import replace_file, to_json
 
 
-def held_out(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def held_out(events: Iterable[Fields]) -> list[Fields]:
     """The measurements that count, by step, the base's first.
 
     Measurements after the checkpoint that a run resumed from do not; nor do earlier ones on other prompts.
     """
-    found: list[dict[str, Any]] = []
+    found: list[Fields] = []
     for event in standing(events):
         if event.get("event") == "held_out":
             found = [own for own in found if own["key"] == event["key"] and _place(own) < _place(event)] + [event]
     return found
 
 
-def standing(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def standing(events: Iterable[Fields]) -> list[Fields]:
     """The events without those after the checkpoint that the run resumed from: those steps were trained again."""
-    found: list[dict[str, Any]] = []
+    found: list[Fields] = []
     for event in events:
         if event.get("event") == "continued":
             found = [own for own in found if (own.get("step") or 0) <= (event.get("step") or 0)]
@@ -41,27 +42,27 @@ def standing(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def reward_errors(events: Iterable[dict[str, Any]]) -> Counter[str]:
+def reward_errors(events: Iterable[Fields]) -> Counter[str]:
     """Function -> number of completions that it gave no score because it failed, in the events that stand."""
     failed = (event for event in standing(events) if event["event"] == "reward_error")
     return sum((Counter({event["function"]: event["completions"]}) for event in failed), Counter())
 
 
-def _place(measured: dict[str, Any]) -> tuple[int, bool]:
+def _place(measured: Fields) -> tuple[int, bool]:
     return measured["step"], measured["adapter"] != "base"
 
 
-def flags(measured: dict[str, Any]) -> np.ndarray:
+def flags(measured: Fields) -> np.ndarray:
     """[P, 1] bools of a measurement: which prompts were solved."""
     return np.array([[each == "1"] for each in measured["right"]])
 
 
-def best_of(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def best_of(found: Sequence[Fields]) -> Fields | None:
     """The measurement of the best adapter: most correct, then the highest mean reward, then the earliest; None: none yet."""
     return max((own for own in found if own["adapter"] != "base"), key=lambda own: (own["correct"], own["reward"]), default=None)
 
 
-def in_numbers(measured: dict[str, Any]) -> str:
+def in_numbers(measured: Fields) -> str:
     """A measurement in words: `84 % (62 to 94), +43 points over base (+25 to +61)`."""
     said = "{correct:.0f} % ({low:.0f} to {high:.0f})".format(
         **{name: 100 * measured[name] for name in ("correct", "low", "high")}
@@ -73,21 +74,21 @@ def in_numbers(measured: dict[str, Any]) -> str:
     return f"{line}, after the warm start" if measured["step"] == 0 else line
 
 
-def told(found: dict[str, Any]) -> str:
+def told(found: Fields) -> str:
     """What a run's result reports of it, in words."""
     last, best, base = found["last"], found["best"], 100 * found["base"]
     line = f"held-out {base:.0f} % -> {in_numbers(last)}; best: {100 * best['correct']:.0f} % at step {best['step']}"
     return f"{line}; measuring took {found['seconds']:.0f} s, {100 * found['share']:.1f} % of the time"
 
 
-def completion_rows(row: dict[str, Any], completions: Iterable[dict[str, Any]], /, **about: Any) -> list[dict[str, Any]]:
+def completion_rows(row: Fields, completions: Iterable[Fields], /, **about: Any) -> list[Fields]:
     """The rows of one prompt's completions, for a file of held-out completions; `about`: what all of them share."""
     columns = {name: value for name, value in row.items() if name not in ("prompt", "prompt_id")}
     about |= {"prompt_id": row["prompt_id"], "prompt": json.dumps(row["prompt"]), "columns": json.dumps(to_json(columns))}
     return [{**about, "generation": number, **each} for number, each in enumerate(completions)]
 
 
-def write_completions(file: Path, rows: list[dict[str, Any]], about: dict[str, Any] | None = None) -> None:
+def write_completions(file: Path, rows: list[Fields], about: Fields | None = None) -> None:
     """Write such rows to a Parquet file, atomically, with `about` in its schema's metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from workbench.kinds import Fields
 from workbench.run.metrics import (
     CLIPPED,
     GRAD_NORM,
@@ -28,7 +29,7 @@ from workbench.run.metrics import (
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 _ROUNDING = 1e-3  # of a ratio whose two log-probabilities were computed apart
 
-Settings = dict[str, Any]
+Settings = Fields
 Condition = Callable[[Settings], Any]
 
 

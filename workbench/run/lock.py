@@ -15,9 +15,9 @@ import socket
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 from workbench.errors import RunError
+from workbench.kinds import Fields
 
 SILENT_S = 900.0  # an owner elsewhere that has written nothing for so long is gone
 _SIGNS = ("metrics.jsonl", "events.jsonl", "rollouts", "checkpoints")
@@ -147,7 +147,7 @@ class Lock:
         return bool(self._mine) and self._content() not in (None, b"", self._mine)
 
     @property
-    def owner(self) -> dict[str, Any]:
+    def owner(self) -> Fields:
         """What the owner wrote about itself; empty if there is none, or the file is torn."""
         try:
             found = json.loads(self._content() or b"{}")

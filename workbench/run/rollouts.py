@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.errors import RunError
+from workbench.kinds import Fields
 from workbench.run.batch import Groups, ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import MOVE_IT, STORED, WHOLE, part_tables, parts, span
@@ -53,11 +54,11 @@ KEY = "coalesce(nullif(prompt_id, ''), prompt)"  # SQL: which prompt a completio
 _PER_FUNCTION = {"score": "float64", "weight": "float64", "error": "string"}
 
 
-def columns_of(batch: ScoredBatch) -> dict[str, Any]:
+def columns_of(batch: ScoredBatch) -> Fields:
     """A batch as the columns of its part."""
     total, size = len(batch.completions), batch.num_generations
     rows = {name: own for name, own in batch.columns.items() if name != "prompt_id"}
-    columns: dict[str, Any] = {
+    columns: Fields = {
         "step": np.full(total, batch.step, dtype=np.int32),
         "stage": [batch.stage] * total,
         "group": np.repeat(batch.group_places, size).astype(np.int32),
@@ -212,7 +213,7 @@ def batch_and_place(run: RunDirectory, step: int | None = None, index: int | Non
 
 def read_part(
     part: Path,
-    manifest: dict[str, Any] | None = None,
+    manifest: Fields | None = None,
     steps: Container[int] | None = None,
     *,
     bare: bool = False,
@@ -270,7 +271,7 @@ def read_part(
                 yield _batch_of(own, names, size, known)
 
 
-def _batch_of(own: dict[str, Any], names: list[str], size: int, known: dict[str, Any]) -> ScoredBatch:
+def _batch_of(own: Fields, names: list[str], size: int, known: Fields) -> ScoredBatch:
     def texts(name: str) -> list[str]:
         return own.get(name, [])
 
@@ -316,7 +317,7 @@ def prompt_of(recorded: str) -> Any:
     return recorded
 
 
-def unstated_right(manifest: dict[str, Any]) -> str:
+def unstated_right(manifest: Fields) -> str:
     """What the record counts as right where nobody has defined it, as "format_reward > 0"; empty where somebody has."""
     about = manifest.get("task") or {}
     taken = about.get("right_by_default", manifest.get("attached"))  # earlier versions could not be told on attach
@@ -328,7 +329,7 @@ def qualified(text: str, unstated: str) -> str:
     return f"{text} ('right' here: {unstated})" if unstated and re.search(r"\b(right|wrong)\b", text) else text
 
 
-def stage_in(manifest: dict[str, Any], stage: str | None = None) -> dict[str, Any]:
+def stage_in(manifest: Fields, stage: str | None = None) -> Fields:
     """What a manifest holds for one stage: effective `settings`, `rewards`, `task` (its source), `right_by` and `format_by`.
 
     For a run without stages, or a stage that it does not mention: what it holds for the run.

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from typing import Any
 
 from workbench.data.sources import Source
+from workbench.kinds import Fields
 from workbench.rewards.verifiers import json_right_reward, json_schema_reward, json_values_reward
 from workbench.task import Row, Task
 from workbench.tasks import task_of
 
 QUESTIONS = 1200
-SCHEMA: dict[str, Any] = {
+SCHEMA: Fields = {
     "type": "object",
     "properties": {
         "name": {"type": "string"},
@@ -69,5 +69,5 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
 def task(questions: int = QUESTIONS, seed: int = 0) -> Task:
     """JSON to a schema, one worked example as a turn of the chat."""
     functions, examples = (json_schema_reward, json_values_reward, json_right_reward), {"examples": [EXAMPLE], "as_turns": True}
-    named = {"right_by": "json_right_reward", "format_by": "json_schema_reward", "cases": "cases_json.jsonl"}
+    named: Fields = {"right_by": "json_right_reward", "format_by": "json_schema_reward", "cases": "cases_json.jsonl"}
     return task_of("json", source(questions, seed), functions, **named, system=SYSTEM, **examples)

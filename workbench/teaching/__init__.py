@@ -5,11 +5,12 @@ lesson needs beside the face is offered here by its `_lib/`: `from workbench.tea
 """
 
 import importlib
+from typing import Any
 
 from workbench.demo import notebooks_folder
 
 __path__.append(str(notebooks_folder() / "teaching"))
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module("workbench.teaching._lib"), name)

@@ -18,6 +18,7 @@ from workbench.exporting.passport import PROOF
 from workbench.health import ALARM, NOTE, SKIPPED, STATES, WARNING, examine_run
 from workbench.inspection.evaluation import gain_in_words
 from workbench.inspection.reading import by_step
+from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
@@ -51,7 +52,7 @@ class Checklist(list[Box]):
     __repr__ = __str__
 
 
-def checklist(of: RunDirectory | Task | Recipe | dict[str, Any] | str | Path) -> Checklist:
+def checklist(of: RunDirectory | Task | Recipe | Fields | str | Path) -> Checklist:
     """What to be sure of before training, given a recipe or task; during and after it, given a run. Nothing is trained.
 
     >>> wb.checklist(wb.Recipe(task="arithmetic"))[0].state
@@ -111,7 +112,7 @@ def _of_task(task: Task) -> dict[str, _Seen]:
     }
 
 
-def _of_run(run: RunDirectory, during: dict[str, dict[str, Any]]) -> dict[str, _Seen]:
+def _of_run(run: RunDirectory, during: dict[str, Fields]) -> dict[str, _Seen]:
     seen, verdicts = {}, sorted(examine_run(run, last=200), key=lambda each: STATES.index(each.state))
     for key, box in during.items():
         if own := [each for each in verdicts if each.name in box.get("verdicts", ())]:
@@ -138,12 +139,12 @@ def _of_run(run: RunDirectory, during: dict[str, dict[str, Any]]) -> dict[str, _
     }
 
 
-def _format_kept(found: dict[str, Any]) -> _Seen:
+def _format_kept(found: Fields) -> _Seen:
     before, after = found["before"]["format"], found["after"]["format"]
     return (None, "the task names no format_by") if after is None else (after >= before, f"{before:.0%} -> {after:.0%}")
 
 
-_MEASURED: dict[str, Callable[[dict[str, Any]], _Seen]] = {
+_MEASURED: dict[str, Callable[[Fields], _Seen]] = {
     "format": _format_kept,
     "gain": lambda found: (found["gain"]["low"] > 0, gain_in_words(found)),
     "enough": lambda found: (not found["needed"], f"{found['prompts']} held-out prompts, {found['samples']} completions each"),

@@ -8,19 +8,19 @@ import functools
 import re
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import yaml
 from packaging.version import InvalidVersion, Version
 
 from workbench.errors import TermError
+from workbench.kinds import Fields
 from workbench.training.settings.names import ALIASES
 from workbench.training.settings.values import CHOICES, DEFAULTS, RANGES
 
 _TOLD = ("unit", "good", "healthy", "default", "in the workbench", "takes", "also", "source")
 
 
-class Term(dict[str, Any]):
+class Term(Fields):
     """What a word means in one version of TRL, by the fields at the head of glossary.yaml; printed, it is the text."""
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ class Term(dict[str, Any]):
 
 
 @functools.cache
-def _entries() -> dict[str, dict[str, Any]]:
+def _entries() -> dict[str, Fields]:
     return yaml.safe_load(Path(__file__).with_name("glossary.yaml").read_text(encoding="utf-8"))
 
 

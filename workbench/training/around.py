@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
+from workbench.kinds import Fields
 from workbench.training.feature import Feature
 from workbench.training.plan import Memory
 
@@ -44,7 +45,7 @@ def lines(hook: str, *details: Any) -> list[str]:
     return [line for answer in asked(hook, *details) for line in answer]
 
 
-def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory | None:
+def memory_feature(vram_gb: float | None = None, *, estimates: bool = True) -> Memory | None:
     """For `prepare(memory=...)`: the callback of the first feature that decides on memory."""
     return next(iter(asked("memory", vram_gb, estimates)), None)
 
@@ -64,19 +65,19 @@ class Around:
         """Call one hook of every feature, and return the answers."""
         return [getattr(feature, hook)(*details) for feature in self.features]
 
-    def merged(self, hook: str, *details: Any) -> dict[str, Any]:
+    def merged(self, hook: str, *details: Any) -> Fields:
         """All answers merged into one dict."""
         return {name: value for answer in self.each(hook, *details) for name, value in answer.items()}
 
     @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
+    def training(self) -> Generator[None]:
         """Entered while a stage's trainer trains."""
         with contextlib.ExitStack() as entered:
             for feature in self.features:
                 entered.enter_context(feature.training())
             yield
 
-    def changes(self, weights: dict[str, float]) -> list[tuple[str, dict[str, Any]]]:
+    def changes(self, weights: dict[str, float]) -> list[tuple[str, Fields]]:
         """(requesting feature, `weight` request) for each weight that should change after this step."""
         return [(feature.key, change) for feature in self.features for change in feature.changes(weights)]
 

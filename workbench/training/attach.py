@@ -77,8 +77,10 @@ def attach(
     if vars(trainer).get(Made.KEY) and (right_by or answer_column):
         value, rule = "attach(right_by=, answer_column=): this trainer was made from a plan", "its task sets both"
         raise RunError(value, rule=rule, remedy="Task(right_by=..., answer_column=...)")
-    if made := vars(trainer).get(Made.KEY):
-        plan, policy, more = made.plan, made.policy, {}
+    made: Made | None = vars(trainer).get(Made.KEY)
+    if made:
+        policy, more = made.policy, {}
+        plan = made.plan
         changed = settings_of.check_in_force({**plan.stages[0].settings, "report_to": "none"}, trainer.args)
         recipe, stages, notes = plan.recipe, plan.stages, list(dict.fromkeys([*plan.notes, *changed]))
         print(*notes, f"{plan.words}.", f"{plan.generation}.", sep="\n")
@@ -90,9 +92,10 @@ def attach(
     run = processes.as_seen(processes.in_main(lambda: RunDirectory.create(name, recipe, manifest, runs)))
     try:
         if made:
+            whole = made.plan.task
             # The tasks as they are now: they may be edited while the run trains, and it may go on later.
-            own = [(stage.task, stage.number) for stage in stages if stage.task is not plan.task]
-            for task, number in [(plan.task, None), *own]:
+            own = [(stage.task, stage.number) for stage in stages if stage.task is not whole]
+            for task, number in [(whole, None), *own]:
                 if task is not None and task.source and processes.is_main():
                     (kept := kept_task(run, number)).parent.mkdir(exist_ok=True)
                     shutil.copyfile(task.source, kept)

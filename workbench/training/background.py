@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from workbench.errors import RunError
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
 from workbench.workspace import made, renamed, resolve, shown, workspace, write_json
@@ -98,9 +99,10 @@ def start(recipe: Recipe | RunDirectory, *, runs: str | Path = "runs", steps: in
         recipe.save(folder / "recipe.yaml")
         words = ["train", str(folder / "recipe.yaml"), "--runs", str(resolve(runs))]
     told = {ANNOUNCE: str(folder / "run.json"), LOG: str(folder / LOG_NAME), "PYTHONUNBUFFERED": "1"}
-    command, where = [sys.executable, "-m", "workbench.cli", *words], {"cwd": workspace(), "env": {**os.environ, **told}}
+    command = [sys.executable, "-m", "workbench.cli", *words]
+    where: Fields = {"cwd": workspace(), "env": {**os.environ, **told}}
     with (folder / LOG_NAME).open("wb") as log:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        streams: Fields = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
         # Not in the kernel's process group: an Interrupt of a cell, or the kernel's end, is not meant for the run.
         return Started(subprocess.Popen(command, **where, **streams, start_new_session=True), folder)
 

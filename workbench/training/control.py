@@ -11,11 +11,12 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from workbench.errors import RequestError, WorkbenchError
+from workbench.kinds import Fields
 from workbench.processes import gathered, is_main
 from workbench.rewards.execution import AWAITED
 from workbench.rewards.suite import RewardSuite
@@ -46,7 +47,7 @@ class RunControl:
         self._reloaded: dict[str, Path] = {}  # edited task file -> the effective copy
 
     @contextlib.contextmanager
-    def graceful(self) -> Iterator[None]:
+    def graceful(self) -> Generator[None]:
         """Inside, the first SIGINT or SIGTERM (a scheduler's warning before it kills) is a request to stop; the second aborts.
 
         Interrupt is the one control that works in every front end while a cell is busy: a click waits behind it in most.
@@ -79,7 +80,7 @@ class RunControl:
     def steer(self, trainer: Any, policy: Policy | None, stage: Stage, around: Around) -> None:
         """Requests change this from now on; `policy`: None for the user's own trainer."""
         self.trainer, self.policy, self.stage, self.around = trainer, policy, stage, around
-        self.task, self.suite = stage.task, stage.suite
+        self.task, self.suite = stage.scored_by
 
     @property
     def weights(self) -> dict[str, float]:
@@ -154,9 +155,9 @@ class RunControl:
         if changed & set(_ON_REWARDS):
             self._set_weights(state.weights)
         if "beta" in changed:
-            self._beta(state.beta)
+            self._beta(cast(float, state.beta))
         if "learning_rate" in changed:
-            self._learning_rate(state.learning_rate)
+            self._learning_rate(cast(float, state.learning_rate))
 
     def _handle(self, asked: list[Request], waiting: bool = False) -> bool:
         """Answer these requests; whether the run should wait from here on."""
@@ -214,7 +215,7 @@ class RunControl:
         self.recorder.event("control", step, **asked, from_step=from_step, **found)
 
     # -- what can be asked -------------------------------------------------------------------------------------------
-    def _apply(self, request: Request, function: str = "", value: float = 0.0) -> dict[str, Any]:
+    def _apply(self, request: Request, function: str = "", value: float = 0.0) -> Fields:
         match request.action:
             case "stop":
                 self.stopped_by = request.by
@@ -230,7 +231,7 @@ class RunControl:
                 return self._weight(action, function, value)
         return {}
 
-    def _weight(self, action: str, function: str, value: float) -> dict[str, Any]:
+    def _weight(self, action: str, function: str, value: float) -> Fields:
         before, muted = self.weights, self.recorder.state.muted
         if function not in before:
             rule = "only the stage's reward functions have weights"
@@ -253,7 +254,7 @@ class RunControl:
         self.trainer.args.reward_weights = list(self.suite.weights)
         self.trainer.reward_weights = torch.tensor(self.suite.weights, dtype=torch.float32)
 
-    def _reload(self, file: Path | None = None) -> dict[str, Any]:
+    def _reload(self, file: Path | None = None) -> Fields:
         source, trainer, old, before = resolve(file or self.stage.source), self.trainer, self.suite, self.weights
         if not source.is_file():
             rule = "reward functions are reloaded from the file that they came from"
@@ -289,7 +290,7 @@ class RunControl:
         same = f"the reward functions in {shown(source)} are already in effect: nothing changed"
         return found | {"file": f"tasks/{kept.name}"} | ({"why": same} if suite.hash == old.hash else {})
 
-    def _beta(self, value: float) -> dict[str, Any]:
+    def _beta(self, value: float) -> Fields:
         before, trainer = self.trainer.beta, self.trainer
         if value and trainer.ref_model is None and not hasattr(trainer.model, "peft_config"):
             rule = "without an adapter, TRL loads the reference when the trainer is made, and only if beta > 0"
@@ -302,7 +303,7 @@ class RunControl:
         self.recorder.measures_kl = bool(value)
         return {"before": before, "after": value, **_far("beta", before, value)}
 
-    def _learning_rate(self, value: float) -> dict[str, Any]:
+    def _learning_rate(self, value: float) -> Fields:
         trainer, schedule = self.trainer, self.trainer.lr_scheduler
         before = float(schedule.base_lrs[0])
         if value != before:
@@ -314,7 +315,7 @@ class RunControl:
         trainer.args.learning_rate = self.stage.settings["learning_rate"] = value
         return {"before": before, "after": value, **_far("learning rate", before, value)}
 
-    def _sample(self) -> dict[str, Any]:
+    def _sample(self) -> Fields:
         if self.policy is None:
             value, rule = "sample: this trainer was not made from a recipe", "the workbench samples from policies that it loaded"
             raise RequestError(value, rule=rule, remedy="train with wb.train(recipe), or wb.make_trainer(plan, policy)")
@@ -349,5 +350,5 @@ def _far(what: str, before: float, after: float) -> dict[str, str]:
     return {}
 
 
-def _named(details: dict[str, Any]) -> dict[str, Any]:
+def _named(details: Fields) -> Fields:
     return {key: details[key] for key in ("function", "value") if key in details}

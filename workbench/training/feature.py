@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
@@ -67,12 +68,12 @@ class Feature:
         return None
 
     @classmethod
-    def resumes(cls, recipe: Recipe, point: Point, manifest: dict[str, Any]) -> list[str]:
+    def resumes(cls, recipe: Recipe, point: Point, manifest: Fields) -> list[str]:
         """Lines to print where a run is resumed from `point`."""
         return []
 
     @classmethod
-    def late_result(cls, run: RunDirectory) -> dict[str, Any]:
+    def late_result(cls, run: RunDirectory) -> Fields:
         """The same as `result`, from the record of a run that was killed before it wrote one."""
         return {}
 
@@ -97,7 +98,7 @@ class Feature:
         """Entered while the stage's trainer trains."""
         return contextlib.nullcontext()
 
-    def started(self) -> dict[str, Any]:
+    def started(self) -> Fields:
         """Details for the event that training has begun, or was resumed."""
         return {}
 
@@ -108,7 +109,7 @@ class Feature:
         """Numbers for the row of metrics that is being written, by name."""
         return {}
 
-    def changes(self, weights: dict[str, float]) -> list[dict[str, Any]]:
+    def changes(self, weights: dict[str, float]) -> list[Fields]:
         """Once a step: weights to change, each as a request for `weight` (`function`, `value`, `why`)."""
         return []
 
@@ -120,11 +121,11 @@ class Feature:
         return error
 
     # -- over a resume, and at the end -----------------------------------------------------------------------------------
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Fields:
         """What a checkpoint's state.json keeps of it, as JSON, under unique names."""
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Fields) -> None:
         """Restore from a checkpoint's whole state.json."""
 
     def resumed(self, step: int, begun: int) -> None:
@@ -137,7 +138,7 @@ class Feature:
         """For the run's closing line, starting with its punctuation; empty: nothing."""
         return ""
 
-    def result(self, seconds: float) -> dict[str, Any]:
+    def result(self, seconds: float) -> Fields:
         """For the `result` in the manifest; `seconds`: of the whole run."""
         return {}
 

@@ -9,7 +9,7 @@ import logging
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from workbench.errors import PolicyError, WorkbenchError
 from workbench.hub import check_hub
+from workbench.kinds import Fields
 from workbench.recipe import LoraPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import find, looked_in, resolve, shown, size_and_sum, sum_of
@@ -82,7 +83,7 @@ def find_adapter(adapter: str | Path) -> str:
     return str(folder)
 
 
-def base_files(source: str | Path) -> dict[str, Any]:
+def base_files(source: str | Path) -> Fields:
     """What identifies a base: a folder's files -> [bytes, SHA-256]; a hub name and revision, if it is here; or nothing."""
     with contextlib.suppress(OSError, ValueError):  # a file that cannot be read; a name that is none
         if (folder := MODEL_DIR if source == "tiny" else Path(source)).is_dir():
@@ -100,12 +101,12 @@ def _as_it_is(file: Path, *since: int) -> list[Any]:
     return size_and_sum(file)
 
 
-def base_summed(source: str | Path) -> Callable[[], dict[str, Any]]:
+def base_summed(source: str | Path) -> Callable[[], Fields]:
     """Begin `base_files` in a thread: SHA-256 takes 0.5 to 3 s per GB. The function returned waits for it."""
     return ThreadPoolExecutor(1).submit(base_files, source).result
 
 
-def base_differs(then: dict[str, Any] | None, now: dict[str, Any]) -> str | None:
+def base_differs(then: Fields | None, now: Fields) -> str | None:
     """How the base changed, in words; None: one of the two is not known, or they are of different kinds."""
     if not then or not now or then.get("name") != now.get("name"):
         return None
@@ -113,14 +114,14 @@ def base_differs(then: dict[str, Any] | None, now: dict[str, Any]) -> str | None
     return f"revision {now['revision']}, then {then['revision']}" if other == ["revision"] else ", ".join(other)
 
 
-def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: dict[str, Any] | None = None) -> Any:
+def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: Fields | None = None) -> Any:
     """A policy's tokenizer alone; it carries its template's arguments, and in `eos_ids` the tokens that end a completion."""
     source = find_model(name)
     with quiet_imports():
         from transformers import AutoTokenizer
 
     with reading(f"tokenizer of {str(name)!r}"):
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     tokenizer.eos_ids = with_eos(_eos_of_files(source), tokenizer)
     return tokenizer
@@ -226,7 +227,7 @@ def put_on(model: Any, adapter: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def reading(what: str, rule: str = _READABLE, remedy: str = _CHECK) -> Iterator[None]:
+def reading(what: str, rule: str = _READABLE, remedy: str = _CHECK) -> Generator[None]:
     """Turn any library error about files that it cannot read, or will not run, into a PolicyError."""
     try:
         yield
@@ -311,7 +312,7 @@ def check_4bit(model: Any, name: str, asked: bool) -> list[str]:
     return [f"load_in_4bit = True: {unquantised(stacked, measured(model)['parameters'])}"]
 
 
-def measured(model: Any) -> dict[str, Any]:
+def measured(model: Any) -> Fields:
     """What a `Policy` reports of a model: how it is stored, what it computes in, and its parameters (a 4-bit weight is one)."""
     layers = linear4bit_layers(model)
     computes = [layer.compute_dtype for layer in layers if layer.compute_dtype is not None]
@@ -329,7 +330,7 @@ def measured(model: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def bars_for(source: str) -> Iterator[None]:
+def bars_for(source: str) -> Generator[None]:
     """Progress bars while weights are read or written, but not for a model that loads at once.
 
     In a notebook such a bar is a widget, and a widget in a saved notebook is an empty space.
@@ -349,7 +350,7 @@ def bars_for(source: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def own_patterns() -> Iterator[None]:
+def own_patterns() -> Generator[None]:
     """Without PEFT's warning about a pattern that it wrote itself, for stacked experts, and that is effective."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not match")
@@ -357,7 +358,7 @@ def own_patterns() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet_imports() -> Iterator[None]:
+def quiet_imports() -> Generator[None]:
     """Silence what other libraries print about one another on import: nothing that a reader could act on."""
     logger = logging.getLogger("torch.utils._pytree")
     level = logger.level
@@ -370,7 +371,7 @@ def quiet_imports() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def random_states() -> dict[str, Any]:
+def random_states() -> Fields:
     """The current states of all random generators that loading and training draw from."""
     import numpy as np
     import torch
@@ -379,7 +380,7 @@ def random_states() -> dict[str, Any]:
     return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
 
 
-def put_back(states: dict[str, Any]) -> None:
+def put_back(states: Fields) -> None:
     """Restore the states of all random generators."""
     import numpy as np
     import torch
@@ -392,7 +393,7 @@ def put_back(states: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def random_kept() -> Iterator[None]:
+def random_kept() -> Generator[None]:
     """The caller's random numbers continue as if nothing had drawn from them meanwhile. Also a decorator."""
     states = random_states()
     try:

@@ -10,6 +10,7 @@ from typing import Any
 
 from workbench import processes
 from workbench.data.split import fingerprint
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.library import max_score_of
 from workbench.run.differences import NOT_SET, Differences
@@ -23,9 +24,10 @@ from workbench.training.settings.algorithms import asked_settings
 from workbench.training.settings.in_force import as_json, decides, settings_in_force
 
 
-def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer: Any, notes: list[str]) -> dict[str, Any]:
+def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer: Any, notes: list[str]) -> Fields:
     """Versions, device, task, reward hashes, the effective settings of the first stage; `notes` are the printed lines."""
-    first, task, source = stages[0], stages[0].task, stages[0].task.source
+    first, task = stages[0], stages[0].scored_by[0]
+    source = task.source
     given, longest = {**first.settings, "report_to": "none", "seed": recipe.seed}, max(first.lengths_tokens, default=None)
     # What notebook 01 left beside the task file: the source, the split's rule, the fingerprints, the band.
     card = Path(source).parent / "card.json"
@@ -68,7 +70,7 @@ def changed_policy(run: RunDirectory, policy: Policy, changed: Differences) -> N
         changed.refused.append(f"the base was changed: {differs}")
 
 
-def _environment_then(manifest: dict[str, Any]) -> dict[str, str]:
+def _environment_then(manifest: Fields) -> dict[str, str]:
     # The variables when the run was last trained; those of now for a run of an earlier version, which kept none.
     then = dict(manifest.get("environment", environment()))
     for changes in (manifest.get("environment_after") or {}).values():
@@ -76,7 +78,7 @@ def _environment_then(manifest: dict[str, Any]) -> dict[str, str]:
     return then
 
 
-def environment_after(manifest: dict[str, Any], step: int) -> dict[str, dict[str, str]]:
+def environment_after(manifest: Fields, step: int) -> dict[str, dict[str, str]]:
     """For the manifest: environment variables that changed, by the step at which the run resumed."""
     earlier = {after: own for after, own in (manifest.get("environment_after") or {}).items() if int(after) < step}
     then = _environment_then({**manifest, "environment_after": earlier})
@@ -108,23 +110,23 @@ def _template(policy: Policy) -> str:
     return fingerprint([{"template": policy.tokenizer.chat_template or "", **policy.chat_template_kwargs}])
 
 
-def _rewards(stage: Stage) -> dict[str, Any]:
-    suite = stage.suite
+def _rewards(stage: Stage) -> Fields:
+    task, suite = stage.scored_by
     return {
         "hash": suite.hash,
         "functions": suite.hashes,
         "weights": dict(zip(suite.names, suite.weights, strict=True)),
-        "best": dict(zip(suite.names, map(max_score_of, stage.task.reward_funcs), strict=True)),
+        "best": dict(zip(suite.names, map(max_score_of, task.reward_funcs), strict=True)),
         "run": suite.functions.places,
     }
 
 
-def _right(task: Task) -> dict[str, Any]:
+def _right(task: Task) -> Fields:
     return {"right_by": task.right_function, "right_at": task.right_at, "right_by_default": not task.right_by}
 
 
-def _stage(stage: Stage) -> dict[str, Any]:
-    task = stage.task
+def _stage(stage: Stage) -> Fields:
+    task = stage.scored_by[0]
     return {
         "name": stage.name, "steps": stage.steps, "after": stage.offset, "task": task.source or task.name,
         "rows": fingerprint(task.rows), "prompts": len(stage.rows), **_right(task),

@@ -36,7 +36,7 @@ def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: st
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
     chosen, notes = choose_dtype(dtype, "transformers", cuda=torch.cuda.is_available(), bf16=native_bf16())
-    compute = getattr(torch, chosen)
+    compute = getattr(torch, str(chosen))
     more, safely = {}, {"trust_remote_code": False}  # None would ask, and run it after a "y"
     # A checkpoint that is quantised already says how; a second word on it would only draw a warning.
     if load_in_4bit and getattr(AutoConfig.from_pretrained(source, **safely), "quantization_config", None) is None:
@@ -47,7 +47,7 @@ def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: st
         more["quantization_config"] = BitsAndBytesConfig(**nf4, bnb_4bit_compute_dtype=compute)
     device = {"": int(os.environ.get("LOCAL_RANK", 0))} if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(source, dtype=compute, device_map=device, **safely, **more)
-    tokenizer = AutoTokenizer.from_pretrained(source, model_max_length=max_seq_length, **safely)
+    tokenizer: Any = AutoTokenizer.from_pretrained(source, model_max_length=max_seq_length, **safely)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.config.pad_token_id is None:

@@ -6,19 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.recipe import AdaptivePart, Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row as TaskRow
 from workbench.task import Task
-from workbench.training.settings import Batch, in_words
+from workbench.training.settings import Batch, batch_line
 from workbench.training.settings.device import Machine
 from workbench.training.settings.in_force import Row
 from workbench.workspace import to_json
 
 ONLY_STAGE = "1"
 # What is trained at a time: (recipe, settings, longest prompt in tokens or None).
-Part = tuple[Recipe, dict[str, Any], int | None]
+Part = tuple[Recipe, Fields, int | None]
 # (parts, machine, gradient checkpointing where that is decided already) -> (the same, lines to show, an estimate or None).
 Memory = Callable[[Sequence[Part], Machine, bool | None], tuple[bool, list[str], Any]]
 
@@ -32,7 +33,7 @@ class Stage:
     recipe: Recipe  # the run's, with the stage's own settings and weights in it
     task: Task | None  # None: not known, and then there are neither rows nor a suite
     rows: list[TaskRow]
-    settings: dict[str, Any]
+    settings: Fields
     planned: Batch
     suite: RewardSuite | None
     adaptive: dict[str, AdaptivePart]
@@ -47,12 +48,18 @@ class Stage:
         """Steps that the stage trains; -1 where epochs decide."""
         return self.settings["max_steps"]
 
+    @property
+    def scored_by(self) -> tuple[Task, RewardSuite]:
+        """Its task and reward functions, which every stage that is trained has."""
+        assert self.task is not None and self.suite is not None  # noqa: PT018  only a plan may lack them
+        return self.task, self.suite
+
     def fresh(self) -> Stage:
         """A copy of the stage with separate settings and reward functions: each trainer gets its own."""
-        return replace(self, settings=dict(self.settings), suite=suite_of(self.task, self.recipe, self.settings))
+        return replace(self, settings=dict(self.settings), suite=suite_of(self.scored_by[0], self.recipe, self.settings))
 
 
-def suite_of(task: Task, recipe: Recipe, settings: dict[str, Any]) -> RewardSuite:
+def suite_of(task: Task, recipe: Recipe, settings: Fields) -> RewardSuite:
     """The task's reward functions as a stage with these settings weighs and aggregates them."""
     size, scale = settings["num_generations"], settings["scale_rewards"]
     aggregation = settings.get("multi_objective_aggregation", "sum_then_normalize")
@@ -67,7 +74,7 @@ class Plan:
     task: Task | None  # None: it stands in for a script's, or its hub cannot be reached
     machine: Machine
     stages: tuple[Stage, ...]  # checked, with the prompts that fit
-    settings: dict[str, Any]  # what GRPOConfig is built from, in the first stage
+    settings: Fields  # what GRPOConfig is built from, in the first stage
     notes: tuple[str, ...]  # everything that differs from the request, and what could not be checked
     generation: str  # who generates, as far as that can be told
     rows: tuple[Row, ...]  # requested, default, effective, and set by whom
@@ -88,7 +95,7 @@ class Plan:
         sentences = []
         for stage in self.stages:
             where = f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else ""
-            sentences.append(where + in_words(stage.planned, stage.settings, len(stage.rows) or None))
+            sentences.append(where + batch_line(stage.planned, stage.settings, len(stage.rows) or None))
         return ". ".join(sentences)
 
     @property
@@ -107,7 +114,7 @@ class Plan:
         # None is a dash, and 1e-05 stays as it is: these are settings, not measurements.
         return [["-" if value is None else str(value) for value in row] for row in self.rows]
 
-    def found(self) -> dict[str, Any]:
+    def found(self) -> Fields:
         """For `--json`."""
         kept = ("source", "settings", "notes", "words", "generation", "prompts")
         found = {name: getattr(self, name) for name in kept} | {"recipe": self.recipe.model_dump(mode="json")}

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import PolicyError, nearest
+from workbench.kinds import Fields
 from workbench.recipe import LoraPart, Recipe
 from workbench.training import loading, plain
 from workbench.training.precision import choose_dtype, native_bf16
@@ -52,7 +53,7 @@ class Policy:
     fast_inference: bool = False  # vLLM has been started with it, holds its frozen weights and generates
     notes: list[str] = field(default_factory=list)
     trained_in: list[str] = field(default_factory=list)  # what this adapter was before: a folder, and runs, in order
-    base: Callable[[], dict[str, Any]] = dict  # what it was loaded from, as `loading.base_files` found it; waits for the sums
+    base: Callable[[], Fields] = dict  # what it was loaded from, as `loading.base_files` found it; waits for the sums
 
     def __str__(self) -> str:
         quantised = f"NF4 in {self.linear4bit} Linear4bit layers, computing in {self.compute_dtype}"
@@ -67,11 +68,11 @@ class Policy:
         return "\n  note: ".join(["; ".join(parts), *self.notes])
 
     @property
-    def chat_template_kwargs(self) -> dict[str, Any]:
+    def chat_template_kwargs(self) -> Fields:
         """What every prompt is rendered with; the tokenizer carries them. A new stage sets its own."""
         return getattr(self.tokenizer, "chat_template_kwargs", {})
 
-    def found(self) -> dict[str, Any]:
+    def found(self) -> Fields:
         """What the manifest records."""
         left_out = ("model", "tokenizer", "load_s", "gradient_checkpointing")
         return {name: value for name, value in vars(self).items() if name not in left_out} | {"base": self.base()}
@@ -157,7 +158,7 @@ def load_policy(
 
     started = time.perf_counter()
     without = _without_vllm(asked.backend) if fast_inference else ""
-    how: dict[str, Any] = {"load_in_4bit": asked.load_in_4bit, "max_seq_length": asked.max_seq_length, "dtype": asked.dtype}
+    how: Fields = {"load_in_4bit": asked.load_in_4bit, "max_seq_length": asked.max_seq_length, "dtype": asked.dtype}
     starts_vllm = fast_inference and not without
     if starts_vllm:
         # Its buffers for the adapter are made when it starts, so it has to know the rank before there is an adapter.
@@ -208,7 +209,7 @@ def load_policy(
     )
 
 
-def _recipe_for(name: str, *, chat_template_kwargs: dict[str, Any] | None = None, dtype: Any = None, **fields: Any) -> Recipe:
+def _recipe_for(name: str, *, chat_template_kwargs: Fields | None = None, dtype: Any = None, **fields: Any) -> Recipe:
     _check_backend(fields.get("backend", "unsloth"))
     whole = {part: value for part in ("lora", "seed") if (value := fields.pop(part, None)) is not None}
     grpo = {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
@@ -325,7 +326,7 @@ def _unsloth_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, s
 
 
 # What a backend offers, by the recipe's word for it; plain.py is the one to read.
-_BACKENDS: dict[str, Any] = {
+_BACKENDS: Fields = {
     "unsloth": SimpleNamespace(
         version=_unsloth_version,
         load_base=_unsloth_base,

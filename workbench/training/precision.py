@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from workbench.kinds import Fields
+
 
 def native_bf16() -> bool:
     """Whether this device computes in bfloat16 natively, without emulation."""
@@ -35,7 +37,7 @@ def choose_dtype(asked: str | None, backend: str, *, cuda: bool, bf16: bool) -> 
     return asked or ("float32" if not cuda else "bfloat16" if bf16 else "float16"), []
 
 
-def unsloths_choice(dtype: str | None, settings: dict[str, Any], *, bf16: bool) -> dict[str, bool]:
+def unsloths_choice(dtype: str | None, settings: Fields, *, bf16: bool) -> dict[str, bool]:
     """`bf16` and `fp16` as Unsloth's trainer sets them on a GPU: as `settings` ask where one is True, else by the
     type that the policy is loaded in (None: Unsloth's choice).
     """
@@ -44,7 +46,7 @@ def unsloths_choice(dtype: str | None, settings: dict[str, Any], *, bf16: bool) 
     return asked if any(asked.values()) else {"bf16": in_bf16, "fp16": not in_bf16 and dtype != "float32"}
 
 
-def config_overrides(backend: str, compute_dtype: str | None, settings: dict[str, Any], *, cuda: bool) -> dict[str, Any]:
+def config_overrides(backend: str, compute_dtype: str | None, settings: Fields, *, cuda: bool) -> Fields:
     """Settings of GRPOConfig that the plain backend and a device need, and that `settings` lack."""
     # Mixed precision in the type that the frozen weights compute in; TRL's own default is bf16 everywhere.
     needed = {

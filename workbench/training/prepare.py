@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from workbench import processes
 from workbench.data.difficulty import load_profile
 from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
+from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
@@ -77,14 +78,14 @@ def prepare(
     if run is None:  # else it is resumed from its own checkpoint
         recipe = fitted_to_adapter(recipe)
     backend = policy.backend_name if policy else recipe.policy.backend
-    processes.check(backend)
+    processes.check_processes(backend)
     if policy is None:
         find_model(recipe.policy.name, ask_hub=False)  # a slip in a path is found before torch and Unsloth are imported
     unread: list[str] = []
     if task is None and (run is not None or with_task):
         task, unread = _task_of(recipe, run, offline)
     config_class, _ = trainer_classes(backend)
-    recipe, notes = settings_of.renamed(recipe, settings_of.field_names(config_class))
+    recipe, notes = settings_of.with_new_names(recipe, settings_of.field_names(config_class))
     settings_of.check_lora(recipe.lora)
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
     stages = planned_stages(recipe, task, config_class, machine, run)
@@ -173,17 +174,17 @@ def _built_whole(
     config_class: type,
     recipe: Recipe,
     stages: Sequence[Stage],
-    settings: dict[str, Any],
+    settings: Fields,
     machine: Machine,
     policy: Policy | None,
-) -> tuple[dict[str, Any], Any, list[str]]:
+) -> tuple[Fields, Any, list[str]]:
     # As `_built`, for the run; each stage's config is built, too, for what the libraries warn of.
     of_stages = [_built(config_class, stage.recipe, stage.settings, machine, policy)[2] for stage in stages if recipe.stages]
     given, built, heard = _built(config_class, recipe, settings, machine, policy)
     return given, built, [*dict.fromkeys(line for lines in (heard, *of_stages) for line in lines)]
 
 
-def _rows(recipe: Recipe, stages: Sequence[Stage], given: dict[str, Any], built: Any) -> tuple[Row, ...]:
+def _rows(recipe: Recipe, stages: Sequence[Stage], given: Fields, built: Any) -> tuple[Row, ...]:
     said = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
     rows = settings_of.in_force_table(said, built, {**given, "seed": recipe.seed})
     if recipe.algorithm:
@@ -225,7 +226,7 @@ def plan(
     """
     called, recipe, notes, named, tasked = read_source(source)
     recipe = settings_of.overridden(recipe, said, steps)
-    memory = (memory or around.memory_on(vram_gb)) if named else None
+    memory = (memory or around.memory_feature(vram_gb)) if named else None
     # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.
     try:
         made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=tasked or task is not None)
@@ -286,8 +287,8 @@ def _memory(
 
 
 def _built(
-    config_class: type, recipe: Recipe, settings: dict[str, Any], machine: Machine, policy: Policy | None
-) -> tuple[dict[str, Any], Any, list[str]]:
+    config_class: type, recipe: Recipe, settings: Fields, machine: Machine, policy: Policy | None
+) -> tuple[Fields, Any, list[str]]:
     """(what GRPOConfig is given, the config that it makes of it, the warnings)."""
     asked = recipe.policy
     backend = policy.backend_name if policy else asked.backend

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.processes import is_main
 from workbench.run.batch import ScoredBatch
@@ -55,7 +56,9 @@ class Recorder:
         self.rows: Callable[[], dict[str, float]] = dict  # more numbers for the row that is being written
         self._writer, self._merger = ThreadPoolExecutor(1, "rollouts"), ThreadPoolExecutor(1, "merged rollouts")
         self._writing: tuple[int, Future] | None = None  # the latest step's part
-        self.lost: Callable[[int, Exception], None] | None = None  # told of a step's part that could not be written; None: raise
+        self.lost: Callable[[int, BaseException], None] | None = (
+            None  # told of a step's part that could not be written; None: raise
+        )
         self._merging: Future | None = None
         self._merged = 0  # so many times `MERGE` steps
         self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics
@@ -95,7 +98,7 @@ class Recorder:
         with self.timed("_recorded_s"):
             self.tell("batch", scored, summary)
 
-    def catch_up(self, on_record: dict[str, Any]) -> None:
+    def catch_up(self, on_record: Fields) -> None:
         """The run is resumed: restore the counts; `on_record` is what `recorded` returns."""
         self.on_record, self.scored, self.reward_errors = on_record, on_record["rollouts"], reward_errors(self.run.events())
         self.all_dead = all(row.get(DEAD) == 1 for row in self.run.metrics())
@@ -136,7 +139,7 @@ class Recorder:
             where = {"prompt": scored.prompts[first], "completion": scored.completions[first]}
             self.event("reward_error", scored.step, function=name, completions=len(errors), error=errors[first], **where)
 
-    def log(self, step: int, logs: dict[str, Any]) -> dict[str, Any]:
+    def log(self, step: int, logs: Fields) -> Fields:
         """Record one row of metrics, and return it: what the trainer logged, and a summary of the groups of those steps."""
         with self.timed():
             self.finish()
@@ -181,7 +184,7 @@ class Recorder:
                 warnings.warn(f"{name} failed and is left out, training continues: {reason}", stacklevel=3)
 
     @contextmanager
-    def timed(self, what: str = "seconds") -> Iterator[None]:
+    def timed(self, what: str = "seconds") -> Generator[None]:
         """Add the time of the block, or the function, to one of the attributes in seconds; nested blocks count once."""
         started, inside = time.perf_counter(), what in self._timing
         self._timing.add(what)

@@ -25,6 +25,7 @@ import numpy as np
 from workbench import processes
 from workbench.data.split import fingerprint
 from workbench.errors import RunError
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState
 from workbench.run.differences import Differences, flat
@@ -47,13 +48,11 @@ class Point:
     stage: int  # number of the stage, from 0
     step: int  # of the whole run
     done: int  # steps of the stage
-    state: dict[str, Any]
+    state: Fields
     passed_over: tuple[str, ...] = ()  # newer checkpoints, and what is wrong with each
 
 
-def save_checkpoint(
-    trainer: Any, run: RunDirectory, known: dict[str, Any], states: list[dict] | None, weights: dict[str, Any] | None
-) -> Path:
+def save_checkpoint(trainer: Any, run: RunDirectory, known: Fields, states: list[dict] | None, weights: Fields | None) -> Path:
     """Save the adapter and the state of training atomically, and drop old ones.
 
     `known`: the stage, the steps `done` in it, its adaptive weights' state, and what is `recorded`; `states`: what
@@ -79,12 +78,12 @@ def is_spread(trainer: Any) -> bool:
     return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
 
 
-def whole_weights(trainer: Any) -> dict[str, Any] | None:
+def whole_weights(trainer: Any) -> Fields | None:
     """The weights of a model that is spread over processes; None: each has them all. All processes must call this."""
     return trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_spread(trainer) else None
 
 
-def check_finite(model: Any, run: RunDirectory, step: int, weights: dict[str, Any] | None = None) -> None:
+def check_finite(model: Any, run: RunDirectory, step: int, weights: Fields | None = None) -> None:
     """RunError if a trained weight is nan or inf: nothing can continue from it, and no export of it can speak."""
     weights = weights or {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
@@ -115,17 +114,17 @@ def checkpoint_bytes(model: Any) -> int:
     return sum(weight.numel() * (weight.element_size() + 8) for weight in model.parameters() if weight.requires_grad)
 
 
-def _sum_of_state(state: dict[str, Any]) -> str:
+def _sum_of_state(state: Fields) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-def _saved_state(trainer: Any, folder: Path, states: list[dict[str, Any]] | None, done: int) -> dict[str, Any]:
+def _saved_state(trainer: Any, folder: Path, states: list[Fields] | None, done: int) -> Fields:
     # What makes the numbers go on; tensors are written beside it.
     import torch
     from safetensors.torch import save_file
 
     begun = trainer.optimizer is not None  # else it is saved before the first step, for a warm start
-    packed = trainer.optimizer.state_dict() if begun and not is_spread(trainer) else {"state": {}, "param_groups": []}
+    packed: Fields = trainer.optimizer.state_dict() if begun and not is_spread(trainer) else {"state": {}, "param_groups": []}
     states = states or [random_states()]
     moments = {f"{index}.{key}": value for index, values in packed["state"].items() for key, value in values.items()}
     tensors = {name: value for name, value in moments.items() if isinstance(value, torch.Tensor)}
@@ -174,7 +173,7 @@ def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
     raise RunError(value, rule="a run resumes from a whole checkpoint-N, saved every save_steps", remedy=remedy)
 
 
-def _whole_state(folder: Path, run: RunDirectory) -> dict[str, Any]:
+def _whole_state(folder: Path, run: RunDirectory) -> Fields:
     # What a checkpoint's state.json says, if all of the checkpoint is as it was saved. ValueError says what is not.
     state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
     if state.pop("sha256") != _sum_of_state(state):
@@ -192,7 +191,7 @@ def _whole_state(folder: Path, run: RunDirectory) -> dict[str, Any]:
     return state
 
 
-def save_adapter(model: Any, tokenizer: Any, folder: Path, weights: dict[str, Any] | None = None) -> Path:
+def save_adapter(model: Any, tokenizer: Any, folder: Path, weights: Fields | None = None) -> Path:
     """Save a trained adapter with its tokenizer; `weights` as `whole_weights` gave them."""
     names = model.active_adapters
     model.save_pretrained(str(folder), selected_adapters=names, state_dict=weights)
@@ -230,7 +229,7 @@ class Restored:
         self.point, self.total = point, total  # total: steps of the stage; -1: it follows from epochs
         self.inexact: list[str] = []
         self._epochs_begun = 0
-        self._random: dict[str, Any] | None = None  # to be put back, once
+        self._random: Fields | None = None  # to be put back, once
 
     def prepare(self, trainer: Any) -> None:
         """Make the trainer begin in the epoch, at the prompts and on the schedule of the checkpoint."""
@@ -270,7 +269,7 @@ class Restored:
             numpy = (kind, np.array(keys, dtype=np.uint32), *more)
             self._random = {"python": (version, tuple(numbers), gauss), "numpy": numpy}
             self._random |= {"torch": random[f"{own}.torch"], "cuda": random.get(f"{own}.cuda")}
-        by_parameter: dict[int, dict[str, Any]] = {}
+        by_parameter: dict[int, Fields] = {}
         for name, value in [*tensors.items(), *state["optimizer"]["plain"].items()]:
             index, _, key = name.partition(".")
             by_parameter.setdefault(int(index), {})[key] = value
@@ -332,7 +331,7 @@ def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> 
 
     RunError if it is another task, or has other rows; TaskError if it cannot be loaded.
     """
-    name = recipe.task if number is None else recipe.stages[number].task
+    name = (recipe.task if number is None else recipe.stages[number].task) or recipe.task
     kept = kept_task(run, number)
     # The run's own task is recorded with the first stage that has no other; with none, if each stage has its own.
     shared = [place for place, part in enumerate(recipe.stages) if not part.task] if recipe.stages else [0]
@@ -356,7 +355,7 @@ def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> 
     return task
 
 
-def _recorded(manifest: dict[str, Any], number: int) -> dict[str, Any]:
+def _recorded(manifest: Fields, number: int) -> Fields:
     """What a run's stage started with: name, source and rows of its task, and its functions' hashes."""
     if "stages" not in manifest:
         return {**manifest["task"], **manifest["rewards"]}
@@ -364,7 +363,7 @@ def _recorded(manifest: dict[str, Any], number: int) -> dict[str, Any]:
     return {**found, **found["rewards"], "source": found["task"], "name": found["task"]}
 
 
-def recorded(run: RunDirectory, step: int) -> dict[str, Any]:
+def recorded(run: RunDirectory, step: int) -> Fields:
     """Rows, completions and effective settings in a run's record up to a saved step. RunError: a part cannot be read."""
     state, rows = RunState.of(run), [row for row in run.metrics() if row["step"] <= step]
     state.apply({"event": "continued", "step": step})
@@ -415,6 +414,6 @@ def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any]
     return changed
 
 
-def _as_fields(recipe: Recipe) -> dict[str, Any]:
+def _as_fields(recipe: Recipe) -> Fields:
     # Another algorithm is other settings, and the same settings are the same run, whoever named them.
     return recipe.model_copy(update={"grpo": asked_settings(recipe)}).model_dump(mode="json")

@@ -16,9 +16,10 @@ from workbench.data.answer_column import has_constant
 from workbench.data.difficulty import Profile, Solved, measure_difficulty, pick, row_key
 from workbench.data.template import PromptLengths, TemplateCard, prompt_lengths_tokens, prompt_text, template_card
 from workbench.errors import DataError
+from workbench.kinds import Fields
 from workbench.progress import count_line, progress_line
 from workbench.rewards.suite import RewardSuite
-from workbench.task import Row, Task, load_task
+from workbench.task import Row, Task, function_name, load_task
 from workbench.training.loading import eos_ids, find_model, load_tokenizer
 from workbench.training.policy import Policy, load_policy
 from workbench.workspace import encodable
@@ -67,7 +68,9 @@ def sample(
     import torch
 
     per_batch = max(1, batch_size // num_generations)
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+    sampling: Fields = (
+        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+    )
     # What the model's own generation_config asks for besides is not what it is trained under.
     sampling |= {"min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
     tokenizer, ends = policy.tokenizer, eos_ids(policy)
@@ -106,7 +109,7 @@ def until_eos(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:
 
 def scored_groups(
     policy: Policy, task: Task, rows: Sequence[Row], suite: RewardSuite, samples: int, **sampling: Any
-) -> list[list[dict[str, Any]]]:
+) -> list[list[Fields]]:
     """`samples` completions of each row, scored by the task's functions: [P][G], each with its numbers by name.
 
     `sampling` is for `sample`.
@@ -119,7 +122,11 @@ def scored_groups(
     totals = np.nansum(scores * suite.weights, axis=1).tolist()
     for completion, own, total, is_right in zip(flat, scores.tolist(), totals, right, strict=True):
         by = dict(zip(suite.names, own, strict=True))
-        kept = {"completion": encodable(completion.text), "length_tokens": len(completion.ids), "finished": completion.finished}
+        kept: Fields = {
+            "completion": encodable(completion.text),
+            "length_tokens": len(completion.ids),
+            "finished": completion.finished,
+        }
         kept |= {"total": total, "right": is_right, "format": task.format_by and by[task.format_by] > 0}
         found.append(kept | {f"score.{name}": score for name, score in by.items()})
     return [found[start : start + samples] for start in range(0, len(found), samples)]
@@ -172,7 +179,7 @@ def _logits_of(model: Any, pairs: Pairs) -> Iterator[tuple[Any, Any]]:
 
 
 def preview(
-    row: Any, policy: Any = "tiny", chat_template_kwargs: dict[str, Any] | None = None, tags: Sequence[str] | None = None
+    row: Any, policy: Any = "tiny", chat_template_kwargs: Fields | None = None, tags: Sequence[str] | None = None
 ) -> TemplateCard:
     """The exact text that the model will read for a prompt, and what in it would make a reward impossible to earn.
 
@@ -196,7 +203,7 @@ def prompt_lengths(
     rows: Sequence[Row],
     policy: Any = "tiny",
     *,
-    chat_template_kwargs: dict[str, Any] | None = None,
+    chat_template_kwargs: Fields | None = None,
     max_tokens: int | None = None,
 ) -> PromptLengths:
     """How many tokens each prompt takes in the policy's chat template; displays as a histogram.
@@ -214,7 +221,7 @@ def prompt_lengths(
     return PromptLengths(rows, measured, str(getattr(policy, "name", policy)), max_tokens)
 
 
-def _tokenizer(policy: Any, chat_template_kwargs: dict[str, Any] | None) -> Any:
+def _tokenizer(policy: Any, chat_template_kwargs: Fields | None) -> Any:
     if not isinstance(policy, (str, Path)):
         return getattr(policy, "tokenizer", policy)
     files = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in Path(find_model(policy)).glob("*.*")]
@@ -236,7 +243,7 @@ def profile_difficulty(
     task: Task | str | Path | None = None,
     prompts: int | None = None,
     max_seq_length: int = 256,
-    chat_template_kwargs: dict[str, Any] | None = None,
+    chat_template_kwargs: Fields | None = None,
     num_generations: int = 8,
     max_completion_length: int = 96,
     temperature: float = 1.0,
@@ -276,14 +283,18 @@ def profile_difficulty(
         except DataError as error:
             print(f"{error.value}; {error.remedy}")
             return Profile({}, {}, rows)
-        task = Task("difficulty", rows, [grader], right_by=grader.__name__)
+        task = Task("difficulty", rows, [grader], right_by=function_name(grader))
     task = load_task(task)
     if isinstance(policy, (str, Path)):
         policy = load_policy(policy, max_seq_length=max_seq_length, chat_template_kwargs=chat_template_kwargs, seed=seed)
         print(policy, f"a completion is right where {task.right_words}", sep="\n")
     suite = RewardSuite(task, num_generations)
     column = suite.names.index(task.right_function)
-    how = {"num_generations": num_generations, "max_completion_length": max_completion_length, "temperature": temperature}
+    how: Fields = {
+        "num_generations": num_generations,
+        "max_completion_length": max_completion_length,
+        "temperature": temperature,
+    }
 
     def attempt(some: Sequence[Row]) -> list[Solved]:
         # A seed of the batch's own: a profile that was interrupted between two batches ends as if it had not been.

@@ -17,9 +17,10 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from workbench.errors import RecipeError
+from workbench.kinds import Fields
 from workbench.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.training import settings as settings_of
-from workbench.training.settings.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, TURNS, as_dtype, nearest
+from workbench.training.settings.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, TURNS, as_dtype, nearest_setting
 from workbench.training.settings.values import lacks
 
 _LONGEST = 200_000  # characters of a script
@@ -92,8 +93,8 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
         remedy = f"{_PASTE}; a task file is named in a recipe, as its `task:`"
         raise RecipeError("".join([source, *others[:1]]), rule=rule, remedy=remedy)
     reader.read_rest(fields)
-    recipe, renamed = settings_of.renamed(Recipe.of(reader.content, source), fields)
-    notes = [*reader.notes, *renamed, *reader.fill_in(recipe)]
+    recipe = Recipe.of(reader.content, source)
+    notes = [*reader.notes, *reader.fill_in(recipe)]
     return Pasted(recipe, notes, "policy.name" in reader.stated, "task" in reader.content)
 
 
@@ -171,7 +172,7 @@ class _Reader:
     """One pass over a script: what its calls ask for goes into `content`, what cannot be read into `notes`."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self.content: dict[str, Any] = {"policy": {}, "lora": {}, "grpo": {}}
+        self.content: Fields = {"policy": {}, "lora": {}, "grpo": {}}
         self.notes: list[str] = []
         self.stated: dict[str, tuple[Any, int]] = {}  # recipe field -> (value, line of the script)
         self.unread: set[str] = set()  # settings of GRPOConfig whose values cannot be read
@@ -183,7 +184,7 @@ class _Reader:
         for node in nodes:
             match node:
                 case ast.Import(names=names) | ast.ImportFrom(names=names):
-                    module = f"{node.module}." if getattr(node, "module", None) else ""
+                    module = f"{node.module}." if isinstance(node, ast.ImportFrom) and node.module else ""
                     self.modules |= {one.asname or one.name: module + one.name for one in names}
                 case ast.Assign(targets=targets, value=value):
                     into[id(value)] = {ast.unparse(part) for one in targets for part in getattr(one, "elts", [one])}
@@ -289,7 +290,7 @@ class _Reader:
                 if name not in ("model", "quantization_config"):
                     self._left_out(call.line, name, value)
             elif call.name == "GRPOConfig":
-                self._put(where, value, call.line, name)
+                self._put(f"grpo.{name}", value, call.line, name)
             elif where is None:
                 if value not in (None, [], {}) and (name not in _AS_IT_IS or _AS_IT_IS[name] != value):
                     self._left_out(call.line, name, value)
@@ -349,7 +350,7 @@ class _Reader:
                 line = self.stated[_today(f"grpo.{name}")][1]
                 self._note(line, f"{name} is left out: {library} is not installed here; where it is, put it back")
             elif name in ELSEWHERE or name not in {*fields, *ALIASES, *MOVED, *LEFT_OUT}:
-                value, near = self.content["grpo"].pop(name), nearest(name, fields)
+                value, near = self.content["grpo"].pop(name), nearest_setting(name, fields)
                 likely = f"; the nearest is {near!r}" if near else ""
                 why = ELSEWHERE.get(name, f"the installed GRPOConfig has no field of that name{likely}")
                 self._note(self.stated[f"grpo.{name}"][1], f"{name} = {value!r} is left out: {why}")

@@ -15,11 +15,12 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from workbench import processes
 from workbench.errors import RunError
+from workbench.kinds import Fields
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import LEARNING_RATE
@@ -46,7 +47,7 @@ class Session:
     point: Point | None = None  # where to resume; None: from the start
     begun_at = 0  # the step before the first
     trained_before = False  # before the first step, and that is saved: the run is kept, whatever becomes of that step
-    measured: Sequence[dict[str, Any]] = ()  # of held-out prompts, so far
+    measured: Sequence[Fields] = ()  # of held-out prompts, so far
 
     def __init__(self, run: RunDirectory, trainer: Any, stages: Sequence[Stage], watchers: Watchers) -> None:
         self.run, self.trainer, self.stages, self.stage = run, trainer, stages, stages[0]
@@ -55,7 +56,7 @@ class Session:
         ends = {*eos_ids(trainer), tokenizer.pad_token_id}  # TRL counts a completion whose last token is padding as ended, too
         self.recorder = Recorder(run, ends, shown_by if processes.is_main() else ())
         self.control = RunControl(run, self.recorder)
-        self._row: tuple[int, dict[str, Any]] | None = None  # of a step that the trainer is about to log
+        self._row: tuple[int, Fields] | None = None  # of a step that the trainer is about to log
         self._seen: dict[str, int] = {}  # numbers of the trainer's that are in rows already
         self.lost: Counter[str] = Counter()  # of somebody's own trainer: what could not be recorded, and how often
         self.recorder.lost = None if self.policy else functools.partial(self._lost, _BATCH)
@@ -136,7 +137,7 @@ class Session:
         return self._train(*args, **kwargs)
 
     @contextlib.contextmanager
-    def _spared(self, lost: str) -> Iterator[None]:
+    def _spared(self, lost: str) -> Generator[None]:
         """Watching must not end somebody's own training: there, what fails is lost, and reported once."""
         try:
             yield
@@ -154,7 +155,7 @@ class Session:
 
         return called
 
-    def _lost(self, lost: str, step: int, error: Exception) -> None:
+    def _lost(self, lost: str, step: int, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}"
         self.lost[lost] += 1
         if self.lost[lost] == 1:  # an event says it of each step
@@ -197,7 +198,7 @@ class Session:
         self.around.each("on_batch", batch)
         self.recorder.batch(batch)
 
-    def _close(self, status: str, step: int, seconds: float, details: dict[str, Any]) -> None:
+    def _close(self, status: str, step: int, seconds: float, details: Fields) -> None:
         recorder, run = self.recorder, self.run
         with contextlib.suppress(OSError):  # the error that ended the run, if it was this one
             recorder.close()
@@ -263,7 +264,7 @@ class Session:
     def then_on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.control.boundary(state.global_step, control)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Fields | None = None, **_: Any) -> None:
         if evaluated := {key: value for key, value in (logs or {}).items() if key.startswith("eval_")}:
             self.run.log_metrics(state.global_step, evaluated)  # of the trainer's own eval_dataset, after the step's row
             return
@@ -274,7 +275,7 @@ class Session:
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.recorder.event("checkpoint", state.global_step, folder=f"{args.output_dir}/checkpoint-{state.global_step}")
 
-    def _noted(self) -> dict[str, Any]:
+    def _noted(self) -> Fields:
         found = {}
         for name, values in getattr(self.trainer, "_metrics", {}).get("train", {}).items():
             new = [value for value in values[self._seen.get(name, 0) :] if not math.isnan(value)]
@@ -283,6 +284,7 @@ class Session:
             self._seen[name] = len(values)
         return found
 
-    def _write_row(self, logged: dict[str, Any]) -> None:
-        (step, row), self._row = self._row, None
-        self.recorder.log(step, row | logged)
+    def _write_row(self, logged: Fields) -> None:
+        if self._row is not None:
+            (step, row), self._row = self._row, None
+            self.recorder.log(step, row | logged)

@@ -11,6 +11,7 @@ from typing import Any
 
 from workbench import processes
 from workbench.errors import RunError
+from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory
 from workbench.training.loading import random_states
 from workbench.training.plan import ONLY_STAGE, Plan, Stage
@@ -61,7 +62,7 @@ class StagedSession(Session):
         return result
 
     def _train_all(self) -> Any:
-        self.policy.trained_in.append(self.run.name)
+        self.made.policy.trained_in.append(self.run.name)
         for stage in self.stages:
             if stage is not self.stages[0]:
                 self.trainer, warned = self.made.next_trainer(stage)
@@ -73,9 +74,9 @@ class StagedSession(Session):
         return result
 
     def _train_stage(self, stage: Stage) -> Any:
-        trainer, policy = self.trainer, self.policy
-        stage.suite.on_batch = self.scored
-        stage.suite.gather = processes.gathered if processes.count() > 1 else None
+        trainer, policy, suite = self.trainer, self.made.policy, stage.scored_by[1]
+        suite.on_batch = self.scored
+        suite.gather = processes.gathered if processes.count() > 1 else None
         trainer.args.output_dir = str(self.run.checkpoints)
         self.restored, self._at_step_end, self._before = None, None, (0, {}, {})
         if self.point is not None and stage.number == self.point.stage:
@@ -83,7 +84,7 @@ class StagedSession(Session):
             if self.point.step:  # else it was saved for a warm start, and training begins as always
                 self.restored = Restored(self.point, stage.steps)
                 self.restored.prepare(trainer)
-        check_room(self.run, policy.model, trainer.args, stage.steps - (self.point.done if self.restored else 0))
+        check_room(self.run, policy.model, trainer.args, stage.steps - (self.restored.point.done if self.restored else 0))
         self._begin(stage)
         self.replace("_save_checkpoint", self._save_checkpoint)
         try:
@@ -115,7 +116,7 @@ class StagedSession(Session):
             return RunError(f"{self.run.name}: another process ended during step {step + 1}", rule=rule, remedy=remedy)
         if not isinstance(error, RunError) and not is_spread(self.trainer):
             try:
-                check_finite(self.policy.model, self.run, step)
+                check_finite(self.made.policy.model, self.run, step)
             except RunError as cause:
                 return cause
         return error
@@ -138,7 +139,7 @@ class StagedSession(Session):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # Step numbers go on through the stages, as one run.
         stage, trainer, recorder, restored = self.stage, self.trainer, self.recorder, self.restored
-        begun_at = self.point.step if restored else stage.offset
+        begun_at = restored.point.step if restored else stage.offset
         steps = stage.steps if stage.steps > 0 else restored.total if restored else state.max_steps
         state.global_step, state.max_steps = begun_at, stage.offset + steps
         trainer._globalstep_last_logged = recorder.steps_before = begun_at
@@ -164,7 +165,7 @@ class StagedSession(Session):
             recorder.event(
                 "stage", stage.offset, stage=stage.name, weights=self.control.weights, beta=trainer.beta,
                 learning_rate=args.learning_rate, temperature=args.temperature, steps=state.max_steps - stage.offset,
-                task=stage.task.name,
+                task=self.control.task.name,
             )  # fmt: skip
         self.control.begin_stage(begun_at, control)
 
@@ -176,7 +177,7 @@ class StagedSession(Session):
         if self.restored:
             self.restored.load_random()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Fields | None = None, **_: Any) -> None:
         if logs and "loss" in logs:  # the last call of a run carries only totals
             values = self.recorder.log(state.global_step, logs)
             # The trackers, which come after this, show what the record holds.

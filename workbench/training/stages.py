@@ -13,6 +13,7 @@ from typing import Any
 
 from workbench.data.template import PromptLengths, prompt_lengths_tokens, template_notes
 from workbench.errors import RecipeError
+from workbench.kinds import Fields
 from workbench.recipe import Recipe, StagePart
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
@@ -66,7 +67,7 @@ def planned_stages(
     return stages
 
 
-def _of(by_function: dict[str, Any], task: Task | None) -> dict[str, Any]:
+def _of(by_function: Fields, task: Task | None) -> Fields:
     # The recipe's words are about its own task; a stage's task may lack some of those functions.
     return {name: value for name, value in by_function.items() if task is None or name in task.function_names}
 
@@ -83,7 +84,7 @@ def _for_stage(recipe: Recipe, part: StagePart, task: Task | None) -> Recipe:
 
 
 def _prompts(
-    recipe: Recipe, part: StagePart | None, task: Task, settings: dict[str, Any], planned: settings_of.Batch
+    recipe: Recipe, part: StagePart | None, task: Task, settings: Fields, planned: settings_of.Batch
 ) -> tuple[list[Row], RewardSuite]:
     """The stage's rows, and its reward functions."""
     where = f"stage {part.name!r}: " if part else ""

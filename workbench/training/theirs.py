@@ -16,6 +16,7 @@ import numpy as np
 
 from workbench.data.answer_column import answer_named
 from workbench.errors import RunError, nearest
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.answers import completion_text
 from workbench.rewards.groups import batch_of
@@ -27,6 +28,7 @@ from workbench.training.loading import base_summed, measured
 from workbench.training.plan import ONLY_STAGE, Stage
 from workbench.training.policy import Policy
 from workbench.training.session import Session
+from workbench.training.settings import Batch
 from workbench.training.settings.in_force import settings_in_force
 from workbench.workspace import to_json
 
@@ -62,7 +64,8 @@ def of_theirs(
     names = [str(getattr(args, "run_name", None) or ""), Path(args.output_dir).name, "attached"]
     called = next(filter(None, (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") for name in names)))
     recipe = _recipe_of(trainer, run_name or called, policy, task)
-    stage = Stage(ONLY_STAGE, 0, recipe, task, [], settings_in_force(args), None, TheirRewards(trainer, task), {}, [])
+    planned = Batch(args.generation_batch_size, args.num_generations)
+    stage = Stage(ONLY_STAGE, 0, recipe, task, [], settings_in_force(args), planned, TheirRewards(trainer, task), {}, [])
     unasked = "" if right_by else " (the first function; right_by= names another)"
     notes = [
         "without a recipe the workbench cannot resume this run: use your trainer's resume_from_checkpoint",
@@ -77,7 +80,8 @@ def of_theirs(
 
 def record_rewards(session: Session) -> None:
     """Keep a copy of everything that the trainer's functions score, however it calls them."""
-    trainer, calculate, suite = session.trainer, session.trainer._calculate_rewards, session.stage.suite
+    trainer, calculate, suite = session.trainer, session.trainer._calculate_rewards, session.stage.scored_by[1]
+    generate: Any = getattr(trainer, "_generate_and_score_completions", None)
     scored: list[ScoredBatch] | None = None  # by what is being generated now; None: nothing that can be compared is
 
     def calculated(inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *more: Any, **named: Any) -> Any:
@@ -126,7 +130,7 @@ def record_rewards(session: Session) -> None:
 
     said: list[int] = []
     session.replace("_calculate_rewards", calculated)
-    if generate := getattr(trainer, "_generate_and_score_completions", None):
+    if generate is not None:
         session.replace("_generate_and_score_completions", generated)
 
 
@@ -169,7 +173,7 @@ def _in_words(prompt: Any) -> Any:
     return to_json([{**message, "content": content(message.get("content"))} for message in prompt])
 
 
-def _row_key(row: dict[str, Any]) -> str:
+def _row_key(row: Fields) -> str:
     # One for all completions of a row, whatever its environment or template made of the prompt.
     seen = _pictures([row.get(name) for name in ("prompt", "image", "images")])
     pictures, prompt = [hashlib.sha256(each.tobytes()).hexdigest() for each in seen], to_json(row.get("prompt"))
@@ -192,7 +196,7 @@ def _named(function: Any, name: str) -> Any:
         return function(**call)
 
     scored.__name__ = scored.__qualname__ = name
-    scored.of = function
+    vars(scored)["of"] = function
     return scored
 
 
@@ -222,8 +226,9 @@ def _recipe_of(trainer: Any, run_name: str, policy: Policy, task: Task) -> Recip
     shapes = getattr(policy.model, "peft_config", {})
     shape = shapes.get("default") or next(iter(shapes.values()), None)
     lora = {name: getattr(shape, name) for name in ("r", "lora_alpha", "lora_dropout") if hasattr(shape, name)}
-    if isinstance(getattr(shape, "target_modules", None), (set, list)):
-        lora["target_modules"] = sorted(shape.target_modules)
+    targets = getattr(shape, "target_modules", None)
+    if isinstance(targets, (set, list)):
+        lora["target_modules"] = sorted(targets)
     settings = (
         "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "max_completion_length",
         "learning_rate", "beta", "temperature", "max_steps",

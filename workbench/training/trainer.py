@@ -92,7 +92,7 @@ def train(
     Raises:
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and the remedy.
     """
-    plan = prepare(recipe, task, policy=policy, memory=around.memory_on(estimates=False))
+    plan = prepare(recipe, task, policy=policy, memory=around.memory_feature(estimates=False))
     trainer = make_trainer(plan, policy or load_policy(plan))
     run = attach(trainer, plan, watchers=watchers, runs=runs)
     trainer.train()
@@ -148,7 +148,7 @@ def continue_run(
     recipe, point = run.recipe(), latest_point(run, checkpoint)
     if not steps and run.result()["status"] != "finished" and _all_trained(recipe, point):
         return processes.in_main(lambda: _finished(run, point, take_over))  # whatever became of the task since
-    plan = prepare(recipe, task, policy=policy, run=run, memory=around.memory_on(estimates=False))
+    plan = prepare(recipe, task, policy=policy, run=run, memory=around.memory_feature(estimates=False))
     if steps:
         last = plan.stages[-1]
         if last.steps < 0:
@@ -212,15 +212,15 @@ def build_config(config_class: type, stage: Stage, folder: str | Path, policy: P
     """The stage's GRPOConfig for the policy's backend, or a RecipeError. `features/trackers.py` guards trackers, not this."""
     import torch
 
-    settings = {**stage.settings, "report_to": "none"}
+    suite, settings = stage.scored_by[1], {**stage.settings, "report_to": "none"}
     overrides = config_overrides(policy.backend_name, policy.compute_dtype, settings, cuda=torch.cuda.is_available())
-    own = {"output_dir": str(folder), "seed": stage.recipe.seed, "reward_weights": list(stage.suite.weights)}
+    own = {"output_dir": str(folder), "seed": stage.recipe.seed, "reward_weights": list(suite.weights)}
     with taken_together():
         config = settings_of.built(config_class, settings, **overrides, **own, disable_tqdm=True)  # watchers show progress
     if config.n_gpu > 1:
         config._n_gpu = 1  # or transformers would train on all at once, with a batch and a loss so many times as large
     # What is recorded follows from what is in force, whoever chose it.
-    stage.suite.scale_rewards, stage.suite.aggregation = config.scale_rewards, config.multi_objective_aggregation
+    suite.scale_rewards, suite.aggregation = config.scale_rewards, config.multi_objective_aggregation
     return config
 
 
@@ -229,13 +229,13 @@ def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy
     from datasets import Dataset
     from transformers import PrinterCallback
 
-    model, tokenizer = policy.model, policy.tokenizer
-    kept, stage.suite.aside = _for_arrow(stage.rows)
+    model, tokenizer, suite = policy.model, policy.tokenizer, stage.scored_by[1]
+    kept, suite.aside = _for_arrow(stage.rows)
     rows = Dataset.from_list(kept)
     if "ref" in model.peft_config:  # of the stage before
         model.delete_adapter("ref")
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
-    own = {"processing_class": tokenizer, "reward_funcs": stage.suite.funcs, "args": config, "train_dataset": rows}
+    own = {"processing_class": tokenizer, "reward_funcs": suite.funcs, "args": config, "train_dataset": rows}
     with taken_together() as heard:
         trainer = trainer_class(model=model, **own)
     trainer.remove_callback(PrinterCallback)

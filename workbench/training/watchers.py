@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from workbench.kinds import Fields
+
 
 class Watcher(Protocol):
     """Something that shows a run while it trains: a live plot, a progress bar.
@@ -13,8 +15,8 @@ class Watcher(Protocol):
     `verdicts(list)` (the run's health, when it was looked at).
     """
 
-    def begin(self, run: Any, total_steps: int, settings: dict[str, Any]) -> None: ...
-    def update(self, step: int, values: dict[str, Any]) -> None: ...
+    def begin(self, run: Any, total_steps: int, settings: Fields) -> None: ...
+    def update(self, step: int, values: Fields) -> None: ...
     def end(self, message: str) -> None: ...
 
 

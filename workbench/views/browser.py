@@ -9,6 +9,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.inspection.browsing import EXAMPLES, PAGE, browse
+from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import read_batches
 from workbench.views.group_view import ShownGroup, group_html
@@ -66,7 +67,7 @@ class Browser:
 
     __repr__ = __str__
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Fields:
         bundle = {"text/plain": str(self), "text/html": self.table._repr_html_()}  # the saved notebook shows this page
         return bundle | (widget_view(self.widget) if self.widget is not None else {})
 

@@ -65,7 +65,7 @@ class Chart:
         self.head(self.legend_rows)
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
         two = self.right_share or any(line.right for line in self.lines)
-        self.right = axis.twinx() if two else None
+        self.right: Any = axis.twinx() if two else None  # the axis of what is `right`; None: nothing is
         self.axes = [axis, self.right] if two else [axis]
         if two:
             self.right.spines["top"].set_visible(False)
@@ -108,7 +108,7 @@ class Chart:
         look = {"color": line.colour, "linewidth": line.width, "linestyle": line.style}
         depth = 2.5 - 0.001 * len(self.lines)
         (line.artist,) = axis.plot([], [], label=line.label, zorder=depth, **look)
-        self.lines.append(line)
+        self.lines = [*self.lines, line]
         return line
 
     def legend(self, entries: Sequence[tuple[Any, str]], columns: int) -> None:

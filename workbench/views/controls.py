@@ -15,6 +15,7 @@ from typing import Any
 from packaging.version import Version
 
 from workbench.errors import WorkbenchError
+from workbench.kinds import Fields
 from workbench.run.control_file import ACTIONS, RunState, send
 from workbench.run.directory import RunDirectory
 from workbench.views.history import change_text
@@ -71,7 +72,7 @@ class Controls:
         self.parts = Parts()
         self._lock = threading.Lock()
         self._functions: list[str] = []  # that have a row
-        self._shown: dict[str, Any] = {}  # what this class wrote into each field
+        self._shown: Fields = {}  # what this class wrote into each field
         self._quiet = False  # a field that is set by an answer asks for nothing
         self.works, self.sentence = buttons_work(in_cell)
         self.widget = self._build() if self.works else None  # a button that cannot work is worse than none
@@ -144,7 +145,7 @@ class Controls:
         self._show_answers()
         return identity
 
-    def answered(self, event: dict[str, Any]) -> None:
+    def answered(self, event: Fields) -> None:
         """Show one event that is already in the state: an answer, somebody else's change, a stage."""
         if event.get("event") == "control":
             with self._lock:
@@ -215,7 +216,7 @@ class Controls:
         return bundle if self.widget is None else {**bundle, **widget_view(self.widget)}
 
 
-def answer_line(event: dict[str, Any], own: str = BY) -> str:
+def answer_line(event: Fields, own: str = BY) -> str:
     """One answer of the trainer, in a line; requests of others than `own` are marked as theirs."""
     words = [str(event.get("action", "")), *(_written(event[key]) for key in ("function", "value") if key in event)]
     change = change_text(event) if event.get("applied") else None

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.kinds import Fields
 from workbench.run import metrics
 from workbench.run.rollouts import unstated_right
 from workbench.views.chart import MAX_POINTS, Chart, Line
@@ -28,7 +29,7 @@ KL_UNMEASURED = f"{_NO_KL}the recipe,\nfor example grpo.beta = 0.001."
 KL_UNMEASURED_ATTACHED = f"{_NO_KL}GRPOConfig,\nfor example beta=0.001."
 
 
-def _charts() -> dict[str, tuple[int, Any, dict[str, Any]]]:
+def _charts() -> dict[str, tuple[int, Any, Fields]]:
     """Name -> (row, column, settings of its `Chart`). The lines of the reward functions are added later."""
     reward = [Line(metrics.REWARD, "total", BLACK, 2, shaded=True)]
     std = [Line(metrics.GROUP_STD, "within groups (drives learning)", BLUE, 2, shaded=True)]
@@ -79,7 +80,7 @@ class RunFigure:
         self.held_out = _HeldOut(self.charts["reward"])
         self.unmeasured = KL_UNMEASURED
 
-    def about(self, manifest: dict[str, Any]) -> None:
+    def about(self, manifest: Fields) -> None:
         """Word the charts for a run: who made its trainer, and whether anybody defined what is right."""
         self.unmeasured = KL_UNMEASURED_ATTACHED if manifest.get("attached") else KL_UNMEASURED
         groups = self.charts["groups"]
@@ -93,7 +94,7 @@ class RunFigure:
         title: str = "",
         note: str = "",
         marks: Sequence[Mark] = (),
-        held_out: Sequence[dict[str, Any]] = (),
+        held_out: Sequence[Fields] = (),
     ) -> bytes:
         """The figure with this history in it, as PNG bytes; `held_out` is as `run.held_out` reads it.
 
@@ -121,7 +122,7 @@ class RunFigure:
         reward, raw = self.charts["reward"], self.charts["raw"]
         for function in history.functions[len(raw.lines) :]:
             turn, place = divmod(len(raw.lines), len(SERIES))
-            look = {"colour": SERIES[place], "style": ("-", "--", ":", "-.")[turn % 4]}
+            look: Fields = {"colour": SERIES[place], "style": ("-", "--", ":", "-.")[turn % 4]}
             reward.add(Line(weighted(function), function, **look))
             raw.add(Line(metrics.per_function(function), function, **look))
 
@@ -178,7 +179,7 @@ class _HeldOut:
         dots = {"marker": "o", "markersize": 5, "markeredgecolor": "white"}
         (self.points,) = plot(clip_on=False, **dots)
 
-    def fill(self, measured: Sequence[dict[str, Any]]) -> None:
+    def fill(self, measured: Sequence[Fields]) -> None:
         """Place the measurements, the base's (step 0) first."""
         self._axis.tick_params(labelright=bool(measured), right=bool(measured))
         steps = [row["step"] for row in measured]

@@ -12,7 +12,7 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import read_part
-from workbench.views.tables import BAD, GOOD, Mark, Table, Verbatim, no_formulas, number, one_line, pre, short_name
+from workbench.views.tables import BAD, GOOD, CellMark, Table, Verbatim, no_formulas, number, one_line, pre, short_name
 
 MOST_COMPLETIONS = 8  # of a group that are shown; the best and the worst are among them
 MOST_FUNCTIONS = 10
@@ -105,13 +105,13 @@ def _row(batch: ScoredBatch, index: int) -> list[Any]:
     for place, name in enumerate(batch.names[:MOST_FUNCTIONS]):
         error = batch.errors.get(name, {}).get(index)
         score = float(batch.scores[index, place])
-        cells.append(Mark(one_line(str(error), 60), BAD) if error else score)
+        cells.append(CellMark(one_line(str(error), 60), BAD) if error else score)
     advantage = batch.groups.advantages[index]
     colour = GOOD if advantage > 0 else BAD if advantage < 0 else "inherit"
-    cells += [float(batch.groups.totals[index]), Mark(number(advantage, "+.2f"), colour)]
+    cells += [float(batch.groups.totals[index]), CellMark(number(advantage, "+.2f"), colour)]
     finished = None if batch.finished is None else bool(batch.finished[index])
     ending = f"{batch.lengths[index]}, {_ENDS[finished]}"
-    return [*cells, Mark(ending, BAD) if finished is False else ending]
+    return [*cells, CellMark(ending, BAD) if finished is False else ending]
 
 
 def middle_cut(text: str, most: int, most_lines: int) -> str:

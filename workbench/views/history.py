@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from workbench.kinds import Fields
 from workbench.run import metrics
 from workbench.views.tables import cut, short_name
 
@@ -136,7 +137,7 @@ class Mark(NamedTuple):
     after: int = 0  # the event's own step: what is changed after step 5 counts from step 6
 
 
-def add_mark(marks: list[Mark], event: dict[str, Any]) -> None:
+def add_mark(marks: list[Mark], event: Fields) -> None:
     """Append the mark of an event, if it leaves one. A resumed run goes back to its checkpoint: later marks are dropped.
 
     A change that was made after the checkpoint's own step is in the checkpoint, though it counts from the step after.
@@ -156,7 +157,7 @@ def add_mark(marks: list[Mark], event: dict[str, Any]) -> None:
         marks.append(Mark(step, ADAPTIVE if by_itself else CHANGE, cut(text, _LONGEST), after))
 
 
-def change_text(event: dict[str, Any]) -> str | None:
+def change_text(event: Fields) -> str | None:
     """A change to a run's settings in few words (`correctness x 2 → x 0.5`); None for an event that changes none."""
     action, function = event.get("action"), event.get("function", "")
     sides = [side.get(function) if isinstance(side, dict) else side for side in (event.get("before"), event.get("after"))]

@@ -13,7 +13,7 @@ from workbench.printable import printable
 from workbench.run.metrics import GROUP_STD, KL, REWARD
 from workbench.views.figure import BLUE, ORANGE, inline_image, new_figure, with_legend
 from workbench.views.group_view import middle_cut
-from workbench.views.tables import BAD, GOOD, Html, Table, Verbatim, View, no_formulas, plain, pre
+from workbench.views.tables import BAD, GOOD, Html, Table, Verbatim, View, no_formulas, plain_text, pre
 
 _LONGEST = (600, 14)  # characters, lines of a text in a cell
 _SHARES = ("before", "after", "share", "first", "last", "clipped")
@@ -29,7 +29,7 @@ def listing_table(listing: Listing) -> Table:
         rows.append([_cell(name, row[name]) for name in names])
         if differs:
             texts = [middle_cut(row[name], *_LONGEST) for name in ("text_before", "text_after")]
-            parts = "".join(_DIFF[mark].format(html.escape(plain(words))) for mark, words in word_diff(*texts))
+            parts = "".join(_DIFF[mark].format(html.escape(plain_text(words))) for mark, words in word_diff(*texts))
             rows[-1].append(Html(parts, diff_as_text(*texts)))
     if differs:
         names.append("words that changed")

@@ -19,11 +19,12 @@ from typing import Any
 from workbench.audit.prompt_format import parse_format
 from workbench.errors import RecipeError, TaskError, WorkbenchError
 from workbench.inspection.reading import question
+from workbench.kinds import Fields
 from workbench.rewards.groups import SCALES, ExplainedGroup
 from workbench.task import Row, Task
 from workbench.views.bench import Bench
 from workbench.views.groups import group_tables
-from workbench.views.tables import BAD, GOOD, LONGEST_SHOWN, MUTED, PRE, coloured, number, one_line, plain, pre, short_name
+from workbench.views.tables import BAD, GOOD, LONGEST_SHOWN, MUTED, PRE, coloured, number, one_line, plain_text, pre, short_name
 from workbench.views.widgets import Parts, no_widgets, widget_view
 from workbench.workspace import shown
 
@@ -89,7 +90,7 @@ class Lab:
     def _static(self) -> dict[str, str]:
         asked, (*parts, report) = question(self.row["prompt"]).strip(), self.bench.tables(self.row, self.texts)
         page = "".join([pre(asked), *(part._repr_html_() for part in parts), _fold(report)])
-        return {"text/html": page, "text/plain": "\n\n".join([plain(asked), *map(str, parts), str(report)])}
+        return {"text/html": page, "text/plain": "\n\n".join([plain_text(asked), *map(str, parts), str(report)])}
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         # The tables go along for readers of the saved notebook, where no kernel answers the widgets.
@@ -158,11 +159,11 @@ class Lab:
             self.parts.add(f"completion-{index}", area)
             seen = self.parts.add(f"seen-{index}", kit.HTML(layout=_HALF))
 
-            def typed(change: dict[str, Any], index: int = index) -> None:
+            def typed(change: Fields, index: int = index) -> None:
                 self.texts[index] = change["new"]
                 self._soon()
 
-            def put(change: dict[str, Any], area: Any = area) -> None:
+            def put(change: Fields, area: Any = area) -> None:
                 area.value = starters.get(change["new"], area.value)
 
             area.observe(typed, "value")
@@ -186,7 +187,7 @@ class Lab:
         self._fill()
         self.refresh()
 
-    def _prompt_changed(self, change: dict[str, Any]) -> None:
+    def _prompt_changed(self, change: Fields) -> None:
         # Completions that were not touched follow the prompt; what was typed stays.
         before = {text: name for name, text in self.bench.starters(self.number).items()}
         self.number = change["new"]
@@ -195,7 +196,7 @@ class Lab:
         self._fill()
         self.refresh(everything=True)
 
-    def _scale_changed(self, change: dict[str, Any]) -> None:
+    def _scale_changed(self, change: Fields) -> None:
         self.bench.scale_rewards = change["new"]
         self.refresh()
 
@@ -280,16 +281,18 @@ class Lab:
                 self.parts["status"].value = _error(error)
 
     def _saved(self) -> tuple[int, int] | None:
+        if self.file is None:
+            return None
         try:
             stat = self.file.stat()
-        except (OSError, AttributeError):  # it is not there at the moment, or there is no file at all
+        except OSError:  # it is not there at the moment, or there is no file at all
             return None
         return stat.st_mtime_ns, stat.st_size
 
     def look(self) -> None:
         """Reload the task if its file was saved; if that fails, the last good one stays. The panel does this itself."""
         stamp = self._saved()
-        if stamp is None or stamp == self._stamp:
+        if self.file is None or stamp is None or stamp == self._stamp:
             return
         self._stamp = stamp
         try:
@@ -319,7 +322,7 @@ def _choices(names: Iterable[str]) -> list[tuple[str, str]]:
 
 def _one(group: ExplainedGroup, index: int, page: str, problems: Sequence[tuple[int, str]]) -> str:
     pairs = zip(group.names, group.scores[index], strict=True)
-    scores = ", ".join(f"{html.escape(plain(short_name(name)))} <b>{number(score)}</b>" for name, score in pairs)
+    scores = ", ".join(f"{html.escape(plain_text(short_name(name)))} <b>{number(score)}</b>" for name, score in pairs)
     advantage = group.advantages[index]
     colour = GOOD if advantage > 0 else BAD if advantage < 0 else MUTED
     total = f"total <b>{number(group.totals[index])}</b>, advantage <b style='color:{colour}'>{advantage:+.2f}</b>"
@@ -335,7 +338,7 @@ def highlighted(text: str, matched: Iterable[tuple[int, int]], asked: Iterable[s
     named = {place for mark in filter(None, asked) for hit in re.finditer(re.escape(mark), text) for place in range(*hit.span())}
     pieces = []
     for (is_found, is_named), run in itertools.groupby(places, lambda place: (place in found, place in named)):
-        body = html.escape(plain("".join(text[place] for place in run)))
+        body = html.escape(plain_text("".join(text[place] for place in run)))
         if is_found:  # white space that was matched would not be seen
             body = f"<mark style='{_MARK}'>{body.replace(chr(10), '↵' + chr(10))}</mark>"
         pieces.append(f"<span style='{_ASKED}'>{body}</span>" if is_named else body)

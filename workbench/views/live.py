@@ -11,25 +11,27 @@ import contextlib
 import html
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from workbench.kinds import Fields
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
 from workbench.views.controls import Controls, buttons_work
 from workbench.views.figure import image_bundle
 from workbench.views.run_view import GAP, FollowedRun, RunView, oldest_s
-from workbench.views.tables import PRE, plain
+from workbench.views.tables import PRE, plain_text
 from workbench.views.widgets import WIDGETS, widget_view
 
 BUDGET = 0.008  # share of the run's time that pictures may take, as long as none of them grows older than `oldest_s`
 SHORTEST_WORDS_S = 0.25  # between two status lines
 _LONGEST_MESSAGE = 1200  # characters
+Viewed = TypeVar("Viewed", bound=RunView)
 _OPEN: dict[str, RunPanel] = {}  # the panel that shows each run: shown again, it replaces the one before
 
 
-class RunCell:
+class RunCell(Generic[Viewed]):
     """A `RunView` in a notebook cell: status, picture, controls, health and group, each updated in place when it changes.
 
     A picture is drawn as often as a share of the time allows, but is never older than `oldest_s` when there is news;
@@ -38,7 +40,7 @@ class RunCell:
 
     share = 0.1  # of the time that pictures may take
     least_s = 1.0  # between two of them
-    view: RunView
+    view: Viewed
     _elapsed_s: Callable[[], float]  # of the run
     _display_controls: Callable[[], None]
 
@@ -47,7 +49,7 @@ class RunCell:
         self.drawn_at = float("-inf")
         self.cost_s = 0.0  # of a picture
         self.controls: Controls | None = None
-        self.places: dict[str, Any] = {}  # display handles by name; empty outside a notebook
+        self.places: Fields = {}  # display handles by name; empty outside a notebook
         self._shown: dict[str, dict[str, str]] = {}
         self._alarms: set[Any] = set()  # that a picture was drawn for
 
@@ -64,7 +66,7 @@ class RunCell:
         self.places = {"status": status, "picture": picture, "below": below}
         self._shown = {"status": _status(line)}
 
-    def _answered(self, events: Iterable[dict[str, Any]], ended: str | None = None) -> None:
+    def _answered(self, events: Iterable[Fields], ended: str | None = None) -> None:
         """Show events, which the view has, in the controls; `ended`: how the run did."""
         if self.controls is not None:
             for event in events:
@@ -107,11 +109,11 @@ class RunCell:
 
 def _status(line: str) -> dict[str, str]:
     head, _, rest = line[:_LONGEST_MESSAGE].partition(GAP)
-    text = f"<pre style='{PRE}'><b>{html.escape(plain(head))}</b>  {html.escape(plain(rest))}</pre>"
-    return {"text/html": text, "text/plain": plain(line)}
+    text = f"<pre style='{PRE}'><b>{html.escape(plain_text(head))}</b>  {html.escape(plain_text(rest))}</pre>"
+    return {"text/html": text, "text/plain": plain_text(line)}
 
 
-class LivePlot(RunCell):
+class LivePlot(RunCell[RunView]):
     """Shows a run in the notebook cell that trains it, in place, at a bounded cost.
 
     Pass it to `train(..., watchers=[LivePlot()])`. The status line, the verdicts on the run's health and one group move at
@@ -142,7 +144,7 @@ class LivePlot(RunCell):
         self.cost_s = time.perf_counter() - started
 
     @contextlib.contextmanager
-    def _paid(self) -> Iterator[None]:
+    def _paid(self) -> Generator[None]:
         started = time.perf_counter()
         try:
             yield
@@ -150,7 +152,7 @@ class LivePlot(RunCell):
             self.drawing_s += time.perf_counter() - started
 
     # -- what the trainer calls --------------------------------------------------------------------------------------
-    def begin(self, run: RunDirectory, total_steps: int, settings: dict[str, Any]) -> None:
+    def begin(self, run: RunDirectory, total_steps: int, settings: Fields) -> None:
         with self._paid():
             self.view.begin(run, total_steps, settings.get("beta") or 0.0)
             for row in run.metrics():  # a run that is resumed has rows and changes already
@@ -167,7 +169,7 @@ class LivePlot(RunCell):
             self.controls = Controls(self.view.run, in_cell=True, state=self.view.state)
             display(self.controls)
 
-    def update(self, step: int, values: dict[str, Any]) -> None:
+    def update(self, step: int, values: Fields) -> None:
         with self._paid():
             self.view.row(step, values)
             due = bool(self.places) and self._due()
@@ -182,7 +184,7 @@ class LivePlot(RunCell):
         """The run's health was checked: shown at the end of the step, with a picture if there is a new alarm."""
         self.view.verdicts = list(verdicts)
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: Fields) -> None:
         """Something was changed, answered or saved: marked in the next picture, and a pause is shown at once."""
         with self._paid():
             was_paused = self.view.state.paused
@@ -215,7 +217,7 @@ class LivePlot(RunCell):
         self._show(line, draw)
 
 
-class RunPanel(RunCell):
+class RunPanel(RunCell[FollowedRun]):
     """A run's picture, health, latest group and controls, kept up to date from its files until it ends.
 
     Show it by leaving it as the last line of a cell. The saved notebook keeps the last picture.
@@ -251,8 +253,8 @@ class RunPanel(RunCell):
         self.wants_controls = controls and works
         self.box: Any = None  # where the controls appear once there is a run
         self._task: asyncio.Task | None = None
-        run = open_run(run, root, latest="training") if isinstance(run, (str, os.PathLike)) else run
-        self.view: FollowedRun = FollowedRun(run, group_every)
+        run = open_run(os.fspath(run), root, latest="training") if isinstance(run, (str, os.PathLike)) else run
+        self.view = FollowedRun(run, group_every)
         self._make_controls()
 
     @property
@@ -328,7 +330,7 @@ class RunPanel(RunCell):
         """Stop following; keep the last display."""
         if self._task is not None:
             self._task.cancel()
-        if self.controls is not None:
+        if self.controls is not None and self.controls.widget is not None:
             self.controls.widget.close()
 
     # -- showing -----------------------------------------------------------------------------------------------------
@@ -363,7 +365,7 @@ class RunPanel(RunCell):
 
         if self.over:
             return
-        shown: dict[str, Any] = {"text/plain": self._sentence}
+        shown: Fields = {"text/plain": self._sentence}
         if self.wants_controls:
             import ipywidgets
 

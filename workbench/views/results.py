@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING, Any
 
+from workbench.kinds import Fields
 from workbench.views.figure import BLUE, GREEN, GREY, ORANGE, RED, Picture, inline_image, lying, new_figure, with_legend
 from workbench.views.groups import contribution_bars, group_tables
-from workbench.views.tables import BAD, GOOD, Mark, Table, Verbatim, View, coloured, number, plain, pre
+from workbench.views.tables import BAD, GOOD, CellMark, Table, Verbatim, View, coloured, number, plain_text, pre
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,11 +81,11 @@ def card_view(card: Any) -> View:
         rows.append(["the template adds words of its own", card.adds if len(card.adds) < 90 else f"{card.adds[:88]} …"])
     table = Table(["what a trainer makes of it", ""], rows)
     marks = {True: f"<span style='{_SPECIAL}'>{{}}</span>", False: "{}"}
-    marked = "".join(marks[bool(token.special)].format(html.escape(plain(token.text))) for token in card.tokens)
+    marked = "".join(marks[bool(token.special)].format(html.escape(plain_text(token.text))) for token in card.tokens)
     listed = f"<p><b>Check this:</b></p><ul>{''.join(f'<li>{pre(problem)}</li>' for problem in card.problems)}</ul>"
     verdict = listed if card.problems else "<p>Nothing to worry about.</p>"
-    worries = [plain(f"check: {problem}") for problem in card.problems] or ["nothing to worry about"]
-    text = "\n".join([plain(card.text), "", str(table), *worries])
+    worries = [plain_text(f"check: {problem}") for problem in card.problems] or ["nothing to worry about"]
+    text = "\n".join([plain_text(card.text), "", str(table), *worries])
     return View(f"<pre style='{_TEXT}'>{marked}</pre>{table._repr_html_()}{verdict}", text)
 
 
@@ -110,7 +111,7 @@ def evaluation_picture(evaluation: Evaluation) -> View:
     figure, axis = new_figure(8, 0.75 * len(evaluation.pairs) + 0.9)
     for which, (label, offset, colour) in enumerate((("base", -0.18, GREY), ("trained", 0.18, BLUE)), 1):
         for place, pair in enumerate(evaluation.pairs):
-            share, low, high = share_interval(pair[which])
+            share, low, high = share_interval(pair[1] if which == 1 else pair[2])
             drawn = {"xerr": [[share - low], [high - share]], "error_kw": {"elinewidth": 1, "capsize": 3}}
             axis.barh(place + offset, share, height=0.32, color=colour, label=None if place else label, **drawn)
             axis.text(min(high + 0.015, 1.0), place + offset, f"{share:.0%}", va="center", fontsize=8)
@@ -146,7 +147,7 @@ def _shares(x: Sequence[int], curves: dict[str, tuple], axes: dict[str, str], ti
 
 def checklist_table(boxes: Sequence[Any]) -> Table:
     """What to be sure of, box by box, and the call that ticks what is not ticked."""
-    rows = [[box.when, box.what, Mark(box.state), Verbatim(box.why), Verbatim(box.call)] for box in boxes]
+    rows = [[box.when, box.what, CellMark(box.state), Verbatim(box.why), Verbatim(box.call)] for box in boxes]
     return Table(["when", "be sure that", "", "seen", "to tick it"], rows, str(boxes).rpartition("\n")[2])
 
 
@@ -157,13 +158,13 @@ def proof_table(proof: Proof | Proofs) -> View:
     several = list(proof) if isinstance(proof, Proofs) else [proof]
     measured = next((one.measured for one in several if one.measured), {})
     rows = [[who, "", *_numbers(measured, who)] for who in ("policy", "base") if measured]
-    rows += [[one.format, Mark("passed" if one.passed else "FAILED"), *_numbers(one.measured, "artefact")] for one in several]
+    rows += [[one.format, CellMark("passed" if one.passed else "FAILED"), *_numbers(one.measured, "artefact")] for one in several]
     header = ["", "verdict", "share of the run's change", "reward", "pass@1", "ended by EOS", "KL per token"]
     views: list[View | Table] = [Table(header, rows)]
     for one in several:
         inner, shown = _joined(_checked(one)), "" if one.passed and len(several) > 1 else " open"
         style = f"color:{GOOD if one.passed else BAD};cursor:pointer;margin:4px 0"
-        summary = f"<summary style='{style}'>{html.escape(plain(one.verdict))}</summary>"
+        summary = f"<summary style='{style}'>{html.escape(plain_text(one.verdict))}</summary>"
         views.append(View(f"<details{shown}>{summary}{inner.html}</details>", f"{one.verdict}\n\n{inner}"))
     return _joined(views)
 
@@ -172,7 +173,7 @@ def _joined(views: Sequence[View | Table]) -> View:
     return View("".join(view._repr_html_() for view in views), "\n\n".join(map(str, views)))
 
 
-def _numbers(measured: dict[str, Any], who: str) -> list[str]:
+def _numbers(measured: Fields, who: str) -> list[str]:
     # A proof may come from a file that somebody else wrote: what is not there is left out.
     forms = {"reward": ".2f", "pass@1": ".0%", "ended": ".0%", "kl_per_token": ".2g"}
     numbers = [number(own.get(who, 0) if (own := measured.get(name)) else None, form) for name, form in forms.items()]
@@ -183,7 +184,7 @@ def _numbers(measured: dict[str, Any], who: str) -> list[str]:
 def _checked(proof: Proof) -> list[View | Table]:
     from workbench.exporting.checks import CAUSES
 
-    rows = [[each.level, each.name, Mark(each.mark), each.found] for each in proof.checks]
+    rows = [[each.level, each.name, CellMark(each.mark), each.found] for each in proof.checks]
     said = [(f"{each.name}: {'; '.join(filter(None, [CAUSES.get(each.cause), each.remedy]))}", BAD) for each in proof.failed]
     said += [(f"unproven: {line}", "inherit") for line in proof.unproven]
     lines = [View(coloured(line.replace("`", ""), colour), line) for line, colour in said]

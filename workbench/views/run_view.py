@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from workbench.kinds import Fields
 from workbench.progress import clock
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
@@ -55,7 +56,7 @@ class RunView:
         self.history = History()
         self.state = RunState()
         self.marks: list[Mark] = []
-        self.held_out: list[dict[str, Any]] = []  # measurements of held-out prompts
+        self.held_out: list[Fields] = []  # measurements of held-out prompts
         self.verdicts: list[Any] = []
         self.group: ShownGroup | None = None
         self.run: Any = None  # RunDirectory
@@ -87,7 +88,7 @@ class RunView:
         self.history.add(step, values)
         self.fresh = True
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: Fields) -> None:
         """Take note of one event."""
         add_mark(self.marks, event)
         self.held_out = held_out([*self.held_out, event])
@@ -158,7 +159,7 @@ class FollowedRun(RunView):
 
     def __init__(self, run: RunDirectory | Any, group_every: int = 1) -> None:
         super().__init__(group_every)
-        self.started = None if isinstance(run, RunDirectory) else run
+        self.started: Any = None if isinstance(run, RunDirectory) else run
         self.status = "loading"
         self._since = time.monotonic()
         self._begun: float | None = None  # time.time() at which the session began
@@ -180,7 +181,7 @@ class FollowedRun(RunView):
         """Whether there is nothing left to follow."""
         return self.status not in ("loading", "running")
 
-    def look(self) -> list[dict[str, Any]]:
+    def look(self) -> list[Fields]:
         """Read what was written since the last look; returns the new events."""
         if self.run is None:
             # The process may end before there is a run: a policy that cannot be loaded, a recipe that cannot be right.

@@ -27,7 +27,7 @@ class Table:
         self.header, self.rows, self.caption = list(header), [list(row) for row in rows], caption
 
     def _repr_html_(self) -> str:
-        names = [html.escape(plain(str(name))) for name in self.header]
+        names = [html.escape(plain_text(str(name))) for name in self.header]
         head = "".join(f"<th style='text-align:left;white-space:nowrap;{_PADDED}'>{name}</th>" for name in names)
         body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows)
         caption = pre(self.caption, "margin:6px 0;font-weight:bold") if self.caption else ""
@@ -74,12 +74,12 @@ class Html(str):
         return cell
 
 
-class Mark(str):
+class CellMark(str):
     """A verdict in a word, in its colour; or a number or word in a given colour."""
 
     colour: str
 
-    def __new__(cls, text: str, colour: str = "") -> Mark:
+    def __new__(cls, text: str, colour: str = "") -> CellMark:
         mark = super().__new__(cls, text)
         mark.colour = colour or _COLOURS[text]
         return mark
@@ -92,7 +92,7 @@ def no_formulas(page: str) -> str:
 
 def pre(text: str, style: str = "") -> str:
     """HTML of text as it is, in `<pre>`: neither markup in it nor a formula between two dollars runs."""
-    return f"<pre style='{PRE}{';' if style else ''}{style}'>{html.escape(plain(text))}</pre>"
+    return f"<pre style='{PRE}{';' if style else ''}{style}'>{html.escape(plain_text(text))}</pre>"
 
 
 def coloured(text: str, colour: str = "inherit") -> str:
@@ -112,7 +112,7 @@ def cut(text: str, most: int) -> str:
 
 def one_line(text: str, most: int = LONGEST_SHOWN) -> str:
     """`text` in one line of at most `most` characters, with line breaks and invisible characters made visible."""
-    return cut(plain(text.replace("\n", "⏎")), most)
+    return cut(plain_text(text.replace("\n", "⏎")), most)
 
 
 def number(value: Any, form: str = ".3g") -> str:
@@ -125,7 +125,7 @@ def short_name(function: str) -> str:
     return function.removesuffix("_func").removesuffix("_reward") or function
 
 
-def plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """`text` cut to a bounded length, with control, invisible and direction-turning characters made visible."""
     if len(text) > LONGEST_SHOWN:
         text = f"{text[:LONGEST_SHOWN]} … ({len(text) - LONGEST_SHOWN} more characters)"
@@ -136,7 +136,7 @@ def _text(value: Any) -> str:
     value = value.text if isinstance(value, Html) else value
     if value is None or value != value:
         return "-"
-    return format(value, ".3g" if abs(value) < 100 else ".0f") if isinstance(value, float) else plain(str(value))
+    return format(value, ".3g" if abs(value) < 100 else ".0f") if isinstance(value, float) else plain_text(str(value))
 
 
 def _cell(value: Any) -> str:
@@ -146,7 +146,7 @@ def _cell(value: Any) -> str:
     side = "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
     # A word is not broken for the sake of a narrow column, and neither is "100 %".
     wrap = "white-space:nowrap" if len(text) <= _NUMBER_WIDE else "overflow-wrap:normal;word-break:keep-all"
-    text = f"<b style='color:{value.colour}'>{text}</b>" if isinstance(value, Mark) else text
+    text = f"<b style='color:{value.colour}'>{text}</b>" if isinstance(value, CellMark) else text
     return f"<td style='text-align:{side};vertical-align:top;{wrap};{_PADDED}'>{text}</td>"
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from rich import progress as bars
 from rich.console import Console
 
+from workbench.kinds import Fields
 from workbench.printable import Guarded, printable, unguarded
 from workbench.run.held_out import in_numbers
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
-from workbench.views.tables import number, plain
+from workbench.views.tables import number, plain_text
 
 _WIDE = 110  # columns that all of a run's line takes
 _NUMBERS = (("reward", REWARD, ".2f"), ("std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead", DEAD, ".0%"))
@@ -41,7 +42,7 @@ class Bar(bars.Progress):
         # In a narrow terminal the bar goes first: its numbers say as much.
         bar = [bars.BarColumn(bar_width=24)] if console.width >= _WIDE else []
         # Where nothing can be drawn over, nothing is drawn: a file would keep an empty bar.
-        how = {"console": console, "disable": not console.is_terminal}
+        how: Fields = {"console": console, "disable": not console.is_terminal}
         super().__init__(name, *bar, bars.MofNCompleteColumn(), what, numbers, *times, **how)
 
     def start(self) -> None:
@@ -53,7 +54,7 @@ class Bar(bars.Progress):
 
 
 @contextlib.contextmanager
-def progress(unit: str, name: str = "") -> Iterator[Callable[..., None]]:
+def progress(unit: str, name: str = "") -> Generator[Callable[..., None]]:
     """The bar of one call: call it with the number done (and the total, if known).
 
     Without a terminal to draw in, a call with a name prints a line.
@@ -79,13 +80,13 @@ class TerminalProgress:
     def __init__(self, remaining: bool = True, every: int = 10) -> None:
         self.bar, self._every, self._step = Bar("steps", remaining), every, 0
         self.ended = ""
-        self._latest: dict[str, Any] = {}  # for steps that generate nothing, and so have no rewards
+        self._latest: Fields = {}  # for steps that generate nothing, and so have no rewards
 
-    def begin(self, run: Any, total_steps: int, settings: dict[str, Any]) -> None:
+    def begin(self, run: Any, total_steps: int, settings: Fields) -> None:
         self.task = self.bar.add_task(run.name, total=total_steps or None, numbers="")
         self.bar.start()
 
-    def update(self, step: int, values: dict[str, Any], more: str = "") -> None:
+    def update(self, step: int, values: Fields, more: str = "") -> None:
         """Move the bar to a step: its reward, within-group std, KL and share of dead groups, and further text."""
         self._latest |= {key: values[key] for _, key, _ in _NUMBERS if values.get(key) is not None}
         wide = self.bar.console.width >= _WIDE or not self.bar.console.is_terminal
@@ -96,14 +97,14 @@ class TerminalProgress:
             print(f"step {step}: {text}", file=sys.stderr, flush=True)
         self._step = step
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: Fields) -> None:
         """Held-out prompts were measured: a line."""
         if event.get("event") == "held_out":
             self.say(f"step {event['step']}: held-out {in_numbers(event)}")
 
     def say(self, text: str) -> None:
         """A line that stays above the bar."""
-        self.bar.console.print(plain(text), soft_wrap=True)
+        self.bar.console.print(plain_text(text), soft_wrap=True)
 
     def end(self, message: str) -> None:
         """Keep the run's closing words in `ended`: they are a result, and belong on standard output."""

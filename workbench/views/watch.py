@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from workbench.kinds import Fields
 from workbench.progress import clock
 from workbench.run.control_file import ACTIONS, answer_to, send
 from workbench.run.directory import RunDirectory
@@ -13,13 +14,13 @@ from workbench.views.controls import answer_line
 from workbench.views.group_view import group_text
 from workbench.views.health import verdict_lines
 from workbench.views.run_view import GAP, FollowedRun
-from workbench.views.tables import plain
+from workbench.views.tables import plain_text
 from workbench.views.terminal import TerminalProgress
 
 _BY = "command line"
 
 
-def snapshot(run: FollowedRun) -> dict[str, Any]:
+def snapshot(run: FollowedRun) -> Fields:
     """A run's current state, as one JSON object."""
     running = run.status == "running"
     keys = ("name", "state", "function", "line", "remedy")
@@ -54,7 +55,7 @@ def snapshot_text(run: FollowedRun) -> str:
     run.read_group()
     if run.group is not None:
         parts.append(group_text(run.group))
-    return "\n".join(plain(line) for part in parts for line in part.splitlines())
+    return "\n".join(plain_text(line) for part in parts for line in part.splitlines())
 
 
 def follow(run: FollowedRun, every_s: float = 1.0) -> str:
@@ -106,9 +107,7 @@ def _changed(verdicts: Iterable[Any], states: dict[Any, str]) -> list[str]:
     return lines
 
 
-def control(
-    run: RunDirectory, action: str, words: Sequence[str] = (), timeout_s: float = 60.0, force: bool = False
-) -> dict[str, Any]:
+def control(run: RunDirectory, action: str, words: Sequence[str] = (), timeout_s: float = 60.0, force: bool = False) -> Fields:
     """Send a request to a run, and wait for its trainer's answer; a step in flight is finished first.
 
     `words` are FUNCTION and VALUE, where the action takes them. Returns the event that answers it; without one in time,
@@ -123,7 +122,7 @@ def control(
     return reply or answer_to(run, identity) or {"id": identity, "action": action, "applied": None}
 
 
-def answered(reply: dict[str, Any], timeout_s: float) -> str:
+def answered(reply: Fields, timeout_s: float) -> str:
     """The result of a request, in a line."""
     if reply["applied"]:
         return answer_line(reply, own=_BY)

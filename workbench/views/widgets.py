@@ -7,6 +7,8 @@ import os
 import re
 from typing import Any
 
+from workbench.kinds import Fields
+
 WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
 
 
@@ -18,7 +20,7 @@ def no_widgets() -> str:
     return f"{missing[0]} is not installed" if missing else ""
 
 
-class Parts(dict[str, Any]):
+class Parts(Fields):
     """The widgets of a panel by name, `apply beta`; in the page their class is `workbench-apply-beta`."""
 
     def add(self, name: str, widget: Any) -> Any:
@@ -28,7 +30,7 @@ class Parts(dict[str, Any]):
         return widget
 
 
-def widget_view(widget: Any) -> dict[str, Any]:
+def widget_view(widget: Any) -> Fields:
     """A widget as a mime bundle. ipywidgets 8 makes it itself, 7 (Colab's) only displays."""
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     return {"application/vnd.jupyter.widget-view+json": view}

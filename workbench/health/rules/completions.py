@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from workbench.health.verdicts import (
     not_examined,
     rule,
 )
+from workbench.kinds import Fields
 from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, CANCELLED, IDENTICAL, NOT_SCORED, SAME_SCORE, cancel_words
 from workbench.run.held_out import best_of, flags
 from workbench.run.metrics import STEP_S
@@ -55,7 +55,7 @@ def dead_groups(view: ExaminedRun) -> Verdict:
     line = f"{percent(dead.value)} of the latest {groups} groups are dead without being all right"
     cancelled = Counter(group.cancels for batch in view.recent for group in batch.groups if group.cancels)
     if dead.low > 0.25:
-        worst = max(kinds, key=kinds.get)
+        worst = max(kinds, key=kinds.__getitem__)
         words = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common() if count)
         line = f"{percent(dead.value)} of the latest {groups} groups teach nothing: {words}"
         for commonest, _ in cancelled.most_common(1):
@@ -139,7 +139,12 @@ def collapse(view: ExaminedRun) -> Verdict:
     written = view.total("commonest_count", several)
     one = share(written, view.total("completions", several))
     one_right = view.total("commonest_right", several) / max(written, 1)
-    evidence = {"groups": groups, "identical_and_not_right": same.value, "at_least": same.low, "distinct_in_groups": distinct}
+    evidence: Fields = {
+        "groups": groups,
+        "identical_and_not_right": same.value,
+        "at_least": same.low,
+        "distinct_in_groups": distinct,
+    }
     evidence["distinct_in_batch"] = view.total("distinct") / view.total("completions")
     evidence |= {"commonest": recent[-1].commonest, "commonest_share": one.value, "commonest_right": one_right}
     evidence["temperature"] = temperature
@@ -171,7 +176,7 @@ def wasted(view: ExaminedRun) -> Verdict:
             seen.setdefault(group.prompt_id, []).append(group.dead is not None and group.right < batch.group_size)
     again = {prompt: taught_nothing for prompt, taught_nothing in seen.items() if len(taught_nothing) > 1}
     always = [prompt for prompt, taught_nothing in again.items() if all(taught_nothing)]
-    evidence: dict[str, Any] = {"groups": groups, "share": dead / groups, "by_kind": by_kind}
+    evidence: Fields = {"groups": groups, "share": dead / groups, "by_kind": by_kind}
     evidence |= {"always_dead_prompts": len(always), "prompts_seen_again": len(again)}
     words = f"{percent(dead / groups)} of the completions were in dead groups"
     if times := [float(row[STEP_S]) for row in view.all_rows if is_finite(row.get(STEP_S))]:
@@ -202,10 +207,11 @@ def truncation(view: ExaminedRun) -> Verdict:
     clipped, clipped_right = view.total("clipped", full), view.total("clipped_right", full)
     unended, others = view.total("unended"), count - clipped
     cut = share(clipped, count)
-    evidence = {"completions": count, "share": cut.value, "at_least": cut.low, "unended": unended / count}
+    evidence: Fields = {"completions": count, "share": cut.value, "at_least": cut.low, "unended": unended / count}
     evidence |= {"longest": max(batch.longest for batch in recent), "max_completion_length": limit}
     evidence["right_of_cut"] = clipped_right / clipped if clipped else None
-    evidence["right_of_others"] = (view.total("right") - clipped_right) / others if others else None
+    right_of_others = (view.total("right") - clipped_right) / others if others else 0.0
+    evidence["right_of_others"] = right_of_others if others else None
     words = f"{percent(cut.value)} of the latest {count} completions were cut"
     if cut.low <= 0.2:
         if share(unended - clipped, count).low <= 0.2:
@@ -214,7 +220,7 @@ def truncation(view: ExaminedRun) -> Verdict:
         remedy = "check eos_token_id in the model's generation_config and in its tokenizer; stop strings also end completions"
         return view.verdict(NOTE, words, evidence, "", remedy)
     words += (f" at {limit} tokens" if limit else "") + f"; of the cut ones {percent(clipped_right / clipped)} are right"
-    words += f", of the others {percent(evidence['right_of_others'])}" if others else ""
+    words += f", of the others {percent(right_of_others)}" if others else ""
     prompts = view.prompts(lambda group: group.clipped > recent[-1].group_size / 2)
     cause = "the limit is shorter than what the policy writes, or the policy does not end its turn"
     remedy = "raise max_completion_length (notebook 01 measures what the policy needs), or reward shorter completions"
@@ -231,7 +237,13 @@ def length_drift(view: ExaminedRun) -> Verdict:
     right_before, right_after, risen = view.rise("right")
     correlations = [batch.length_correlation for batch in view.recent if batch.length_correlation is not None]
     correlation = statistics.fmean(correlations) if correlations else None
-    evidence = {"before": before, "after": after, "ratio": ratio, "right_before": right_before, "right_after": right_after}
+    evidence: Fields = {
+        "before": before,
+        "after": after,
+        "ratio": ratio,
+        "right_before": right_before,
+        "right_after": right_after,
+    }
     evidence |= {"reward_goes_with_length": correlation, "max_completion_length": view.config.max_completion_length}
     words = f"mean length {before:.0f} -> {after:.0f} tokens, right {percent(right_before)} -> {percent(right_after)}"
     if moved.low <= 0 <= moved.high or 1 / 1.5 < ratio < 1.5:
@@ -266,7 +278,7 @@ def format_without_right(view: ExaminedRun) -> Verdict:
     evidence = {"format_before": began, "format_after": now, "right_before": right_began, "right_after": right_now}
     evidence["right_in_format"] = view.total("formatted_right", last) / formatted if formatted else None
     words = f"in the format {percent(began)} -> {percent(now)}, right {percent(right_began)} -> {percent(right_now)}"
-    about = {"over": view.batches, "function": right_by or ""}
+    about: Fields = {"over": view.batches, "function": right_by or ""}
     # Flat: it did not rise beyond doubt, and it rose less than the format beyond doubt.
     flat = right.low <= 0 and right.high < format_.low and right_now < 0.9
     if format_.low <= 0.1 or not flat:

@@ -9,6 +9,7 @@ from typing import Any
 
 from workbench.health.trends import change_of_share, percent
 from workbench.health.verdicts import ALARM, NOTE, OK, WARNING, ExaminedRun, Verdict, counts, early, is_finite, not_examined, rule
+from workbench.kinds import Fields
 from workbench.run.metrics import ENTROPY, GRAD_NORM, KL, LEARNING_RATE, REWARD
 
 # Nats per token. 0.5 is far outside what a run at its usual settings reaches; the old advice of 10 to 20 nats per completion
@@ -118,7 +119,7 @@ def non_finite(view: ExaminedRun) -> Verdict:
     words = f"{' and '.join(keys)} not finite at step {first}" + (f" and {more} more" if more else "")
     words += f"; finite again for {after} rows" if after else ""
     words += f"; the last step before is {good[-1]}" if good else "; from the first step on"
-    evidence = {"keys": keys, "rows": len(bad), "values": dict(bad[0][1]) if bad else {}}
+    evidence: Fields = {"keys": keys, "rows": len(bad), "values": dict(bad[0][1]) if bad else {}}
     evidence |= {"last_good_step": good[-1] if good else None, "rows_since": after}
     cause = "a gradient or a weight has overflowed: a learning rate that is too high, 16-bit floats, or a broken kernel"
     remedy = "stop; load the policy in another precision (bfloat16 or float32), and lower the learning rate"
@@ -135,7 +136,7 @@ def non_finite(view: ExaminedRun) -> Verdict:
     return view.verdict(state, words, evidence, cause, remedy, over=(first, hit[-1]), prompts=prompts)
 
 
-def _broken(row: dict[str, Any]) -> dict[str, str]:
+def _broken(row: Fields) -> dict[str, str]:
     # Key -> what stands there. NaN is written as null, infinities as words. A reward that is null may be no error: no
     # function applied to that batch.
     wrong = {key: row[key] for key in ("loss", GRAD_NORM, KL, REWARD) if key in row and not is_finite(row[key])}

@@ -7,6 +7,7 @@ import statistics
 from workbench.health.summary import FunctionSummary
 from workbench.health.trends import percent, share, steps_to_tell
 from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, WARNING, ExaminedRun, Verdict, counts, early, rule
+from workbench.kinds import Fields
 from workbench.rewards.groups import ALL_RIGHT
 from workbench.run.metrics import LEARNING_RATE
 
@@ -34,7 +35,7 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
     batches, history = zip(*view.history(name), strict=True)
     seen = view.total("completions", batches)
     count = seen - sum(own.unscored for own in history)
-    about = {"over": list(batches), "function": name}
+    about: Fields = {"over": list(batches), "function": name}
     if not count:
         if seen < PAYS_NOTHING:
             return None
@@ -94,7 +95,7 @@ def one_function(view: ExaminedRun) -> Verdict:
         own = [(batch, function) for batch in batches for function in batch.functions if function.name == name]
         shares[name] = sum((batch.group_count - batch.dead_count) * (function.share or 0.0) for batch, function in own) / alive
         varies[name] = sum(function.varies for _, function in own) / groups
-    decider = max(shares, key=shares.get)
+    decider = max(shares, key=shares.__getitem__)
     others = max(share for name, share in varies.items() if name != decider)
     evidence = {"share": shares, "groups_within_which_it_differs": varies, "weights": weights, "groups": alive}
     state, line = OK, f"{decider} makes {percent(shares[decider])} of the advantages"
@@ -118,7 +119,13 @@ def slow_learning(view: ExaminedRun) -> Verdict:
     spread = statistics.fmean(batch.group_std or 0.0 for batch in batches)
     moved = statistics.median(value for _, value in view.kl[-5:]) if view.kl else None
     left = _left_to_gain(view)
-    evidence = {"slope": trend.value, "slope_low": trend.low, "slope_high": trend.high, "batches": count, "reward": values[-1]}
+    evidence: Fields = {
+        "slope": trend.value,
+        "slope_low": trend.low,
+        "slope_high": trend.high,
+        "batches": count,
+        "reward": values[-1],
+    }
     evidence |= {"right": right.value, "within_group_std": spread, "kl": moved, "left_to_gain": left, "learning_rate": asked_rate}
 
     def verdict(state: str, line: str, cause: str = "", remedy: str = "") -> Verdict:

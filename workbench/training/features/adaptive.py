@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from workbench.errors import RecipeError
+from workbench.kinds import Fields
 from workbench.recipe import AdaptivePart
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
@@ -36,21 +37,21 @@ class Adaptive(Feature):
         return cls(session) if session.policy else None
 
     def begin_stage(self, stage: Stage) -> None:
-        self.weights = AdaptiveWeights(stage.adaptive, stage.suite)
+        self.weights = AdaptiveWeights(stage.adaptive, stage.scored_by[1])
 
     def on_batch(self, scored: ScoredBatch) -> None:
         self.weights.note(scored)
 
-    def changes(self, weights: dict[str, float]) -> list[dict[str, Any]]:
+    def changes(self, weights: dict[str, float]) -> list[Fields]:
         return self.weights.due(weights)
 
     def reloaded(self, suite: RewardSuite) -> None:
         self.weights.reloaded(dict(zip(suite.names, suite.task.reward_funcs, strict=True)))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Fields:
         return {"adaptive": self.weights.state}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Fields) -> None:
         self.weights.restore(state.get("adaptive", {}))
 
 
@@ -72,7 +73,7 @@ class AdaptiveWeights:
             raise RecipeError(f"adaptive_weights: {name} has the weight 0", rule="a factor changes it", remedy=remedy)
         self._best: dict[str, float | None] = {}
         self.reloaded(dict(zip(suite.names, suite.task.reward_funcs, strict=True)))
-        self.state: dict[str, dict[str, Any]] = {"most_seen": dict.fromkeys(parts, 0.0), "steps": dict.fromkeys(parts, 0)}
+        self.state: dict[str, Fields] = {"most_seen": dict.fromkeys(parts, 0.0), "steps": dict.fromkeys(parts, 0)}
         self.state["scores"] = {name: [] for name in parts}
 
     def note(self, scored: ScoredBatch) -> None:
@@ -83,7 +84,7 @@ class AdaptiveWeights:
                 self.state["scores"][name].append(float(np.nanmean(column)))
                 self.state["most_seen"][name] = max(self.state["most_seen"][name], float(np.nanmax(column)))
 
-    def due(self, weights: dict[str, float]) -> list[dict[str, Any]]:
+    def due(self, weights: dict[str, float]) -> list[Fields]:
         """Called once per step: each `function` to change now (never a muted one), its new weight `value`, and `why`."""
         changes, steps = [], self.state["steps"]
         for name, part in self.parts.items():
@@ -103,12 +104,12 @@ class AdaptiveWeights:
                 changes.append({"function": name, "value": weight, "why": f"{said} over {part.every} steps, {edge}"})
         return changes
 
-    def reloaded(self, reward_funcs: dict[str, Any]) -> None:
+    def reloaded(self, reward_funcs: Fields) -> None:
         """Functions were loaded: their stated maximum may have changed."""
         for name in self.parts.keys() & reward_funcs.keys():
             self._best[name] = self.parts[name].best_score or max_score_of(reward_funcs[name])
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Fields) -> None:
         """Continue from a saved `state`."""
         for key, by_function in self.state.items():
             by_function.update(state.get(key, {}))

@@ -10,6 +10,7 @@ from typing import Any
 
 from workbench import memory
 from workbench.errors import WorkbenchError
+from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory
 from workbench.training import settings as settings_of
 from workbench.training.feature import Feature
@@ -89,7 +90,7 @@ class Fit:
         self.stage, self._measured, self._card = stage, False, memory.card()
         self.estimate: memory.MemoryEstimate | None = None
         longest = max(stage.lengths_tokens, default=None)
-        self._how = {"longest_prompt_tokens": longest, "vram_gb": self._card[1] / 1e9 if self._card else None}
+        self._how: Fields = {"longest_prompt_tokens": longest, "vram_gb": self._card[1] / 1e9 if self._card else None}
         if self._card:
             # Where the shape of this model is not known, the run is the measurement.
             with contextlib.suppress(WorkbenchError):
@@ -103,8 +104,8 @@ class Fit:
             return
         run.update_manifest(memory={"estimate": self.estimate.found(), "measured_peak_bytes": peak})
 
-    def explained(self, error: BaseException) -> BaseException:
+    def explained(self, error: Exception) -> Exception:
         """The error to raise: if memory ran out, one that names what would fit; else the same."""
-        if not isinstance(error, Exception) or not memory.is_oom(error):
+        if not memory.is_oom(error):
             return error
         return memory.explain_oom(error, self.stage.recipe, self.stage.settings, **self._how)

@@ -21,6 +21,7 @@ from workbench import processes
 from workbench.data.difficulty import row_key
 from workbench.errors import RecipeError
 from workbench.health.trends import GAINED, Z_95, paired_gain, percent, share
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.held_out import best_of, completion_rows, flags, held_out, told, write_completions
@@ -42,7 +43,7 @@ def chosen(recipe: Recipe, task: Task) -> list[Row]:
     return random.Random(f"held_out:{recipe.seed}").sample(rows, min(len(rows), recipe.eval_prompts))
 
 
-def in_words(recipe: Recipe, task: Task | None, completions: int, steps: int) -> list[str]:
+def held_out_lines(recipe: Recipe, task: Task | None, completions: int, steps: int) -> list[str]:
     """A line on what `eval_every` will measure, and its cost; RecipeError if it cannot.
 
     Args:
@@ -104,7 +105,7 @@ class HeldOut(Feature):
 
     @classmethod
     def plan(cls, asked: Asked) -> list[str]:
-        return in_words(asked.recipe, asked.task, asked.stages[0].planned.completions, asked.steps)
+        return held_out_lines(asked.recipe, asked.task, asked.stages[0].planned.completions, asked.steps)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Measure the base, and the policy if it differs, unless that was done before the run was stopped."""
@@ -141,7 +142,7 @@ class HeldOut(Feature):
                 # What a kill lost of the run may be trained again to the same weights, which need not be measured again.
                 same = [own for own in self._before if (own["step"], own["adapter"]) == (step, adapter)]
                 numbers = {**same[-1], "seconds": 0.0} if same else self._numbers(step, base)
-                event = {**numbers, "event": "held_out", "step": step, "key": self.key, "adapter": adapter}
+                event: Fields = {**numbers, "event": "held_out", "step": step, "key": self.key, "adapter": adapter}
                 found = [*self.measurements, event]
                 if best_of(found) is event:
                     self._keep(step)
@@ -161,7 +162,7 @@ class HeldOut(Feature):
         self.session.recorder.event("held_out", step, **details)
         self._forget()
 
-    def _numbers(self, step: int, base: bool) -> dict[str, Any]:
+    def _numbers(self, step: int, base: bool) -> Fields:
         tokenizer = self.policy.tokenizer
         rendered, tokenizer.chat_template_kwargs = self.policy.chat_template_kwargs, self.template
         try:
@@ -169,7 +170,7 @@ class HeldOut(Feature):
         finally:
             tokenizer.chat_template_kwargs = rendered
         own = [group[0] for group in groups]
-        kept: list[dict[str, Any]] = []
+        kept: list[Fields] = []
         for place, (row, group) in enumerate(zip(self.rows, groups, strict=True)):
             kept += completion_rows(row, group, step=step, group=place)
         write_completions(self.run.path / FOLDER / f"step-{step:07d}-{not (step or base):02d}.parquet", kept)
@@ -202,11 +203,11 @@ class HeldOut(Feature):
         report = self._report(0.0)
         return f"; {told(report)}" if report else ""
 
-    def result(self, seconds: float) -> dict[str, Any]:
+    def result(self, seconds: float) -> Fields:
         report = self._report(seconds)
         return {"held_out": report} if report else {}
 
-    def _report(self, seconds: float) -> dict[str, Any]:
+    def _report(self, seconds: float) -> Fields:
         if not (best := best_of(self.measurements)):
             return {}
         names = ("step", "correct", "low", "high", "gain", "gain_low", "gain_high")

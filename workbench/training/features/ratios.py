@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from workbench.kinds import Fields
 from workbench.run.metrics import RATIO_HIGH, RATIO_LOW, RATIO_MASKED
 from workbench.training.feature import Feature
 
-_OVER = {RATIO_LOW: min, RATIO_HIGH: max, RATIO_MASKED: np.mean}
+_OVER: dict[str, Callable[[list[float]], float]] = {RATIO_LOW: min, RATIO_HIGH: max, RATIO_MASKED: np.mean}
 
 
 class RatioWatch(Feature):
@@ -40,7 +41,7 @@ class RatioWatch(Feature):
             return {}
         compute, logps_of, mask_of = (getattr(trainer, name) for name in names)
         ratios = self.noted
-        batch: list[dict[str, Any]] = []  # of the latest loss
+        batch: list[Fields] = []  # of the latest loss
         safe = functools.partial(self.session.safe, lost="a ratio was not recorded")
 
         @safe

@@ -17,12 +17,13 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from workbench import processes
+from workbench.kinds import Fields
 from workbench.training.feature import Feature
 from workbench.training.plan import Stage
 from workbench.training.settings.values import check_trackers
@@ -153,7 +154,8 @@ def _guarded(name: str, run_name: str, settings: dict[str, str], on_failure: OnF
 
     class Tracker(TrainerCallback):  # a class for each: the trainer takes two of the same class for a mistake
         def __init__(self) -> None:
-            self.name, self._inner = name, None
+            self.name = name
+            self._inner: Any = None
             self._last: tuple[Any, ...] = ()  # what the latest event came with
             # One thread for its whole life: trackio and mlflow keep their run in variables of the thread.
             self._calls: queue.SimpleQueue = queue.SimpleQueue()
@@ -223,13 +225,15 @@ def _start(name: str, run_name: str, settings: dict[str, str]) -> Any:
         callback.own = wandb.run is None  # else the user's own, which stays open
         if callback.own:
             # wandb reads its folder from the environment once per process; a run started here is told it in words.
-            told = {word: settings[key] for word, key in (("dir", "WANDB_DIR"), ("mode", "WANDB_MODE")) if key in settings}
+            told: Fields = {
+                word: settings[key] for word, key in (("dir", "WANDB_DIR"), ("mode", "WANDB_MODE")) if key in settings
+            }
             wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=run_name, **told)
     return callback
 
 
 @contextlib.contextmanager
-def _in_environment(settings: dict[str, str]) -> Iterator[None]:
+def _in_environment(settings: dict[str, str]) -> Generator[None]:
     before = {key: os.environ.get(key) for key in (*settings, "MLFLOW_EXPERIMENT_ID")}  # MLflow sets that itself
     os.environ.update(settings)
     moved = []

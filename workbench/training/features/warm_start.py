@@ -17,6 +17,7 @@ from workbench import processes
 from workbench.audit.completions import builders
 from workbench.data.template import prompt_text, turn_end
 from workbench.errors import RecipeError, RunError
+from workbench.kinds import Fields
 from workbench.progress import progress_line
 from workbench.recipe import Recipe, WarmStartPart
 from workbench.task import Row
@@ -68,7 +69,7 @@ class WarmStart(Feature):
         return checked(part, asked.stages[0])
 
     @classmethod
-    def resumes(cls, recipe: Recipe, point: Point, manifest: dict[str, Any]) -> list[str]:
+    def resumes(cls, recipe: Recipe, point: Point, manifest: Fields) -> list[str]:
         if not point.state.get("warm_started", True):
             return ["its warm start had not finished and starts over"]
         if recipe.warm_start is not None and point.step and "warm_start" not in manifest:
@@ -133,8 +134,8 @@ def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[
     Right: by the task's `right_by`; the policy ended it by itself, and it is new for its prompt. RunError: too few are.
     """
     stage = stage.fresh()  # with separate functions, so that those of the run only ever see GRPO's completions
-    task, suite, settings, rng = stage.task, stage.suite, stage.settings, random.Random(f"warm start {stage.recipe.seed}")
-    assert task is not None and suite is not None  # noqa: PT018  a stage that is trained has both
+    task, suite = stage.scored_by
+    settings, rng = stage.settings, random.Random(f"warm start {stage.recipe.seed}")
     order, column = rng.sample(stage.rows, len(stage.rows)), suite.names.index(task.right_function)
     sampled = part.source == "policy"
     size, most = (stage.planned.num_generations, part.tries * part.samples) if sampled else (1, len(order))
@@ -160,7 +161,7 @@ def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[
             scores = suite.score(rows, [own.text for own in flat], [own.ids for own in flat]).tolist()
             for row, own, scored in zip(rows, flat, scores, strict=True):
                 tries += 1
-                if stage.task.is_right(scored[column]) and own.finished and len(own.ids) <= how["max_completion_length"]:
+                if task.is_right(scored[column]) and own.finished and len(own.ids) <= how["max_completion_length"]:
                     named = dict(zip(suite.names, scored, strict=True))
                     found.setdefault((row["prompt_id"], own.text), Right(row, own, named, tries))
             progress(len(found), part.samples)
@@ -225,7 +226,7 @@ def fine_tune(trainer: Any, policy: Policy, stage: Stage, part: WarmStartPart, f
     return tuned
 
 
-def run(session: Any) -> dict[str, Any] | None:
+def run(session: Any) -> Fields | None:
     """The warm start of a session's run, for its record; None if it was stopped: then do not use the policy."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -9,6 +9,7 @@ from workbench.errors import RunError
 from workbench.health import ALARM, WARNING, RunConfig, Watchdog, examine_run
 from workbench.health.diagnosis import LATEST
 from workbench.health.summary import summaries_of
+from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.processes import is_main
 from workbench.rewards.library import max_score_of
@@ -45,7 +46,7 @@ class HealthWatch(Feature):
         return cls(session) if is_main() else None
 
     @classmethod
-    def late_result(cls, run: RunDirectory) -> dict[str, Any]:
+    def late_result(cls, run: RunDirectory) -> Fields:
         """What the last check would have found, for a run that was killed before it wrote its result."""
         wrong = [to_json(each) for each in examine_run(run, last=LATEST) if each.state in (ALARM, WARNING)]
         return {"health": wrong, "reward_errors": reward_errors(run.events())}
@@ -73,7 +74,7 @@ class HealthWatch(Feature):
         )
 
     # -- as a watcher ----------------------------------------------------------------------------------------------------
-    def begin(self, run: Any, total_steps: int, settings: dict[str, Any]) -> None:
+    def begin(self, run: Any, total_steps: int, settings: Fields) -> None:
         """Nothing: a stage has begun already."""
 
     def batch(self, scored: Any, summary: Any) -> None:
@@ -81,22 +82,25 @@ class HealthWatch(Feature):
         if self.dog is not None:
             self.dog.batch(summary)
 
-    def update(self, step: int, values: dict[str, Any]) -> None:
+    def update(self, step: int, values: Fields) -> None:
         """Take in a row of metrics, and check where it is due."""
-        self.dog.row(step, values)
-        if self.dog.due():
-            self.look(step)
+        if self.dog is not None:
+            self.dog.row(step, values)
+            if self.dog.due():
+                self.look(step)
 
     def end(self, message: str) -> None:
         """Nothing: the last check was `closing`'s."""
 
     def look(self, step: int) -> None:
         """Check the run's health; a new problem becomes an event, and an alarm is also printed."""
-        recorder = self.session.recorder
-        for verdict in self.dog.look():
+        recorder, dog = self.session.recorder, self.dog
+        if dog is None:
+            return
+        for verdict in dog.look():
             recorder.event("health", step, **to_json(verdict))
             print(printable(f"step {step}: {verdict.state.upper()}: {verdict.line} -> {verdict.remedy}"), flush=True)
-        recorder.tell("verdicts", self.dog.verdicts)
+        recorder.tell("verdicts", dog.verdicts)
 
     # -- as a feature ----------------------------------------------------------------------------------------------------
     def reloaded(self, suite: RewardSuite) -> None:
@@ -111,6 +115,8 @@ class HealthWatch(Feature):
 
     def _fill(self, step: int, begun: int) -> None:
         run, dog = self.session.run, self.dog
+        if dog is None:
+            return
         changes = self.session.recorder.state.changes
         since = max([begun, *(event["step"] for event in changes if event["action"] == "reload")])  # what was before says nothing
         events = [event for event in standing(run.events()) if event["event"] == "health"]
@@ -134,21 +140,21 @@ class HealthWatch(Feature):
         """Whether it still checks: it was not left out."""
         return self.dog is not None and self in self.session.recorder.watchers
 
-    def result(self, seconds: float) -> dict[str, Any]:
+    def result(self, seconds: float) -> Fields:
         """The alarms and warnings of the last check."""
-        return {"health": self.dog.found() if self.works else []}
+        return {"health": self.dog.found() if self.dog is not None and self.works else []}
 
     def words(self) -> str:
         """Words on a run that cannot have learnt, on scores that functions failed to give, and on what the verdicts found."""
         text = nothing_learnt(self.session.recorder)
-        if self.works:
+        if self.dog is not None and self.works:
             text += words_of(self.dog, self.session.run.name)
         return text
 
 
 def nothing_learnt(recorder: Any) -> str:
     """A few words where every group of a run was dead, or functions gave no score; else empty."""
-    about: dict[str, Any] = {}
+    about: Fields = {}
     with contextlib.suppress(RunError):
         about = recorder.run.manifest()
     theirs, never = about.get("attached"), qualified("no completion was right", unstated_right(about))

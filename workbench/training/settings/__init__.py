@@ -11,22 +11,42 @@ import dataclasses
 from typing import Any
 
 from workbench.errors import RecipeError
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.settings.algorithms import papers_fields, papers_notes
-from workbench.training.settings.batches import Batch, batch, check_prompts, in_words, whole_groups
+from workbench.training.settings.batches import Batch, batch, batch_line, check_prompts, whole_groups
 from workbench.training.settings.device import Machine, asks_for_vllm, fitted
 from workbench.training.settings.in_force import asked_of, built, check_in_force, in_force_table
-from workbench.training.settings.names import TURNS, check_turns, overridden, renamed
+from workbench.training.settings.names import TURNS, check_turns, overridden, with_new_names
 from workbench.training.settings.values import DEFAULTS, check_lora, check_values, field_kinds
 
 __all__ = [
-    "DEFAULTS", "TURNS", "Batch", "Machine", "asked_of", "batch", "built", "check_in_force", "check_lengths", "check_lora",
-    "check_prompts", "check_turns", "check_values", "field_kinds", "field_names", "in_force_table", "in_words", "normalised",
-    "overridden", "papers_fields", "renamed", "stages_decide",
+    "DEFAULTS",
+    "TURNS",
+    "Batch",
+    "Machine",
+    "asked_of",
+    "batch",
+    "batch_line",
+    "built",
+    "check_in_force",
+    "check_lengths",
+    "check_lora",
+    "check_prompts",
+    "check_turns",
+    "check_values",
+    "field_kinds",
+    "field_names",
+    "in_force_table",
+    "normalised",
+    "overridden",
+    "papers_fields",
+    "stages_decide",
+    "with_new_names",
 ]  # fmt: skip
 
 
-def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None) -> tuple[Recipe, dict[str, Any], list[str]]:
+def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None) -> tuple[Recipe, Fields, list[str]]:
     """(the recipe under today's names, every value as requested; the settings that GRPOConfig is built from, over the defaults,
     with whole groups, for this device; a line for each change from the request, or setting that is often not meant). Idempotent.
 
@@ -35,7 +55,7 @@ def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None)
     """
     from workbench.training.settings.combinations import advice
 
-    recipe, notes = renamed(recipe, fields)
+    recipe, notes = with_new_names(recipe, fields)
     asked = recipe.grpo
     found = {**DEFAULTS, **asked}
     if asked.get("num_train_epochs") is not None and "max_steps" not in asked:
@@ -50,7 +70,7 @@ def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None)
     return recipe, found, [*notes, *papers_notes(recipe, papers), *raised, *changed, *advice(recipe, found)]
 
 
-def check_lengths(recipe: Recipe, settings: dict[str, Any]) -> None:
+def check_lengths(recipe: Recipe, settings: Fields) -> None:
     """RecipeError, with the arithmetic, if the requested lengths, in tokens, do not fit into the context together.
 
     Checked before a prompt is measured. Unsloth would cut the completions instead.
@@ -70,7 +90,7 @@ def check_lengths(recipe: Recipe, settings: dict[str, Any]) -> None:
     raise RecipeError(said, rule="prompt and completion fit into max_seq_length together, in tokens", remedy=remedy)
 
 
-def field_names(config_class: type) -> set[str]:
+def field_names(config_class: Any) -> set[str]:
     """Names that a config class can be built with."""
     return {field.name for field in dataclasses.fields(config_class) if field.init}
 

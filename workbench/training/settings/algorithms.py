@@ -5,10 +5,11 @@ Each paper's settings follow TRL's page on papers. Sizes, lengths and rates do n
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
-from workbench.training.settings.in_force import plain
+from workbench.training.settings.in_force import plain_setting
 
 
 class Algorithm(NamedTuple):
@@ -16,8 +17,8 @@ class Algorithm(NamedTuple):
 
     source: str  # of the values
     changes: str  # what it changes, a sentence
-    fields: dict[str, Any]  # of GRPOConfig
-    with_loss: dict[str, Any] | None = None  # what `loss_type` of that name brings along by itself
+    fields: Fields  # of GRPOConfig
+    with_loss: Fields | None = None  # what `loss_type` of that name brings along by itself
     why_with_loss: str = ""
 
 
@@ -65,7 +66,7 @@ ALGORITHMS = {
 }
 
 
-def papers_fields(recipe: Recipe, fields: set[str] | None = None) -> dict[str, Any]:
+def papers_fields(recipe: Recipe, fields: set[str] | None = None) -> Fields:
     """What the recipe's `algorithm`, or else its `loss_type`, sets, except what `grpo` sets by name and, if `fields` of the
     config are given, what the config lacks.
     """
@@ -78,12 +79,12 @@ def papers_fields(recipe: Recipe, fields: set[str] | None = None) -> dict[str, A
     return {name: found[name] for name in found if recipe.grpo.get(name) is None and (fields is None or name in fields)}
 
 
-def asked_settings(recipe: Recipe) -> dict[str, Any]:
+def asked_settings(recipe: Recipe) -> Fields:
     """What the recipe asks for, by name or through its `algorithm`."""
     return {**recipe.grpo, **(papers_fields(recipe) if recipe.algorithm else {})}
 
 
-def papers_notes(recipe: Recipe, sets: dict[str, Any]) -> list[str]:
+def papers_notes(recipe: Recipe, sets: Fields) -> list[str]:
     """Lines on what was set, by which paper, and where the recipe differs."""
     name = recipe.algorithm or str(recipe.grpo.get("loss_type"))
     values = ", ".join(f"{field} = {value!r}" for field, value in sets.items())
@@ -93,7 +94,7 @@ def papers_notes(recipe: Recipe, sets: dict[str, Any]) -> list[str]:
     lines = [f"algorithm = {name!r} ({one.source}) sets {values}: {one.changes}"]
     if not sets:
         lines = [f"algorithm = {name!r} ({one.source}) sets nothing here, as grpo says all of it by name"]
-    said = {field: plain(field, recipe.grpo[field]) for field in one.fields if recipe.grpo.get(field) is not None}
+    said = {field: plain_setting(field, recipe.grpo[field]) for field in one.fields if recipe.grpo.get(field) is not None}
     own = {field: value for field, value in said.items() if value != one.fields[field]}
     lines += [f"{field} = {value!r}, as grpo says by name; {name} has {one.fields[field]!r}" for field, value in own.items()]
     return lines

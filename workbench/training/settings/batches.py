@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from workbench import processes
 from workbench.errors import RecipeError
+from workbench.kinds import Fields
 
 _SUMMED = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
 MOST_COMPLETIONS = 2**20
@@ -30,14 +31,15 @@ class Batch(NamedTuple):
         return self.completions // self.num_generations
 
 
-def batch(settings: dict[str, Any]) -> Batch:
+def batch(settings: Fields) -> Batch:
     """The generation batch that the settings make; RecipeError, with the nearest legal sizes, if it cannot be."""
     for name in (*_SUMMED, *_OPTIONAL, "num_iterations", "max_completion_length"):
         value = settings.get(name)
         if name in settings and not _is_size(value) and not (value is None and name in _OPTIONAL):
             remedy = "write it without quotes" if isinstance(value, str) else "give a whole number, at least 1"
             raise RecipeError(f"grpo.{name} = {value!r}", rule=f"{name} is a whole number, at least 1", remedy=remedy)
-    per_device, accumulated, count, several, explicit = (settings.get(name) for name in (*_SUMMED, *_OPTIONAL))
+    sizes: list[Any] = [settings.get(name) for name in (*_SUMMED, *_OPTIONAL)]
+    per_device, accumulated, count, several, explicit = sizes
     if explicit and several:
         both = f"grpo.generation_batch_size = {explicit} and grpo.steps_per_generation = {several}"
         raise RecipeError(both, rule="one of them follows from the other", remedy="keep one of them")
@@ -82,7 +84,7 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def whole_groups(settings: dict[str, Any], asked: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def whole_groups(settings: Fields, asked: Fields) -> tuple[Fields, list[str]]:
     """(settings whose generation batch holds whole groups, lines on what that raised): more `gradient_accumulation_steps`.
 
     It never raises `per_device_train_batch_size`, as Unsloth does: that multiplies the memory of every forward pass. A batch that
@@ -114,7 +116,7 @@ def check_prompts(count: int, planned: Batch) -> None:
         raise RecipeError(f"{count} prompts", rule=rule, remedy=remedy)
 
 
-def arithmetic(planned: Batch, settings: dict[str, Any], prompts: int) -> tuple[int, int, int, float, int, int, int]:
+def arithmetic(planned: Batch, settings: Fields, prompts: int) -> tuple[int, int, int, float, int, int, int]:
     """Completions per forward pass and per update of the weights; times that a completion is learnt from; updates that one
     generation batch serves (below 1: an update takes several); steps per epoch; prompts that fill no batch; steps of the run.
     """
@@ -128,7 +130,7 @@ def arithmetic(planned: Batch, settings: dict[str, Any], prompts: int) -> tuple[
     return per_device, at_once * accumulated, uses, passes / accumulated, per_epoch, left_over, steps
 
 
-def in_words(planned: Batch, settings: dict[str, Any], prompts: int | None) -> str:
+def batch_line(planned: Batch, settings: Fields, prompts: int | None) -> str:
     """The batch arithmetic in sentences; without a number of `prompts`, epochs are left out."""
     found = arithmetic(planned, settings, prompts or planned.prompts)
     per_forward, per_step, uses, serves, per_epoch, left_over, steps = found

@@ -11,9 +11,10 @@ import contextlib
 import importlib.util
 import sys
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from workbench.errors import RecipeError
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.precision import choose_dtype, native_bf16, unsloths_choice
 
@@ -53,12 +54,12 @@ class Machine(NamedTuple):
         return cls(cuda, native_bf16(), not reason, reason, card_gb, torch.cuda.device_count())
 
 
-def asks_for_vllm(settings: dict[str, Any], recipe: Recipe) -> bool:
+def asks_for_vllm(settings: Fields, recipe: Recipe) -> bool:
     """Whether vLLM should generate, under either of its names."""
     return bool(settings.get("use_vllm") or recipe.policy.fast_inference)
 
 
-def fitted(settings: dict[str, Any], recipe: Recipe, machine: Machine) -> tuple[dict[str, Any], list[str]]:
+def fitted(settings: Fields, recipe: Recipe, machine: Machine) -> tuple[Fields, list[str]]:
     """(settings that this device can train with, a line for each that differs from the request); RecipeError where they clash."""
     found = dict(settings)
     notes = _precision(found, recipe, machine) + _vllm(found, recipe, machine)
@@ -69,7 +70,7 @@ def fitted(settings: dict[str, Any], recipe: Recipe, machine: Machine) -> tuple[
     return found, notes
 
 
-def _precision(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[str]:
+def _precision(found: Fields, recipe: Recipe, machine: Machine) -> list[str]:
     if found.get("bf16") and found.get("fp16"):
         remedy = "keep one, or neither: it is chosen for the device"
         raise RecipeError("grpo.bf16 = True and grpo.fp16 = True", rule="activations are computed in one of them", remedy=remedy)
@@ -87,7 +88,7 @@ def _precision(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[
         why = "float16 is for GPUs"
     elif word == "fp16" and bf16 and not plain and dtype is None:
         why = 'Unsloth loads in bfloat16 on this GPU and refuses float16 beside it (policy.dtype = "float16" for that)'
-    if why:
+    if word and why:
         del found[word]
     unsloth = unsloths_choice(dtype, found, bf16=bf16) if cuda and not plain else {}
     if why and word == "bf16" and cuda and plain:
@@ -106,7 +107,7 @@ def _precision(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[
     return notes
 
 
-def _vllm(found: dict[str, Any], recipe: Recipe, machine: Machine) -> list[str]:
+def _vllm(found: Fields, recipe: Recipe, machine: Machine) -> list[str]:
     fast, trls, cuda = recipe.policy.fast_inference, bool(found.get("use_vllm")), machine.cuda
     missing = "" if machine.vllm else machine.no_vllm
     why = why_not(recipe.policy.backend, cuda=cuda, missing=missing)

@@ -12,6 +12,7 @@ import inspect
 import re
 from typing import Any, NamedTuple
 
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.settings.values import DEFAULTS as OWN
 
@@ -43,23 +44,23 @@ class Row(NamedTuple):
     by: str
 
 
-def asked_of(recipe: Recipe) -> dict[str, Any]:
+def asked_of(recipe: Recipe) -> Fields:
     """Settings that a recipe asks for by name: its `grpo`, and the seed if it says one."""
     return recipe.grpo | ({"seed": recipe.seed} if "seed" in recipe.model_fields_set else {})
 
 
-def built(config_class: type, settings: dict[str, Any], **more: Any) -> Any:
+def built(config_class: type, settings: Fields, **more: Any) -> Any:
     """A GRPOConfig of what `normalised` gives, in which `scale_rewards` is as requested.
 
     Unsloth's class turns "group" into "none" where loss_type is "dr_grpo", even if it was requested, and the advantages
     recorded would not be those trained on.
     """
     config = config_class(**{**settings, "scale_rewards": "none"}, **more)
-    config.scale_rewards = plain("scale_rewards", settings["scale_rewards"])
+    config.scale_rewards = plain_setting("scale_rewards", settings["scale_rewards"])
     return config
 
 
-def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any]) -> list[Row]:
+def in_force_table(asked: Fields, config: Any, given: Fields) -> list[Row]:
     """The settings that decide what a run does and costs, and all that were `asked_of` a recipe after `normalised`.
 
     `config` is a GRPOConfig or a trainer's `args`, and was built from `given`.
@@ -72,7 +73,7 @@ def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any]) ->
         by = CHANGED_THERE if stock.get(name) is not None else "chosen by Unsloth/TRL"
         found = {"default": DEFAULTS.get(name, own.get(name)), "now": getattr(config, name), "own": own.get(name)}
         found |= {"asked": asked.get(name), "given": given.get(name), "stock": stock.get(name)}
-        found = {word: plain(name, value) for word, value in found.items()}
+        found = {word: plain_setting(name, value) for word, value in found.items()}
         now = found["now"]
         if given.get(name) is not None and found["given"] != now:
             by = CHANGED_THERE
@@ -86,7 +87,7 @@ def in_force_table(asked: dict[str, Any], config: Any, given: dict[str, Any]) ->
     return rows
 
 
-def settings_in_force(config: Any) -> dict[str, Any]:
+def settings_in_force(config: Any) -> Fields:
     """Every field of a built GRPOConfig that is neither a path nor a secret: what the manifest keeps."""
     names = (field.name for field in dataclasses.fields(config) if hasattr(config, field.name))
     return {name: as_json(getattr(config, name)) for name in names if decides(name)}
@@ -103,11 +104,11 @@ def as_json(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def check_in_force(given: dict[str, Any], config: Any) -> list[str]:
+def check_in_force(given: Fields, config: Any) -> list[str]:
     """One line for each given setting that is not effective in a GRPOConfig, or a trainer's `args`, now."""
     lines = []
     for name, value in given.items():
-        wanted, now = plain(name, value), plain(name, getattr(config, name, None))
+        wanted, now = plain_setting(name, value), plain_setting(name, getattr(config, name, None))
         if wanted is None or name in ("output_dir", "reward_weights"):
             continue
         if not hasattr(config, name):
@@ -118,7 +119,7 @@ def check_in_force(given: dict[str, Any], config: Any) -> list[str]:
     return lines
 
 
-def plain(name: str, value: Any) -> Any:
+def plain_setting(name: str, value: Any) -> Any:
     """A setting in the form to compare and write: words for enumerations, and one spelling for what has several."""
     value = getattr(value, "value", value)
     if name == "scale_rewards" and isinstance(value, bool):
@@ -129,7 +130,7 @@ def plain(name: str, value: Any) -> Any:
     return value
 
 
-def defaults_of(config_class: type) -> dict[str, Any]:
+def defaults_of(config_class: Any) -> Fields:
     """What a config class uses where a setting is not given."""
     # The class that Unsloth generates keeps TRL's fields, and has its own defaults only in __init__.
     found = {field.name: field.default for field in dataclasses.fields(config_class)}

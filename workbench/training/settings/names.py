@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from workbench.errors import RecipeError, WorkbenchError
+from workbench.kinds import Fields
 from workbench.recipe import Recipe, read_yaml
 from workbench.secret import setting
 
@@ -115,7 +116,7 @@ _MEANT = {
 }
 
 
-def renamed(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]:
+def with_new_names(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]:
     """(the recipe with every name in `grpo`, and in its stages' `grpo`, as the installed libraries spell it; a line for each
     name that was translated, moved or left out); RecipeError for an unknown name, and for two that disagree.
     """
@@ -155,7 +156,7 @@ def renamed(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]:
     return Recipe.of(asked), notes
 
 
-def _translated(grpo: dict[str, Any], fields: set[str], notes: list[str]) -> dict[str, Any]:
+def _translated(grpo: Fields, fields: set[str], notes: list[str]) -> Fields:
     asked = dict(grpo)
     for old, new in ALIASES.items():
         if old not in asked or old in fields:
@@ -188,7 +189,7 @@ def check_turns(used: Mapping[str, Any], where: str, error: type[WorkbenchError]
         raise error(f"{where}: {name}", rule=rule, remedy=remedy)
 
 
-def _check_known(asked: dict[str, Any], fields: set[str]) -> None:
+def _check_known(asked: Fields, fields: set[str]) -> None:
     check_turns(asked, "grpo", RecipeError)
     for name, value in asked.items():
         said, rule = setting(f"grpo.{name}", value), "grpo holds fields of the installed trl.GRPOConfig"
@@ -197,11 +198,11 @@ def _check_known(asked: dict[str, Any], fields: set[str]) -> None:
         if name not in fields and name in _GONE:
             raise RecipeError(said, rule=f"{rule}, and this one is gone", remedy=_GONE[name])
         if name not in fields:
-            near = nearest(name, fields)
+            near = nearest_setting(name, fields)
             raise RecipeError(said, rule=rule, remedy=f"did you mean {near!r}?" if near else "see TRL's page on GRPOConfig")
 
 
-def nearest(name: str, fields: Iterable[str]) -> str | None:
+def nearest_setting(name: str, fields: Iterable[str]) -> str | None:
     """The name that `name` was most likely meant to be: a field, or the new place of an old name."""
     word = name.lower()
     known = {field: field for field in fields} | MOVED | ALIASES

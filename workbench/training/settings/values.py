@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.errors import RecipeError, nearest
+from workbench.kinds import Fields
 from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, template_kwargs
 
 # Stated, not inherited: stock TRL and Unsloth's GPU class have different defaults for most of these.
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: Fields = {
     "learning_rate": 1e-5,
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1,
@@ -73,7 +74,7 @@ _REFUSED = {
     "dataloader_persistent_workers": "persistent workers need dataloader_num_workers above 0",
 }
 # ... except where these settings are so.
-_ALLOWED: dict[str, Callable[[dict[str, Any]], Any]] = {
+_ALLOWED: dict[str, Callable[[Fields], Any]] = {
     "eval_strategy": lambda asked: asked["eval_strategy"] == "no",
     "use_liger_kernel": lambda asked: not lacks("use_liger_kernel"),
     "dataloader_persistent_workers": lambda asked: asked.get("dataloader_num_workers"),
@@ -84,7 +85,13 @@ _NOT_GENERATED = {
     "custom_generate": "code that comes with a model is never run",
 }
 MOST_R = 4096
-_KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "empty"}
+_KIND_WORDS: dict[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a word",
+    type(None): "empty",
+}
 
 
 def lacks(name: str) -> str:
@@ -93,7 +100,7 @@ def lacks(name: str) -> str:
     return library if library and importlib.util.find_spec(library) is None else ""
 
 
-def check_values(settings: dict[str, Any], kinds: dict[str, set[type]]) -> None:
+def check_values(settings: Fields, kinds: dict[str, set[type]]) -> None:
     """RecipeError for a value that GRPOConfig would take and that cannot work; `kinds` are `field_kinds(config_class)`."""
     for name, value in settings.items():
         said = f"grpo.{name} = {value!r}"

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.feature import Feature
 from workbench.training.plan import Stage
@@ -32,7 +33,7 @@ _COVERED = {
 }  # fmt: skip
 
 
-def expected(recipe: Recipe, settings: dict[str, Any], cuda: bool, shape: ModelShape | None = None) -> str | None:
+def expected(recipe: Recipe, settings: Fields, cuda: bool, shape: ModelShape | None = None) -> str | None:
     """Why TRL's own path will generate, as far as is known before a model is loaded; None: it will not.
 
     `shape`: of the policy; None: not known.
@@ -55,7 +56,7 @@ def expected(recipe: Recipe, settings: dict[str, Any], cuda: bool, shape: ModelS
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def in_words(why_not: str | None, num_generations: int) -> str:
+def generation_line(why_not: str | None, num_generations: int) -> str:
     """One line for before a run."""
     once = f"each prompt is read once for its {num_generations} completions"
     if why_not is None:
@@ -78,7 +79,7 @@ class DecodingLoop(Feature):
 
     @classmethod
     def generates(cls, stage: Stage, machine: Machine, shape: ModelShape | None) -> str | None:
-        return in_words(expected(stage.recipe, stage.settings, machine.cuda, shape), stage.planned.num_generations)
+        return generation_line(expected(stage.recipe, stage.settings, machine.cuda, shape), stage.planned.num_generations)
 
     def begin_stage(self, stage: Stage) -> None:
         model = self.session.policy.model
@@ -96,7 +97,7 @@ class DecodingLoop(Feature):
     def training(self) -> Generation:
         return self.loop
 
-    def started(self) -> dict[str, Any]:
+    def started(self) -> Fields:
         return {"generation": self.loop.why_not or "the workbench's loop"}
 
     def explained(self, error: Exception) -> Exception:
@@ -106,7 +107,7 @@ class DecodingLoop(Feature):
             return error
         return not_numbers(self.session.run, f"in step {self.session.trainer.state.global_step + 1} {error}")
 
-    def result(self, seconds: float) -> dict[str, Any]:
+    def result(self, seconds: float) -> Fields:
         return {"generation": self.loop.found()}
 
 
@@ -130,7 +131,7 @@ class Generation:
         self._always = why_not is not None
         self.calls = before.calls if before else {"workbench": 0, "trl": 0}
 
-    def found(self) -> dict[str, Any]:
+    def found(self) -> Fields:
         """For the record: who generated ("both"; None: nothing went through `generate`), how often, and why not the loop."""
         used = [name for name, count in self.calls.items() if count]
         by = "both" if len(used) > 1 else next(iter(used), None)
@@ -168,7 +169,7 @@ class Generation:
             found = self._generate(*args, **kwargs)
         return found
 
-    def _loop(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _loop(self, args: tuple, kwargs: Fields) -> Any:
         import torch
         from transformers import GenerationConfig
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 _SHARE_OF_FREE = 0.5  # of free memory, for unpacked weights
 
 
 @contextlib.contextmanager
-def lean_adapters(model: Any) -> Iterator[tuple[int, int]]:
+def lean_adapters(model: Any) -> Generator[tuple[int, int]]:
     """Replace the forward of every plain LoRA layer; it is put back afterwards.
 
     What a layer computes stays the same to the last bit: base layer, adapter, scaling and conversions in PEFT's order.
@@ -48,7 +48,8 @@ def _is_plain(layer: Any) -> bool:
 
     # The two whose arithmetic `_forward` repeats; a library may have put its own in their place.
     kind, base = type(layer), layer.base_layer
-    known = ((of_peft, "Linear"), (sys.modules.get("peft.tuners.lora.bnb"), "Linear4bit"))
+    of_bnb = sys.modules.get("peft.tuners.lora.bnb")
+    known = [(of_peft, "Linear"), *([(of_bnb, "Linear4bit")] if of_bnb is not None else [])]
     if not any(kind is getattr(module, name, None) and kind.forward.__module__ == module.__name__ for module, name in known):
         return False
     if layer.merged or not (type(base) is torch.nn.Linear or _is_linear4bit(base)):

@@ -18,6 +18,7 @@ import transformers as hf
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.generation import GenerationMode
 
+from workbench.kinds import Fields
 from workbench.training.features.generation.adapters import lean_adapters
 
 # Each judges a row by that row alone, so rows can leave the batch when they are finished.
@@ -67,13 +68,13 @@ def decoder(use: Optimizations = ALL) -> Callable[..., Any]:
     return decode
 
 
-def _none_of(reasons: dict[str, Any]) -> None:
+def _none_of(reasons: Fields) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise Unsupported(reason)
 
 
-def check_asked(config: Any, processors: Any, criteria: Any, kwargs: dict[str, Any]) -> None:
+def check_asked(config: Any, processors: Any, criteria: Any, kwargs: Fields) -> None:
     """Check what `generate` prepared: `Unsupported` for the first thing that the loop does not cover."""
     mode, cache = config.get_generation_mode(), kwargs.get("past_key_values")
     others = [type(each).__name__ for each in [*processors, *criteria] if type(each) not in ROW_BY_ROW]
@@ -134,7 +135,7 @@ class _Rows:
     """
 
     def __init__(
-        self, model: Any, prompts: Any, processors: Any, criteria: Any, config: Any, kwargs: dict[str, Any], use: Optimizations
+        self, model: Any, prompts: Any, processors: Any, criteria: Any, config: Any, kwargs: Fields, use: Optimizations
     ) -> None:
         self.model, self.processors, self.use, self.sampling = model, processors, use, config.do_sample
         self.most = min(each.max_length for each in criteria if isinstance(each, hf.MaxLengthCriteria))
