@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -37,9 +38,11 @@ LONG = (
     "notebooks/",
     "browser/",
     "benchmarks/",
+    "train/test_attach",
     "train/test_continue",
     "train/test_generation",
     "train/test_health.",
+    "train/test_nothing_lost",
     "train/test_pasting",
     "train/test_presets",
     "train/test_steering",
@@ -74,6 +77,29 @@ def patience() -> None:
     compare.DEADLINE_S = lab._DEADLINE_S = 120.0
     compare.same_answer.__defaults__ = compare.verdicts.__defaults__ = (120.0,)
     examination.audit_rewards.__kwdefaults__["deadline_s"] = 120.0
+
+
+# Here reward functions travel as those of an installed module do: by their names.
+BY_REFERENCE = ("test_worker.py", "test_suite.py")
+# Reward functions that several test files share.
+HELPERS = ("running", "ill_runs", "planted", "samples")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_value(request: pytest.FixtureRequest):
+    """Elsewhere as those of a notebook's cells: a worker need not import the test file, and with it all that is tested.
+
+    Each start of a worker would take 1 s for that, and 10 s where the file imports torch and trl.
+    """
+    import cloudpickle
+
+    helpers = [sys.modules[name] for name in HELPERS if name in sys.modules]
+    modules = [] if request.path.name in BY_REFERENCE else [request.module, *helpers]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    yield
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 @pytest.fixture

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import typer
+from commanding import workbench, workbench_process
 from hostile import HOSTILE, in_a_terminal, obeyed, run_command
 
 from workbench.cli import app, lab
@@ -18,14 +16,8 @@ from workbench.errors import WorkbenchError
 from workbench.recipe import Recipe
 
 
-def workbench(*arguments: str, home=None) -> subprocess.CompletedProcess:
-    environment = {**os.environ, **({"WORKBENCH_HOME": str(home)} if home else {})}
-    command = [sys.executable, "-m", "workbench.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=home)
-
-
 def test_help_names_every_command_and_where_to_start():
-    text = workbench("--help").stdout
+    text = workbench_process("--help").stdout
     for word in (
         "demo",
         "plan",

@@ -34,6 +34,7 @@ MODULES = {
     "torchvision": None,  # unsloth's
     "unsloth-zoo": None,  # unsloth's
 }
+IMPORT = re.compile(r"importlib\.import_module\('(\w+)[\w.]*'\)")
 
 
 def exact(requirement: Requirement) -> bool:
@@ -76,7 +77,7 @@ def test_everything_imported_is_asked_for_and_everything_asked_for_is_imported()
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.add(node.module.split(".")[0])
-            elif named := re.fullmatch(r"importlib\.import_module\('(\w+)[\w.]*'\)", ast.unparse(node)):
+            elif isinstance(node, ast.Call) and (named := IMPORT.fullmatch(ast.unparse(node))):
                 imported.add(named[1])
     modules = {MODULES.get(name, name) for name in ASKED} - {None}
     optional = {"accelerate", "safetensors", "tokenizers", "vllm", "wandb", "trackio", "tensorboard", "mlflow"}

@@ -28,6 +28,7 @@ def layer(module: str) -> str:
     return parts[1] if len(parts) > 1 and parts[1] in ORDER else "top"
 
 
+@functools.cache
 def imported(path: Path) -> list[tuple[str, bool]]:
     """(module, whether it is imported when the file is) for each import in a file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import yaml
+from commanding import workbench_process as workbench
 from driving import waited_for
 from hostile import HOSTILE, obeyed, run_command
 
@@ -24,12 +25,6 @@ args = GRPOConfig(output_dir="out", kl_coef=0.05, max_new_tokens=64, num_generat
                   gradient_accumulation_steps=2, warmup_ratio=0.1, max_steps=20, learning_rate=1e-5)
 trainer = GRPOTrainer("tiny", args=args)
 """
-
-
-def workbench(*arguments: str, home) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "WORKBENCH_HOME": str(home)}
-    command = [sys.executable, "-m", "workbench.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=home)
 
 
 def test_a_script_is_read_translated_and_written_as_a_recipe(home, monkeypatch, capfd):

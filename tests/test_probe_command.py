@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
+import commanding
 import pytest
 
 from workbench.audit.examination import audit_rewards
@@ -27,10 +25,8 @@ task = Task("flawed", rows, [format_reward])
 """
 
 
-def workbench(*arguments: str, home) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "WORKBENCH_HOME": str(home)}
-    command = [sys.executable, "-m", "workbench.cli", "probe", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=home)
+def workbench(*arguments: str, home, run=commanding.workbench):
+    return run("probe", *arguments, home=home)
 
 
 @pytest.fixture
@@ -55,7 +51,7 @@ def test_a_sound_task_with_a_policy_exits_with_0(home):
 
 
 def test_a_flawed_task_exits_with_1_and_names_function_and_cheat(flawed):
-    result = workbench("flawed.py", home=flawed)
+    result = workbench("flawed.py", home=flawed, run=commanding.workbench_process)
     assert result.returncode == 1, result.stderr
     assert "error: format_reward: a reward hack earns 1, the reference completion 1: 'empty tags'" in result.stdout
     assert "loading" not in result.stdout

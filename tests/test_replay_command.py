@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pyarrow.parquet as pq
 import pytest
+from commanding import workbench
 from recording import record
 
 from workbench.command import weights_of
@@ -27,12 +25,6 @@ def correctness_reward(completions, answer, **kwargs):
 
 task = Task("edited", arithmetic(4, 2).rows, [correctness_reward])
 """
-
-
-def workbench(*arguments: str, home) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "WORKBENCH_HOME": str(home)}
-    command = [sys.executable, "-m", "workbench.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=home)
 
 
 @pytest.fixture

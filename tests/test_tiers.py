@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -83,7 +84,12 @@ def test_the_workflow_names_every_job():
 # --- marks ------------------------------------------------------------------------------------------------------------
 
 
-def functions() -> Iterator[tuple[str, ast.AST, set[str]]]:
+@functools.cache
+def functions() -> tuple[tuple[str, ast.AST, set[str]], ...]:
+    return tuple(_functions())
+
+
+def _functions() -> Iterator[tuple[str, ast.AST, set[str]]]:
     """(file: name, definition or other statement, marks) of everything at the top of a test file, or in a class there."""
     for file in sorted(Path(__file__).parent.rglob("*.py")):
         of_all: set[str] = set()

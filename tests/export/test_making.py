@@ -268,6 +268,7 @@ def test_a_disk_that_fails_is_told_and_leaves_nothing(home, monkeypatch):
     assert names_in(run.export) == set()
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_inside_a_writer_is_told_and_leaves_nothing(home):
     # A file that may grow no further: safetensors says so in an error of its own, without a file name.
     run = made_run()

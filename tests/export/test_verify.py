@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from commanding import workbench
 from made_artefacts import made_artefact, made_run
 
 from workbench.errors import ExportError
 from workbench.exporting.passport import verify
 from workbench.recipe import Recipe
-
-
-def workbench(*arguments: str, home: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "workbench.cli", *arguments]
-    environment = {**os.environ, "WORKBENCH_HOME": str(home)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=home)
 
 
 def test_an_artefact_its_passport_or_all_of_a_run(home):

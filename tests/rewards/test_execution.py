@@ -197,7 +197,7 @@ def any_reward(completions, shape, **kwargs):
 
 
 @pytest.fixture(scope="module")
-def any_suite():
+def any_suite(by_value):
     rows = [{**ROWS[0], "shape": "booleans"}]
     with contextlib.closing(RewardSuite(Task("t", rows=rows, reward_funcs=[any_reward]), 1)) as made:
         made.score(rows * 2, ["", ""])

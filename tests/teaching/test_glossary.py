@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from commanding import Ended, workbench
 
 import workbench as wb
 from workbench.errors import TermError
@@ -162,9 +160,8 @@ def test_an_unknown_term_is_told_the_nearest():
 
 
 def test_the_command():
-    def ran(*words: str) -> subprocess.CompletedProcess:
-        call = [sys.executable, "-m", "workbench.cli", "explain", *words]
-        return subprocess.run(call, capture_output=True, text=True, check=False, env=os.environ)
+    def ran(*words: str) -> Ended:
+        return workbench("explain", *words)
 
     found = json.loads(ran("clip_ratio", "--json").stdout)
     assert found["unit"] == "share"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import nbformat
 import pytest
+from commanding import Ended, workbench
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from workbench import demo
@@ -20,10 +20,8 @@ from workbench.workspace import workspace
 SOLUTION = "<details><summary>Solution</summary>\n\n```python\nx = 2\nassert x == 2\n```\n</details>"
 
 
-def command(home, *words: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "WORKBENCH_HOME": str(home)}
-    call = [sys.executable, "-m", "workbench.cli", "lesson", *words]
-    return subprocess.run(call, capture_output=True, text=True, env=environment, check=False, cwd=home)
+def command(home, *words: str) -> Ended:
+    return workbench("lesson", *words, home=home)
 
 
 @pytest.fixture

@@ -212,7 +212,7 @@ def trained(make, folder, attached):
         trl_chat,
         *(pytest.param(each, marks=pytest.mark.slow) for each in (trl_text_two_functions, unsloth_4bit, reward_model)),
         async_function,
-        vision,
+        pytest.param(vision, marks=pytest.mark.slow),
     ],
     ids=lambda make: make.__name__,
 )
@@ -682,8 +682,12 @@ def partial(folder, functions=None, steps=2):
     )  # fmt: skip
 
 
-def test_what_is_right_can_be_said_with_a_threshold(home, tmp_path, capsys):
-    for asked, words in ((("parts_of", 0.5), "parts_of >= 0.5"), ("parts_of", "parts_of > 0"), (None, "has_tags > 0 (the first")):
+SAID = [(("parts_of", 0.5), "parts_of >= 0.5"), (None, "has_tags > 0 (the first"), ("parts_of", "parts_of > 0")]
+
+
+@pytest.mark.parametrize("said", [SAID[:1], pytest.param(SAID[1:], marks=pytest.mark.slow)], ids=["threshold", "others"])
+def test_what_is_right_can_be_said_with_a_threshold(home, tmp_path, capsys, said):
+    for asked, words in said:
         run = attach(trainer := partial(tmp_path), run_name=f"r{len(words)}", right_by=asked)
         assert words in capsys.readouterr().out
         trainer.train()
@@ -703,7 +707,10 @@ def test_what_is_right_can_be_said_with_a_threshold(home, tmp_path, capsys):
         attach(partial(tmp_path), right_by="nothing")
 
 
-@pytest.mark.parametrize(("score", "right_by"), [(0.0, None), (0.0, "equal"), (1.0, None)])
+@pytest.mark.parametrize(
+    ("score", "right_by"),
+    [(0.0, None), pytest.param(0.0, "equal", marks=pytest.mark.slow), pytest.param(1.0, None, marks=pytest.mark.slow)],
+)
 def test_a_run_of_theirs_that_learns_nothing_is_sent_to_no_recipe(home, tmp_path, capsys, score, right_by):
     def equal(completions, **kwargs):
         return [score] * len(completions)
@@ -751,6 +758,7 @@ def test_a_report_on_somebodys_trainer_requests_nothing(home, tmp_path):
     assert "requested" not in settings
 
 
+@pytest.mark.slow
 def test_a_report_without_a_known_answer_goes_without_its_causes(home, tmp_path):
     from datasets import Dataset
 

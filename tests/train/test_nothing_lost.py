@@ -398,7 +398,11 @@ REFUSALS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSALS)
+# One for each place where it ends: before it is taken, as it is, because it is another's, and in a step.
+QUICK = ("no room, from an earlier one", "no room for what is kept aside", "it trains", "the first step fails at the end")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in REFUSALS])
 def test_a_finished_run_that_goes_on_no_further_is_what_it_was(run, policy, monkeypatch, name, capsys):
     patch, asked, kind, said = REFUSALS[name]
     asked = asked | {"task": dataclasses.replace(task(), rows=task().rows[:-1]) if asked.get("task") else task()}
@@ -468,7 +472,7 @@ class Breaks:
         pass
 
 
-@pytest.mark.parametrize(("generation", "step"), [("auto", 2), ("trl", 2), ("auto", 4)])
+@pytest.mark.parametrize(("generation", "step"), [("auto", 2), pytest.param("trl", 2, marks=pytest.mark.slow), ("auto", 4)])
 def test_weights_that_are_no_numbers_are_never_saved(home, generation, step):
     policy = load_policy("tiny", load_in_4bit=False)
     asked = recipe(generation=generation, grpo={"save_total_limit": 1})
@@ -495,8 +499,12 @@ def told_by(run):
 TWO = ({"name": "a", "steps": 3}, {"name": "b", "steps": 8})
 
 
-@pytest.mark.parametrize("stages", [(), pytest.param(TWO, marks=pytest.mark.slow)], ids=["one stage", "two"])
-def test_a_run_that_goes_on_has_the_health_of_one_that_never_stopped(home, monkeypatch, stages):
+@pytest.mark.parametrize(
+    ("stages", "steps"),
+    [((), [10]), *(pytest.param(stages, [2, 3, 10], marks=pytest.mark.slow) for stages in ((), TWO))],
+    ids=["its last step", "one stage", "two"],
+)
+def test_a_run_that_goes_on_has_the_health_of_one_that_never_stopped(home, monkeypatch, stages, steps):
     policy = load_policy("tiny", load_in_4bit=False)
     monkeypatch.setattr("workbench.health.diagnosis.BUDGET", 1.0)  # a look after every step, however slow the machine is
     grpo = {"max_completion_length": 8, "max_steps": None if stages else 11, "save_total_limit": 11}
@@ -506,7 +514,7 @@ def test_a_run_that_goes_on_has_the_health_of_one_that_never_stopped(home, monke
     result = whole.result()
     assert "truncation" in {each["name"] for each in result["health"]}  # after 6 steps of a stage
     assert result["reward_errors"]["picky_reward"] > 5
-    for step in (2, 3, 10):
+    for step in steps:
         run = RunDirectory(shutil.copytree(whole.path, home / "runs" / f"from-{step}"))
         continue_run(run, policy=policy, task=own, checkpoint=f"checkpoint-{step}")
         for name in ("health", "reward_errors", "status", "steps"):
@@ -537,7 +545,10 @@ def test_too_little_room_is_said_before_the_first_step_and_before_a_checkpoint(h
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+OTHERS = [pytest.param(number, marks=pytest.mark.slow) for number in (errno.EROFS, errno.EDQUOT)]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, *OTHERS])
 def test_a_line_that_cannot_be_written_is_named_and_leaves_no_hole(home, policy, monkeypatch, number):
     write = RunDirectory.log_metrics
 

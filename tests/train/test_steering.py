@@ -144,21 +144,19 @@ def test_a_muted_function_weighs_nothing_and_gets_its_weight_back(home, policy):
     assert query(run.rollouts, f'select count("score.{LENGTH}") as n from rollouts').iloc[0]["n"] == 5 * 8
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ([("weight", {"function": "nope_reward", "value": 1})], "choose from correctness_reward"),
-        ([("unmute", {"function": LENGTH})], "it is not muted"),
-        ([("resume", {})], "the run was not paused"),
-        ([("reload", {})], "is not a file"),
-    ],
-    ids=["unknown", "not muted", "not paused", "no file"],
-)
-def test_what_cannot_be_done_is_refused_and_training_goes_on(home, policy, asked, message):
-    run = train(recipe(max_steps=3), policy=policy, task=arithmetic(64, 8), watchers=[Asks({1: asked})])
-    [event] = controls(run)
-    assert not event["applied"]
-    assert message in event["why"]
+def test_what_cannot_be_done_is_refused_and_training_goes_on(home, policy):
+    refused = [
+        ("weight", {"function": "nope_reward", "value": 1}, "choose from correctness_reward"),
+        ("unmute", {"function": LENGTH}, "it is not muted"),
+        ("resume", {}, "the run was not paused"),
+        ("reload", {}, "is not a file"),
+    ]
+    asks = Asks({1: [(action, details) for action, details, _ in refused]})
+    run = train(recipe(max_steps=3), policy=policy, task=arithmetic(64, 8), watchers=[asks])
+    events = controls(run)
+    assert [(event["action"], event["applied"]) for event in events] == [(action, False) for action, _, _ in refused]
+    for event, (_, _, message) in zip(events, refused, strict=True):
+        assert message in event["why"]
     assert run.result()["status"] == "finished"
     assert len({row[weight_of(CORRECT)] for row in run.metrics()}) == 1
 

@@ -64,8 +64,8 @@ def trl_trainer(monkeypatch):
     ("grpo", "weights"),
     [
         ({"beta": 0.001}, None),
-        ({"scale_rewards": "batch"}, {"correctness_reward": 0.5}),
-        ({"scale_rewards": "none"}, {"length_reward": 0.0}),
+        pytest.param({"scale_rewards": "batch"}, {"correctness_reward": 0.5}, marks=pytest.mark.slow),
+        pytest.param({"scale_rewards": "none"}, {"length_reward": 0.0}, marks=pytest.mark.slow),
         ({"multi_objective_aggregation": "normalize_then_sum"}, {"style_reward": 3.0}),
         ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}, None),
     ],

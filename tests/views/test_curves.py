@@ -388,7 +388,7 @@ def test_no_text_leaves_the_figure_or_its_chart(scale):
     assert [figure.charts[key].axis.get_xlabel() for key in ("reward", "raw", "length")] == ["step"] * 3
 
 
-@pytest.mark.parametrize("scale", [8.8e-6, 0.0046, 0.3])
+@pytest.mark.parametrize("scale", [8.8e-6, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.0046, 0.3))])
 def test_a_figure_that_was_drawn_before_is_the_one_drawn_at_once(scale):
     # Its artists are given new data; nothing of the old may stay.
     grown, filled = RunFigure("r", 0.001), History(["a"])
