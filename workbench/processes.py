@@ -53,7 +53,7 @@ def _on_gpus() -> bool:
     return cuda
 
 
-def gathered(piece: Any) -> list[Any]:
+def gathered(piece: object) -> list[Any]:
     """What each process hands in, in order, given to all of them; if somebody hands in an exception, all raise the first one."""
     pieces = [piece]
     if count() > 1:

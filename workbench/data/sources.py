@@ -74,7 +74,7 @@ class Source:
 
 
 def open_source(
-    source: Any, *, subset: str | None = None, split: str | None = None, limit: int | None = None, seed: int = 0
+    source: object, *, subset: str | None = None, split: str | None = None, limit: int | None = None, seed: int = 0
 ) -> Source:
     """Open rows of any kind; nothing is read yet but the beginning.
 

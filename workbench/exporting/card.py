@@ -159,17 +159,17 @@ def _training(known: Fields) -> dict[str, list[list[Any]]]:
 
 
 # -- Markdown: what somebody else wrote is text in it --------------------------------------------------------------------
-def _one_line(value: Any) -> str:
+def _one_line(value: object) -> str:
     return printable(" ".join(clean("-" if value is None else str(value)).split()))
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """A value in one line, with nothing that Markdown obeys."""
     line = _one_line(value).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "&#92;")  # \\( is math on the hub
     return re.sub(r"([`*\[\]|$~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", line)
 
 
-def code(value: Any) -> str:
+def code(value: object) -> str:
     """A value in one line, between more backticks than it has."""
     line = _one_line(value)
     ticks = "`" * (_longest_ticks(line) + 1)

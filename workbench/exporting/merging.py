@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from workbench.errors import ExportError, PolicyError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Model, Tensor, Tokenizer
 from workbench.run.directory import RunDirectory
 from workbench.training import loading
 from workbench.training.loading import (
@@ -148,13 +148,13 @@ def four_bit(run: RunDirectory) -> FourBit:
     if stored := _quantised_source(run):
         tensors = tensors_of(stored)
 
-        def held(layer: str, weight: Any) -> Any:
+        def held(layer: str, weight: object) -> Any:
             return None if (four := dequantised(tensors, f"{layer}.weight")) is None else four.float()
 
         return held
     layers, computes = _quantised_in_loading(base_of(run)), getattr(torch, policy["compute_dtype"])
 
-    def quantised(layer: str, weight: Any) -> Any:
+    def quantised(layer: str, weight: Tensor) -> Any:
         if layer not in layers:
             return None
         return in_nf4(weight.detach().to(computes)).float()
@@ -172,7 +172,7 @@ def dequantised(tensors: Tensors, name: str) -> Any:
     return dequantize_4bit(tensors[name](), QuantState.from_dict(state, torch.device("cpu"))) if state else None
 
 
-def in_nf4(weight: Any) -> Any:
+def in_nf4(weight: Tensor) -> Any:
     """What bitsandbytes' quantiser makes of a weight, as a policy and `merged_4bit` are loaded; read back, in its own type."""
     with quiet_imports():
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
@@ -284,7 +284,7 @@ def with_defaults(template: str, kwargs: Fields) -> str:
     return f"{said}\n{template}"  # chat templates are rendered with trim_blocks: this line end is not in the text
 
 
-def ended_with(run: RunDirectory, tokenizer: Any) -> list[int]:
+def ended_with(run: RunDirectory, tokenizer: Tokenizer) -> list[int]:
     """What ended completions in a run's training; of a run of an older version, which did not say, the tokenizer's EOS."""
     return run.manifest().get("eos_ids") or with_eos(None, tokenizer)
 
@@ -294,7 +294,7 @@ def one_or_list(ids: list[int]) -> int | list[int] | None:
     return ids[0] if len(ids) == 1 else ids or None
 
 
-def _end_as(tokenizer: Any, model: Any, trained: Sequence[int] = ()) -> None:
+def _end_as(tokenizer: Any, model: Model, trained: Sequence[int] = ()) -> None:
     # Whoever generates stops where training did: at the base's EOS tokens, and at the tokenizer's.
     said = model.generation_config
     ids = with_eos(said.eos_token_id, tokenizer)

@@ -20,7 +20,7 @@ from workbench.errors import ExportError, WorkbenchError
 from workbench.exporting import gguf, merging
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.checks import Check
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Tensor
 from workbench.training.loading import quiet_imports, reading
 
 HEAD = "lm_head.weight"
@@ -75,7 +75,7 @@ class _Model:
     def __getitem__(self, name: str) -> Any:
         return self.tensors[self.embeddings if name == HEAD and not self.stores_head else name]()
 
-    def part(self, name: str, tensor: Any) -> Any:
+    def part(self, name: str, tensor: Tensor) -> Any:
         """What of a tensor of the base is compared: here all."""
         return tensor
 
@@ -114,7 +114,7 @@ class _FourBits(_Model):
     def __getitem__(self, name: str) -> Any:
         return super().__getitem__(name) if (four := merging.dequantised(self.tensors, name)) is None else four
 
-    def held(self, name: str, tensor: Any) -> Any:
+    def held(self, name: str, tensor: object) -> Any:
         tensor = super().held(name, tensor)
         return merging.in_nf4(tensor) if self.coarse(name) else tensor
 
@@ -166,7 +166,7 @@ class _Gguf(_Model):
             mine = mine.reshape(heads, -1, 2, *mine.shape[1:]).transpose(1, 2).reshape(mine.shape)
         return self.part(name, mine)
 
-    def part(self, name: str, tensor: Any) -> Any:
+    def part(self, name: str, tensor: Tensor) -> Any:
         return tensor if tensor.ndim != 2 or not self.coarse(name) else tensor[:: -(-tensor.numel() // _ROWS)]
 
     def held(self, name: str, tensor: Any) -> Any:
@@ -355,7 +355,7 @@ def added(
     room = torch.finfo(dtype).eps * (own.abs() + torch.finfo(dtype).smallest_normal) + 2**-24
     room += 2**-18 * (base.abs() + 2 * float(step.abs().max()))
 
-    def is_like(expected: Any) -> bool:
+    def is_like(expected: object) -> bool:
         apart = (own - expected).abs()
         return bool(coarse or (apart <= room).all()) and float(apart.sum(dtype=torch.float64)) <= _CLOSE * moved
 
@@ -400,5 +400,5 @@ def _untold(why: str) -> Check:
     return Check("weights", "its tensors", None, why)
 
 
-def _judged(name: str, found: str, cause: str = "", **numbers: Any) -> Check:
+def _judged(name: str, found: str, cause: str = "", **numbers: object) -> Check:
     return Check("weights", name, not cause, found, cause, _REMEDY if cause else "", numbers)

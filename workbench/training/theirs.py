@@ -84,7 +84,9 @@ def record_rewards(session: Session) -> None:
     generate: Any = getattr(trainer, "_generate_and_score_completions", None)
     scored: list[ScoredBatch] | None = None  # by what is being generated now; None: nothing that can be compared is
 
-    def calculated(inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *more: Any, **named: Any) -> Any:
+    def calculated(
+        inputs: object, prompts: object, completions: object, completion_ids: object, *more: object, **named: object
+    ) -> Any:
         started = time.perf_counter()
         scores = calculate(inputs, prompts, completions, completion_ids, *more, **named)
         if trainer.model.training:  # it evaluates otherwise
@@ -106,7 +108,7 @@ def record_rewards(session: Session) -> None:
         batch = batch_of(*scored_by, reward_hash=suite.hash, columns=columns, **ids, **found)
         session.scored(batch) if scored is None else scored.append(batch)
 
-    def generated(*args: Any, **named: Any) -> Any:
+    def generated(*args: object, **named: object) -> Any:
         nonlocal scored
         outer, scored = scored, []  # a subclass may generate again until it has what it wants
         try:
@@ -117,7 +119,7 @@ def record_rewards(session: Session) -> None:
         return made
 
     @session.safe
-    def compare(batches: list[ScoredBatch], made: Any) -> None:
+    def compare(batches: list[ScoredBatch], made: object) -> None:
         for batch in batches:
             batch, others = _as_trained_on(batch, made)
             session.scored(batch)
@@ -162,7 +164,7 @@ def _as_trained_on(batch: ScoredBatch, made: Any) -> tuple[ScoredBatch, list[int
 
 def _in_words(prompt: Any) -> Any:
     # Messages whose content is in parts, as they are made of prompts with pictures: [image 640x480] and the text.
-    def content(parts: Any) -> Any:
+    def content(parts: object) -> Any:
         if not isinstance(parts, list):
             return parts
         named = ((part, part.get("type", "part")) for part in parts)
@@ -180,7 +182,7 @@ def _row_key(row: Fields) -> str:
     return prompt_key([prompt, *pictures] if pictures else prompt)[:12]
 
 
-def _pictures(value: Any) -> Iterator[Any]:
+def _pictures(value: object) -> Iterator[Any]:
     if hasattr(value, "getbands"):
         yield value
     elif isinstance(value, (list, dict)):

@@ -45,7 +45,7 @@ def style(axis: Any) -> None:
     axis.tick_params(labelsize=8)
 
 
-def as_text(text: Any, most: int = 1000) -> str:
+def as_text(text: object, most: int = 1000) -> str:
     """Text as it is, in a figure, where matplotlib would set what stands between two dollars as a formula."""
     return cut(printable(str(text)), most).replace("$", r"\$")
 
@@ -103,14 +103,14 @@ class Picture:
     def __init__(self, figure: Any, text: str) -> None:
         self.figure, self.text = figure, text
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return image_bundle(png(self.figure), self.text)
 
     def __str__(self) -> str:
         return printable(self.text)
 
 
-def inline_image(figure: Any, text: str) -> str:
+def inline_image(figure: object, text: str) -> str:
     """The figure as HTML, for a view that shows it among other things; the text is for readers who cannot see it."""
     return image_tag(base64.b64encode(png(figure)).decode("ascii"), text)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench import processes
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Function
 from workbench.training.feature import Feature
 from workbench.training.plan import Stage
 from workbench.training.settings.values import check_trackers
@@ -62,7 +62,7 @@ class Trackers(Feature):
     def check(cls, stage: Stage, where: str) -> None:
         check_trackers(stage.settings["report_to"])
 
-    def around(self, trainer: Any) -> dict[str, Callable[..., Any]]:
+    def around(self, trainer: Any) -> dict[str, Function]:
         """Nothing is replaced; they come after the spine's own events, and so log what the record holds."""
         for tracker in self.callbacks:
             trainer.add_callback(tracker)

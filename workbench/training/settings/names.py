@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from workbench.errors import RecipeError, WorkbenchError
 from workbench.kinds import Fields
@@ -175,13 +174,13 @@ def _translated(grpo: Fields, fields: set[str], notes: list[str]) -> Fields:
     return asked
 
 
-def as_dtype(value: Any) -> str | None:
+def as_dtype(value: object) -> str | None:
     """A library's word for a type, or torch's own, as the recipe has it; None: chosen for the device."""
     text = str(value).removeprefix("torch.")
     return {"half": "float16", "float": "float32", "auto": None, "None": None}.get(text, text)
 
 
-def check_turns(used: Mapping[str, Any], where: str, error: type[WorkbenchError]) -> None:
+def check_turns(used: Mapping[str, object], where: str, error: type[WorkbenchError]) -> None:
     """Refuse what makes a completion of several turns, of a trainer's (value by name) or of a recipe's, as an `error`."""
     if name := next((name for name in TURNS if used.get(name)), None):
         rule = "turns are not recorded yet: what a tool or an environment says would stand on record as the policy's own words"

@@ -68,7 +68,7 @@ def _is_plain(layer: Any) -> bool:
     return not any("forward" in vars(one) or one._forward_hooks or one._forward_pre_hooks for one in modules)
 
 
-def _is_linear4bit(base: Any) -> bool:
+def _is_linear4bit(base: object) -> bool:
     bitsandbytes = sys.modules.get("bitsandbytes")
     return bitsandbytes is not None and type(base) is bitsandbytes.nn.Linear4bit
 
