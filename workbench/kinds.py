@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 Fields = dict[str, Any]  # named values of different kinds: a JSON object, settings, keyword arguments
 Function = Callable[..., Any]  # called with whatever it takes, as reward functions are
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from torch import Tensor
     from torch.nn import Module
     from transformers import PreTrainedModel as Model  # or PEFT's wrapper, which forwards what it lacks to one
     from transformers import PreTrainedTokenizerBase as Tokenizer
     from transformers import TrainerControl, TrainerState, TrainingArguments
+    from trl import GRPOTrainer as Trainer
 else:
-    Tensor = Module = Model = Tokenizer = TrainingArguments = TrainerState = TrainerControl = Any
+    Axes = Figure = Trainer = Tensor = Module = Model = Tokenizer = TrainingArguments = TrainerState = TrainerControl = Any

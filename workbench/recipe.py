@@ -202,11 +202,11 @@ class WarmStartPart(_Part):
     source: Literal["policy", "reference"] = "policy"  # reference: what the task's `ideal` makes of a row
 
 
-def _named(value: object) -> Any:
+def _named(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value  # `policy: tiny`, as everywhere else
 
 
-def _counted(value: object) -> Any:  # `warm_start: 32`
+def _counted(value: object) -> object:  # `warm_start: 32`
     if isinstance(value, int) and not isinstance(value, bool):
         return {"samples": value}
     if value is not None and not isinstance(value, (dict, WarmStartPart)):
@@ -214,7 +214,7 @@ def _counted(value: object) -> Any:  # `warm_start: 32`
     return value
 
 
-def _worded(value: object) -> Any:
+def _worded(value: object) -> object:
     return value.lower().replace("-", "_").replace(".", "") if isinstance(value, str) else value  # GSPO, Dr. GRPO's dr-grpo
 
 

@@ -84,7 +84,7 @@ def _counted(measured: Fields) -> str:
     return "correct" if measured["after"].get("format", 0) is None else "correct, strict format"
 
 
-def _named(task: Fields) -> Any:
+def _named(task: Fields) -> object:
     # One that is called as its file is, like those of notebook 02, goes by its rows.
     name, file = task.get("name"), str(task.get("file"))
     return (task.get("card") or {}).get("source") or file if name == Path(file).stem else name

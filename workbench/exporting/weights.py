@@ -40,12 +40,12 @@ _ROWS = 2**21  # weights of a quantised matrix that are looked at: whole rows, s
 _REMEDY = "export the run again, with overwrite, beside the very base, and revision, that it was trained on"
 
 
-def _as_well(stored: Any, quantised: Any, wanted: Any) -> bool:
+def _as_well(stored: object, quantised: Any, wanted: Any) -> bool:
     # True if the error is within the quantiser's own, with room for another version of it.
     return bool((stored - wanted).norm() <= 3 * (quantised - wanted).norm())
 
 
-def few_apart(stored: Any, quantised: Any, wanted: Any) -> bool:
+def few_apart(stored: object, quantised: Any, wanted: Any) -> bool:
     """True if a few weights at most are quantised otherwise.
 
     NF4 takes the nearest of 16 numbers: another version, or a GPU, rounds a few weights otherwise, and no more.

@@ -305,7 +305,7 @@ def _raised(error: BaseException) -> RewardFailure:
     return RewardFailure(f"raised {type(error).__name__}: {error}{fault_line(error)}", cause=error)
 
 
-def _unchanged(name: str, result: object, changed: str) -> Any:
+def _unchanged(name: str, result: object, changed: str) -> object:
     if changed:
         rule = "every function and the trainer's log are handed the same lists"
         remedy = f"work on a copy, messages and all: {changed} = copy.deepcopy({changed})"
@@ -321,7 +321,7 @@ def _copies(call: Call) -> Call:
     return own
 
 
-def _copy(value: object) -> Any:
+def _copy(value: object) -> object:
     if isinstance(value, list):
         deep = any(isinstance(item, (list, dict)) for item in value)
         return [_copy(item) for item in value] if deep else list(value)

@@ -14,7 +14,7 @@ from workbench.errors import TaskError
 from workbench.kinds import Function
 
 
-def as_function(thing: Any, tokenizer: object = None, name: str | None = None) -> Function:
+def as_function(thing: object, tokenizer: object = None, name: str | None = None) -> Function:
     """A reward function for anything that TRL takes as one: a function as it is, a classification model, its id or its folder.
 
     A model scores prompt and completion together, in its own chat template where they are chat, in this process

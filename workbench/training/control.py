@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from workbench.errors import RequestError, WorkbenchError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Trainer
 from workbench.processes import gathered, is_main
 from workbench.rewards.execution import AWAITED
 from workbench.rewards.suite import RewardSuite
@@ -334,7 +334,7 @@ class RunControl:
         return {"file": "samples.jsonl", "completions": len(texts), "first": texts[0][:500]}
 
 
-def save_now(trainer: Any) -> None:
+def save_now(trainer: Trainer) -> None:
     """Save a checkpoint between two steps, as the trainer does at the end of one."""
     trainer._save_checkpoint(trainer.model, trial=None)
     trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)

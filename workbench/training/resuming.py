@@ -25,7 +25,7 @@ import numpy as np
 from workbench import processes
 from workbench.data.split import fingerprint
 from workbench.errors import RunError
-from workbench.kinds import Fields, Model, Module
+from workbench.kinds import Fields, Model, Module, Trainer
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState
 from workbench.run.differences import Differences, flat
@@ -78,7 +78,7 @@ def is_spread(trainer: Any) -> bool:
     return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
 
 
-def whole_weights(trainer: Any) -> Fields | None:
+def whole_weights(trainer: Trainer) -> Fields | None:
     """The weights of a model that is spread over processes; None: each has them all. All processes have to ask."""
     return trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_spread(trainer) else None
 

@@ -385,7 +385,7 @@ class _Reader:
             self.notes.append(f"line {line}: {text}")
 
 
-def _as_recipe(name: str, where: str, value: object) -> Any:
+def _as_recipe(name: str, where: str, value: object) -> object:
     # A library's value as the recipe's field has it; None: it asks for nothing; `...`: there is no such value.
     if name == "load_in_16bit":
         return False if value else None

@@ -87,7 +87,7 @@ class Session:
         with self.control.graceful():  # all of it: an Interrupt that comes while something is being saved must not lose it
             return self._recorded(*args, **kwargs)
 
-    def _recorded(self, *args: object, **kwargs: object) -> Any:
+    def _recorded(self, *args: object, **kwargs: object) -> object:
         started, status, details = time.monotonic(), "failed", {}
         try:
             result = self._train_all(*args, **kwargs)

@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench import processes
 from workbench.errors import RunError
-from workbench.kinds import Fields, Model, TrainerControl, TrainerState, TrainingArguments
+from workbench.kinds import Fields, Model, Trainer, TrainerControl, TrainerState, TrainingArguments
 from workbench.run.directory import RunDirectory
 from workbench.training.loading import random_states
 from workbench.training.plan import ONLY_STAGE, Plan, Stage
@@ -46,7 +46,9 @@ class Made:
 class StagedSession(Session):
     """Trains the stages that a trainer of `make_trainer` was made for, from the start or from a checkpoint."""
 
-    def __init__(self, run: RunDirectory, trainer: Any, watchers: Watchers, point: Point | None = None, **more: object) -> None:
+    def __init__(
+        self, run: RunDirectory, trainer: Trainer, watchers: Watchers, point: Point | None = None, **more: object
+    ) -> None:
         self.made: Made = vars(trainer)[Made.KEY]
         self.policy, self.point, self.begun_at = self.made.policy, point, point.step if point else 0
         super().__init__(run, trainer, self.made.plan.stages, watchers, **more)

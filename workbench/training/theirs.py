@@ -16,7 +16,7 @@ import numpy as np
 
 from workbench.data.answer_column import answer_named
 from workbench.errors import RunError, nearest
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Tensor
 from workbench.recipe import Recipe
 from workbench.rewards.answers import completion_text
 from workbench.rewards.groups import batch_of
@@ -94,7 +94,7 @@ def record_rewards(session: Session) -> None:
         return scores
 
     @session.safe
-    def record(scores: Any, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, seconds: float) -> None:
+    def record(scores: Tensor, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, seconds: float) -> None:
         scores = scores.detach().double().cpu().numpy()
         names = [name for name in inputs[0] if name not in {"prompt", *RESERVED_COLUMNS}]
         columns = {name: [to_json(row.get(name)) for row in inputs] for name in names}
@@ -162,7 +162,7 @@ def _as_trained_on(batch: ScoredBatch, made: Any) -> tuple[ScoredBatch, list[int
     return dataclasses.replace(batch, groups=batch.groups._replace(advantages=theirs)), others
 
 
-def _in_words(prompt: Any) -> Any:
+def _in_words(prompt: Any) -> object:
     # Messages whose content is in parts, as they are made of prompts with pictures: [image 640x480] and the text.
     def content(parts: object) -> Any:
         if not isinstance(parts, list):
@@ -190,7 +190,7 @@ def _pictures(value: object) -> Iterator[Any]:
             yield from _pictures(each)
 
 
-def _named(function: Any, name: str) -> Any:
+def _named(function: Any, name: str) -> object:
     if not hasattr(function, "parameters") and function_name(function) == name:
         return function
 

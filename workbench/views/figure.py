@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.kinds import Axes, Figure
 from workbench.printable import printable
 from workbench.views.tables import cut
 
@@ -37,7 +38,7 @@ def bare_figure(width: float, height: float) -> Any:
     return FigureCanvasAgg(Figure(figsize=(width, height), dpi=100)).figure
 
 
-def style(axis: Any) -> None:
+def style(axis: Axes) -> None:
     """The look of every chart: no frame at the top and right, a faint grid behind the curves."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color="#dddddd", linewidth=0.6)
@@ -50,7 +51,7 @@ def as_text(text: object, most: int = 1000) -> str:
     return cut(printable(str(text)), most).replace("$", r"\$")
 
 
-def with_legend(figure: Any, axis: Any, *entries: Any, x: str = "", y: str = "", title: str = "") -> Any:
+def with_legend(figure: Figure, axis: Axes, *entries: object, x: str = "", y: str = "", title: str = "") -> Any:
     """The figure, laid out, with what its axes and their title say, and the legend (or these handles and labels) on its right."""
     axis.set_xlabel(x, fontsize=8)
     axis.set_ylabel(y, fontsize=8)
@@ -68,7 +69,7 @@ def lying(axis: Any, places: Any, labels: Any) -> None:
     axis.grid(visible=False, axis="y")
 
 
-def stacked_bars(axis: Any, labels: Sequence[str], parts: Iterable[tuple[str, np.ndarray]]) -> None:
+def stacked_bars(axis: Axes, labels: Sequence[str], parts: Iterable[tuple[str, np.ndarray]]) -> None:
     """Horizontal bars of named parts: to the right of 0 what is above it, to the left what is below."""
     places = range(len(labels))
     right = left = np.zeros(len(labels))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.kinds import Fields, Function, Model
+from workbench.kinds import Fields, Function, Model, Tensor, Trainer
 from workbench.run.metrics import RATIO_HIGH, RATIO_LOW, RATIO_MASKED
 from workbench.training.feature import Feature
 
@@ -34,7 +34,7 @@ class RatioWatch(Feature):
             noted.clear()
         return values
 
-    def around(self, trainer: Any) -> dict[str, Function]:
+    def around(self, trainer: Trainer) -> dict[str, Function]:
         """What computes the loss, the log-probabilities, and the mask."""
         names = ("_compute_loss", "_get_per_token_logps_and_entropies", "get_off_policy_mask")
         if not all(hasattr(trainer, name) for name in names):
@@ -58,7 +58,7 @@ class RatioWatch(Feature):
             ratios[RATIO_LOW].append(low)
             ratios[RATIO_HIGH].append(high)
 
-        def _compute_loss(model: Model, inputs: Any) -> Any:
+        def _compute_loss(model: Model, inputs: Fields) -> Tensor:
             batch[:] = [inputs]
             return compute(model, inputs)
 

@@ -17,7 +17,7 @@ from workbench import processes
 from workbench.audit.completions import builders
 from workbench.data.template import prompt_text, turn_end
 from workbench.errors import RecipeError, RunError
-from workbench.kinds import Fields, TrainerControl, TrainerState, TrainingArguments
+from workbench.kinds import Fields, Trainer, TrainerControl, TrainerState, TrainingArguments
 from workbench.progress import progress_line
 from workbench.recipe import Recipe, WarmStartPart
 from workbench.task import Row
@@ -189,7 +189,7 @@ def _too_few(part: WarmStartPart, found: int, tries: int) -> RunError:
 
 
 @random_kept()
-def fine_tune(trainer: Any, policy: Policy, stage: Stage, part: WarmStartPart, found: list[Right], stops: Callable) -> Any:
+def fine_tune(trainer: Trainer, policy: Policy, stage: Stage, part: WarmStartPart, found: list[Right], stops: Callable) -> Any:
     """Train the adapter on what was found, as GRPO's `trainer` would compute it; returns the SFTTrainer.
 
     The loss is of the completions alone. They are trained token by token as they were sampled, after the prompt that GRPO

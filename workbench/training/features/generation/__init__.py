@@ -169,7 +169,7 @@ class Generation:
             found = self._generate(*args, **kwargs)
         return found
 
-    def _loop(self, args: tuple, kwargs: Fields) -> Any:
+    def _loop(self, args: tuple, kwargs: Fields) -> object:
         import torch
         from transformers import GenerationConfig
 
