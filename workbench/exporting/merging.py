@@ -36,7 +36,7 @@ from workbench.training.loading import (
 from workbench.workspace import resolve, shown
 
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}  # as a policy is loaded
-Tensors = dict[str, Callable[[], Any]]  # name -> a function that reads it
+Tensors = dict[str, Callable[[], Tensor]]  # name -> a function that reads it
 PUT_BACK = "put its files, or its revision, back as they were; or train on the base as it is now"
 FourBit = Callable[[str, Any], Any]  # (layer, its 16-bit weight or None) -> what the live policy computes with, float32; or None
 
@@ -123,7 +123,7 @@ def deltas(adapter: str | Path) -> Tensors:
     with reading(f"adapter {shown(adapter)}"):
         config, saved = PeftConfig.from_pretrained(str(adapter)), tensors_in([Path(adapter) / "adapter_model.safetensors"])
 
-    def delta(layer: str) -> Any:
+    def delta(layer: str) -> Tensor:
         a, b = (saved[f"base_model.model.{layer}.lora_{which}.weight"]().float() for which in "AB")
         alpha = config.alpha_pattern.get(get_pattern_key(list(config.alpha_pattern), layer), config.lora_alpha)
         return alpha / (len(a) ** 0.5 if config.use_rslora else len(a)) * (b @ a)
@@ -154,7 +154,7 @@ def four_bit(run: RunDirectory) -> FourBit:
         return held
     layers, computes = _quantised_in_loading(base_of(run)), getattr(torch, policy["compute_dtype"])
 
-    def quantised(layer: str, weight: Tensor) -> Any:
+    def quantised(layer: str, weight: Tensor) -> Tensor | None:
         if layer not in layers:
             return None
         return in_nf4(weight.detach().to(computes)).float()
@@ -162,7 +162,7 @@ def four_bit(run: RunDirectory) -> FourBit:
     return quantised
 
 
-def dequantised(tensors: Tensors, name: str) -> Any:
+def dequantised(tensors: Tensors, name: str) -> Tensor | None:
     """A stored 4-bit weight, in the 16 bits that it was quantised from; None if it is stored otherwise."""
     with quiet_imports():
         import torch
@@ -172,7 +172,7 @@ def dequantised(tensors: Tensors, name: str) -> Any:
     return dequantize_4bit(tensors[name](), QuantState.from_dict(state, torch.device("cpu"))) if state else None
 
 
-def in_nf4(weight: Tensor) -> Any:
+def in_nf4(weight: Tensor) -> Tensor:
     """What bitsandbytes' quantiser makes of a weight, as a policy and `merged_4bit` are loaded; read back, in its own type."""
     with quiet_imports():
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit

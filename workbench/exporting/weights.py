@@ -40,12 +40,12 @@ _ROWS = 2**21  # weights of a quantised matrix that are looked at: whole rows, s
 _REMEDY = "export the run again, with overwrite, beside the very base, and revision, that it was trained on"
 
 
-def _as_well(stored: object, quantised: Any, wanted: Any) -> bool:
+def _as_well(stored: Tensor, quantised: Tensor, wanted: Tensor) -> bool:
     # True if the error is within the quantiser's own, with room for another version of it.
     return bool((stored - wanted).norm() <= 3 * (quantised - wanted).norm())
 
 
-def few_apart(stored: object, quantised: Any, wanted: Any) -> bool:
+def few_apart(stored: Tensor, quantised: Tensor, wanted: Tensor) -> bool:
     """True if a few weights at most are quantised otherwise.
 
     NF4 takes the nearest of 16 numbers: another version, or a GPU, rounds a few weights otherwise, and no more.
@@ -72,14 +72,14 @@ class _Model:
         self.stores_head = HEAD in self.names
         self.names |= {HEAD} if self.tied else set()
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Tensor:
         return self.tensors[self.embeddings if name == HEAD and not self.stores_head else name]()
 
-    def part(self, name: str, tensor: Tensor) -> Any:
+    def part(self, name: str, tensor: Tensor) -> Tensor:
         """What of a tensor of the base is compared: here all."""
         return tensor
 
-    def held(self, name: str, tensor: Any) -> Any:
+    def held(self, name: str, tensor: Tensor) -> Tensor:
         """What a tensor becomes where it is stored under this name."""
         return tensor.to(self[name].dtype)
 
@@ -91,7 +91,7 @@ class _Model:
         """Whether a tensor is stored in fewer than 16 bits."""
         return False
 
-    def same(self, name: str, expected: Any) -> bool:
+    def same(self, name: str, expected: Tensor) -> bool:
         if (mine := self[name]).shape != expected.shape:
             return False
         once = self.held(name, expected)
@@ -111,10 +111,10 @@ class _FourBits(_Model):
 
     as_well = staticmethod(few_apart)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Tensor:
         return super().__getitem__(name) if (four := merging.dequantised(self.tensors, name)) is None else four
 
-    def held(self, name: str, tensor: object) -> Any:
+    def held(self, name: str, tensor: Tensor) -> Tensor:
         tensor = super().held(name, tensor)
         return merging.in_nf4(tensor) if self.coarse(name) else tensor
 
@@ -156,7 +156,7 @@ class _Gguf(_Model):
     def coarse(self, name: str) -> bool:
         return self._stored(name).tensor_type not in (self._kinds.F32, self._kinds.F16)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Tensor:
         import torch
 
         stored = self._stored(name)
@@ -166,10 +166,10 @@ class _Gguf(_Model):
             mine = mine.reshape(heads, -1, 2, *mine.shape[1:]).transpose(1, 2).reshape(mine.shape)
         return self.part(name, mine)
 
-    def part(self, name: str, tensor: Tensor) -> Any:
+    def part(self, name: str, tensor: Tensor) -> Tensor:
         return tensor if tensor.ndim != 2 or not self.coarse(name) else tensor[:: -(-tensor.numel() // _ROWS)]
 
-    def held(self, name: str, tensor: Any) -> Any:
+    def held(self, name: str, tensor: Tensor) -> Tensor:
         import torch
 
         kind, tensor = self._stored(name).tensor_type, tensor.to(self._sixteen)
@@ -375,7 +375,7 @@ def added(
     return OTHER if float(along.sum().abs()) > 0.5 * float(shift.square().sum()) + 6 * float(along.norm()) else LOST
 
 
-def _equal(mine: Any, expected: Any, room: float = 0) -> bool:
+def _equal(mine: Tensor, expected: Tensor, room: float = 0) -> bool:
     return mine.shape == expected.shape and bool(((mine.float() - expected.float()).abs() <= room).all())
 
 

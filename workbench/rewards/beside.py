@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from workbench.kinds import Fields, Function, Tensor
+from workbench.kinds import Fields, Function
 from workbench.rewards.tracing import code_objects
 from workbench.rewards.worker import ends_if_forked, names_kept
 
@@ -212,7 +212,7 @@ def _keeps_state(value: object) -> bool:
     return not isinstance(value, (*plain, type, ModuleType)) and not inspect.isroutine(value)
 
 
-def plain_result(result: Tensor) -> Any:
+def plain_result(result: Any) -> Any:
     """What a function returned, with tensors, arrays and generators as lists of Python values."""
     if hasattr(result, "tolist"):
         column = getattr(result, "ndim", 1) == 2 and result.shape[1] == 1

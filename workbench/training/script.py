@@ -93,8 +93,8 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
         remedy = f"{_PASTE}; a task file is named in a recipe, as its `task:`"
         raise RecipeError("".join([source, *others[:1]]), rule=rule, remedy=remedy)
     reader.read_rest(fields)
-    recipe = Recipe.of(reader.content, source)
-    notes = [*reader.notes, *reader.fill_in(recipe)]
+    recipe, renamed = settings_of.with_new_names(Recipe.of(reader.content, source), fields)
+    notes = [*reader.notes, *renamed, *reader.fill_in(recipe)]
     return Pasted(recipe, notes, "policy.name" in reader.stated, "task" in reader.content)
 
 
