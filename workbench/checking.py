@@ -50,7 +50,7 @@ def tokenizer_of(policy: str | None, chat_template_kwargs: Fields | str | None) 
 
 
 def check_source(
-    source: Any,
+    source: object,
     *,
     subset: str | None = None,
     split: str | None = None,
@@ -93,7 +93,7 @@ def check_source(
     return Found(checked.report, found, target)
 
 
-def _make_room(target: Path, *inputs: Any) -> None:
+def _make_room(target: Path, *inputs: object) -> None:
     read = [find(path) for path in inputs if isinstance(path, (str, Path))]
     try:
         if target.is_dir() or any(path.exists() and path.resolve() == target.resolve() for path in read):

@@ -32,7 +32,7 @@ GROUPS = {
 class Grouped(typer.core.TyperGroup):
     """The commands in groups, each with the whole first sentence of its help."""
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: object, formatter: Any) -> None:
         for title, names in GROUPS.items():
             rows = [(name, re.split(r"(?<=[.?!])\s", self.commands[name].help or "", maxsplit=1)[0]) for name in names]
             with formatter.section(title):
@@ -64,7 +64,7 @@ def command(name: str | None = None, aborted: str = "", **settings: Any) -> Call
     """A command of a function that returns a `Result`, which alone goes to standard output; `aborted`: what Ctrl-C leaves."""
 
     def add(function: Callable[..., Result]) -> None:
-        def run(as_json: bool, **arguments: Any) -> None:
+        def run(as_json: bool, **arguments: object) -> None:
             from workbench.processes import is_main
 
             try:
@@ -81,7 +81,7 @@ def command(name: str | None = None, aborted: str = "", **settings: Any) -> Call
         signature = inspect.signature(function, eval_str=True)
         as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
         vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), as_json])
-        app.command(name or run.__name__, help=function.__doc__, **settings)(run)
+        app.command(name or getattr(function, "__name__", None), help=function.__doc__, **settings)(run)
 
     return add
 
@@ -138,7 +138,7 @@ def as_flags(text: str) -> str:
     return re.sub(r'\b(into|overwrite)=(?:True|"(\w+)")', lambda match: f"--{match[1]} {match[2] or ''}".rstrip(), text)
 
 
-def json_text(data: Any) -> str:
+def json_text(data: object) -> str:
     """One JSON object in ASCII: json leaves DEL as it is, and writes NaN, which is not JSON."""
     from workbench.workspace import to_json
 

@@ -66,7 +66,7 @@ def _values(cell: Any) -> dict[str, ast.expr]:
     return values
 
 
-def with_parameters(notebook: Any, parameters: Fields, name: str) -> Any:
+def with_parameters(notebook: object, parameters: Fields, name: str) -> Any:
     """Write `parameters` into the notebook's cells tagged `parameters`, in place of the present values.
 
     A notebook without such a cell, or a parameter that none of them assigns, is a RunError.
@@ -91,7 +91,7 @@ def _replace(cell: Any, node: ast.expr, text: str) -> None:
     cell.source = (source[:start] + text.encode() + source[end:]).decode()
 
 
-def read_parameters(said: Sequence[str], notebook: Any, name: str) -> Fields:
+def read_parameters(said: Sequence[str], notebook: object, name: str) -> Fields:
     """`["max_steps=5", "policy_name=tiny"]` as values by name; RunError for what is not NAME=VALUE.
 
     A value is a Python literal; where the notebook has text, it is text.

@@ -51,7 +51,7 @@ def register(shell: Any = None) -> bool:
     if display is None:
         return False
 
-    def shown(result: Any) -> Fields:
+    def shown(result: object) -> Fields:
         if isinstance(result, (list, tuple)):  # IPython has its own text for these, and would take that
             text = display.formatters["text/plain"]
             text.for_type(type(result), lambda own, printer, cycle: printer.text(str(view_of(own))))
@@ -73,7 +73,7 @@ def register(shell: Any = None) -> bool:
     return True
 
 
-def view_of(result: Any) -> Any:
+def view_of(result: object) -> Any:
     """The view of a result, as a cell would show it; a result without one is its own."""
     for kind in type(result).__mro__:
         if view := VIEWS.get(f"{kind.__module__}.{kind.__qualname__}"):

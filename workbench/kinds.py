@@ -1,8 +1,18 @@
-"""Names for shapes that hold values of many kinds, where nothing closer is true. Everything may stand on this."""
+"""Names for types that much of the package speaks of. Everything may stand on this, and it imports no library."""
 
-from __future__ import annotations
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from typing import Any
-
-# Named values: a JSON object, settings, keyword arguments.
-Fields = dict[str, Any]
+Fields = dict[str, Any]  # named values of different kinds: a JSON object, settings, keyword arguments
+Function = Callable[..., Any]  # called with whatever it takes, as reward functions are
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import Tensor
+    from torch.nn import Module
+    from transformers import PreTrainedModel as Model  # or PEFT's wrapper, which forwards what it lacks to one
+    from transformers import PreTrainedTokenizerBase as Tokenizer
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from trl import GRPOTrainer as Trainer
+else:
+    Axes = Figure = Trainer = Tensor = Module = Model = Tokenizer = TrainingArguments = TrainerState = TrainerControl = Any

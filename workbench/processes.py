@@ -53,7 +53,7 @@ def _on_gpus() -> bool:
     return cuda
 
 
-def gathered(piece: Any) -> list[Any]:
+def gathered(piece: object) -> list[Any]:
     """Each process's contribution, in order, given to all of them; if one is an exception, all raise the first."""
     pieces = [piece]
     if count() > 1:

@@ -38,7 +38,7 @@ def _settings(grpo: Fields) -> Fields:
     return grpo | numbers | words
 
 
-def template_kwargs(value: Any, said: str = "grpo.chat_template_kwargs") -> Fields:
+def template_kwargs(value: object, said: str = "grpo.chat_template_kwargs") -> Fields:
     """Arguments for a chat template: a mapping, or one as JSON text, or None; RecipeError for others, and for TRL's own."""
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(value) if isinstance(value, str) else value
@@ -104,7 +104,7 @@ def _too_large(source: str) -> RecipeError:
     return RecipeError(value, rule=rule, remedy="rows belong in the task's files; write out what an alias repeats")
 
 
-def _check_size(content: Any, source: str) -> None:
+def _check_size(content: object, source: str) -> None:
     # An alias in YAML repeats what it stands for, and may stand in itself.
     level, values = [content], 0
     for _ in range(_MOST_LEVELS):
@@ -123,7 +123,7 @@ def _check_size(content: Any, source: str) -> None:
         raise _too_large(source)
 
 
-def _values(part: Any) -> Any:
+def _values(part: object) -> Any:
     return part.values() if isinstance(part, dict) else ()
 
 
@@ -202,11 +202,11 @@ class WarmStartPart(_Part):
     source: Literal["policy", "reference"] = "policy"  # reference: what the task's `ideal` makes of a row
 
 
-def _named(value: Any) -> Any:
+def _named(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value  # `policy: tiny`, as everywhere else
 
 
-def _counted(value: Any) -> Any:  # `warm_start: 32`
+def _counted(value: object) -> object:  # `warm_start: 32`
     if isinstance(value, int) and not isinstance(value, bool):
         return {"samples": value}
     if value is not None and not isinstance(value, (dict, WarmStartPart)):
@@ -214,7 +214,7 @@ def _counted(value: Any) -> Any:  # `warm_start: 32`
     return value
 
 
-def _worded(value: Any) -> Any:
+def _worded(value: object) -> object:
     return value.lower().replace("-", "_").replace(".", "") if isinstance(value, str) else value  # GSPO, Dr. GRPO's dr-grpo
 
 
@@ -283,7 +283,7 @@ class Recipe(_Part):
             raise RecipeError(value, rule="a recipe is a mapping of field to value", remedy=remedy)
         return cls.of(_beside(content, path.parent), str(path), recorded=recorded)
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, **fields: object) -> None:
         _check_size(fields, "recipe")
         try:
             super().__init__(**fields)

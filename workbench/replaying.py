@@ -234,7 +234,7 @@ def _check_columns(suite: RewardSuite, row: Row) -> None:
         raise TaskError(f"the recorded rows: {error.value}", rule=error.rule, remedy=remedy) from None
 
 
-def _schema(old_names: list[str], new_names: list[str]) -> Any:
+def _schema(old_names: list[str], new_names: list[str]) -> object:
     import pyarrow as pa
 
     kinds = dict.fromkeys(["step", "group", "generation"], pa.int32()) | {"number": pa.int64(), "prompt_id": pa.string()}
@@ -245,7 +245,7 @@ def _schema(old_names: list[str], new_names: list[str]) -> Any:
     return pa.schema({**kinds, "rank_correlation": pa.float64()})
 
 
-def _table(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, schema: Any) -> Any:
+def _table(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, schema: Any) -> object:
     # A row per completion; what belongs to a group stands in each of its rows. `number`: of the completion in the replay.
     import pyarrow as pa
 

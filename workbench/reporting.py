@@ -129,7 +129,7 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     yield "Environment", Table(["", "found"], [[name, Verbatim(value)] for name, value in environment.items()])
 
 
-def _html(result: Any) -> str:
+def _html(result: object) -> str:
     view = pre(result) if isinstance(result, str) else view_of(result)
     if isinstance(view, str):
         return view
@@ -139,6 +139,6 @@ def _html(result: Any) -> str:
     return image_tag(image["image/png"], str(view))
 
 
-def _text(result: Any) -> str:
+def _text(result: object) -> str:
     # Completions are in a group's view, not in its text; pictures and long tables are in words.
     return printable(str(view_of(result) if isinstance(result, RecordedGroup) else result))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
 
 # How one looks -> what it is called.
 KEYS = {
@@ -35,13 +34,13 @@ def may_be_shown(name: str, value: str) -> bool:
     return bool(_KNOWN.fullmatch(name) and _SHOWN.fullmatch(value) and not (NAMED.search(name) or LOOKS.search(value)))
 
 
-def is_secret(name: str, value: Any) -> bool:
+def is_secret(name: str, value: object) -> bool:
     """Whether a setting holds a key or a password: by its name, unless it is a tag such as an EOS token; or by its form."""
     named = NAMED.search(name) and len(str(value)) >= 8 and "<" not in str(value)
     return isinstance(value, str) and bool(named or re.search("|".join(KEYS), value))
 
 
-def setting(name: str, value: Any) -> str:
+def setting(name: str, value: object) -> str:
     """`name = value`, for messages; for a secret only that it is set."""
     return f"{name} = {'(set, not shown)' if is_secret(name.rpartition('.')[2], value) else repr(value)}"
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workbench.errors import TaskError, fault_line, nearest
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Function
 from workbench.workspace import find, looked_in, shown
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Task:
 
     name: str
     rows: Sequence[Row]
-    reward_funcs: Sequence[Callable[..., Any]]
+    reward_funcs: Sequence[Function]
     reward_weights: Sequence[float] | None = None
     held_out: Sequence[Row] = ()
     answer_column: str = "answer"
@@ -157,7 +157,7 @@ class Task:
         """The key of measurements: the function's name alone, or with its threshold."""
         return self.right_function if self.right_at is None else self.right_words
 
-    def is_right(self, scores: Any) -> np.ndarray:
+    def is_right(self, scores: object) -> np.ndarray:
         """Which completions are right, by their scores of `right_function`, bool; NaN (no score) is not."""
         return right_of(scores, self.right_at)
 
@@ -166,7 +166,7 @@ class Task:
         return [{**row, "prompt_id": str(row.get("prompt_id") or prompt_key(row["prompt"])[:12])} for row in rows]
 
 
-def right_of(scores: Any, least: float | None = None) -> np.ndarray:
+def right_of(scores: object, least: float | None = None) -> np.ndarray:
     """Which scores are right: above 0, or at least `least`; NaN is not."""
     import numpy as np
 
@@ -174,13 +174,13 @@ def right_of(scores: Any, least: float | None = None) -> np.ndarray:
     return scores > 0 if least is None else scores >= least
 
 
-def prompt_key(prompt: Any) -> str:
+def prompt_key(prompt: object) -> str:
     """A stable hash of a prompt, chat messages or text: 64 hex digits."""
     canonical = json.dumps(prompt, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("utf-8", "backslashreplace")).hexdigest()
 
 
-def function_name(function: Callable[..., Any]) -> str:
+def function_name(function: Function) -> str:
     """The name that TRL gives a reward function in its metrics."""
     while isinstance(function, functools.partial):
         function = function.func

@@ -283,7 +283,7 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def write_json(path: str | os.PathLike, content: Any) -> Path:
+def write_json(path: str | os.PathLike, content: object) -> Path:
     """Write a JSON file atomically."""
     text = json.dumps(to_json(content), indent=2, ensure_ascii=False, allow_nan=False)
     with replace_file(path) as beside:

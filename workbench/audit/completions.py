@@ -173,7 +173,7 @@ def wrong_answer(answer: str, others: Sequence[str] = ()) -> str:
     return next((other for other in others if other.strip().casefold() not in ("", known)), f"not {answer}")
 
 
-def _other(value: Any) -> Any:
+def _other(value: object) -> object:
     # The same shape with other values, so that it still keeps to a schema.
     if isinstance(value, dict):
         return {key: _other(item) for key, item in value.items()}

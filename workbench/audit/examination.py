@@ -24,7 +24,7 @@ from workbench.audit.prompt_format import asking_text, format_advice
 from workbench.audit.regression_cases import failed_cases, load_cases
 from workbench.data.prompts import to_messages
 from workbench.errors import RewardError, TaskError, WorkbenchError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Function
 from workbench.rewards.chat_or_text import InputFormat
 from workbench.rewards.execution import OWN, UNJUDGED
 from workbench.rewards.library import max_score_of
@@ -107,7 +107,7 @@ def audit_rewards(
     *,
     rows: int = 6,
     weights: dict[str, float] | None = None,
-    tokenizer: Any = None,
+    tokenizer: object = None,
     max_completion_length: int = 512,
     cases: str | None = None,
     deadline_s: float = 10.0,
@@ -156,7 +156,7 @@ class _Audit:
     seconds: dict[str, float] = field(default_factory=dict)  # by function
     late: set[str] = field(default_factory=set)
 
-    def _add(self, rule: str, function: str = "", severity: str | None = None, **values: Any) -> None:
+    def _add(self, rule: str, function: str = "", severity: str | None = None, **values: object) -> None:
         self.findings.append(finding(rule, function, severity, **values))
 
     def _refused(self, rule: str, name: str, error: WorkbenchError) -> None:
@@ -397,5 +397,5 @@ class _Audit:
                 self._refused("returns", "", error)
 
 
-def _has_state(function: Callable[..., Any]) -> bool:
+def _has_state(function: Function) -> bool:
     return not inspect.isroutine(function) and not isinstance(function, functools.partial)

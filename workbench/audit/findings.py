@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -137,7 +137,7 @@ class Finding:
         return f"{self.severity}: {name}{self.text}" + (f"\n  -> {self.remedy}" if self.remedy else "")
 
 
-def finding(rule: str, function: str = "", severity: str | None = None, **values: Any) -> Finding:
+def finding(rule: str, function: str = "", severity: str | None = None, **values: object) -> Finding:
     """The finding of a rule of `TEXTS`, its text filled with these values; `severity`: another than the table's."""
     usual, text, remedy = TEXTS[rule]
     return Finding(rule.partition(".")[0], severity or usual, function, text.format(**values), remedy.format(**values))

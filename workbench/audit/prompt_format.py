@@ -88,7 +88,7 @@ def asking_text(prompt: Any) -> str:
     return "\n".join(str(message["content"]) for message in messages if message["role"] != "assistant")
 
 
-def parse_format(row: Mapping[str, Any], answer: str = "", schemas: Sequence[Fields] = ()) -> ExpectedFormat:
+def parse_format(row: Mapping[str, object], answer: str = "", schemas: Sequence[Fields] = ()) -> ExpectedFormat:
     """The format that a row's prompt asks for; `schemas`: JSON Schemas that the task's rewards hold completions to.
 
     >>> str(parse_format({"prompt": "Answer as <think>why</think> <answer>what</answer>"}))
@@ -163,7 +163,7 @@ def _objects(text: str, schemas: Sequence[Fields] = ()) -> list[Fields]:
     return [shape for shape in shapes if shape]
 
 
-def _choices(schema: Any) -> list[Any]:
+def _choices(schema: object) -> list[Any]:
     known, kind = (schema.get("enum"), schema.get("type")) if isinstance(schema, dict) else (None, None)
     return known if known and isinstance(known, list) else [_VALUES.get(str(kind), "text")]
 
@@ -195,7 +195,9 @@ def _spaces(content: str) -> tuple[str, str]:
 
 
 @max_score(1.0)
-def shown_json_reward(completions: Sequence[Any], prompts: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float]:
+def shown_json_reward(
+    completions: Sequence[object], prompts: Sequence[object], answer: Sequence[object], **kwargs: object
+) -> list[float]:
     """1.0 if the completion is the JSON object that its prompt shows, with the right answer in it; else 0.0."""
     texts = [parse_format({"prompt": each}, str(right)).write("", str(right)) for each, right in zip(prompts, answer)]
     pairs = zip(map(json_of, completions), map(json_of, texts), strict=True)
@@ -231,7 +233,7 @@ def grader_for(row: Mapping[str, Any], constant: bool = False) -> Callable[..., 
     return grader
 
 
-def format_advice(row: Mapping[str, Any]) -> str:
+def format_advice(row: Mapping[str, object]) -> str:
     """Which reward functions fit the row, where the five of notebook 02 do not; empty where they do."""
     if "answer" not in row:
         return "these rows have no answer: leave correctness_reward out and write reward functions that need none"

@@ -42,7 +42,7 @@ class RegressionCase(BaseModel, strict=True, extra="forbid"):
 
     @field_validator("expected", mode="before")
     @classmethod
-    def _total(cls, value: Any) -> Any:
+    def _total(cls, value: object) -> object:
         return value if isinstance(value, dict) else {TOTAL: value}
 
 

@@ -98,7 +98,7 @@ def has_constant(rows: Sequence[Row], column: str = "answer") -> bool:
     return all(str(row.get(column)) == str(first) for row in rows)
 
 
-def extract_answer(text: Any, mark: str = MARK) -> str | None:
+def extract_answer(text: object, mark: str = MARK) -> str | None:
     """What stands after the last `mark` of a worked answer, without thousands' commas; None if there is no mark.
 
     >>> extract_answer("5 + 3 = <<5+3=8>>8\\n#### 1,008")

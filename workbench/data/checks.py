@@ -35,7 +35,7 @@ def check(
     answer_after: str | None = "auto",
     system: str = "none",
     worked_example: bool = False,
-    other: Any = None,
+    other: object = None,
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Report:
@@ -166,7 +166,7 @@ class Checked:
         self.report = Report(self.source.name, notes=[*self.notes], columns=chosen)
         return self.report
 
-    def look(self, raw: Any) -> tuple[Row, Reason | None]:
+    def look(self, raw: object) -> tuple[Row, Reason | None]:
         """(the usable row, or the reason why it is not); this pass remembers what it has seen."""
         self._found, self._met = [], {}
         try:
@@ -174,7 +174,7 @@ class Checked:
         except LeftOut as left_out:
             return {}, left_out.reason
 
-    def _usable(self, raw: Any) -> Row:
+    def _usable(self, raw: object) -> Row:
         if not isinstance(raw, dict):
             raise LeftOut(raw.reason if isinstance(raw, Unreadable) else reasons.NOT_AN_OBJECT)
         if not self.reserved.isdisjoint(raw):
@@ -260,7 +260,7 @@ class Checked:
             elif len(answer) >= 20:  # characters: shorter ones stand in many a question by chance
                 self._found.append(reasons.VERBATIM)
 
-    def _one_kind(self, column: str, value: Any, found: list[str]) -> None:
+    def _one_kind(self, column: str, value: object, found: list[str]) -> None:
         if type(value) is dict and self._keys.setdefault(column, value.keys()) != value.keys():
             found.append(reasons.other_keys(column))
         for place, inner in _parts(column, value):

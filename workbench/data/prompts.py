@@ -124,7 +124,7 @@ def plain_words(column: str, value: Any, found: list[str]) -> Any:
     return None if as_bytes else str(value)
 
 
-def messages_of(value: Any, found: list[str]) -> list[dict[str, str]]:
+def messages_of(value: object, found: list[str]) -> list[dict[str, str]]:
     """`value` as chat messages that end where the policy begins, or LeftOut."""
     if value is None:
         raise LeftOut(reasons.NO_PROMPT)
@@ -156,7 +156,7 @@ def last_turn(value: Any, found: list[str]) -> tuple[Any, str | None]:
     return value, None
 
 
-def _message(raw: Any, found: list[str]) -> dict[str, str]:
+def _message(raw: object, found: list[str]) -> dict[str, str]:
     if isinstance(raw, dict) and "from" in raw and "value" in raw and "role" not in raw:
         raw = {"role": raw["from"], "content": raw["value"]}
         found.append("prompt: from/value messages written as role/content")

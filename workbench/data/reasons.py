@@ -151,7 +151,7 @@ class Report:
             group = self._warned if isinstance(what, Reason) else self._repaired
             group.setdefault(what, array("Q")).append(number)
 
-    def leave_out(self, number: int, reason: Reason, row: Any) -> None:
+    def leave_out(self, number: int, reason: Reason, row: object) -> None:
         """Count a row as left out; the first three of each reason are shown, cut after 100 characters."""
         self._left_out.setdefault(reason, array("Q")).append(number)
         excerpts = self._excerpts.setdefault(reason, [])

@@ -74,7 +74,7 @@ class Source:
 
 
 def open_source(
-    source: Any, *, subset: str | None = None, split: str | None = None, limit: int | None = None, seed: int = 0
+    source: object, *, subset: str | None = None, split: str | None = None, limit: int | None = None, seed: int = 0
 ) -> Source:
     """Open rows of any kind; only the beginning is read yet.
 
@@ -177,7 +177,7 @@ def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
             yield {str(key): None if pandas.api.types.is_scalar(v) and pandas.isna(v) else v for key, v in row.items()}
 
 
-def _rows_of_script(path: Path) -> Any:
+def _rows_of_script(path: Path) -> object:
     # The name is the path's, so that two files called alike do not answer for one another.
     spec = importlib.util.spec_from_file_location(f"workbench_rows_{abs(hash(path))}", path)
     assert spec is not None and spec.loader is not None  # noqa: PT018  as for every .py

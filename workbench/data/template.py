@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from workbench.errors import DataError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Tokenizer
 from workbench.task import Row
 from workbench.workspace import encodable
 
@@ -25,7 +25,7 @@ _ROLES = {"system", "user", "assistant", "developer", "model"}
 _KNOWN = {"think", "thinking", "thought", "reasoning", "answer"}  # tags that templates of reasoning models write by themselves
 
 
-def prompt_text(prompt: Any, tokenizer: Any) -> str:
+def prompt_text(prompt: object, tokenizer: object) -> str:
     """The exact text that the model will see for a prompt, generation prompt included; DataError if it is not text."""
     text = prompt if isinstance(prompt, str) else render(prompt, tokenizer, add_generation_prompt=True)
     if (found := _SURROGATE.search(text)) is not None:
@@ -35,7 +35,7 @@ def prompt_text(prompt: Any, tokenizer: Any) -> str:
     return text
 
 
-def render(messages: Any, tokenizer: Any, add_generation_prompt: bool, **more: Any) -> str:
+def render(messages: Any, tokenizer: Any, add_generation_prompt: bool, **more: object) -> str:
     """Chat messages through the tokenizer's template, with the `chat_template_kwargs` that the tokenizer carries, and `more`.
 
     The only place that renders a policy's prompt, for every reader; TRL does it with the same arguments, not with those of a
@@ -57,7 +57,7 @@ def render(messages: Any, tokenizer: Any, add_generation_prompt: bool, **more: A
         raise DataError(value, rule=rule, remedy=remedy) from error
 
 
-def template_notes(rows: Sequence[Row], tokenizer: Any) -> list[str]:
+def template_notes(rows: Sequence[Row], tokenizer: Tokenizer) -> list[str]:
     """A line for every argument of the chat template that reaches no prompt."""
     template = "" if isinstance(rows[0]["prompt"], str) else str(tokenizer.chat_template or "")
     why = "the chat template does not read it" if template else "these prompts are plain text"
@@ -70,7 +70,7 @@ def template_notes(rows: Sequence[Row], tokenizer: Any) -> list[str]:
 
 
 def stream_lengths(
-    rows: Iterable[Row], tokenizer: Any, progress: Callable[[int], None] | None = None
+    rows: Iterable[Row], tokenizer: Tokenizer, progress: Callable[[int], None] | None = None
 ) -> Iterator[tuple[Row, int]]:
     """Each row with its prompt's length in tokens, a thousand rows at a time; `progress` is called with the number done."""
     rows, done = iter(rows), 0
@@ -84,7 +84,9 @@ def stream_lengths(
             progress(done)
 
 
-def prompt_lengths_tokens(rows: Iterable[Row], tokenizer: Any, progress: Callable[[int], None] | None = None) -> Sequence[int]:
+def prompt_lengths_tokens(
+    rows: Iterable[Row], tokenizer: Tokenizer, progress: Callable[[int], None] | None = None
+) -> Sequence[int]:
     """Length of each row's prompt, in tokens, through the chat template: one unsigned number per row."""
     return array("L", (length for _, length in stream_lengths(rows, tokenizer, progress)))
 
@@ -185,7 +187,7 @@ def ids_that_end(tokenizer: Any) -> list[int]:
     return [each for each in found if each in range(len(tokenizer))]  # a config may name others
 
 
-def turn_end(tokenizer: Any, prompt: Any) -> int | None:
+def turn_end(tokenizer: Any, prompt: object) -> int | None:
     """The completion-ending token with which the template closes the assistant's turn; None: none, or a plain prompt."""
     if isinstance(prompt, str):
         return None
@@ -194,7 +196,7 @@ def turn_end(tokenizer: Any, prompt: Any) -> int | None:
     return next((each for each in ids_that_end(tokenizer) if after.startswith(tokenizer.convert_ids_to_tokens(each))), None)
 
 
-def _around_words(tokenizer: Any, prompt: Any) -> tuple[str, str]:
+def _around_words(tokenizer: object, prompt: Any) -> tuple[str, str]:
     # What stands before the words of an assistant that has answered, and after them.
     probe = "the policy's own words"
     whole = render([*prompt, {"role": "assistant", "content": probe}], tokenizer, add_generation_prompt=False)
@@ -202,7 +204,7 @@ def _around_words(tokenizer: Any, prompt: Any) -> tuple[str, str]:
     return before, after
 
 
-def template_card(tokenizer: Any, prompt: Any, tags: Sequence[str] | None = None) -> TemplateCard:
+def template_card(tokenizer: Any, prompt: object, tags: Sequence[str] | None = None) -> TemplateCard:
     """Render a prompt (chat messages or text) and check what matters; DataError if the template refuses it.
 
     Args:
@@ -249,7 +251,7 @@ class _Turns(NamedTuple):
     changes: Sequence[str] = ()  # problems: the messages that it drops or changes
 
 
-def _turns(tokenizer: Any, prompt: Any, text: str, tags: Sequence[str]) -> _Turns:
+def _turns(tokenizer: object, prompt: Any, text: str, tags: Sequence[str]) -> _Turns:
     # Calls of tools have no words, and pictures are none.
     said = [(one["role"], one["content"]) for one in prompt if isinstance(one.get("content"), str) and one["content"].strip()]
     before, _ = _around_words(tokenizer, prompt)

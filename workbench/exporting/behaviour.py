@@ -122,7 +122,7 @@ def _clustered(above: Sequence[Any], below: Sequence[Any], errors: float = 1.96)
     return float(ratio), float(ratio - half), float(ratio + half)
 
 
-def _paired(live: Sequence[Any], own: Sequence[Any], witnesses: Any = None, tied: Any = False) -> Fields:
+def _paired(live: Sequence[object], own: Sequence[object], witnesses: Any = None, tied: Any = False) -> Fields:
     # `witnesses`: prompts with one number are seen as one; None: each is alone. What a tie parts is no difference.
     import numpy as np
     from scipy.stats import binomtest

@@ -84,7 +84,7 @@ def _counted(measured: Fields) -> str:
     return "correct" if measured["after"].get("format", 0) is None else "correct, strict format"
 
 
-def _named(task: Fields) -> Any:
+def _named(task: Fields) -> object:
     # One that is called as its file is, like those of notebook 02, goes by its rows.
     name, file = task.get("name"), str(task.get("file"))
     return (task.get("card") or {}).get("source") or file if name == Path(file).stem else name
@@ -159,17 +159,17 @@ def _training(known: Fields) -> dict[str, list[list[Any]]]:
 
 
 # -- Markdown: what somebody else wrote is text in it --------------------------------------------------------------------
-def _one_line(value: Any) -> str:
+def _one_line(value: object) -> str:
     return printable(" ".join(clean("-" if value is None else str(value)).split()))
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """A value in one line, without active Markdown."""
     line = _one_line(value).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "&#92;")  # \\( is math on the hub
     return re.sub(r"([`*\[\]|$~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", line)
 
 
-def code(value: Any) -> str:
+def code(value: object) -> str:
     """A value in one line, between more backticks than it contains."""
     line = _one_line(value)
     ticks = "`" * (_longest_ticks(line) + 1)

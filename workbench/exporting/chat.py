@@ -110,7 +110,7 @@ class Conversation:
                 messages += [("user", turn.question), ("assistant", text)]
         return [{"role": role, "content": content} for role, content in (*messages, ("user", question))]
 
-    def _write(self, who: str, prompt: Any, answer: ChatAnswer, temperature: float) -> None:
+    def _write(self, who: str, prompt: object, answer: ChatAnswer, temperature: float) -> None:
         if who not in self._writers:
             self._writers |= _load(self.artefact, who)
         writer = self._writers[who]

@@ -151,7 +151,7 @@ def gguf_py(tools: Path) -> Any:
         sys.path.remove(str(tools / "gguf-py"))
 
 
-def rounded(rows: Any, kind: Any) -> Any:
+def rounded(rows: object, kind: Any) -> Any:
     """A matrix, numpy float32 `[rows, columns]`, quantised by llama.cpp to a `GGMLQuantizationType` and read back."""
     import numpy as np
 
@@ -204,10 +204,10 @@ class Gguf:
         self._model = self._llama._model
         self.close = weakref.finalize(self, self._llama.close)  # at the latest when Python ends: too late for the library's own
 
-    def render(self, prompt: Any) -> str | None:
+    def render(self, prompt: object) -> str | None:
         return prompt if isinstance(prompt, str) else self._formatter(messages=prompt).prompt if self.template else None
 
-    def prompt_ids(self, prompt: Any) -> list[int]:
+    def prompt_ids(self, prompt: object) -> list[int]:
         """Rendered (without a template, in ChatML), with the BOS and EOS that the file asks for, regardless of the template.
 
         llama.cpp's own server removes one of two BOS tokens; not all software does.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from workbench.errors import ExportError, PolicyError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Model, Tensor, Tokenizer
 from workbench.run.directory import RunDirectory
 from workbench.training import loading
 from workbench.training.loading import (
@@ -36,7 +36,7 @@ from workbench.training.loading import (
 from workbench.workspace import resolve, shown
 
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}  # as a policy is loaded
-Tensors = dict[str, Callable[[], Any]]  # name -> a function that reads it
+Tensors = dict[str, Callable[[], Tensor]]  # name -> a function that reads it
 PUT_BACK = "restore its files, or its revision; or train on the base as it is now"
 FourBit = Callable[[str, Any], Any]  # (layer, its 16-bit weight or None) -> what the live policy computes with, float32; or None
 
@@ -123,7 +123,7 @@ def deltas(adapter: str | Path) -> Tensors:
     with reading(f"adapter {shown(adapter)}"):
         config, saved = PeftConfig.from_pretrained(str(adapter)), tensors_in([Path(adapter) / "adapter_model.safetensors"])
 
-    def delta(layer: str) -> Any:
+    def delta(layer: str) -> Tensor:
         a, b = (saved[f"base_model.model.{layer}.lora_{which}.weight"]().float() for which in "AB")
         alpha = config.alpha_pattern.get(get_pattern_key(list(config.alpha_pattern), layer), config.lora_alpha)
         return alpha / (len(a) ** 0.5 if config.use_rslora else len(a)) * (b @ a)
@@ -148,13 +148,13 @@ def four_bit(run: RunDirectory) -> FourBit:
     if stored := _quantised_source(run):
         tensors = tensors_of(stored)
 
-        def held(layer: str, weight: Any) -> Any:
+        def held(layer: str, weight: object) -> Any:
             return None if (four := dequantised(tensors, f"{layer}.weight")) is None else four.float()
 
         return held
     layers, computes = _quantised_in_loading(base_of(run)), getattr(torch, policy["compute_dtype"])
 
-    def quantised(layer: str, weight: Any) -> Any:
+    def quantised(layer: str, weight: Tensor) -> Tensor | None:
         if layer not in layers:
             return None
         return in_nf4(weight.detach().to(computes)).float()
@@ -162,7 +162,7 @@ def four_bit(run: RunDirectory) -> FourBit:
     return quantised
 
 
-def dequantised(tensors: Tensors, name: str) -> Any:
+def dequantised(tensors: Tensors, name: str) -> Tensor | None:
     """A stored 4-bit weight, in the 16-bit type that it was quantised from; None if it is stored otherwise."""
     with quiet_imports():
         import torch
@@ -172,7 +172,7 @@ def dequantised(tensors: Tensors, name: str) -> Any:
     return dequantize_4bit(tensors[name](), QuantState.from_dict(state, torch.device("cpu"))) if state else None
 
 
-def in_nf4(weight: Any) -> Any:
+def in_nf4(weight: Tensor) -> Tensor:
     """A weight quantised by bitsandbytes, as a policy and `merged_4bit` are loaded, and read back in its own type."""
     with quiet_imports():
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
@@ -284,7 +284,7 @@ def with_defaults(template: str, kwargs: Fields) -> str:
     return f"{said}\n{template}"  # chat templates are rendered with trim_blocks: this line end is not in the text
 
 
-def ended_with(run: RunDirectory, tokenizer: Any) -> list[int]:
+def ended_with(run: RunDirectory, tokenizer: Tokenizer) -> list[int]:
     """The tokens that ended completions in a run's training; for a run of an older version, without them, the tokenizer's EOS."""
     return run.manifest().get("eos_ids") or with_eos(None, tokenizer)
 
@@ -294,7 +294,7 @@ def one_or_list(ids: list[int]) -> int | list[int] | None:
     return ids[0] if len(ids) == 1 else ids or None
 
 
-def _end_as(tokenizer: Any, model: Any, trained: Sequence[int] = ()) -> None:
+def _end_as(tokenizer: Any, model: Model, trained: Sequence[int] = ()) -> None:
     # Whoever generates stops where training did: at the base's EOS tokens, and at the tokenizer's.
     said = model.generation_config
     ids = with_eos(said.eos_token_id, tokenizer)

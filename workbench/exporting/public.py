@@ -16,7 +16,7 @@ from workbench.tiny import MODEL_DIR
 _PATH = re.compile(r"(?<![\w.:/<])~?/[A-Za-z_.~][\w.@+~-]*(?:/[\w.@+~-]+)+/?|(?<!\w)[A-Za-z]:\\[\w.@+~-]+(?:\\[\w.@+~-]+)+\\?")
 
 
-def clean(value: Any) -> Any:
+def clean(value: object) -> Any:
     """`value` without keys, absolute paths (their last part stays) and home folder, at any depth.
 
     The names of user and host are removed from paths and NAME@HOST only: elsewhere they may be ordinary words.
@@ -41,7 +41,7 @@ def clean(value: Any) -> Any:
         value = re.sub(rf"(?<!\w){re.escape(str(home))}(?!\w)", "~", value)
         return account.sub("user@host", _PATH.sub(lambda match: last(match[0]), value))
 
-    def cleaned(value: Any, name: Any = "") -> Any:
+    def cleaned(value: object, name: object = "") -> Any:
         if isinstance(value, dict):
             # Names of settings and functions are looked up by others.
             return {key if key.isidentifier() else cleaned(key): cleaned(item, key) for key, item in value.items()}

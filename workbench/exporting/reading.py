@@ -74,12 +74,12 @@ class HFReader:
         self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20  # tokens
         self.alone = False  # whether an adapter's base writes, without it
 
-    def render(self, prompt: Any) -> str | None:
+    def render(self, prompt: object) -> str | None:
         """A prompt's text by the artefact's own chat template; None if it has none. Text stays as it is."""
         no_template = not isinstance(prompt, str) and not self.tokenizer.chat_template
         return None if no_template else prompt_text(prompt, self.tokenizer)
 
-    def prompt_ids(self, prompt: Any) -> list[int]:
+    def prompt_ids(self, prompt: object) -> list[int]:
         """What software that loads this artefact feeds it for a prompt: rendered, tokenised, with any BOS that this adds."""
         # A template writes the special tokens itself, and those who use one add no others.
         return self.tokenizer(prompt_text(prompt, self.tokenizer), add_special_tokens=isinstance(prompt, str))["input_ids"]

@@ -13,6 +13,7 @@ from workbench.exporting.artefacts import Artefact
 from workbench.exporting.checks import Check
 from workbench.exporting.merging import ended_with
 from workbench.exporting.reading import Reader
+from workbench.kinds import Tokenizer
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import query
 from workbench.training.loading import load_tokenizer
@@ -49,7 +50,7 @@ def check_tokens(artefact: Artefact, reader: Reader, most: int = 1000) -> list[C
     return checks
 
 
-def _eos(artefact: Artefact, reader: Reader, tokenizer: Any) -> Check:
+def _eos(artefact: Artefact, reader: Reader, tokenizer: Tokenizer) -> Check:
     assert artefact.run is not None
     ends, wrong = ended_with(artefact.run, tokenizer), []
     if not {*ends} <= {*reader.ends} or getattr(reader, "eos", None) not in {None, *ends}:  # a GGUF file has one above others
@@ -66,7 +67,7 @@ def _eos(artefact: Artefact, reader: Reader, tokenizer: Any) -> Check:
     return _check("EOS", found, "eos_missing" if wrong else "")
 
 
-def _prompts(run: RunDirectory, reader: Reader, tokenizer: Any, most: int) -> list[Check]:
+def _prompts(run: RunDirectory, reader: Reader, tokenizer: Tokenizer, most: int) -> list[Check]:
     if run.manifest().get("attached"):
         rule, remedy = "a run of your own trainer has no task of the workbench", "none is needed"
         raise RunError(f"{run.name}: {rule}", rule=rule, remedy=remedy)
@@ -95,21 +96,21 @@ def _prompts(run: RunDirectory, reader: Reader, tokenizer: Any, most: int) -> li
     return [*checks, _equal("rendered prompts", kept, tokenizer, plain, lambda at: reader.prompt_ids(prompts[same[at]]))]
 
 
-def _rendered(reader: Reader, prompt: Any) -> str | Exception | None:
+def _rendered(reader: Reader, prompt: object) -> str | Exception | None:
     try:
         return reader.render(prompt)
     except Exception as error:  # a template can fail in as many ways as a program
         return error
 
 
-def _completions(run: RunDirectory, reader: Reader, tokenizer: Any, most: int) -> list[Check]:
+def _completions(run: RunDirectory, reader: Reader, tokenizer: Tokenizer, most: int) -> list[Check]:
     # In an order that has nothing to do with theirs in the run, and is the same every time.
     asked = "select completion from (select distinct completion from rollouts where completion <> '') order by hash(completion)"
     texts = query(run.rollouts, f"{asked} limit {int(most)}")["completion"].tolist()
     return [_equal("recorded completions", texts, tokenizer, False, lambda at: reader.ids(texts[at]))]
 
 
-def _equal(what: str, texts: Sequence[str], tokenizer: Any, adds: bool, theirs: Callable[[int], list[int]]) -> Check:
+def _equal(what: str, texts: Sequence[str], tokenizer: Tokenizer, adds: bool, theirs: Callable[[int], list[int]]) -> Check:
     name, bos = f"ids of {len(texts):,} {what}", tokenizer.bos_token_id
     if not texts:
         return _check(name, "there are none to compare", None)

@@ -20,7 +20,7 @@ from workbench.errors import ExportError, WorkbenchError
 from workbench.exporting import gguf, merging
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.checks import Check
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Tensor
 from workbench.training.loading import quiet_imports, reading
 
 HEAD = "lm_head.weight"
@@ -40,12 +40,12 @@ _ROWS = 2**21  # weights of a quantised matrix that are looked at: whole rows, s
 _REMEDY = "export the run again, with overwrite, beside the exact base and revision that it was trained on"
 
 
-def _as_well(stored: Any, quantised: Any, wanted: Any) -> bool:
+def _as_well(stored: Tensor, quantised: Tensor, wanted: Tensor) -> bool:
     # True if the error is within the quantiser's own, with room for another version of it.
     return bool((stored - wanted).norm() <= 3 * (quantised - wanted).norm())
 
 
-def few_apart(stored: Any, quantised: Any, wanted: Any) -> bool:
+def few_apart(stored: Tensor, quantised: Tensor, wanted: Tensor) -> bool:
     """True if at most a few weights are quantised differently.
 
     NF4 takes the nearest of 16 numbers: another version, or a GPU, rounds only a few weights differently.
@@ -72,14 +72,14 @@ class _Model:
         self.stores_head = HEAD in self.names
         self.names |= {HEAD} if self.tied else set()
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Tensor:
         return self.tensors[self.embeddings if name == HEAD and not self.stores_head else name]()
 
-    def part(self, name: str, tensor: Any) -> Any:
+    def part(self, name: str, tensor: Tensor) -> Tensor:
         """The part of a base tensor to compare: here all."""
         return tensor
 
-    def held(self, name: str, tensor: Any) -> Any:
+    def held(self, name: str, tensor: Tensor) -> Tensor:
         """What a tensor becomes where it is stored under this name."""
         return tensor.to(self[name].dtype)
 
@@ -91,7 +91,7 @@ class _Model:
         """Whether a tensor is stored in fewer than 16 bits."""
         return False
 
-    def same(self, name: str, expected: Any) -> bool:
+    def same(self, name: str, expected: Tensor) -> bool:
         if (mine := self[name]).shape != expected.shape:
             return False
         once = self.held(name, expected)
@@ -111,10 +111,10 @@ class _FourBits(_Model):
 
     as_well = staticmethod(few_apart)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Tensor:
         return super().__getitem__(name) if (four := merging.dequantised(self.tensors, name)) is None else four
 
-    def held(self, name: str, tensor: Any) -> Any:
+    def held(self, name: str, tensor: Tensor) -> Tensor:
         tensor = super().held(name, tensor)
         return merging.in_nf4(tensor) if self.coarse(name) else tensor
 
@@ -156,7 +156,7 @@ class _Gguf(_Model):
     def coarse(self, name: str) -> bool:
         return self._stored(name).tensor_type not in (self._kinds.F32, self._kinds.F16)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Tensor:
         import torch
 
         stored = self._stored(name)
@@ -166,10 +166,10 @@ class _Gguf(_Model):
             mine = mine.reshape(heads, -1, 2, *mine.shape[1:]).transpose(1, 2).reshape(mine.shape)
         return self.part(name, mine)
 
-    def part(self, name: str, tensor: Any) -> Any:
+    def part(self, name: str, tensor: Tensor) -> Tensor:
         return tensor if tensor.ndim != 2 or not self.coarse(name) else tensor[:: -(-tensor.numel() // _ROWS)]
 
-    def held(self, name: str, tensor: Any) -> Any:
+    def held(self, name: str, tensor: Tensor) -> Tensor:
         import torch
 
         kind, tensor = self._stored(name).tensor_type, tensor.to(self._sixteen)
@@ -355,7 +355,7 @@ def added(
     room = torch.finfo(dtype).eps * (own.abs() + torch.finfo(dtype).smallest_normal) + 2**-24
     room += 2**-18 * (base.abs() + 2 * float(step.abs().max()))
 
-    def is_like(expected: Any) -> bool:
+    def is_like(expected: object) -> bool:
         apart = (own - expected).abs()
         return bool(coarse or (apart <= room).all()) and float(apart.sum(dtype=torch.float64)) <= _CLOSE * moved
 
@@ -375,7 +375,7 @@ def added(
     return OTHER if float(along.sum().abs()) > 0.5 * float(shift.square().sum()) + 6 * float(along.norm()) else LOST
 
 
-def _equal(mine: Any, expected: Any, room: float = 0) -> bool:
+def _equal(mine: Tensor, expected: Tensor, room: float = 0) -> bool:
     return mine.shape == expected.shape and bool(((mine.float() - expected.float()).abs() <= room).all())
 
 
@@ -400,5 +400,5 @@ def _untold(why: str) -> Check:
     return Check("weights", "its tensors", None, why)
 
 
-def _judged(name: str, found: str, cause: str = "", **numbers: Any) -> Check:
+def _judged(name: str, found: str, cause: str = "", **numbers: object) -> Check:
     return Check("weights", name, not cause, found, cause, _REMEDY if cause else "", numbers)

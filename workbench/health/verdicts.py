@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import Interval, change_of_share, share, slope
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Function
 from workbench.rewards.groups import ALL_RIGHT, DEAD_KINDS, IDENTICAL
 from workbench.run.metrics import KL
 from workbench.run.rollouts import qualified
@@ -98,7 +98,7 @@ class RunConfig:
     attached: bool = False  # somebody's own trainer trained it, so there is no recipe
 
     @classmethod
-    def of(cls, settings: Fields, **more: Any) -> RunConfig:
+    def of(cls, settings: Fields, **more: object) -> RunConfig:
         """From GRPOConfig's names: those of `settings` that verdicts need, and `more` of the fields."""
         asked = ("max_completion_length", "beta", "learning_rate", "temperature")
         known: Fields = {name: settings.get(name) for name in asked}
@@ -215,7 +215,7 @@ class ExaminedRun:
         remedy: str = "",
         *,
         over: Sequence[StepSummary] | tuple[int | None, int | None] | None = None,
-        **more: Any,
+        **more: object,
     ) -> Verdict:
         """A verdict of the calling rule, `over` some batches or from a first to a last step; None: the recent batches.
 
@@ -236,7 +236,7 @@ class ExaminedRun:
         return next((early(*each) for each in wanted if each[1] < each[0]), None)
 
 
-def rule(batches: int = 3, groups: int = 16, completions: int = 0) -> Callable[..., Any]:
+def rule(batches: int = 3, groups: int = 16, completions: int = 0) -> Function:
     """Makes a function of an `ExaminedRun` a rule: its verdicts carry its name.
 
     They wait until the view holds this many batches, groups and completions; 0 batches: the function checks for itself.
@@ -265,7 +265,7 @@ def early(needs: int, has: int, of: str, what: str = "") -> Verdict:
     return Verdict("", SKIPPED, f"too early to say: {has} of {needs} {what or of}", {"needs": needs, "has": has, "of": of})
 
 
-def is_finite(value: Any) -> bool:
+def is_finite(value: object) -> bool:
     """Whether a metric's value is a finite number: it may also be None, "inf", "-inf" or NaN."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 

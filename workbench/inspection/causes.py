@@ -127,7 +127,7 @@ def _read(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]:
         yield ends, True, batch.rows, batch.completions, batch.right, ended, kept
 
 
-def cause(row: Fields, text: str, finished: bool, kept: bool | None = None, answer: Any = None) -> str:
+def cause(row: Fields, text: str, finished: bool, kept: bool | None = None, answer: object = None) -> str:
     """Why a completion that is not right is wrong, by the first rule that fits.
 
     >>> cause({"prompt": "What is 15 + 27?"}, "<answer>32</answer>", True, True, "42")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
-from typing import Any
 
 from workbench.errors import RunError
 from workbench.inspection.evaluation import FILE, Evaluation, Measured, read_evaluation
@@ -58,7 +57,7 @@ def write_eval_log(run: RunDirectory, folder: str | Path | None = None) -> list[
     return files
 
 
-def _log(run: RunDirectory, evaluation: Evaluation, who: str, measured: Measured) -> Any:
+def _log(run: RunDirectory, evaluation: Evaluation, who: str, measured: Measured) -> object:
     import inspect_ai.log as logs
 
     manifest, (prompts, epochs) = run.manifest(), measured.correct.shape
@@ -89,7 +88,7 @@ def _log(run: RunDirectory, evaluation: Evaluation, who: str, measured: Measured
     )
 
 
-def _sample(evaluation: Evaluation, measured: Measured, model: str, prompt: int, epoch: int) -> Any:
+def _sample(evaluation: Evaluation, measured: Measured, model: str, prompt: int, epoch: int) -> object:
     import inspect_ai.model as kinds
     from inspect_ai.log import EvalSample
     from inspect_ai.scorer import Score

@@ -368,7 +368,7 @@ def measure_policy(
     *,
     weights: dict[str, float] | None = None,
     samples: int = 4,
-    **sampling: Any,
+    **sampling: object,
 ) -> Measured:
     """Sample `samples` completions for each held-out prompt and score them with the task's own functions.
 

@@ -19,7 +19,7 @@ def frame_of(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> pandas.Da
     """Rows as a frame. A lone surrogate in a text, legal in Python, is escaped: no column of texts could hold it."""
     import pandas
 
-    def held(value: Any) -> Any:
+    def held(value: object) -> Any:
         return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
     return pandas.DataFrame([[held(value) for value in row] for row in rows], columns=list(columns))

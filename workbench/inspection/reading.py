@@ -22,7 +22,7 @@ from workbench.run.rollouts import batch_and_place, qualified, query, unstated_r
 from workbench.task import Task
 
 
-def needs(value: Any, *kinds: type) -> None:
+def needs(value: object, *kinds: type) -> None:
     """RunError where a view gets something other than a run or an evaluation."""
     if not isinstance(value, kinds):
         how = {"RunDirectory": "wb.open_run(name)", "Evaluation": "wb.inspection.read_evaluation(run)"}

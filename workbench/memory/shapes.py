@@ -89,7 +89,7 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
     return from_config(known or _read(text, text), text)
 
 
-def from_config(config: Mapping[str, Any], name: str = "model", *, local: bool = False) -> ModelShape:
+def from_config(config: Mapping[str, object], name: str = "model", *, local: bool = False) -> ModelShape:
     """The shape of the model that the content of a config.json describes; PolicyError if transformers builds none from it."""
     return _built(json.dumps(dict(config), sort_keys=True), name, local)
 
@@ -169,11 +169,7 @@ def _adapter(config: str, r: int, targets: tuple[str, ...], dropout: float, expe
 
     model = _on_meta(config)[1]
     stacked = [name.rpartition(".")[2] for name, one in model.named_parameters() if one.dim() == 3 and experts]
-    how: Fields = {
-        "target_modules": list(targets),
-        "lora_dropout": dropout,
-        "target_parameters": sorted(set(stacked)) or None,
-    }
+    how: Fields = {"target_modules": list(targets), "lora_dropout": dropout, "target_parameters": sorted(set(stacked)) or None}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

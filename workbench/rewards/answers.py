@@ -129,7 +129,7 @@ def find_answer(text: str, where: str = "any", tag: str = "answer") -> str | Non
     raise RewardError(f"where = {where!r}", rule="an answer is looked for in one of the known places", remedy=remedy)
 
 
-def answer_like(text: str, right: Any) -> str | None:
+def answer_like(text: str, right: object) -> str | None:
     """`find_answer(text)` for a right answer of this kind: for words or a formula how the last line ends; with a unit, 5 km."""
     if shown := _shown(text):
         return shown
@@ -145,7 +145,7 @@ def answer_like(text: str, right: Any) -> str | None:
     return end if end and (number is None or any(map(str.isdigit, end)) or quick_same(end, right)) else number
 
 
-def ending(line: str, right: Any) -> str | None:
+def ending(line: str, right: object) -> str | None:
     """What a line ends with that could be this right answer; None if the line denies it, or names others beside it.
 
     A number or a list of them as a word of its own; else the line, if no sentence, the last formula, or as many words.

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Function
 from workbench.rewards.tracing import code_objects
 from workbench.rewards.worker import ends_if_forked, names_kept
 
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
     late: str | None = None  # why the loop is still busy; empty if it is free again, None if the call was in time
 
 
-async def answer_of(function: Callable[..., Any], call: Fields, deadline_s: float | None) -> Answer:
+async def answer_of(function: Function, call: Fields, deadline_s: float | None) -> Answer:
     """Await a coroutine function in its own loop, for `deadline_s` at most (None: no limit)."""
     # In a separate loop: one that blocks, or stops its loop, takes neither the trainer's along nor that of another function.
     loop = CoroutineLoop.of(function)
@@ -58,7 +58,7 @@ async def answer_of(function: Callable[..., Any], call: Fields, deadline_s: floa
     return task.result() if late is None else Answer(late=late)
 
 
-async def _caught(function: Callable[..., Any], call: Fields) -> Answer:
+async def _caught(function: Function, call: Fields) -> Answer:
     process = os.getpid()
     try:
         answer = Answer(plain_result(await function(**call)))
@@ -92,7 +92,7 @@ class CoroutineLoop:
         threading.Thread(target=self._run, name="reward coroutine", daemon=True).start()
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> CoroutineLoop:
+    def of(cls, function: Function) -> CoroutineLoop:
         """The loop of a coroutine function, started with its first call."""
         while isinstance(function, functools.partial) or hasattr(function, "beneath"):
             function = function.func if isinstance(function, functools.partial) else vars(function)["beneath"]
@@ -168,7 +168,7 @@ class ProcessState:
             if self._inside == 1:
                 self._keep(self._states)
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
@@ -198,7 +198,7 @@ def _random_streams() -> list[tuple[Callable[[Any], Any], Any]]:
     return streams
 
 
-def reached(function: Callable[..., Any]) -> list[Any]:
+def reached(function: Function) -> list[Any]:
     """What a function holds by name, including its comprehensions and helpers."""
     names = {name for code in code_objects(function) for name in code.co_names}
     held = [getattr(function, "__globals__", {}).get(name) for name in sorted(names)]
@@ -207,7 +207,7 @@ def reached(function: Callable[..., Any]) -> list[Any]:
     return held
 
 
-def _keeps_state(value: Any) -> bool:
+def _keeps_state(value: object) -> bool:
     plain = (str, bytes, int, float, complex, tuple, frozenset, re.Pattern, type(None))
     return not isinstance(value, (*plain, type, ModuleType)) and not inspect.isroutine(value)
 

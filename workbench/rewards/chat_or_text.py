@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from workbench.errors import RewardError
+from workbench.kinds import Function
 from workbench.rewards.answers import completion_text
 from workbench.rewards.execution import AWAITED, HOLDS_MODEL, Call, RewardExecutor, RewardFailure, check_scores
 
@@ -80,7 +81,7 @@ def convert_call(call: Call, to_chat: bool) -> Call:
     return {**call, "prompts": prompts, "completions": completions}
 
 
-def responses_parameter(function: Callable[..., Any], columns: Sequence[str] = ()) -> str | None:
+def responses_parameter(function: Function, columns: Sequence[str] = ()) -> str | None:
     """Name of the second parameter, if a function is written as `(prompts, responses)`; None if it is not."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -91,14 +92,14 @@ def responses_parameter(function: Callable[..., Any], columns: Sequence[str] = (
     return named[1] if fits and named[1] not in columns else None
 
 
-def positional_reward(function: Callable[..., Any]) -> Callable[..., Any]:
+def positional_reward(function: Function) -> Function:
     """A `(prompts, responses) -> scores` function in TRL's signature: both are handed to it as plain text.
 
     >>> positional_reward(lambda prompts, responses: [len(r) for r in responses])(prompts=["?"], completions=["abc"])
     [3]
     """
 
-    def adapted(prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> Any:
+    def adapted(prompts: Sequence[object], completions: Sequence[object], **kwargs: object) -> Any:
         call = convert_call({"prompts": list(prompts), "completions": list(completions)}, to_chat=False)
         return function(call["prompts"], call["completions"])
 

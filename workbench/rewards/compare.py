@@ -16,7 +16,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from workbench.rewards.worker import Worker, WorkerDied, inside_worker
 
@@ -94,7 +94,7 @@ _known: UserDict[Pair, bool] = UserDict()
 _watch: ContextVar[tuple[float, set[int]] | None] = ContextVar("watch", default=None)
 
 
-def same_answer(given: Any, right: Any, deadline_s: float = 5.0) -> bool:
+def same_answer(given: object, right: object, deadline_s: float = 5.0) -> bool:
     """Whether two answers are the same words, the same number (`$1,000.00` is `1000`) or the same formula.
 
     False also for a formula that math-verify could not judge within the deadline.
@@ -105,7 +105,7 @@ def same_answer(given: Any, right: Any, deadline_s: float = 5.0) -> bool:
     return same_answers([str(given)], [right], deadline_s)[0] is True
 
 
-def same_answers(given: Sequence[str | None], right: Sequence[Any], deadline_s: float | None = None) -> list[bool | None]:
+def same_answers(given: Sequence[str | None], right: Sequence[object], deadline_s: float | None = None) -> list[bool | None]:
     """`same_answer` of many pairs at once: [B] True, False (also for None), or None for a pair that was not judged in time.
 
     Words and numbers are compared here (`quick_same`), and the rest goes to math-verify in one call. A text without
@@ -141,7 +141,7 @@ def watched(deadline_s: float | None) -> Generator[set[int]]:
         _watch.reset(before)
 
 
-def quick_same(given: Any, right: Any) -> bool | None:
+def quick_same(given: object, right: object) -> bool | None:
     """Whether two answers are the same, where words and exact numbers can tell; None where math-verify has to.
 
     For two numbers it says what math-verify says (50% is both 0.5 and 50), and it reads some that math-verify does not:
@@ -166,7 +166,7 @@ def quick_same(given: Any, right: Any) -> bool | None:
     return None
 
 
-def legible(answer: Any) -> str:
+def legible(answer: object) -> str:
     """An answer in ASCII, and without what LaTeX needs to print a sum of money: `\\$32,\\!348` is `32,348`."""
     text = str(answer)
     if not text.isascii():
@@ -174,7 +174,7 @@ def legible(answer: Any) -> str:
     return _MONEY.sub("", text) if "\\" in text else text
 
 
-def _tidy(answer: Any) -> str:
+def _tidy(answer: object) -> str:
     text = " ".join(legible(answer).split()).rstrip(".")
     found = _TEXT.fullmatch(text) if "\\" in text else None
     text = found[1].strip() if found else text

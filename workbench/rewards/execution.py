@@ -14,13 +14,13 @@ import io
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from workbench.errors import RewardError, fault_line
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
 from workbench.rewards.beside import NO_LIST, ProcessState, answer_of, plain_result, reached, run_alone
 from workbench.rewards.compare import watched
@@ -77,7 +77,7 @@ class RewardExecutor:
         keep_state: objects that keep state run here, within reach and without a deadline; else in the worker.
     """
 
-    def __init__(self, functions: dict[str, Callable[..., Any]], deadline_s: float | None, skip: bool, keep_state: bool) -> None:
+    def __init__(self, functions: dict[str, Function], deadline_s: float | None, skip: bool, keep_state: bool) -> None:
         self.functions, self.deadline_s, self.skip = functions, deadline_s, skip
         self._unjudged: set[int] = set()  # of the latest call: formulas that were not judged in time
         self.places = {name: _place(function, keep_state) for name, function in functions.items()}
@@ -85,7 +85,7 @@ class RewardExecutor:
         sent = {name: function for name, function in functions.items() if self.places[name] == "worker"}
         self._worker = Worker(functools.partial(_call_one, sent)) if sent else None
 
-    def __getitem__(self, name: str) -> Callable[..., Any]:
+    def __getitem__(self, name: str) -> Function:
         return self.functions[name]
 
     def close(self) -> None:
@@ -235,7 +235,7 @@ class RewardExecutor:
         return RewardFailure(f"was not back after {self.deadline_s:g} s", in_time=False).error(name, f"for {where}")
 
 
-def _place(function: Callable[..., Any], keep_state: bool) -> str:
+def _place(function: Function, keep_state: bool) -> str:
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         return AWAITED
     beneath = function
@@ -256,7 +256,7 @@ def _place(function: Callable[..., Any], keep_state: bool) -> str:
     return "worker"
 
 
-def _model_in(function: Callable[..., Any]) -> str:
+def _model_in(function: Function) -> str:
     # A model must not be copied to another process; one on a GPU cannot even be.
     for value in reached(function):
         of_library = type(value).__module__.partition(".")[0] in _MODELS
@@ -285,7 +285,7 @@ def _with_own_metrics(function: str, call: Call) -> Call:
     return {**call, "log_metric": logged}
 
 
-def _call_one(functions: dict[str, Callable[..., Any]], name: str, call: Call, follow: bool = False) -> tuple:
+def _call_one(functions: dict[str, Function], name: str, call: Call, follow: bool = False) -> tuple:
     # In the worker. What the function logs is collected, and logged where the trainer is.
     logged: list[tuple[str, Sequence[Any], dict]] = []
     for key in call.keys() & {"log_extra", "log_metric"}:
@@ -293,7 +293,7 @@ def _call_one(functions: dict[str, Callable[..., Any]], name: str, call: Call, f
     return *_run(functions[name], call, follow=follow), logged
 
 
-def _run(function: Callable[..., Any], call: Call, copied: bool = True, follow: bool = False) -> tuple[Any, str]:
+def _run(function: Function, call: Call, copied: bool = True, follow: bool = False) -> tuple[Any, str]:
     """(What the function returned, or with `follow` its trace; the input that it changed, "" if it changed none)."""
     own = _copies(call) if copied else call
     if follow:
@@ -305,7 +305,7 @@ def _raised(error: BaseException) -> RewardFailure:
     return RewardFailure(f"raised {type(error).__name__}: {error}{fault_line(error)}", cause=error)
 
 
-def _unchanged(name: str, result: Any, changed: str) -> Any:
+def _unchanged(name: str, result: object, changed: str) -> object:
     if changed:
         rule = "every function and the trainer's log share the same lists"
         remedy = f"work on a copy, messages and all: {changed} = copy.deepcopy({changed})"
@@ -321,7 +321,7 @@ def _copies(call: Call) -> Call:
     return own
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: object) -> object:
     if isinstance(value, list):
         deep = any(isinstance(item, (list, dict)) for item in value)
         return [_copy(item) for item in value] if deep else list(value)
@@ -353,7 +353,7 @@ def _single(call: Call, index: int) -> Call:
     return single
 
 
-def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Sequence[Any], skip: bool = False) -> Scored:
+def check_scores(name: str, result: Any, prompts: Sequence[object], completions: Sequence[object], skip: bool = False) -> Scored:
     """What a reward function returned, as floats (None becomes NaN: "does not apply").
 
     Raises RewardError, naming function, prompt and completion, unless there is one score or None per completion
@@ -390,7 +390,7 @@ def check_scores(name: str, result: Any, prompts: Sequence[Any], completions: Se
     return scored
 
 
-def quote(prompt: Any, completion: Any, limit: int = 200) -> str:
+def quote(prompt: Any, completion: object, limit: int = 200) -> str:
     """A completion and its prompt, shortened for an error message."""
     question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     text = completion_text(completion)

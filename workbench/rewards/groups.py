@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -264,23 +264,17 @@ class ExplainedGroup:
 def batch_of(
     names: Sequence[str],
     weights: Sequence[float],
-    scores: Any,
+    scores: object,
     completions: Sequence[str],
     right: Sequence[bool] | np.ndarray,
     num_generations: int,
     scale_rewards: str | bool = "group",
     aggregation: str = "sum_then_normalize",
-    **more: Any,
+    **more: object,
 ) -> ScoredBatch:
     """A batch from its scores, [B, F], with its totals and advantages; `more` is for `ScoredBatch`."""
     scores = np.asarray(scores, dtype=np.float64)
-    given: Fields = {
-        "step": 0,
-        "prompts": [""] * len(scores),
-        "columns": {},
-        "lengths": np.zeros(len(scores), int),
-        **more,
-    }
+    given: Fields = {"step": 0, "prompts": [""] * len(scores), "columns": {}, "lengths": np.zeros(len(scores), int), **more}
     return ScoredBatch(
         names=list(names),
         weights=[float(weight) for weight in weights],

@@ -9,10 +9,10 @@ import itertools
 import os
 import re
 import tokenize
-from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+from workbench.kinds import Function
 from workbench.rewards.tracing import code_within
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -20,7 +20,7 @@ _PYTHON = os.path.dirname(os.__file__)
 _VALUES = (str, bytes, int, float, complex, tuple, list, dict, set, frozenset, re.Pattern, type(None))
 
 
-def reward_hash(func: Callable[..., Any]) -> str:
+def reward_hash(func: Function) -> str:
     """12 hex digits that change when a reward function's behaviour changes, and are the same in every process.
 
     They cover its source, its defaults, the values that it closes over or was made with (factories, partials,
@@ -30,7 +30,7 @@ def reward_hash(func: Callable[..., Any]) -> str:
     return hashlib.sha256("\n".join(_parts_of(func, set())).encode("utf-8", "backslashreplace")).hexdigest()[:12]
 
 
-def _parts_of(value: Any, seen: set[int]) -> list[str]:
+def _parts_of(value: object, seen: set[int]) -> list[str]:
     if not callable(value):
         return [_text_of(value)]
     if id(value) in seen:
@@ -59,7 +59,7 @@ def _parts_of(value: Any, seen: set[int]) -> list[str]:
     return own + [part for each in beneath for part in _parts_of(each, seen)]
 
 
-def _text_of(value: Any) -> str:
+def _text_of(value: object) -> str:
     if isinstance(value, (set, frozenset)):
         return repr(sorted(map(_text_of, value)))  # their order differs from process to process
     if isinstance(value, dict):

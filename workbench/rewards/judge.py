@@ -53,7 +53,7 @@ def agrees_within(given: str, right: str, deadline_s: float) -> bool | None:
     if threading.current_thread() is not threading.main_thread():
         return agrees(given, right)
 
-    def stop(*_: Any) -> None:
+    def stop(*_: object) -> None:
         raise _OutOfTime
 
     before = signal.signal(signal.SIGALRM, stop)

@@ -22,11 +22,12 @@ from typing import Any, Protocol, TypeVar, cast
 
 from workbench.data.answer_column import is_number
 from workbench.errors import TaskError
+from workbench.kinds import Function
 from workbench.rewards.answers import PLACES, TAGS, answer_like, completion_text, ending, extract_answer, find_answer
 from workbench.rewards.compare import quick_same, same_answers
 from workbench.task import function_name
 
-Reward = TypeVar("Reward", bound=Callable[..., Any])
+Reward = TypeVar("Reward", bound=Function)
 THINK_TAGS = ("think", "answer")
 _JUNK = 0.001  # taken off for each character after the last tag
 _HEDGES = re.compile(r"\b(?:not|never|either|neither|nor|or|maybe|perhaps)\b")
@@ -44,7 +45,7 @@ class Scorer(Protocol):
     __name__: str
     __doc__: str
 
-    def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]: ...
+    def __call__(self, *args: object, **kwargs: object) -> list[float | None]: ...
 
 
 def max_score(most: float) -> Callable[[Reward], Reward]:
@@ -63,7 +64,7 @@ def max_score(most: float) -> Callable[[Reward], Reward]:
     return state
 
 
-def max_score_of(func: Any) -> float | None:
+def max_score_of(func: object) -> float | None:
     """The most that a reward function says it pays; None if it does not say. Looks through `functools.partial`."""
     while not hasattr(func, "max_score") and isinstance(func, functools.partial):
         func = func.func
@@ -71,7 +72,7 @@ def max_score_of(func: Any) -> float | None:
     return float(stated) if isinstance(stated, (int, float)) else None
 
 
-def named(func: Callable[..., Any], name: str, says: str, most: float | None) -> Scorer:
+def named(func: Function, name: str, says: str, most: float | None) -> Scorer:
     """Give a function that was made its name, which is its curve's label, a docstring, and the most that it pays, if known."""
     made = cast(FunctionType, func)
     made.__name__ = made.__qualname__ = name
@@ -79,7 +80,9 @@ def named(func: Callable[..., Any], name: str, says: str, most: float | None) ->
     return cast(Scorer, func if most is None else max_score(most)(func))
 
 
-def require(holds: Any, value: str, rule: str, remedy: str = "correct that argument where the reward function is made") -> None:
+def require(
+    holds: object, value: str, rule: str, remedy: str = "correct that argument where the reward function is made"
+) -> None:
     """TaskError with this value, rule and remedy if an argument of a factory does not hold."""
     if not holds:
         raise TaskError(value, rule=rule, remedy=remedy)
@@ -141,7 +144,7 @@ def make_tags_reward(
     require(fit, f"tags = {tags!r}", "tags are words without brackets, each of them once", remedy)
     before, kept = f"<{tags[0]}>" if opened else "", keeps_strict_format if strict else format_share
 
-    def tags_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
+    def tags_reward(completions: Sequence[object], **kwargs: object) -> list[float]:
         return [maximum * kept(before + completion_text(completion), tags) for completion in completions]
 
     blocks = " and ".join(f"<{tag}>" for tag in tags)
@@ -174,7 +177,7 @@ think_answer_format_reward.__doc__ += """
 """
 
 
-def answer_scores(given: Sequence[str | None], right: Sequence[Any], maximum: float, bare: bool = False) -> list[float | None]:
+def answer_scores(given: Sequence[str | None], right: Sequence[object], maximum: float, bare: bool = False) -> list[float | None]:
     """`maximum` for each answer that is the right one, else 0.0; None where a formula was not judged in time.
 
     Where a whole number is right, a text with several numbers is wrong: a sum or a division that was copied from the
@@ -185,7 +188,7 @@ def answer_scores(given: Sequence[str | None], right: Sequence[Any], maximum: fl
     return [None if same is None else maximum * same for same in same_answers(stated, right)]
 
 
-def _says_too_much(given: str | None, right: Any, bare: bool) -> bool:
+def _says_too_much(given: str | None, right: object, bare: bool) -> bool:
     if given is None:
         return False
     # "not 1/2" and "either 7 or 1/2" hold the right formula, and math-verify finds it there.
@@ -210,7 +213,7 @@ def make_answer_reward(where: str = "any", maximum: float = 2.0, name: str | Non
     known = f"use one of {', '.join(map(repr, PLACES))}"
     require(where in PLACES, f"where = {where!r}", "an answer is looked for in one of the known places", known)
 
-    def answer_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
+    def answer_reward(completions: Sequence[object], answer: Sequence[object], **kwargs: object) -> list[float | None]:
         texts = map(completion_text, completions)
         found = map(answer_like, texts, answer) if where == "any" else (find_answer(text, where) for text in texts)
         return answer_scores([*found], answer, maximum, bare)
@@ -250,7 +253,7 @@ boxed_correctness_reward.__doc__ += """
 
 
 @max_score(2.0)
-def last_line_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
+def last_line_reward(completions: Sequence[object], answer: Sequence[object], **kwargs: object) -> list[float | None]:
     """2.0 if the last line that is not empty is the right answer, or ends with it as a separate word, else 0.0.
 
     >>> from workbench.rewards import last_line_reward
@@ -271,7 +274,7 @@ def make_closeness_reward(
     fits = scale is None or (scale > 0 and math.isfinite(scale))
     require(fits, f"scale = {scale!r}", "a distance is a positive number")
 
-    def closeness_reward(completions: Sequence[Any], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
+    def closeness_reward(completions: Sequence[object], answer: Sequence[object], **kwargs: object) -> list[float | None]:
         given = [number_of(find_answer(completion_text(each), where)) for each in completions]
         return [closeness(found, number_of(right)) for found, right in zip(given, answer, strict=True)]
 
@@ -287,7 +290,7 @@ def make_closeness_reward(
     return named(closeness_reward, name or f"closeness{part}_reward", says, maximum)
 
 
-def number_of(answer: Any) -> Fraction | None:
+def number_of(answer: object) -> Fraction | None:
     """The one number that an answer is, exactly; a percent sign is left out. None if it is not one number.
 
     >>> number_of("-$1,000.50"), number_of("3/4"), number_of("12 apples"), number_of("1/0")
@@ -320,7 +323,9 @@ def make_length_reward(
     require(target > 0, f"target = {target!r}", "a length is at least 1")
     require(unit in ("characters", "tokens"), f"unit = {unit!r}", "a length is counted in characters or tokens")
 
-    def length_reward(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] = (), **kwargs: Any) -> list[float]:
+    def length_reward(
+        completions: Sequence[object], completion_ids: Sequence[Sequence[int]] = (), **kwargs: object
+    ) -> list[float]:
         scores = []
         for completion, parts in zip(completions, _parts(unit, completions, completion_ids), strict=True):
             over, text = max(0, len(parts) - target) / target, completion_text(completion)
@@ -332,7 +337,7 @@ def make_length_reward(
     return named(length_reward, name or f"length_{target}_{unit}_reward", says, maximum)
 
 
-def _parts(unit: str, completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]) -> Sequence[Sequence[Any]]:
+def _parts(unit: str, completions: Sequence[object], completion_ids: Sequence[Sequence[int]]) -> Sequence[Sequence[Any]]:
     if unit == "tokens":
         return completion_ids
     texts = [completion_text(completion) for completion in completions]
@@ -350,7 +355,7 @@ length_reward.__doc__ += """
 
 
 @max_score(0.25)
-def style_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
+def style_reward(completions: Sequence[object], **kwargs: object) -> list[float]:
     """0.25 if the answer block holds the bare answer: one line, no sentence, at most 20 characters; else 0.0.
 
     >>> from workbench.rewards import style_reward
@@ -370,7 +375,9 @@ def make_repetition_reward(ngram: int = 3, maximum_penalty: float = 1.0, unit: s
     require(maximum_penalty >= 0, f"maximum_penalty = {maximum_penalty!r}", "a penalty is given as a positive number")
     require(unit in ("words", "tokens"), f"unit = {unit!r}", "repetition is counted in words or tokens")
 
-    def repetition_reward(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] = (), **kwargs: Any) -> list[float]:
+    def repetition_reward(
+        completions: Sequence[object], completion_ids: Sequence[Sequence[int]] = (), **kwargs: object
+    ) -> list[float]:
         scores = []
         for parts in _parts(unit, completions, completion_ids):
             total = len(parts) - ngram + 1
@@ -397,7 +404,7 @@ def make_overlong_reward(max_completion_tokens: int, buffer_tokens: int, name: s
     require(0 <= buffer_tokens <= max_completion_tokens, value, "the buffer lies within the limit")
     free = max_completion_tokens - buffer_tokens
 
-    def overlong_reward(completion_ids: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
+    def overlong_reward(completion_ids: Sequence[Sequence[int]], **kwargs: object) -> list[float]:
         return [0.0 - min(1.0, max(0, len(ids) - free) / (buffer_tokens or 1)) for ids in completion_ids]
 
     says = f"0 up to {free} tokens, falling to -1 at {max_completion_tokens} tokens."
@@ -422,7 +429,7 @@ def make_pattern_reward(
     remedy = "correct it; `re.escape` makes a pattern of a text that is meant literally"
     require(not fault, f"pattern = {pattern!r}: {fault}", "a pattern is a regular expression of Python's `re`, as text", remedy)
 
-    def pattern_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
+    def pattern_reward(completions: Sequence[object], **kwargs: object) -> list[float]:
         # `re` keeps what it has compiled; the text of the pattern is what a hash of this function can see.
         found = re.fullmatch if whole else re.search
         return [score if found(pattern, completion_text(each), flags) else 0.0 for each in completions]
@@ -432,7 +439,7 @@ def make_pattern_reward(
     return named(pattern_reward, name, says, max(0.0, score))
 
 
-def make_weighted_reward(func: Callable[..., Any], weight: float, name: str | None = None) -> Callable[..., Any]:
+def make_weighted_reward(func: Function, weight: float, name: str | None = None) -> Function:
     """`func`, also an async one, with each of its scores times `weight`; None stays None.
 
     A weight in the recipe leaves the scores in the record as they are; this is for a part of another function.
@@ -443,12 +450,12 @@ def make_weighted_reward(func: Callable[..., Any], weight: float, name: str | No
 
     if inspect.iscoroutinefunction(func):
 
-        async def weighted_reward(*args: Any, **kwargs: Any) -> list[float | None]:
+        async def weighted_reward(*args: object, **kwargs: object) -> list[float | None]:
             return times(await func(*args, **kwargs))
 
     else:
 
-        def weighted_reward(*args: Any, **kwargs: Any) -> list[float | None]:
+        def weighted_reward(*args: object, **kwargs: object) -> list[float | None]:
             return times(func(*args, **kwargs))
 
     own, stated = function_name(func), max_score_of(func)

@@ -7,13 +7,14 @@ Here it becomes a function in TRL's signature that computes what TRL computes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from workbench.errors import TaskError
+from workbench.kinds import Function
 
 
-def as_function(thing: Any, tokenizer: Any = None, name: str | None = None) -> Callable[..., Any]:
+def as_function(thing: object, tokenizer: object = None, name: str | None = None) -> Function:
     """A reward function for anything that TRL takes as one: a function as it is, a classification model, its id or its folder.
 
     A model scores prompt and completion together, in its own chat template where they are chat, in this process
@@ -34,7 +35,7 @@ def as_function(thing: Any, tokenizer: Any = None, name: str | None = None) -> C
         raise TaskError(said, rule=rule, remedy="give the function itself, without calling it")
     model = RewardModel(thing, tokenizer)
 
-    def reward_model(prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> list[float]:
+    def reward_model(prompts: Sequence[object], completions: Sequence[object], **kwargs: object) -> list[float]:
         return model.scores(prompts, completions)
 
     reward_model.__name__ = reward_model.__qualname__ = name or model.name
@@ -46,7 +47,7 @@ def as_function(thing: Any, tokenizer: Any = None, name: str | None = None) -> C
 class RewardModel:
     """A sequence classifier with one output, given itself or by its id or folder, and the tokenizer that it reads with."""
 
-    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+    def __init__(self, model: Any, tokenizer: object = None) -> None:
         self._model: Any = None if isinstance(model, str) else model
         self._tokenizer: Any = tokenizer  # both are loaded where they are first needed
         self._ready = False

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.errors import RecipeError, RewardError, TaskError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
 from workbench.rewards.chat_or_text import InputFormat, convert_call, detect_input_format, positional_reward, responses_parameter
 from workbench.rewards.execution import AWAITED, DEADLINE_S, FROM_TRL, HOLDS_MODEL, Call, RewardExecutor, Scored, quote
@@ -98,7 +98,7 @@ class RewardSuite:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
-    def funcs(self) -> list[Callable[..., Any]]:
+    def funcs(self) -> list[Function]:
         """The functions for `GRPOTrainer(reward_funcs=...)`, under their own names."""
         return [self._wrap(name) for name in self.names]
 
@@ -106,14 +106,14 @@ class RewardSuite:
         """End the worker process, if there is one. Scoring again starts another."""
         self.functions.close()
 
-    def _wrap(self, name: str) -> Callable[..., Any]:
-        async def awaited(**call: Any) -> list[float]:
+    def _wrap(self, name: str) -> Function:
+        async def awaited(**call: object) -> list[float]:
             started, call = time.perf_counter(), self._whole_values(call)
             with self._failing_together():
                 scored = await self.functions.ascore(name, call)
             return self._take(name, scored, call, started)
 
-        def called(**call: Any) -> list[float]:
+        def called(**call: object) -> list[float]:
             started, call = time.perf_counter(), self._whole_values(call)
             with self._failing_together():
                 scored = self._score(name, call)
@@ -303,7 +303,7 @@ def _check_json(name: str, column: str, kind: type, rows: Sequence[Row]) -> None
 
 
 def score(
-    task: Task | str | Path | Callable[..., Any] | Sequence[Callable[..., Any]],
+    task: Task | str | Path | Function | Sequence[Function],
     row: Row | str | Sequence[Row],
     completions: Sequence[Any],
     weights: dict[str, float] | None = None,

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, cast
 
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Function
 
 Position = tuple[int, int, int, int]  # line, column to end line, end column
 Place = tuple[int | None, int | None, int | None, int | None]  # of an instruction: line, end line, column, end column
@@ -53,14 +53,14 @@ class Unreached(NamedTuple):
         return f"{Path(self.file).name}:{self.line}: `{part}`" + (f" in `{self.source}`" if part != self.source else "")
 
 
-def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwargs: Any) -> Trace:
+def traced(function: Function, texts: Iterable[str], *args: object, **kwargs: object) -> Trace:
     """Call a function and trace it, with what it calls in its own files; `texts`: where to look for what was matched."""
     codes = code_objects(function)
     reached: dict[str, set[Place]] = {code.co_filename: set() for code in codes}
     matched: dict[str, set[tuple[int, int]]] = {text: set() for text in texts}
     places = {code: list(code.co_positions()) for code in codes}
 
-    def local(frame: FrameType, event: str, value: Any) -> Any:
+    def local(frame: FrameType, event: str, value: object) -> Any:
         code = frame.f_code
         if event == "opcode":
             reached[code.co_filename].add(places[code][frame.f_lasti // 2])  # two bytes an instruction
@@ -70,7 +70,7 @@ def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwa
             _note_matches({name: value for name, value in frame.f_locals.items() if name not in columns}, matched)
         return local
 
-    def matching(frame: FrameType, event: str, value: Any) -> Any:
+    def matching(frame: FrameType, event: str, value: object) -> Any:
         # re.match(...) in the middle of an expression is bound to no variable: what it hands back is seen on its way.
         if event == "return" and value is not None:
             given = frame.f_locals
@@ -85,7 +85,7 @@ def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwa
                 local_texts = [each for each in frame.f_locals.values() if isinstance(each, str)]
                 _note_call(pattern, value.__name__, local_texts or list(matched)[:1], matched)
 
-    def entered(frame: FrameType, event: str, value: Any) -> Any:
+    def entered(frame: FrameType, event: str, value: object) -> Any:
         if frame.f_code in _OF_RE and frame.f_back is not None and frame.f_back.f_code in places:
             return matching
         if frame.f_code not in places:
@@ -107,7 +107,7 @@ def traced(function: Callable[..., Any], texts: Iterable[str], *args: Any, **kwa
     return Trace(reached, matched)
 
 
-def _note_call(pattern: re.Pattern, method: str, strings: Iterable[Any], matched: dict[str, set[tuple[int, int]]]) -> None:
+def _note_call(pattern: re.Pattern, method: str, strings: Iterable[object], matched: dict[str, set[tuple[int, int]]]) -> None:
     for string in strings:
         if string in matched:
             found = getattr(pattern, "finditer" if method == "findall" else method)(string)
@@ -136,7 +136,7 @@ def code_within(code: CodeType) -> Iterator[CodeType]:
             yield from code_within(constant)
 
 
-def code_objects(function: Callable[..., Any]) -> list[CodeType]:
+def code_objects(function: Function) -> list[CodeType]:
     """The code of a function, of its inner functions, and of the functions of the same file that it calls by name."""
     while isinstance(function, functools.partial) or hasattr(function, "beneath"):
         function = function.func if isinstance(function, functools.partial) else vars(function)["beneath"]
@@ -163,7 +163,7 @@ def code_objects(function: Callable[..., Any]) -> list[CodeType]:
     return found
 
 
-def unreached(function: Callable[..., Any], trace: Trace) -> list[Unreached]:
+def unreached(function: Function, trace: Trace) -> list[Unreached]:
     """The branches of a function that the traced calls never evaluated, outermost first; empty if its source is missing."""
     found: list[tuple[Position, Unreached]] = []
     for code in code_objects(function):
@@ -186,17 +186,17 @@ def unreached(function: Callable[..., Any], trace: Trace) -> list[Unreached]:
     return sorted((each for _, each in found), key=lambda each: (each.file, each.line))
 
 
-def broad_handlers(function: Callable[..., Any]) -> list[str]:
+def broad_handlers(function: Function) -> list[str]:
     """`except:` and `except Exception:` of a function that continue without raising: "file.py:12", in order."""
     return _places(function, _hides)
 
 
-def calls_of(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
+def calls_of(function: Function, names: Iterable[str]) -> list[str]:
     """Where a function calls one of these builtins: "file.py:12", in order."""
     return _places(function, lambda node: isinstance(node, ast.Call) and getattr(node.func, "id", "") in names)
 
 
-def _places(function: Callable[..., Any], wanted: Callable[[ast.AST], bool]) -> list[str]:
+def _places(function: Function, wanted: Callable[[ast.AST], bool]) -> list[str]:
     codes = [(code, _definition(code, linecache.getlines(code.co_filename))) for code in code_objects(function)]
     nodes = [(code, each) for code, node in codes if node is not None for each in ast.walk(node) if wanted(each)]
     placed = [(Path(code.co_filename).name, vars(each)["lineno"]) for code, each in nodes]

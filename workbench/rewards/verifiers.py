@@ -29,7 +29,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
 }
 
 
-def json_of(completion: Any) -> Any:
+def json_of(completion: object) -> Any:
     """The JSON value of a completion, or of its answer block if it has one, without a code fence; None: no JSON, or `null`."""
     text = completion_text(completion)
     body = ((extract_answer(text) if "<answer>" in text else text) or "").strip()
@@ -50,13 +50,13 @@ def _validator(schema: str) -> Any:
     return Draft202012Validator(json.loads(schema))
 
 
-def _json_scores(completions: Sequence[Any], schemas: Iterable[str], maximum: float) -> list[float]:
+def _json_scores(completions: Sequence[object], schemas: Iterable[str], maximum: float) -> list[float]:
     pairs = zip(map(json_of, completions), schemas, strict=True)
     return [maximum if value is not None and _validator(schema).is_valid(value) else 0.0 for value, schema in pairs]
 
 
 @max_score(1.0)
-def json_schema_reward(completions: Sequence[Any], schema: Sequence[str], **kwargs: Any) -> list[float]:
+def json_schema_reward(completions: Sequence[object], schema: Sequence[str], **kwargs: object) -> list[float]:
     """1.0 if the answer is JSON and keeps to the row's `schema` (JSON Schema, as text), else 0.0.
 
     >>> from workbench.rewards import json_schema_reward
@@ -67,7 +67,7 @@ def json_schema_reward(completions: Sequence[Any], schema: Sequence[str], **kwar
 
 
 @max_score(2.0)
-def json_values_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
+def json_values_reward(completions: Sequence[object], answer: Sequence[str], **kwargs: object) -> list[float]:
     """2.0 times the share of the right object's fields that the answer has with the right value; extra fields count against.
 
     >>> from workbench.rewards import json_values_reward
@@ -85,7 +85,7 @@ def json_values_reward(completions: Sequence[Any], answer: Sequence[str], **kwar
 
 
 @max_score(1.0)
-def json_right_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
+def json_right_reward(completions: Sequence[object], answer: Sequence[str], **kwargs: object) -> list[float]:
     """1.0 if the answer is exactly the right object, which the row's `answer` holds as text; else 0.0.
 
     >>> from workbench.rewards import json_right_reward
@@ -115,7 +115,7 @@ def make_json_reward(schema: Fields | str, maximum: float = 1.0, name: str = "js
         raise TaskError(value, rule="a schema keeps to JSON Schema, draft 2020-12", remedy=remedy) from error
     text = json.dumps(wanted, sort_keys=True)
 
-    def json_reward(completions: Sequence[Any], **kwargs: Any) -> list[float]:
+    def json_reward(completions: Sequence[object], **kwargs: object) -> list[float]:
         return _json_scores(completions, [text] * len(completions), maximum)
 
     # A schema may hold regular expressions, which can hang as any pattern can.
@@ -163,7 +163,7 @@ def solves(answer: str, numbers: Sequence[int], target: int) -> bool:
 
 @max_score(2.0)
 def countdown_reward(
-    completions: Sequence[Any], numbers: Sequence[Sequence[int]], target: Sequence[int], **kwargs: Any
+    completions: Sequence[object], numbers: Sequence[Sequence[int]], target: Sequence[int], **kwargs: object
 ) -> list[float]:
     """2.0 if the one answer block holds an expression that uses each number once and reaches the target, else 0.0.
 
@@ -176,7 +176,7 @@ def countdown_reward(
 
 
 @max_score(0.5)
-def numbers_used_reward(completions: Sequence[Any], numbers: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
+def numbers_used_reward(completions: Sequence[object], numbers: Sequence[Sequence[int]], **kwargs: object) -> list[float]:
     """0.5 if the answer block holds an expression that uses each number once, with any result; else 0.0.
 
     >>> from workbench.rewards import numbers_used_reward

@@ -30,6 +30,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from workbench.errors import fault_line
+from workbench.kinds import Function
 from workbench.rewards.tracing import Trace
 from workbench.task import modules_of_tasks
 from workbench.workspace import encodable
@@ -68,7 +69,7 @@ class Worker:
     pickle the target (it holds a lock, a file, a generator).
     """
 
-    def __init__(self, target: Callable[..., Any], preload: Sequence[str] = ()) -> None:
+    def __init__(self, target: Function, preload: Sequence[str] = ()) -> None:
         # A notebook's cells are no files, and a task file may have been saved since: their text goes along, to be quoted.
         cached = linecache.cache.items()
         sources = {name: own for name, own in cached if len(own) == 4 and (own[1] is None or not os.path.exists(name))}
@@ -79,7 +80,7 @@ class Worker:
         self._end: Callable[[], Any] = lambda: None
         self._calls = 0  # so far: a call's number comes back with its answer
 
-    def __call__(self, *args: Any, deadline_s: float | None = None, quiet: bool = False) -> Any:
+    def __call__(self, *args: object, deadline_s: float | None = None, quiet: bool = False) -> Any:
         """Call the target with picklable arguments. The deadline counts from the moment when the process is ready.
 
         DeadlineError if the answer was not there in time, WorkerDied if the process ended, RemoteError if the target raised.
@@ -241,7 +242,7 @@ def sendable(value: Any) -> Any:
     return Foreign(kind.__name__, text[:200])
 
 
-def packed(target: Any) -> bytes:
+def packed(target: object) -> bytes:
     """`target` as bytes for another process. TypeError if it cannot be pickled."""
     import cloudpickle
 

@@ -12,7 +12,7 @@ import contextlib
 import json
 import secrets
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from workbench.errors import RequestError, WorkbenchError, nearest
 from workbench.kinds import Fields
@@ -76,7 +76,7 @@ def check_request(action: str, details: Fields) -> Fields:
     return {**details, "value": number}
 
 
-def send(run: RunDirectory, action: str, by: str = "python", force: bool = False, **details: Any) -> str:
+def send(run: RunDirectory, action: str, by: str = "python", force: bool = False, **details: object) -> str:
     """Send a request to a run that is training, in this process or another; its trainer answers at the next step boundary.
 
     Returns the request's id, by which `answer` finds the result. Raises RequestError if the request cannot be right,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from workbench.kinds import Fields
 
@@ -73,7 +73,7 @@ class Differences:
                 getattr(self, rule.kind).append(line)
 
 
-def flat(content: Any, name: str = "") -> Fields:
+def flat(content: object, name: str = "") -> Fields:
     """Dotted name -> value, as {"grpo.beta": 0.0, "stages.0.steps": 5}; a list of plain values is a value."""
     if isinstance(content, list) and any(isinstance(item, dict) for item in content):
         content = dict(enumerate(content))

@@ -19,7 +19,6 @@ from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from workbench.errors import DiskError, RunError, WorkbenchError, nearest
 from workbench.kinds import Fields
@@ -378,7 +377,7 @@ class RunDirectory:
         """The run's unique id, in any folder; empty for a run of an earlier version."""
         return str(self.manifest().get("id", ""))
 
-    def update_manifest(self, **found: Any) -> None:
+    def update_manifest(self, **found: object) -> None:
         """Add later findings (shapes, timings, the result) to the manifest."""
         self.lock.check()
         with in_turn(self.path):
@@ -397,7 +396,7 @@ class RunDirectory:
         value = f"{shown(file)}: " + ("empty, torn, or not a JSON object" if file.is_file() else "no such file")
         raise RunError(value, rule=rule, remedy=remedy)
 
-    def write_json(self, name: str, content: Any) -> Path:
+    def write_json(self, name: str, content: object) -> Path:
         """Write one of the run's JSON files atomically."""
         return write_json(self.path / name, content)
 
@@ -406,7 +405,7 @@ class RunDirectory:
         self.lock.check()
         append_line(self.path / "metrics.jsonl", {"step": step, **values})
 
-    def log_event(self, kind: str, step: int | None = None, **details: Any) -> None:
+    def log_event(self, kind: str, step: int | None = None, **details: object) -> None:
         """Append one event (`started`, `stopped`, `checkpoint`, `finished`, `failed`, …) to `events.jsonl`."""
         self.lock.check()
         append_line(self.path / "events.jsonl", {"time": now(), "event": kind, "step": step, **details})

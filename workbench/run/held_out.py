@@ -12,7 +12,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -81,7 +80,7 @@ def told(found: Fields) -> str:
     return f"{line}; measuring took {found['seconds']:.0f} s, {100 * found['share']:.1f} % of the time"
 
 
-def completion_rows(row: Fields, completions: Iterable[Fields], /, **about: Any) -> list[Fields]:
+def completion_rows(row: Fields, completions: Iterable[Fields], /, **about: object) -> list[Fields]:
     """The rows of one prompt's completions, for a file of held-out completions; `about`: what all of them share."""
     columns = {name: value for name, value in row.items() if name not in ("prompt", "prompt_id")}
     about |= {"prompt_id": row["prompt_id"], "prompt": json.dumps(row["prompt"]), "columns": json.dumps(to_json(columns))}

@@ -195,11 +195,11 @@ def more_updates(settings: Settings) -> str:
     return f"several updates per generation: num_iterations = {times}"
 
 
-def _is(name: str, *wanted: Any) -> Condition:
+def _is(name: str, *wanted: object) -> Condition:
     return lambda given: given[name] in wanted
 
 
-def _is_not(name: str, *unwanted: Any) -> Condition:
+def _is_not(name: str, *unwanted: object) -> Condition:
     return lambda given: given[name] not in unwanted
 
 

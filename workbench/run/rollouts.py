@@ -89,7 +89,7 @@ def columns_of(batch: ScoredBatch) -> Fields:
 _json = functools.partial(json.dumps, ensure_ascii=False)
 
 
-def _each_once(values: Sequence[Any], made: Callable[[Any], Any]) -> list[Any]:
+def _each_once(values: Sequence[object], made: Callable[[Any], Any]) -> list[Any]:
     # The completions of a group have one prompt, and what belongs to it, between them.
     return [own for value, same in itertools.groupby(values) for own in [made(value)] * len(list(same))]
 

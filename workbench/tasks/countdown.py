@@ -60,9 +60,5 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
 def task(questions: int = QUESTIONS, seed: int = 0) -> Task:
     """Countdown with the strict format, one worked example in the system message."""
     functions = (countdown_reward, numbers_used_reward, strict_format_reward)
-    named: Fields = {
-        "right_by": "countdown_reward",
-        "format_by": "strict_format_reward",
-        "cases": "cases_countdown.jsonl",
-    }
+    named: Fields = {"right_by": "countdown_reward", "format_by": "strict_format_reward", "cases": "cases_countdown.jsonl"}
     return task_of("countdown", source(questions, seed), functions, **named, system=SYSTEM_PROMPT, examples=[EXAMPLE])

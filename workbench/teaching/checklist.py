@@ -77,7 +77,7 @@ def _tried(look: Callable[[], Any]) -> Any:
         return error
 
 
-def _judged(found: Any, judge: Callable[[Any], _Seen]) -> _Seen:
+def _judged(found: object, judge: Callable[[Any], _Seen]) -> _Seen:
     return (False, f"{found.value}: {found.remedy}") if isinstance(found, WorkbenchError) else judge(found)
 
 

@@ -34,13 +34,13 @@ def kinds() -> tuple[type[Feature], ...]:
     return FEATURES
 
 
-def asked(hook: str, *details: Any) -> list[Any]:
+def asked(hook: str, *details: object) -> list[Any]:
     """What each feature's class answers before a run exists; answers of None are left out."""
     answers = [getattr(kind, hook)(*details) for kind in kinds()]
     return [answer for answer in answers if answer is not None]
 
 
-def lines(hook: str, *details: Any) -> list[str]:
+def lines(hook: str, *details: object) -> list[str]:
     """The lines of all features, one after another."""
     return [line for answer in asked(hook, *details) for line in answer]
 
@@ -61,11 +61,11 @@ class Around:
                 self.features.append(feature)
                 session.at_end.callback(feature.close)
 
-    def each(self, hook: str, *details: Any) -> list[Any]:
+    def each(self, hook: str, *details: object) -> list[Any]:
         """Call one hook of every feature, and return the answers."""
         return [getattr(feature, hook)(*details) for feature in self.features]
 
-    def merged(self, hook: str, *details: Any) -> Fields:
+    def merged(self, hook: str, *details: object) -> Fields:
         """All answers merged into one dict."""
         return {name: value for answer in self.each(hook, *details) for name, value in answer.items()}
 

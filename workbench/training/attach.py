@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from workbench import processes
 from workbench.errors import RunError
+from workbench.kinds import Trainer
 from workbench.run.directory import RunDirectory
 from workbench.training import settings as settings_of
 from workbench.training.background import announce
@@ -33,7 +33,7 @@ _OTHERS = {
 
 @random_kept()
 def attach(
-    trainer: Any,
+    trainer: Trainer,
     plan: Plan | None = None,
     *,
     run_name: str | None = None,
@@ -111,7 +111,7 @@ def attach(
 
 
 @random_kept()
-def go_on(run: RunDirectory, trainer: Any, point: Point, watchers: Watchers, notes: Sequence[str]) -> None:
+def go_on(run: RunDirectory, trainer: Trainer, point: Point, watchers: Watchers, notes: Sequence[str]) -> None:
     """Attach a trainer of `make_trainer` to a run resumed from a checkpoint; `notes` are printed."""
     plan = vars(trainer)[Made.KEY].plan
     print(*plan.notes, *notes, f"{plan.words}.", f"{plan.generation}.", sep="\n")
@@ -119,7 +119,7 @@ def go_on(run: RunDirectory, trainer: Any, point: Point, watchers: Watchers, not
     announce(run)
 
 
-def _check(trainer: Any, plan: Plan | None) -> None:
+def _check(trainer: Trainer, plan: Plan | None) -> None:
     kinds = [kind.__name__ for kind in type(trainer).__mro__]
     if not any(kind.endswith("GRPOTrainer") for kind in kinds) or not hasattr(trainer, "_calculate_rewards"):
         kind = next((kind for kind in kinds if kind.endswith("Trainer")), "")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from workbench.errors import RequestError, WorkbenchError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Trainer
 from workbench.processes import gathered, is_main
 from workbench.rewards.execution import AWAITED
 from workbench.rewards.suite import RewardSuite
@@ -53,7 +53,7 @@ class RunControl:
         Interrupt is the one control that works in every front end while a cell is busy: a click waits behind it in most.
         """
 
-        def interrupted(signum: int, frame: Any) -> None:
+        def interrupted(signum: int, frame: object) -> None:
             if self._interrupted_by and time.monotonic() - self._interrupted_at < ECHO_S:
                 return
             if self._interrupted_by:
@@ -86,7 +86,7 @@ class RunControl:
     def weights(self) -> dict[str, float]:
         return dict(zip(self.suite.names, self.suite.weights, strict=True))
 
-    def begin_stage(self, step: int, flags: Any) -> None:
+    def begin_stage(self, step: int, flags: object) -> None:
         """A stage begins: requests made at the end of the previous one are applied to it.
 
         Its weights, beta and learning rate are the recipe's; reward functions that were reloaded stay so, where the stage
@@ -202,7 +202,7 @@ class RunControl:
             print(f"step {self.step}: {request.action or 'request'} refused, training continues: {said}", flush=True)
             self._answer(request, why=said, applied=False, **_named(request.details))
 
-    def _answer(self, request: Request, *, why: str | None = None, applied: bool = True, **found: Any) -> None:
+    def _answer(self, request: Request, *, why: str | None = None, applied: bool = True, **found: object) -> None:
         trainer, waits = self.trainer, 0
         if request.action in _ON_REWARDS:  # steps that still learn from completions that were generated before now
             window = trainer.args.steps_per_generation * trainer.num_iterations  # forward passes of one generation
@@ -210,7 +210,7 @@ class RunControl:
         found |= {"why": why} if why else {}
         self._record(request, self.step, self.step + 1 + waits, applied=applied, **found)
 
-    def _record(self, request: Request, step: int, from_step: int, **found: Any) -> None:
+    def _record(self, request: Request, step: int, from_step: int, **found: object) -> None:
         asked = {"id": request.id, "action": request.action, "by": request.by}
         self.recorder.event("control", step, **asked, from_step=from_step, **found)
 
@@ -334,7 +334,7 @@ class RunControl:
         return {"file": "samples.jsonl", "completions": len(texts), "first": texts[0][:500]}
 
 
-def save_now(trainer: Any) -> None:
+def save_now(trainer: Trainer) -> None:
     """Save a checkpoint between two steps, as the trainer does at the end of one."""
     trainer._save_checkpoint(trainer.model, trial=None)
     trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Function, Trainer
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
@@ -86,7 +86,7 @@ class Feature:
     def begin_stage(self, stage: Stage) -> None:
         """The trainer of this stage exists (`session.trainer`), and nothing is attached to it yet."""
 
-    def around(self, trainer: Any) -> dict[str, Callable[..., Any]]:
+    def around(self, trainer: Trainer) -> dict[str, Function]:
         """By name, the trainer's methods to replace; they are put back at the end. `around.REPLACED` lists them all."""
         return {}
 

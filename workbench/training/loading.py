@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from workbench.errors import PolicyError, WorkbenchError
 from workbench.hub import check_hub
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Model
 from workbench.recipe import LoraPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import find, looked_in, resolve, shown, size_and_sum, sum_of
@@ -152,7 +152,7 @@ def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[Any, list[str]]
     return shape, notes + _no_layer(adapter_on(shape, recipe.lora).unmatched)
 
 
-def adapter_notes(model: Any, target_modules: Sequence[str]) -> list[str]:
+def adapter_notes(model: Model, target_modules: Sequence[str]) -> list[str]:
     """Requested layers that a model's new adapter is not on."""
     from workbench.memory.shapes import unmatched
 
@@ -195,7 +195,7 @@ def _eos_of_files(source: str) -> list[int] | None:
     return None
 
 
-def with_adapter(model: Any, adapter: str | Path) -> Any:
+def with_adapter(model: Model, adapter: str | Path) -> Any:
     """The model with a trained adapter on it, frozen; PolicyError if the folder holds none that PEFT can read."""
     from peft import PeftModel
 
@@ -204,7 +204,7 @@ def with_adapter(model: Any, adapter: str | Path) -> Any:
         return PeftModel.from_pretrained(model, folder)
 
 
-def put_on(model: Any, adapter: str | Path) -> None:
+def put_on(model: Model, adapter: str | Path) -> None:
     """Replace the weights of a model's adapter with others of the same shapes; PolicyError if they cannot be read."""
     from peft import set_peft_model_state_dict
     from peft.utils import load_peft_weights
@@ -281,7 +281,7 @@ def _adapter_shape(adapter: str | Path) -> LoraPart:
     return shape.model_copy(update={"target_modules": sorted(shape.target_modules)})
 
 
-def linear4bit_layers(model: Any) -> list[Any]:
+def linear4bit_layers(model: Model) -> list[Any]:
     """The layers of a model that are `bitsandbytes.nn.Linear4bit`: none where bitsandbytes cannot be imported."""
     try:
         import bitsandbytes
@@ -291,7 +291,7 @@ def linear4bit_layers(model: Any) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, bitsandbytes.nn.Linear4bit)]
 
 
-def check_4bit(model: Any, name: str, asked: bool) -> list[str]:
+def check_4bit(model: Model, name: str, asked: bool) -> list[str]:
     """Notes on how the weights are stored; PolicyError if 4-bit was requested and not loaded, or a layer is too narrow."""
     layers = linear4bit_layers(model)
     if asked and not layers:
@@ -312,7 +312,7 @@ def check_4bit(model: Any, name: str, asked: bool) -> list[str]:
     return [f"load_in_4bit = True: {unquantised(stacked, measured(model)['parameters'])}"]
 
 
-def measured(model: Any) -> Fields:
+def measured(model: Model) -> Fields:
     """What a `Policy` reports of a model: how it is stored, what it computes in, and its parameters (a 4-bit weight is one)."""
     layers = linear4bit_layers(model)
     computes = [layer.compute_dtype for layer in layers if layer.compute_dtype is not None]

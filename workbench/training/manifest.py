@@ -6,11 +6,10 @@ import json
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from workbench import processes
 from workbench.data.split import fingerprint
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Trainer
 from workbench.recipe import Recipe
 from workbench.rewards.library import max_score_of
 from workbench.run.differences import NOT_SET, Differences
@@ -24,7 +23,7 @@ from workbench.training.settings.algorithms import asked_settings
 from workbench.training.settings.in_force import as_json, decides, settings_in_force
 
 
-def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer: Any, notes: list[str]) -> Fields:
+def manifest_of(recipe: Recipe, policy: Policy, stages: Sequence[Stage], trainer: Trainer, notes: list[str]) -> Fields:
     """Versions, device, task, reward hashes, the effective settings of the first stage; `notes` are the printed lines."""
     first, task = stages[0], stages[0].scored_by[0]
     source = task.source
@@ -87,7 +86,7 @@ def environment_after(manifest: Fields, step: int) -> dict[str, dict[str, str]]:
     return earlier | ({str(step): changes} if changes else {})
 
 
-def changed_settings(run: RunDirectory, trainer: Any, changed: Differences, stage: int) -> None:
+def changed_settings(run: RunDirectory, trainer: Trainer, changed: Differences, stage: int) -> None:
     """Add to `changed` effective settings that changed without a request, such as another version's default.
 
     The manifest has those of the first stage, and what the later ones set otherwise; `stage`: its number, from 0.

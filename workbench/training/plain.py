@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 from workbench.errors import PolicyError
+from workbench.kinds import Model
 from workbench.recipe import LoraPart
 from workbench.training.loading import linear4bit_layers, quiet_imports, random_kept
 from workbench.training.precision import choose_dtype, native_bf16
@@ -65,7 +66,7 @@ def load_base(source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: st
 
 
 @random_kept()
-def add_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
+def add_lora(model: Model, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
     """The model with a new adapter; the same seed gives the same one."""
     with quiet_imports():
         import torch
@@ -79,11 +80,11 @@ def add_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: 
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", bias="none", **lora.model_dump()))
 
 
-def for_inference(model: Any) -> None:
+def for_inference(model: Model) -> None:
     """Ready to generate; `Policy.generating` sees to the cache."""
     model.eval()
 
 
-def for_training(model: Any) -> None:
+def for_training(model: Model) -> None:
     """Ready to train again."""
     model.train()

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import PolicyError, nearest
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Model
 from workbench.recipe import LoraPart, Recipe
 from workbench.training import loading, plain
 from workbench.training.precision import choose_dtype, native_bf16
@@ -209,7 +209,7 @@ def load_policy(
     )
 
 
-def _recipe_for(name: str, *, chat_template_kwargs: Fields | None = None, dtype: Any = None, **fields: Any) -> Recipe:
+def _recipe_for(name: str, *, chat_template_kwargs: Fields | None = None, dtype: object = None, **fields: Any) -> Recipe:
     _check_backend(fields.get("backend", "unsloth"))
     whole = {part: value for part in ("lora", "seed") if (value := fields.pop(part, None)) is not None}
     grpo = {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
@@ -305,7 +305,7 @@ def _unsloth_version() -> str:
 
 
 @loading.random_kept()
-def _unsloth_base(source: str, *, dtype: str | None, **how: Any) -> tuple[Any, Any, list[str]]:
+def _unsloth_base(source: str, *, dtype: str | None, **how: object) -> tuple[Any, Any, list[str]]:
     loader = _unsloth().FastLanguageModel
     import torch
 
@@ -319,7 +319,7 @@ def _unsloth_base(source: str, *, dtype: str | None, **how: Any) -> tuple[Any, A
 
 
 @loading.random_kept()  # on a GPU it seeds Python's, numpy's and torch's for the whole process
-def _unsloth_lora(model: Any, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
+def _unsloth_lora(model: Model, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
     checkpointing = "unsloth" if gradient_checkpointing else False
     told = {**lora.model_dump(), "bias": "none", "use_gradient_checkpointing": checkpointing, "random_state": seed}
     return _unsloth().FastLanguageModel.get_peft_model(model, **told)

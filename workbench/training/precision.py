@@ -6,9 +6,7 @@ CPU and slow emulation on an old GPU. `cuda`: there is a GPU; `bf16`: the device
 
 from __future__ import annotations
 
-from typing import Any
-
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Model
 
 
 def native_bf16() -> bool:
@@ -56,7 +54,7 @@ def config_overrides(backend: str, compute_dtype: str | None, settings: Fields, 
     return {name: value for name, value in needed.items() if name not in settings and backend == "transformers"}
 
 
-def adapter_in_float32(model: Any) -> int:
+def adapter_in_float32(model: Model) -> int:
     """Keep trained weights in 32 bits; returns the number of tensors converted. Call it once the trainer is built.
 
     TRL turns the adapter of a 4-bit model into bfloat16. There a weight of 0.05 cannot move by less than 0.0001, so steps of

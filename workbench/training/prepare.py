@@ -184,7 +184,7 @@ def _built_whole(
     return given, built, [*dict.fromkeys(line for lines in (heard, *of_stages) for line in lines)]
 
 
-def _rows(recipe: Recipe, stages: Sequence[Stage], given: Fields, built: Any) -> tuple[Row, ...]:
+def _rows(recipe: Recipe, stages: Sequence[Stage], given: Fields, built: object) -> tuple[Row, ...]:
     said = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
     rows = settings_of.in_force_table(said, built, {**given, "seed": recipe.seed})
     if recipe.algorithm:

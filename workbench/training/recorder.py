@@ -19,15 +19,7 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import reward_errors
-from workbench.run.metrics import (
-    DEAD,
-    GENERATE_S,
-    KL,
-    REWARD_S,
-    STEP_S,
-    TRAIN_S,
-    weight_of,
-)
+from workbench.run.metrics import DEAD, GENERATE_S, KL, REWARD_S, STEP_S, TRAIN_S, weight_of
 from workbench.run.parts import MERGE, merge
 from workbench.run.rollouts import columns_of, write_part
 from workbench.training.watchers import Watcher
@@ -121,7 +113,7 @@ class Recorder:
         self.finish()
         self._writer.shutdown()
 
-    def event(self, kind: str, step: int | None = None, **details: Any) -> None:
+    def event(self, kind: str, step: int | None = None, **details: object) -> None:
         """Record one event, apply it to the run's state, and pass it on to the watchers."""
         event = {"event": kind, "step": step, **details}
         self.run.log_event(kind, step, **details)
@@ -166,7 +158,7 @@ class Recorder:
         self.tell("update", step, values)
         return values
 
-    def tell(self, what: str, *details: Any) -> None:
+    def tell(self, what: str, *details: object) -> None:
         """Call a method of every watcher."""
         for watcher in list(self.watchers):
             if what in _REQUIRED or hasattr(watcher, what):

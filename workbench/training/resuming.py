@@ -25,7 +25,7 @@ import numpy as np
 from workbench import processes
 from workbench.data.split import fingerprint
 from workbench.errors import RunError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Model, Module, Trainer
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState
 from workbench.run.differences import Differences, flat
@@ -78,12 +78,12 @@ def is_spread(trainer: Any) -> bool:
     return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
 
 
-def whole_weights(trainer: Any) -> Fields | None:
+def whole_weights(trainer: Trainer) -> Fields | None:
     """The weights of a model that is spread over processes; None: each has them all. All processes must call this."""
     return trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_spread(trainer) else None
 
 
-def check_finite(model: Any, run: RunDirectory, step: int, weights: Fields | None = None) -> None:
+def check_finite(model: Model, run: RunDirectory, step: int, weights: Fields | None = None) -> None:
     """RunError if a trained weight is nan or inf: nothing can continue from it, and no export of it can speak."""
     weights = weights or {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
@@ -99,7 +99,7 @@ def not_numbers(run: RunDirectory, what: str) -> RunError:
     return RunError(f"{run.name}: {what}", rule="a policy whose weights are not numbers learns nothing more", remedy=remedy)
 
 
-def check_room(run: RunDirectory, model: Any, args: Any = None, steps: int = 1) -> None:
+def check_room(run: RunDirectory, model: Module, args: Any = None, steps: int = 1) -> None:
     """RunError unless there is room for a checkpoint; with the trainer's `args`, for all that it keeps over `steps`."""
     more = min(max(steps, 0) // max(1, int(args.save_steps)), args.save_total_limit or 1) if args else 0
     needed = checkpoint_bytes(model) * (1 + max(0, more - len(run.saved())))
@@ -109,7 +109,7 @@ def check_room(run: RunDirectory, model: Any, args: Any = None, steps: int = 1) 
         raise RunError(value, rule=rule, remedy=f"make room, then {run.again}")
 
 
-def checkpoint_bytes(model: Any) -> int:
+def checkpoint_bytes(model: Module) -> int:
     """Approximate bytes of a checkpoint: the trained weights, and twice as much in 32 bits for the optimiser's moments."""
     return sum(weight.numel() * (weight.element_size() + 8) for weight in model.parameters() if weight.requires_grad)
 
@@ -204,7 +204,7 @@ def save_adapter(model: Any, tokenizer: Any, folder: Path, weights: Fields | Non
     return folder
 
 
-def load_adapter(model: Any, folder: Path) -> None:
+def load_adapter(model: Model, folder: Path) -> None:
     """Put a checkpoint's adapter weights into a model's own adapter; RunError if they are another adapter's."""
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file

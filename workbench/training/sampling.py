@@ -16,7 +16,7 @@ from workbench.data.answer_column import has_constant
 from workbench.data.difficulty import Profile, Solved, measure_difficulty, pick, row_key
 from workbench.data.template import PromptLengths, TemplateCard, prompt_lengths_tokens, prompt_text, template_card
 from workbench.errors import DataError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Model, Tokenizer
 from workbench.progress import count_line, progress_line
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, function_name, load_task
@@ -38,7 +38,7 @@ class Completion(NamedTuple):
 
 def sample(
     policy: Policy,
-    prompts: Sequence[Any],
+    prompts: Sequence[object],
     *,
     num_generations: int = 1,
     max_completion_length: int = 96,
@@ -132,7 +132,7 @@ def scored_groups(
     return [found[start : start + samples] for start in range(0, len(found), samples)]
 
 
-def _left_padded(tokenizer: Any, prompts: Sequence[Any]) -> Any:
+def _left_padded(tokenizer: Tokenizer, prompts: Sequence[object]) -> Any:
     texts = [prompt_text(prompt, tokenizer) for prompt in prompts]
     form = {"return_tensors": "pt", "padding": True, "padding_side": "left", "return_token_type_ids": False}
     return tokenizer(texts, add_special_tokens=isinstance(prompts[0], str), **form)
@@ -141,13 +141,13 @@ def _left_padded(tokenizer: Any, prompts: Sequence[Any]) -> Any:
 Pairs: TypeAlias = Sequence[tuple[Sequence[int], Sequence[int]]]  # (ids of a prompt, ids of its completion)
 
 
-def logprobs_of(model: Any, pairs: Pairs, temperature: float = 1.0) -> list[list[float]]:
+def logprobs_of(model: Model, pairs: Pairs, temperature: float = 1.0) -> list[list[float]]:
     """For each pair: the natural log-probability of each token of the completion."""
     shares = ((own, (logits.float() / temperature).log_softmax(-1)) for own, logits in _logits_of(model, pairs))
     return [found.gather(-1, own[:, None])[:, 0].tolist() for own, found in shares]
 
 
-def ties_of(model: Any, pairs: Pairs, dtype: str) -> list[list[tuple[int, int]]]:
+def ties_of(model: Model, pairs: Pairs, dtype: str) -> list[list[tuple[int, int]]]:
     """For each pair: (position, token) of every token whose logit is the largest there, within the rounding of `dtype`."""
     import torch
 
@@ -159,7 +159,7 @@ def ties_of(model: Any, pairs: Pairs, dtype: str) -> list[list[tuple[int, int]]]
     return found
 
 
-def _logits_of(model: Any, pairs: Pairs) -> Iterator[tuple[Any, Any]]:
+def _logits_of(model: Model, pairs: Pairs) -> Iterator[tuple[Any, Any]]:
     # (ids of the completion [T], logits [T, V] from which each was drawn) of each pair.
     import torch
 
@@ -179,7 +179,7 @@ def _logits_of(model: Any, pairs: Pairs) -> Iterator[tuple[Any, Any]]:
 
 
 def preview(
-    row: Any, policy: Any = "tiny", chat_template_kwargs: Fields | None = None, tags: Sequence[str] | None = None
+    row: object, policy: object = "tiny", chat_template_kwargs: Fields | None = None, tags: Sequence[str] | None = None
 ) -> TemplateCard:
     """The exact text that the model will read for a prompt, and what in it would make a reward impossible to earn.
 
@@ -201,7 +201,7 @@ def preview(
 
 def prompt_lengths(
     rows: Sequence[Row],
-    policy: Any = "tiny",
+    policy: object = "tiny",
     *,
     chat_template_kwargs: Fields | None = None,
     max_tokens: int | None = None,
@@ -221,7 +221,7 @@ def prompt_lengths(
     return PromptLengths(rows, measured, str(getattr(policy, "name", policy)), max_tokens)
 
 
-def _tokenizer(policy: Any, chat_template_kwargs: Fields | None) -> Any:
+def _tokenizer(policy: object, chat_template_kwargs: Fields | None) -> Any:
     if not isinstance(policy, (str, Path)):
         return getattr(policy, "tokenizer", policy)
     files = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in Path(find_model(policy)).glob("*.*")]
@@ -290,11 +290,7 @@ def profile_difficulty(
         print(policy, f"a completion is right where {task.right_words}", sep="\n")
     suite = RewardSuite(task, num_generations)
     column = suite.names.index(task.right_function)
-    how: Fields = {
-        "num_generations": num_generations,
-        "max_completion_length": max_completion_length,
-        "temperature": temperature,
-    }
+    how: Fields = {"num_generations": num_generations, "max_completion_length": max_completion_length, "temperature": temperature}
 
     def attempt(some: Sequence[Row]) -> list[Solved]:
         # A seed of the batch's own: a profile that was interrupted between two batches ends as if it had not been.

@@ -93,8 +93,8 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
         remedy = f"{_PASTE}; a task file is named in a recipe, as its `task:`"
         raise RecipeError("".join([source, *others[:1]]), rule=rule, remedy=remedy)
     reader.read_rest(fields)
-    recipe = Recipe.of(reader.content, source)
-    notes = [*reader.notes, *reader.fill_in(recipe)]
+    recipe, renamed = settings_of.with_new_names(Recipe.of(reader.content, source), fields)
+    notes = [*reader.notes, *renamed, *reader.fill_in(recipe)]
     return Pasted(recipe, notes, "policy.name" in reader.stated, "task" in reader.content)
 
 
@@ -373,7 +373,7 @@ class _Reader:
         unread = [name for name in ours if name in self.unread - {*recipe.grpo}]
         return notes + [f"{name} could not be read: {ours[name]}, the workbench's default" for name in unread]
 
-    def _left_out(self, line: int, name: str, value: Any) -> None:
+    def _left_out(self, line: int, name: str, value: object) -> None:
         unknown = isinstance(value, ast.AST)
         text = ast.unparse(value) if unknown else repr(value)
         text = "..." if name.endswith("token") else text if len(text) <= 60 else f"{text[:57]}..."  # a secret
@@ -385,7 +385,7 @@ class _Reader:
             self.notes.append(f"line {line}: {text}")
 
 
-def _as_recipe(name: str, where: str, value: Any) -> Any:
+def _as_recipe(name: str, where: str, value: object) -> object:
     # A library's value as the recipe's field has it; None: it asks for nothing; `...`: there is no such value.
     if name == "load_in_16bit":
         return False if value else None

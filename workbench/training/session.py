@@ -20,7 +20,7 @@ from typing import Any
 
 from workbench import processes
 from workbench.errors import RunError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Function, TrainerControl, TrainerState, TrainingArguments
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import LEARNING_RATE
@@ -71,7 +71,7 @@ class Session:
         forgotten = atexit.register(lambda: unused() if os.getpid() == process else None)
         self.at_end.callback(atexit.unregister, forgotten)
 
-    def replace(self, name: str, value: Any) -> None:
+    def replace(self, name: str, value: object) -> None:
         """Replace one of the trainer's methods with `value` until the session is over."""
         if name not in REPLACED:
             raise KeyError(f"{name}: not in REPLACED, which lists all methods of a trainer that are replaced")
@@ -82,12 +82,12 @@ class Session:
             self.at_end.callback(own.pop, name, None)
         own[name] = value
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(self, *args: object, **kwargs: object) -> Any:
         """The trainer's own `train`, watched and recorded; an error that ends it early is recorded and raised."""
         with self.control.graceful():  # all of it: an Interrupt that comes while something is being saved must not lose it
             return self._recorded(*args, **kwargs)
 
-    def _recorded(self, *args: Any, **kwargs: Any) -> Any:
+    def _recorded(self, *args: object, **kwargs: object) -> object:
         started, status, details = time.monotonic(), "failed", {}
         try:
             result = self._train_all(*args, **kwargs)
@@ -146,10 +146,10 @@ class Session:
                 raise  # a run cannot resume from what its record lacks
             self._lost(lost, self.trainer.state.global_step + (lost == _BATCH), error)
 
-    def safe(self, hook: Callable[..., Any], lost: str = _BATCH) -> Callable[..., None]:
+    def safe(self, hook: Function, lost: str = _BATCH) -> Callable[..., None]:
         """The hook, spared at every call."""
 
-        def called(*args: Any, **kwargs: Any) -> None:
+        def called(*args: object, **kwargs: object) -> None:
             with self._spared(lost):
                 hook(*args, **kwargs)
 
@@ -241,30 +241,32 @@ class Session:
             print(f"{run.name}: ended before its first step, so nothing of it is kept", flush=True)
 
     # -- the trainer's hooks --------------------------------------------------------------------------------------------
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: Any, control: TrainerControl, **_: object) -> None:
         self.begun_at = self.recorder.steps_before = state.global_step  # a checkpoint that the user goes on from
         self.recorder.tell("begin", self.run, state.max_steps, self.stage.settings)
         self.recorder.event("started", state.global_step, generation="the trainer")
 
-    def then_on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def then_on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.control.begin_stage(state.global_step, control)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self._learning_rate = self.trainer._get_learning_rate()  # at the step's end it is already the next one's
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.updating = True
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: Any, control: TrainerControl, **_: object) -> None:
         # A row for every step, however seldom the trainer logs: what it has noted of this step, averaged as it would.
         self._row = (state.global_step, self._noted() | {LEARNING_RATE: self._learning_rate, "epoch": state.epoch})
         if not control.should_log:
             self._write_row({})
 
-    def then_on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def then_on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.control.boundary(state.global_step, control)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Fields | None = None, **_: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Fields | None = None, **_: object
+    ) -> None:
         if evaluated := {key: value for key, value in (logs or {}).items() if key.startswith("eval_")}:
             self.run.log_metrics(state.global_step, evaluated)  # of the trainer's own eval_dataset, after the step's row
             return
@@ -272,7 +274,7 @@ class Session:
         if logs and "loss" in logs and self._row is not None:
             self._write_row({key: logs[key] for key in ("loss", "grad_norm") if key in logs})
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.recorder.event("checkpoint", state.global_step, folder=f"{args.output_dir}/checkpoint-{state.global_step}")
 
     def _noted(self) -> Fields:

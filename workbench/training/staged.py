@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench import processes
 from workbench.errors import RunError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Model, Trainer, TrainerControl, TrainerState, TrainingArguments
 from workbench.run.directory import RunDirectory
 from workbench.training.loading import random_states
 from workbench.training.plan import ONLY_STAGE, Plan, Stage
@@ -46,12 +46,14 @@ class Made:
 class StagedSession(Session):
     """Trains the stages that a trainer of `make_trainer` was made for, from the start or from a checkpoint."""
 
-    def __init__(self, run: RunDirectory, trainer: Any, watchers: Watchers, point: Point | None = None, **more: Any) -> None:
+    def __init__(
+        self, run: RunDirectory, trainer: Trainer, watchers: Watchers, point: Point | None = None, **more: object
+    ) -> None:
         self.made: Made = vars(trainer)[Made.KEY]
         self.policy, self.point, self.begun_at = self.made.policy, point, point.step if point else 0
         super().__init__(run, trainer, self.made.plan.stages, watchers, **more)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(self, *args: object, **kwargs: object) -> Any:
         """Train the plan's stages; RunError for `resume_from_checkpoint` or another argument of the trainer's own `train`."""
         if any([*args, *kwargs.values()]):
             value = f"{self.run.name}: trainer.train({', '.join(kwargs) or 'with an argument'})"
@@ -101,7 +103,7 @@ class StagedSession(Session):
         finally:
             self.control.suite.close()
 
-    def save_before_first(self, **known: Any) -> None:
+    def save_before_first(self, **known: object) -> None:
         """Save a checkpoint of step 0, with `known` added to its state."""
         self._save_checkpoint(self.trainer.model, **known)
         self.run.log_event("checkpoint", 0, folder="checkpoint-0")  # the watchers have not begun
@@ -121,7 +123,7 @@ class StagedSession(Session):
                 return cause
         return error
 
-    def _save_checkpoint(self, model: Any, trial: Any = None, **more: Any) -> None:
+    def _save_checkpoint(self, model: Model, trial: object = None, **more: object) -> None:
         # In the place of the trainer's own, which deletes an old checkpoint before the new one is whole, and saves nan.
         trainer, stage = self.trainer, self.stage
         weights = whole_weights(trainer)
@@ -136,7 +138,7 @@ class StagedSession(Session):
         save_checkpoint(trainer, self.run, known | more, self._at_step_end, weights)
 
     # -- the trainer's hooks --------------------------------------------------------------------------------------------
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         # Step numbers go on through the stages, as one run.
         stage, trainer, recorder, restored = self.stage, self.trainer, self.recorder, self.restored
         begun_at = restored.point.step if restored else stage.offset
@@ -152,7 +154,7 @@ class StagedSession(Session):
             inexact = {"inexact": "; ".join(restored.inexact)} if restored and restored.inexact else {}
             recorder.event("continued" if self.point else "started", begun_at, **self.around.merged("started"), **inexact)
 
-    def then_on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def then_on_train_begin(self, args: Any, state: Any, control: TrainerControl, **_: object) -> None:
         stage, trainer, recorder, begun_at = self.stage, self.trainer, self.recorder, state.global_step
         if self.restored:
             self.control.catch_up()
@@ -169,33 +171,35 @@ class StagedSession(Session):
             )  # fmt: skip
         self.control.begin_stage(begun_at, control)
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self.restored:
             self.restored.epoch_begins()
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self.restored:
             self.restored.load_random()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Fields | None = None, **_: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Fields | None = None, **_: object
+    ) -> None:
         if logs and "loss" in logs:  # the last call of a run carries only totals
             values = self.recorder.log(state.global_step, logs)
             # The trackers, which come after this, show what the record holds.
             logs.clear()
             logs.update(values)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: Any, control: TrainerControl, **_: object) -> None:
         self.updating = False
         if self.restored:
             state.epoch = self.restored.epoch(state.epoch)
         # The random states, before anything that comes after draws from them.
         self._at_step_end = processes.gathered({**random_states(), "tokens": state.num_input_tokens_seen})
 
-    def then_on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def then_on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         ended = state.global_step >= state.max_steps
         self.control.boundary(state.global_step, control, ends=ended and self.stage is not self.stages[-1])
         if ended or control.should_training_stop:
             control.should_log = True  # the last steps have a row, too, where logging_steps does not divide
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.recorder.event("checkpoint", state.global_step, folder=f"checkpoint-{state.global_step}")

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from workbench.data.template import PromptLengths, prompt_lengths_tokens, template_notes
 from workbench.errors import RecipeError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Tokenizer
 from workbench.recipe import Recipe, StagePart
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
@@ -104,7 +103,7 @@ def _prompts(
     return rows, suite_of(task, recipe, settings)
 
 
-def fit(stage: Stage, tokenizer: Any, max_seq_length: int) -> Stage:
+def fit(stage: Stage, tokenizer: Tokenizer, max_seq_length: int) -> Stage:
     """The stage without prompts longer than the recipe allows, the rest checked against the context.
 
     The tokenizer carries the stage's `chat_template_kwargs` from now on. RecipeError, DataError: if too few are left, or

@@ -16,7 +16,7 @@ import numpy as np
 
 from workbench.data.answer_column import answer_named
 from workbench.errors import RunError, nearest
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Tensor
 from workbench.recipe import Recipe
 from workbench.rewards.answers import completion_text
 from workbench.rewards.groups import batch_of
@@ -84,7 +84,9 @@ def record_rewards(session: Session) -> None:
     generate: Any = getattr(trainer, "_generate_and_score_completions", None)
     scored: list[ScoredBatch] | None = None  # by what is being generated now; None: nothing that can be compared is
 
-    def calculated(inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *more: Any, **named: Any) -> Any:
+    def calculated(
+        inputs: object, prompts: object, completions: object, completion_ids: object, *more: object, **named: object
+    ) -> Any:
         started = time.perf_counter()
         scores = calculate(inputs, prompts, completions, completion_ids, *more, **named)
         if trainer.model.training:  # it evaluates otherwise
@@ -92,7 +94,7 @@ def record_rewards(session: Session) -> None:
         return scores
 
     @session.safe
-    def record(scores: Any, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, seconds: float) -> None:
+    def record(scores: Tensor, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, seconds: float) -> None:
         scores = scores.detach().double().cpu().numpy()
         names = [name for name in inputs[0] if name not in {"prompt", *RESERVED_COLUMNS}]
         columns = {name: [to_json(row.get(name)) for row in inputs] for name in names}
@@ -106,7 +108,7 @@ def record_rewards(session: Session) -> None:
         batch = batch_of(*scored_by, reward_hash=suite.hash, columns=columns, **ids, **found)
         session.scored(batch) if scored is None else scored.append(batch)
 
-    def generated(*args: Any, **named: Any) -> Any:
+    def generated(*args: object, **named: object) -> Any:
         nonlocal scored
         outer, scored = scored, []  # a subclass may generate again until it has what it wants
         try:
@@ -117,7 +119,7 @@ def record_rewards(session: Session) -> None:
         return made
 
     @session.safe
-    def compare(batches: list[ScoredBatch], made: Any) -> None:
+    def compare(batches: list[ScoredBatch], made: object) -> None:
         for batch in batches:
             batch, others = _as_trained_on(batch, made)
             session.scored(batch)
@@ -160,9 +162,9 @@ def _as_trained_on(batch: ScoredBatch, made: Any) -> tuple[ScoredBatch, list[int
     return dataclasses.replace(batch, groups=batch.groups._replace(advantages=theirs)), others
 
 
-def _in_words(prompt: Any) -> Any:
+def _in_words(prompt: Any) -> object:
     # Messages whose content is in parts, as they are made of prompts with pictures: [image 640x480] and the text.
-    def content(parts: Any) -> Any:
+    def content(parts: object) -> Any:
         if not isinstance(parts, list):
             return parts
         named = ((part, part.get("type", "part")) for part in parts)
@@ -180,7 +182,7 @@ def _row_key(row: Fields) -> str:
     return prompt_key([prompt, *pictures] if pictures else prompt)[:12]
 
 
-def _pictures(value: Any) -> Iterator[Any]:
+def _pictures(value: object) -> Iterator[Any]:
     if hasattr(value, "getbands"):
         yield value
     elif isinstance(value, (list, dict)):
@@ -188,7 +190,7 @@ def _pictures(value: Any) -> Iterator[Any]:
             yield from _pictures(each)
 
 
-def _named(function: Any, name: str) -> Any:
+def _named(function: Any, name: str) -> object:
     if not hasattr(function, "parameters") and function_name(function) == name:
         return function
 

@@ -224,7 +224,7 @@ def build_config(config_class: type, stage: Stage, folder: str | Path, policy: P
     return config
 
 
-def build_trainer(trainer_class: type, config: Any, stage: Stage, policy: Policy) -> tuple[Any, list[str]]:
+def build_trainer(trainer_class: type, config: object, stage: Stage, policy: Policy) -> tuple[Any, list[str]]:
     """(TRL's trainer for a stage, on the policy's own adapter; its warnings). RecipeError for what it refuses together."""
     from datasets import Dataset
     from transformers import PrinterCallback

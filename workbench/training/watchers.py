@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from workbench.kinds import Fields
+from workbench.run.directory import RunDirectory
 
 
 class Watcher(Protocol):
@@ -15,7 +16,7 @@ class Watcher(Protocol):
     `verdicts(list)` (the run's health, when it was looked at).
     """
 
-    def begin(self, run: Any, total_steps: int, settings: Fields) -> None: ...
+    def begin(self, run: RunDirectory, total_steps: int, settings: Fields) -> None: ...
     def update(self, step: int, values: Fields) -> None: ...
     def end(self, message: str) -> None: ...
 

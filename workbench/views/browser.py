@@ -67,7 +67,7 @@ class Browser:
 
     __repr__ = __str__
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Fields:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Fields:
         bundle = {"text/plain": str(self), "text/html": self.table._repr_html_()}  # the saved notebook shows this page
         return bundle | (widget_view(self.widget) if self.widget is not None else {})
 

@@ -63,7 +63,7 @@ class Chat:
         button.on_click(self._clicked)
         return kit.VBox([self._box, button])
 
-    def _clicked(self, _: Any) -> None:
+    def _clicked(self, _: object) -> None:
         # Some kernels handle clicks on another thread; an Interrupt reaches the main one alone, where the cell was run.
         question, self._box.value = self._box.value, ""
         self._loop.call_soon_threadsafe(self._answer, question)

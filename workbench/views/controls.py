@@ -97,7 +97,7 @@ class Controls:
         lines = [kit.HBox(buttons, layout=wrapped), self._rows, kit.HBox(fields, layout=wrapped)]
         return kit.VBox([*lines, answers, sentence])
 
-    def _button(self, name: str, label: str, tooltip: str = "", **layout: str) -> Any:
+    def _button(self, name: str, label: str, tooltip: str = "", **layout: str) -> object:
         import ipywidgets as kit
 
         button = kit.Button(description=label, tooltip=tooltip, layout={"width": "auto", "min_width": "84px", **layout})
@@ -211,7 +211,7 @@ class Controls:
         run = self.run.name if known else shlex.quote(str(self.run.path))
         return f"{self.sentence} In a terminal: workbench control {run} stop, pause, weight FUNCTION VALUE, ..."
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> object:
         bundle = {"text/plain": repr(self), "text/html": coloured(repr(self), MUTED)}
         return bundle if self.widget is None else {**bundle, **widget_view(self.widget)}
 
@@ -229,6 +229,6 @@ def answer_line(event: Fields, own: str = BY) -> str:
     return f"{when}: {change or ' '.join(words)}{file}{by}" + (f" ({why})" if why else "")
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return f"{value:g}" if number else "" if value is None else str(value)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.kinds import Axes, Figure
 from workbench.printable import printable
 from workbench.views.tables import cut
 
@@ -37,7 +38,7 @@ def bare_figure(width: float, height: float) -> Any:
     return FigureCanvasAgg(Figure(figsize=(width, height), dpi=100)).figure
 
 
-def style(axis: Any) -> None:
+def style(axis: Axes) -> None:
     """The look of every chart: no frame at the top and right, a faint grid behind the curves."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color="#dddddd", linewidth=0.6)
@@ -45,12 +46,12 @@ def style(axis: Any) -> None:
     axis.tick_params(labelsize=8)
 
 
-def as_text(text: Any, most: int = 1000) -> str:
+def as_text(text: object, most: int = 1000) -> str:
     """Text as it is, in a figure, where matplotlib would set anything between two dollars as a formula."""
     return cut(printable(str(text)), most).replace("$", r"\$")
 
 
-def with_legend(figure: Any, axis: Any, *entries: Any, x: str = "", y: str = "", title: str = "") -> Any:
+def with_legend(figure: Figure, axis: Axes, *entries: object, x: str = "", y: str = "", title: str = "") -> Any:
     """The figure, laid out, with what its axes and their title say, and the legend (or these handles and labels) on its right."""
     axis.set_xlabel(x, fontsize=8)
     axis.set_ylabel(y, fontsize=8)
@@ -68,7 +69,7 @@ def lying(axis: Any, places: Any, labels: Any) -> None:
     axis.grid(visible=False, axis="y")
 
 
-def stacked_bars(axis: Any, labels: Sequence[str], parts: Iterable[tuple[str, np.ndarray]]) -> None:
+def stacked_bars(axis: Axes, labels: Sequence[str], parts: Iterable[tuple[str, np.ndarray]]) -> None:
     """Horizontal bars of named parts: positive values right of 0, negative ones left."""
     places = range(len(labels))
     right = left = np.zeros(len(labels))
@@ -103,14 +104,14 @@ class Picture:
     def __init__(self, figure: Any, text: str) -> None:
         self.figure, self.text = figure, text
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return image_bundle(png(self.figure), self.text)
 
     def __str__(self) -> str:
         return printable(self.text)
 
 
-def inline_image(figure: Any, text: str) -> str:
+def inline_image(figure: object, text: str) -> str:
     """The figure as HTML, for a view that shows it among other things; the text is for readers who cannot see it."""
     return image_tag(base64.b64encode(png(figure)).decode("ascii"), text)
 

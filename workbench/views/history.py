@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class History:
         for key in (metrics.per_function(function), weighted(function)):
             self.columns[key] = array("d", [float("nan")]) * len(self.steps)
 
-    def add(self, step: int, values: Mapping[str, Any]) -> None:
+    def add(self, step: int, values: Mapping[str, object]) -> None:
         """Append one row of metrics. A resumed run goes back to its checkpoint: later rows are dropped."""
         if all(name == "step" or name.startswith("eval_") for name in values):
             return  # the trainer's own evaluation after a step is not drawn

@@ -39,7 +39,7 @@ def listing_table(listing: Listing) -> Table:
     return Table([name.replace("_", " ") for name in names] if rows else [], rows, caption)
 
 
-def _cell(name: str, value: Any) -> Any:
+def _cell(name: str, value: Any) -> object:
     if (name in _SHARES or name.startswith(("share_", "share of "))) and value == value:
         return f"{value:.0%}"
     if name == "change":

@@ -92,7 +92,7 @@ class Lab:
         page = "".join([pre(asked), *(part._repr_html_() for part in parts), _fold(report)])
         return {"text/html": page, "text/plain": "\n\n".join([plain_text(asked), *map(str, parts), str(report)])}
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> object:
         # The tables go along for readers of the saved notebook, where no kernel answers the widgets.
         if self.widget is None:
             return self._static()
@@ -200,7 +200,7 @@ class Lab:
         self.bench.scale_rewards = change["new"]
         self.refresh()
 
-    def _soon(self, _: Any = None) -> None:
+    def _soon(self, _: object = None) -> None:
         # Once the typing pauses, so that a slow function is not asked for every letter.
         if self._pending is not None:
             self._pending.cancel()

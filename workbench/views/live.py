@@ -176,7 +176,7 @@ class LivePlot(RunCell[RunView]):
             if due or time.monotonic() - self._said_at >= SHORTEST_WORDS_S:
                 self._say(draw=due)
 
-    def batch(self, scored: ScoredBatch, summary: Any) -> None:
+    def batch(self, scored: ScoredBatch, summary: object) -> None:
         """A generation batch was scored and recorded: one of its groups is shown at the end of the step."""
         self._batch = scored
 

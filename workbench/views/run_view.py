@@ -83,7 +83,7 @@ class RunView:
         self.verdicts = []
         self.group = None
 
-    def row(self, step: int, values: Mapping[str, Any]) -> None:
+    def row(self, step: int, values: Mapping[str, object]) -> None:
         """Take note of one row of metrics."""
         self.history.add(step, values)
         self.fresh = True
@@ -289,5 +289,5 @@ class RunCurves:
     def __repr__(self) -> str:
         return f"{self.view.name}: {len(self.view.history)} steps"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return image_bundle(*self.view.picture(repr(self)))

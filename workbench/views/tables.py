@@ -115,7 +115,7 @@ def one_line(text: str, most: int = LONGEST_SHOWN) -> str:
     return cut(plain_text(text.replace("\n", "⏎")), most)
 
 
-def number(value: Any, form: str = ".3g") -> str:
+def number(value: object, form: str = ".3g") -> str:
     """A number as text; "-" for None and NaN."""
     return "-" if value is None or value != value else format(value, form)
 
@@ -132,14 +132,14 @@ def plain_text(text: str) -> str:
     return printable(text)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     value = value.text if isinstance(value, Html) else value
     if value is None or value != value:
         return "-"
     return format(value, ".3g" if abs(value) < 100 else ".0f") if isinstance(value, float) else plain_text(str(value))
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     text = str(value) if isinstance(value, Html) else html.escape(_text(value), quote=True)
     if isinstance(value, (Verbatim, Html)):
         return f"<td style='text-align:left;vertical-align:top;min-width:12em;{_PADDED}'><pre style='{PRE}'>{text}</pre></td>"

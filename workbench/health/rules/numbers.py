@@ -18,7 +18,7 @@ KL_ALARM, KL_WARNING, KL_EARLY = 0.5, 0.2, 0.1
 FELL, FLAT = 7, 0.15  # times that entropy fell; flat is where a larger rise of the share of right completions is ruled out
 
 
-def _at_the_end(values: Sequence[Any], holds: Callable[[Any], Any]) -> int:
+def _at_the_end(values: Sequence[object], holds: Callable[[Any], Any]) -> int:
     # For how many of the last values, in a row, something holds.
     return sum(1 for _ in itertools.takewhile(holds, reversed(values)))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench import memory
 from workbench.errors import WorkbenchError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, TrainerControl, TrainerState, TrainingArguments
 from workbench.run.directory import RunDirectory
 from workbench.training import settings as settings_of
 from workbench.training.feature import Feature
@@ -37,7 +37,7 @@ class MemoryFit(Feature):
         if self.fit.estimate and self.fit.estimate.verdict:
             print(self.fit.estimate.verdict)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.fit.first_step_done(self.session.run)
 
     def explained(self, error: Exception) -> Exception:

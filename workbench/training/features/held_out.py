@@ -21,7 +21,7 @@ from workbench import processes
 from workbench.data.difficulty import row_key
 from workbench.errors import RecipeError
 from workbench.health.trends import GAINED, Z_95, paired_gain, percent, share
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Model, TrainerControl, TrainerState, TrainingArguments
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.held_out import best_of, completion_rows, flags, held_out, told, write_completions
@@ -107,7 +107,7 @@ class HeldOut(Feature):
     def plan(cls, asked: Asked) -> list[str]:
         return held_out_lines(asked.recipe, asked.task, asked.stages[0].planned.completions, asked.steps)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Measure the base, and the policy if it differs, unless that was done before the run was stopped."""
         session = self.session
         if session.stage is not session.stages[0]:
@@ -118,7 +118,7 @@ class HeldOut(Feature):
         if trained and len(self.measurements) == 1 and not self.failed:
             self._measure(0)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Measure the adapter after this step, if it is due or the run ends here."""
         step = state.global_step
         ends = step >= state.max_steps and self.session.stage is self.session.stages[-1]
@@ -223,7 +223,7 @@ class HeldOut(Feature):
         }
 
 
-def _sum(model: Any) -> str:
+def _sum(model: Model) -> str:
     import torch
 
     digest = hashlib.sha256()

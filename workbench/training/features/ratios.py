@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Function, Model, Tensor, Trainer
 from workbench.run.metrics import RATIO_HIGH, RATIO_LOW, RATIO_MASKED
 from workbench.training.feature import Feature
 
@@ -34,7 +34,7 @@ class RatioWatch(Feature):
             noted.clear()
         return values
 
-    def around(self, trainer: Any) -> dict[str, Callable[..., Any]]:
+    def around(self, trainer: Trainer) -> dict[str, Function]:
         """What computes the loss, the log-probabilities, and the mask."""
         names = ("_compute_loss", "_get_per_token_logps_and_entropies", "get_off_policy_mask")
         if not all(hasattr(trainer, name) for name in names):
@@ -58,17 +58,17 @@ class RatioWatch(Feature):
             ratios[RATIO_LOW].append(low)
             ratios[RATIO_HIGH].append(high)
 
-        def _compute_loss(model: Any, inputs: Any) -> Any:
+        def _compute_loss(model: Model, inputs: Fields) -> Tensor:
             batch[:] = [inputs]
             return compute(model, inputs)
 
-        def logps(*args: Any, **more: Any) -> Any:
+        def logps(*args: object, **more: object) -> Any:
             computed = logps_of(*args, **more)
             if batch and computed[0].requires_grad:  # not those of the old policy or the reference
                 note(computed[0])
             return computed
 
-        def get_off_policy_mask(*args: Any, **more: Any) -> Any:
+        def get_off_policy_mask(*args: object, **more: object) -> Any:
             kept = mask_of(*args, **more)
             safe(lambda: ratios[RATIO_MASKED].append(1 - float(kept.float().mean())))()
             return kept

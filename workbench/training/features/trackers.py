@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench import processes
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Function, Trainer
 from workbench.training.feature import Feature
 from workbench.training.plan import Stage
 from workbench.training.settings.values import check_trackers
@@ -62,7 +62,7 @@ class Trackers(Feature):
     def check(cls, stage: Stage, where: str) -> None:
         check_trackers(stage.settings["report_to"])
 
-    def around(self, trainer: Any) -> dict[str, Callable[..., Any]]:
+    def around(self, trainer: Trainer) -> dict[str, Function]:
         """Nothing is replaced; they come after the spine's own events, and so log what the record holds."""
         for tracker in self.callbacks:
             trainer.add_callback(tracker)
@@ -194,7 +194,7 @@ def _guarded(name: str, run_name: str, settings: dict[str, str], on_failure: OnF
             # A copy of control: to watch a run is not to steer it.
             self._guard(event.removeprefix("on_"), lambda: method(own, state, copy.copy(control), **kwargs))
 
-        def _guard(self, when: str, call: Callable[[], Any]) -> Any:
+        def _guard(self, when: str, call: Callable[[], Any]) -> object:
             future: Future = Future()
             self._calls.put((call, future))
             try:

@@ -17,7 +17,7 @@ from workbench import processes
 from workbench.audit.completions import builders
 from workbench.data.template import prompt_text, turn_end
 from workbench.errors import RecipeError, RunError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Trainer, TrainerControl, TrainerState, TrainingArguments
 from workbench.progress import progress_line
 from workbench.recipe import Recipe, WarmStartPart
 from workbench.task import Row
@@ -96,7 +96,7 @@ class WarmStart(Feature):
         set_seed(session.trainer.args.seed)  # the same from here on, whether or not it is resumed from that checkpoint
         return True
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         session = self.session
         if session.trained_before and session.stage is session.stages[0]:
             session.recorder.event("warm_start", 0, **session.run.manifest()["warm_start"])
@@ -189,7 +189,7 @@ def _too_few(part: WarmStartPart, found: int, tries: int) -> RunError:
 
 
 @random_kept()
-def fine_tune(trainer: Any, policy: Policy, stage: Stage, part: WarmStartPart, found: list[Right], stops: Callable) -> Any:
+def fine_tune(trainer: Trainer, policy: Policy, stage: Stage, part: WarmStartPart, found: list[Right], stops: Callable) -> Any:
     """Train the adapter on the completions found, as GRPO's `trainer` would compute it; returns the SFTTrainer.
 
     The loss covers the completions alone. They are trained token by token as they were sampled, after the prompt that GRPO
@@ -201,7 +201,7 @@ def fine_tune(trainer: Any, policy: Policy, stage: Stage, part: WarmStartPart, f
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
     class Stops(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
             control.should_training_stop |= stops()
 
     tokenizer, settings = policy.tokenizer, {name: getattr(trainer.args, name) for name in _SHARED}

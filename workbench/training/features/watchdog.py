@@ -74,10 +74,10 @@ class HealthWatch(Feature):
         )
 
     # -- as a watcher ----------------------------------------------------------------------------------------------------
-    def begin(self, run: Any, total_steps: int, settings: Fields) -> None:
+    def begin(self, run: object, total_steps: int, settings: Fields) -> None:
         """Nothing: a stage has begun already."""
 
-    def batch(self, scored: Any, summary: Any) -> None:
+    def batch(self, scored: object, summary: Any) -> None:
         """Take in a batch; one that is scored before training begins does not count."""
         if self.dog is not None:
             self.dog.batch(summary)

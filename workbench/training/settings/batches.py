@@ -80,7 +80,7 @@ def _processes(word: str) -> str:
     return f"{word} {processes.count()} processes" if processes.count() > 1 else ""
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 

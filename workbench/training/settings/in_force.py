@@ -49,7 +49,7 @@ def asked_of(recipe: Recipe) -> Fields:
     return recipe.grpo | ({"seed": recipe.seed} if "seed" in recipe.model_fields_set else {})
 
 
-def built(config_class: type, settings: Fields, **more: Any) -> Any:
+def built(config_class: type, settings: Fields, **more: object) -> Any:
     """A GRPOConfig of what `normalised` gives, in which `scale_rewards` is as requested.
 
     Unsloth's class turns "group" into "none" where loss_type is "dr_grpo", even if it was requested, and the advantages
@@ -60,7 +60,7 @@ def built(config_class: type, settings: Fields, **more: Any) -> Any:
     return config
 
 
-def in_force_table(asked: Fields, config: Any, given: Fields) -> list[Row]:
+def in_force_table(asked: Fields, config: object, given: Fields) -> list[Row]:
     """The settings that decide what a run does and costs, and all that were `asked_of` a recipe after `normalised`.
 
     `config` is a GRPOConfig or a trainer's `args`, and was built from `given`.
@@ -98,13 +98,13 @@ def decides(name: str) -> bool:
     return not re.fullmatch(_ELSEWHERE, name)
 
 
-def as_json(value: Any) -> Any:
+def as_json(value: object) -> Any:
     """A setting as JSON has it."""
     value = getattr(value, "value", value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def check_in_force(given: Fields, config: Any) -> list[str]:
+def check_in_force(given: Fields, config: object) -> list[str]:
     """One line for each given setting that is not effective in a GRPOConfig, or a trainer's `args`, now."""
     lines = []
     for name, value in given.items():
@@ -119,7 +119,7 @@ def check_in_force(given: Fields, config: Any) -> list[str]:
     return lines
 
 
-def plain_setting(name: str, value: Any) -> Any:
+def plain_setting(name: str, value: object) -> Any:
     """A setting in the form to compare and write: words for enumerations, and one spelling for what has several."""
     value = getattr(value, "value", value)
     if name == "scale_rewards" and isinstance(value, bool):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from workbench.errors import RecipeError, WorkbenchError
 from workbench.kinds import Fields
@@ -175,13 +174,13 @@ def _translated(grpo: Fields, fields: set[str], notes: list[str]) -> Fields:
     return asked
 
 
-def as_dtype(value: Any) -> str | None:
+def as_dtype(value: object) -> str | None:
     """A library's word for a type, or torch's own, as the recipe has it; None: chosen for the device."""
     text = str(value).removeprefix("torch.")
     return {"half": "float16", "float": "float32", "auto": None, "None": None}.get(text, text)
 
 
-def check_turns(used: Mapping[str, Any], where: str, error: type[WorkbenchError]) -> None:
+def check_turns(used: Mapping[str, object], where: str, error: type[WorkbenchError]) -> None:
     """Raise `error` for settings, of a trainer (value by name) or a recipe, that make completions of several turns."""
     if name := next((name for name in TURNS if used.get(name)), None):
         rule = "turns are not recorded yet: the words of a tool or an environment would be recorded as the policy's own"

@@ -85,7 +85,7 @@ _NOT_GENERATED = {
     "custom_generate": "code that comes with a model is never run",
 }
 MOST_R = 4096
-_KIND_WORDS: dict[type, str] = {
+_KIND_WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -165,7 +165,7 @@ def _reads_as_number(text: str) -> bool:
     return True
 
 
-def _fits(value: Any, wanted: set[type]) -> bool:
+def _fits(value: object, wanted: set[type]) -> bool:
     if isinstance(value, bool):
         return bool in wanted
     return isinstance(value, tuple(wanted)) or (isinstance(value, int) and float in wanted)

@@ -149,7 +149,7 @@ class Generation:
         _LOGGER.addFilter(self._is_news)
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         _LOGGER.removeFilter(self._is_news)
         self.model.generation_config.max_length = self._max_length
         if self._had:
@@ -161,7 +161,7 @@ class Generation:
         # Unsloth's generate adds some to the generation_config that TRL hands over, and transformers calls that deprecated.
         return not record.getMessage().startswith("Passing `generation_config` together with")
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def generate(self, *args: object, **kwargs: object) -> Any:
         """The same as `model.generate`."""
         found = None if self._always else self._loop(args, kwargs)
         if found is None:
@@ -169,7 +169,7 @@ class Generation:
             found = self._generate(*args, **kwargs)
         return found
 
-    def _loop(self, args: tuple, kwargs: Fields) -> Any:
+    def _loop(self, args: tuple, kwargs: Fields) -> object:
         import torch
         from transformers import GenerationConfig
 

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
+from workbench.kinds import Tensor
+
 _SHARE_OF_FREE = 0.5  # of free memory, for unpacked weights
 
 
@@ -68,7 +70,7 @@ def _is_plain(layer: Any) -> bool:
     return not any("forward" in vars(one) or one._forward_hooks or one._forward_pre_hooks for one in modules)
 
 
-def _is_linear4bit(base: Any) -> bool:
+def _is_linear4bit(base: object) -> bool:
     bitsandbytes = sys.modules.get("bitsandbytes")
     return bitsandbytes is not None and type(base) is bitsandbytes.nn.Linear4bit
 
@@ -100,7 +102,7 @@ def _forward(layer: Any, base: Callable[[Any], Any]) -> Callable[[Any], Any]:
     # PEFT's layer over NF4 converts the adapter's output before it is added, the other one after.
     before = _is_linear4bit(layer.base_layer)
 
-    def forward(x: Any) -> Any:
+    def forward(x: Tensor) -> Any:
         result = base(x)
         output = linear(linear(x.to(a.dtype), a), b) * scaling
         return result + output.to(result.dtype) if before else (result + output).to(result.dtype)

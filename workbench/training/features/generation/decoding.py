@@ -10,7 +10,6 @@ up to seven draws more are made, so the next batch is another sample of the same
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ import transformers as hf
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.generation import GenerationMode
 
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Function, Model
 from workbench.training.features.generation.adapters import lean_adapters
 
 # Each judges a row by that row alone, so rows can leave the batch when they are finished.
@@ -53,11 +52,16 @@ class Optimizations(NamedTuple):
 ALL = Optimizations()
 
 
-def decoder(use: Optimizations = ALL) -> Callable[..., Any]:
+def decoder(use: Optimizations = ALL) -> Function:
     """A function for `generate(custom_generate=...)`; `Unsupported`, before anything is changed, for what it does not cover."""
 
     def decode(
-        model: Any, input_ids: torch.Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **kwargs: Any
+        model: Model,
+        input_ids: torch.Tensor,
+        logits_processor: object,
+        stopping_criteria: object,
+        generation_config: object,
+        **kwargs: object,
     ) -> torch.Tensor:
         check_asked(generation_config, logits_processor, stopping_criteria, kwargs)
         check_model(model)
