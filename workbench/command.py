@@ -81,7 +81,7 @@ def command(name: str | None = None, aborted: str = "", **settings: Any) -> Call
         signature = inspect.signature(function, eval_str=True)
         as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
         vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), as_json])
-        app.command(name or run.__name__, help=function.__doc__, **settings)(run)
+        app.command(name or getattr(function, "__name__", None), help=function.__doc__, **settings)(run)
 
     return add
 
