@@ -135,7 +135,7 @@ def test_what_is_too_long_is_cut_or_refused_in_words(adapter):
     answer = talk.reply(filled).answers["trained"]
     assert answer.ended == "cut: the context of 512 tokens is full" or answer.length_tokens < room
     assert answer.length_tokens <= room
-    with pytest.raises(ExportError, match=r"(?s)the conversation has \d+ tokens.*512.*begin a new conversation"):
+    with pytest.raises(ExportError, match=r"(?s)the conversation has \d+ tokens.*512.*start a new conversation"):
         talk.reply("9 " * 600)
     assert talk.turns[-1].answers["trained"].ended.startswith("failed: the conversation has")
 
@@ -214,7 +214,7 @@ def test_without_widgets_one_exchange_beside_the_base(why, adapter, monkeypatch)
     assert "one sample" not in str(panel)  # but the likeliest tokens
     assert "Interrupt" not in str(panel)  # which has nothing to stop
     sampled = str(Chat(adapter, QUESTION, SYSTEM, temperature=0.7, base=False))
-    assert "one sample at temperature 0.7: another run of this cell may answer otherwise\n" in sampled
+    assert "one sample at temperature 0.7: another run of this cell may answer differently\n" in sampled
 
 
 def test_a_failure_is_shown_and_nothing_is_lost(adapter, tmp_path):

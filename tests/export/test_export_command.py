@@ -132,7 +132,7 @@ def test_somebody_else_s_folder_among_the_exports_is_named_and_the_others_come_i
     (run.export / "mine" / "passport.json").write_text("{}")
     names = [folder.name for folder in meant(run.path)[1]]
     assert names == ["adapter", "merged_16bit", "gguf_f16", "gguf_q8_0", "adapter-before"]
-    assert capsys.readouterr().out == "left out: runs/r/export/mine: its passport.json is none\n"
+    assert capsys.readouterr().out == "left out: runs/r/export/mine: its passport.json is not a passport\n"
     (run.export / "gguf_f16" / "passport.json").write_text("{}")  # in a format's own place nothing is passed over
     assert "gguf_f16" in [folder.name for folder in meant(run.path)[1]]
 

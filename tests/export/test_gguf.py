@@ -204,7 +204,7 @@ def test_quantised_forms_stay_near_and_say_what_they_store_otherwise(f16, rows, 
     assert (tmp_path / "small.gguf").stat().st_size < 0.6 * f16.stat().st_size
     # 128 wide: no multiple of 256, which q4_k blocks are.
     assert note == (
-        "" if kind == "q8_0" else "20 tensors as q5_0: rows no multiple of 256; 2 tensors as q8_0: rows no multiple of 256"
+        "" if kind == "q8_0" else "20 tensors as q5_0: rows not a multiple of 256; 2 tensors as q8_0: rows not a multiple of 256"
     )
     whole, small = gguf.Gguf(f16), gguf.Gguf(tmp_path / "small.gguf")
     prompt = whole.prompt_ids(rows[0]["prompt"])
@@ -326,9 +326,7 @@ def test_a_tokenizer_that_llama_cpp_does_not_know_is_an_error_with_a_remedy(llam
     PreTrainedTokenizerFast(tokenizer_object=own, eos_token="!", chat_template="{{ messages[0].content }}").save_pretrained(
         folder
     )
-    with pytest.raises(
-        ExportError, match="does not know the rules by which this tokenizer splits text.*BPE pre-tokenizer"
-    ) as caught:
+    with pytest.raises(ExportError, match="does not know how this tokenizer splits text.*BPE pre-tokenizer") as caught:
         gguf.convert(folder, tmp_path / "out.gguf")
     assert "serve merged_16bit with vLLM" in caught.value.remedy
     assert not list(tmp_path.glob("*.gguf"))

@@ -122,7 +122,7 @@ def test_what_is_there_already_is_kept_and_what_is_not_the_same_is_refused(home)
     assert not changed_files(again["adapter"].path)
     # Another adapter, as after `continue`.
     shutil.copytree(saved_adapter(seed=2), run.final, dirs_exist_ok=True)
-    with pytest.raises(ExportError, match="another export: made of another adapter"):
+    with pytest.raises(ExportError, match="another export: made from another adapter"):
         export(run, ["adapter"])
 
 
@@ -358,7 +358,7 @@ def test_an_artefact_knows_its_run_from_its_folder_or_is_given_it(home):
     shutil.copytree(there, elsewhere)
     assert open_artefact(elsewhere) == Artefact(elsewhere, "adapter", "tiny", "base", None)
     assert open_artefact("elsewhere", run).run is run
-    with pytest.raises(ExportError, match="made of run 'r', not of 'other'"):
+    with pytest.raises(ExportError, match="made from run 'r', not from 'other'"):
         open_artefact(elsewhere, other)
     shutil.copytree(there, other.export / "adapter")  # not made by the run whose folder it lies in
     assert open_artefact(other.export / "adapter").run is None
@@ -367,7 +367,7 @@ def test_an_artefact_knows_its_run_from_its_folder_or_is_given_it(home):
     with pytest.raises(ExportError, match="no passport.json"):
         open_artefact(MODEL_DIR)
     (elsewhere / "passport.json").write_text("[1]")
-    with pytest.raises(ExportError, match="elsewhere: its passport.json is none"):
+    with pytest.raises(ExportError, match="elsewhere: its passport.json is not a passport"):
         open_artefact(elsewhere)
 
 

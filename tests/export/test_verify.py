@@ -48,7 +48,7 @@ def test_the_run_that_it_lies_in_is_held_against_it(home):
     shutil.rmtree(run.final)
     assert verify(artefact.path)[0].passed
     run.update_manifest(id="another")
-    assert verify(artefact.path)[0].differs == ("it was made from another run than r, in whose folder it lies",)
+    assert verify(artefact.path)[0].differs == ("it was made from another run than r, in whose folder it is",)
     alone = shutil.copytree(artefact.path, home / "sent")
     assert verify(alone)[0].holds == ("4 files, byte by byte, and the passport itself",)
 

@@ -67,8 +67,8 @@ def scored(func, rows):
         (
             positional,
             [1, 3, 20, 30],
-            "positional is written as (prompts, responses): it is handed both as plain text",
-            "positional is written as (prompts, responses): it is handed both as plain text",
+            "positional is written as (prompts, responses): it gets both as plain text",
+            "positional is written as (prompts, responses): it gets both as plain text",
         ),
         (EXERCISES["length_in_chat"].functions[0], [0, 2, 19, 29], "reward_length: it reads plain text only", None),
         (EXERCISES["worked_maths"].functions[0], [0, 0, 0.2, 0], "math_reward_function is", "math_reward_function is"),

@@ -379,7 +379,7 @@ def test_stop_names_the_one_that_hangs_and_what_it_may_be(suite):
     made = suite(hostile_reward, deadline_s=0.6)
     with pytest.raises(
         RewardError,
-        match="(?s)hostile_reward was not back after .* for 3 completions; asked one by one, 1 were not.*"
+        match="(?s)hostile_reward was not back after .* for 3 completions; called one by one, 1 timed out.*"
         "the completion 'loop'.*explodes",
     ):
         made.score(ROWS * 3, ["a", "loop", "b"])

@@ -122,7 +122,7 @@ def errors(found: RewardAudit) -> str:
         (
             reads_text_alone,
             sums(),
-            r"it reads plain text, and is handed chat messages: with plain text it pays 1\n.*completion_text",
+            r"it reads plain text, but gets chat messages: with plain text it pays 1\n.*completion_text",
         ),
         (pays_length, sums(), r"'very long, cut at the limit'"),
         (compares_numbers_with_text, sums(int), r"of type int here \(21\).*with str\(answer\) it pays 2\n.*str\(answer\)"),
@@ -130,7 +130,7 @@ def errors(found: RewardAudit) -> str:
         (looks_for_tags_anywhere, sums(), r"'tags in the wrong order'"),
         (looks_for_letters, yes_or_no(), r"'the answer inside a longer word'"),
         (pays_the_batch, sums(), r"alone a reference completion earns 1, an empty one 0; in a batch all earn the same"),
-        (takes_messages_for_text, sums(), r"it reads plain text, and is handed chat messages"),
+        (takes_messages_for_text, sums(), r"it reads plain text, but gets chat messages"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -154,7 +154,7 @@ def test_plain_prompts_and_a_function_that_reads_messages():
         return [1.0 if block(text) == right else 0.0 for text, right in zip(texts, answer)]
 
     rows = [{**row, "prompt": "\n".join(each["content"] for each in row["prompt"])} for row in sums()]
-    assert "it reads chat messages, and is handed plain text" in errors(audit_rewards(Task("t", rows, [reads_messages_alone])))
+    assert "it reads chat messages, but gets plain text" in errors(audit_rewards(Task("t", rows, [reads_messages_alone])))
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_what_was_adapted_is_noted():
         return [float(len(completion.strip())) for completion in completions]
 
     tested = suite(positional, plain_reward, length_reward)
-    assert tested.notes == ["positional is written as (prompts, responses): it is handed both as plain text"]
+    assert tested.notes == ["positional is written as (prompts, responses): it gets both as plain text"]
     assert as_trl(tested, ["a", "bc"]) == [[1.0, 2.0]] * 3
     assert tested.notes[1].startswith("plain_reward: it reads plain text only: with the other it raised AttributeError")
     assert tested.notes[1].endswith("; it gets what it reads")

@@ -517,7 +517,7 @@ def test_an_entropy_that_collapses_while_nothing_gets_better_is_a_warning():
     """Medians of the first and of the last 5 of 20 rows: 0.7 x 0.01 ** (2 / 19) = 0.43 and 0.7 x 0.01 ** (17 / 19) = 0.011."""
     found = verdicts(batches(20), falling(0.007))["entropy_collapse"]
     assert found.state == WARNING
-    assert found.line == "entropy 0.43 -> 0.011 nats per token, right 50 % -> 50 %: surer, and no better"
+    assert found.line == "entropy 0.43 -> 0.011 nats per token, right 50 % -> 50 %: more certain, but no better"
     assert (found.evidence["before"], found.evidence["after"]) == pytest.approx((0.4311, 0.01137), rel=1e-3)
     assert "entropy_coef" in found.remedy
 

@@ -292,7 +292,7 @@ def test_another_variable_is_said_where_a_run_goes_on_and_where_runs_are_compare
     assert list(one.manifest()["environment_after"]) == ["2"]
     told = wb.inspection.compare_runs(one, wb.train(recipe("three"))).settings.frame["setting"].tolist()
     assert {"grpo.max_steps", f"found.environment_after.2.{variable}"} <= {*told}
-    assert "epsilon, as it is in force: 0.1 -> 0.2" in said
+    assert "effective epsilon: 0.1 -> 0.2" in said
 
 
 @pytest.mark.slow
@@ -301,13 +301,13 @@ def test_what_is_in_force_is_compared_in_a_later_stage_too(home, capsys):
     run = wb.train({**recipe("staged"), "stages": stages})
     capsys.readouterr()
     wb.continue_run(run, steps=1)
-    assert "as it is in force" not in capsys.readouterr().out
+    assert not re.search(r"effective \w+: .* -> ", capsys.readouterr().out)
     settings = run.manifest()["settings"]
     earlier = {**settings["in_force"], "epsilon": 0.1, "of_before": 1}
     del earlier["delta"]
     run.update_manifest(settings={**settings, "in_force": earlier})
     wb.continue_run(run, steps=1)
-    assert re.findall(r"(\w+), as it is in force: (.*)", capsys.readouterr().out) == [
+    assert re.findall(r"effective (\w+): (.*)", capsys.readouterr().out) == [
         ("delta", "no such setting -> None"), ("epsilon", "0.1 -> 0.2"), ("of_before", "1 -> no such setting"),
     ]  # fmt: skip
 

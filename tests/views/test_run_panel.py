@@ -360,7 +360,7 @@ def test_what_is_wrong_is_said_and_what_was_typed_stays(running, controls):
     assert requests(running.run) == []
     running.finish()
     controls.parts["checkpoint"].click()
-    assert "does not train (finished)" in controls.parts["answers"].value
+    assert "is not training (finished)" in controls.parts["answers"].value
 
 
 def test_a_refusal_is_shown_with_its_reason(running, controls):

@@ -150,7 +150,7 @@ class Checked:
         report.notes += units.notes()
         if answers - {None} and len(answers) == 1 and report.read - len(report.left_out) > columns.FEW:
             report.notes.append(
-                f"answer: every row has {answers.pop()!r}, which is not an answer: choose another column, or none"
+                f"answer: every row has {answers.pop()!r}, which is no answer: choose another column, or none"
             )
         if self.progress is not None:
             self.progress(report.read)
