@@ -149,9 +149,7 @@ class Checked:
                 self.progress(number + 1)
         report.notes += units.notes()
         if answers - {None} and len(answers) == 1 and report.read - len(report.left_out) > columns.FEW:
-            report.notes.append(
-                f"answer: every row has {answers.pop()!r}, which is no answer: choose another column, or none"
-            )
+            report.notes.append(f"answer: every row has {answers.pop()!r}, which is no answer: choose another column, or none")
         if self.progress is not None:
             self.progress(report.read)
 
