@@ -227,6 +227,13 @@ def test_whatever_json_a_prompt_shows_is_read_without_an_error(shown):
     parse_format({"prompt": to_messages("JSON?", f"Reply as JSON: {shown}")}, "4").write("so", "4")
 
 
+@pytest.mark.parametrize("levels", [40, *range(800, 1000, 20)])  # some of these can be read near Python's limit, and not written
+def test_nested_json_is_read_up_to_a_depth_of_its_own(levels):
+    shown = '{"a": ' * levels + "1" + "}" * levels
+    shapes = parse_format({"prompt": to_messages("JSON?", f"Reply as JSON: {shown}")}, "4").shapes
+    assert bool(shapes) == (levels < 50)
+
+
 @pytest.mark.parametrize(("function", "word"), [(json_right_reward, "'positive'"), (json_values_reward, "'positive'")])
 def test_words_where_a_function_reads_json_are_named_once(function, word):
     found = audit_rewards(Task("t", reviews(), [function]))

@@ -25,6 +25,7 @@ _THINK_TAGS = {
     "思考", "推理",
 }  # fmt: skip
 _OPENING = re.compile(r"<([^\W\d]\w{0,40})>")
+_DEEPEST = 50  # levels of a JSON object in a prompt
 _LONGEST = 20_000  # characters of a prompt in which JSON is looked for
 _VALUES = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}, "null": None}  # of a JSON Schema's types
 
@@ -143,6 +144,15 @@ def _slot(shapes: Sequence[Fields], answer: str) -> tuple[Fields, str, bool]:
     return shape, key, len(shape) == 1 or key in _ANSWER_TAGS  # one of several fields may hold it by chance: a tool's name
 
 
+def _is_deep(value: Any) -> bool:
+    # Deeper values can be read, but not written everywhere: Python's own limit depends on who calls.
+    level = [value]
+    for _ in range(_DEEPEST):
+        containers = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [inner for container in containers for inner in container]
+    return bool(level)
+
+
 def _objects(text: str, schemas: Sequence[Fields] = ()) -> list[Fields]:
     # The JSON objects in a text; instead of a schema, objects that fit it, with each value that a field may have.
     decoder, values, place = json.JSONDecoder(), [*schemas], text.find("{")
@@ -151,7 +161,7 @@ def _objects(text: str, schemas: Sequence[Fields] = ()) -> list[Fields]:
             value, end = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
             value, end = {}, place + 1
-        values.append(value)
+        values.append({} if _is_deep(value) else value)
         place = text.find("{", end)
     shapes = []
     for value in values:
