@@ -23,3 +23,16 @@ def test_the_tree_names_what_is_there():
     tree = README[README.index("```\nnotebooks/") :]
     for folder in sorted(path for path in (ROOT / "workbench").iterdir() if path.is_dir() and path.name[0] != "_"):
         assert f"{folder.name}/" in tree
+
+
+def test_every_option_of_a_command_is_one_of_its_own():
+    import typer
+
+    from workbench.cli import app
+
+    commands = typer.main.get_command(app).commands
+    named = re.findall(r"\bworkbench ([a-z]+)([^#`\n]*)", README)
+    asked = {(name, option) for name, rest in named if name in commands for option in re.findall(r"--[a-z][a-z-]+", rest)}
+    known = {(name, option) for name, each in commands.items() for one in each.params for option in one.opts}
+    assert len(asked) > 10
+    assert asked - known == set()
