@@ -325,7 +325,7 @@ def test_a_disk_that_fills_while_a_format_is_made_of_the_merged_model(home, requ
     limit, before = resource.getrlimit(resource.RLIMIT_FSIZE), names_in(run.export)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limit[1]))
     try:
-        with pytest.raises(ExportError, match=f"(?s)runs/r/export/{format}: .*remedy: free some space"):
+        with pytest.raises(ExportError, match=f"(?s)runs/r/export/{format}.*remedy: free some space"):
             export(run, [format], into="base")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
