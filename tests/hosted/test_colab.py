@@ -110,7 +110,7 @@ display(Controls(panel.run))
 LAB = """\
 lab = Lab("arithmetic", ["<answer>42</answer>", ""])
 display(lab)
-lab._cells[1][0].value = "<reasoning>\\nx\\n</reasoning>\\n<answer>\\n42\\n</answer>"
+lab.type(1, "<reasoning>\\nx\\n</reasoning>\\n<answer>\\n42\\n</answer>")
 """
 
 

