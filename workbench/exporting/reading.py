@@ -100,7 +100,7 @@ class HFReader:
             return self.generate([ids], most, temperature)[0]
 
     def generate(self, prompts: Sequence[Sequence[int]], max_completion_length: int, temperature: float = 0.0) -> list[list[int]]:
-        """Completions of several prompts, generated together; they end at the tokens of its own generation_config."""
+        """Completions of several prompts, generated together; they end at the EOS tokens of its generation_config."""
         import torch
 
         pad, width = self.tokenizer.pad_token_id or 0, max(map(len, prompts))

@@ -6,7 +6,7 @@ prompt = SYSTEM_PROMPT
 
 
 def incremental_format_reward(completions, **kwargs):
-    """0.25 for each tag, and a little off for text after the last one."""
+    """0.25 for each tag; text after the last one costs a little."""
     responses = [comp[0]["content"] for comp in completions]
     rewards = []
     for r in responses:

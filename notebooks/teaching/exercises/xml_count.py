@@ -6,7 +6,7 @@ prompt = SYSTEM_PROMPT
 
 
 def count_xml(text):
-    """0.125 for each tag on a line of its own, and a little off for text after the answer."""
+    """0.125 for each tag alone on its line; text after the answer costs a little."""
     count = 0.0
     if text.count("<reasoning>\n") == 1:
         count += 0.125
