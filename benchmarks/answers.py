@@ -1,10 +1,12 @@
-"""Comparing answers against math-verify doing the same: pairs a second, on answers that are mostly integers.
+"""Comparing answers against math-verify doing the same: pairs a second, on answers that are mostly
+integers.
 
     uv run python benchmarks/answers.py [--pairs 2000]
 
-Each arm runs in a process of its own, in rotating order, on the same pairs; the workbench's arm runs twice in each round,
-and the ratio of those two is the noise (A/A). The arms must agree on every verdict. Both begin warm: math-verify is
-imported (and the worker started) before the clock, and what that took is reported beside it.
+Each arm runs in a process of its own, in rotating order, on the same pairs; the workbench's arm
+runs twice in each round, and the ratio of those two is the noise (A/A). The arms must agree on
+every verdict. Both begin warm: math-verify is imported (and the worker started) before the clock,
+and what that took is reported beside it.
 """
 
 from __future__ import annotations
@@ -32,14 +34,17 @@ class Mix(NamedTuple):
 
 MIXES = {
     "mostly integers": Mix({"integers": 0.9, "numbers": 0.08, "formulas": 0.02}),
-    "mostly integers, no groups": Mix({"integers": 0.9, "numbers": 0.08, "formulas": 0.02}, group=1),
+    "mostly integers, no groups": Mix(
+        {"integers": 0.9, "numbers": 0.08, "formulas": 0.02}, group=1
+    ),
     "with 10 % formulas": Mix({"integers": 0.9, "formulas": 0.1}),
     "integers": Mix({"integers": 1.0}),
     "numbers": Mix({"numbers": 1.0}),
     "formulas": Mix({"formulas": 1.0}),
     "formulas, no groups": Mix({"formulas": 1.0}, group=1),
 }
-# Two spellings of a value: a right answer is the first; what is given is the second in one case of four.
+# Two spellings of a value: a right answer is the first; what is given is the second in one case of
+# four.
 KINDS: dict[str, tuple[Callable[[int], tuple[str, str]], ...]] = {
     "integers": (lambda n: (str(n), str(n)),),
     "numbers": (
@@ -60,7 +65,9 @@ KINDS: dict[str, tuple[Callable[[int], tuple[str, str]], ...]] = {
 
 
 def make(mix: Mix, count: int, seed: int) -> list[Pair]:
-    """`count` pairs, prompt by prompt; half of what is given is right, and a prompt has three wrong answers."""
+    """`count` pairs, prompt by prompt; half of what is given is right, and a prompt has three wrong
+    answers.
+    """
     draw = random.Random(seed)
     pairs: list[Pair] = []
     while len(pairs) < count:
@@ -81,7 +88,10 @@ def measure(arm: str, count: int) -> dict:
         from workbench.rewards.compare import same_answers
 
         def judge(pairs: list[Pair]) -> list:
-            return same_answers([given for given, _ in pairs], [right for _, right in pairs], deadline_s=300)
+            return same_answers(
+                [given for given, _ in pairs], [right for _, right in pairs], deadline_s=300
+            )
+
     else:
         from math_verify import parse, verify
 
@@ -95,7 +105,9 @@ def measure(arm: str, count: int) -> dict:
         started = time.perf_counter()
         verdicts = judge(pairs)
         found["seconds"][name] = time.perf_counter() - started
-        found["verdicts"][name] = "".join("?10"[[None, True, False].index(same)] for same in verdicts)
+        found["verdicts"][name] = "".join(
+            "?10"[[None, True, False].index(same)] for same in verdicts
+        )
     return found
 
 
@@ -112,17 +124,24 @@ def main() -> None:
     results = measuring.in_rounds(
         ARMS,
         asked.rounds,
-        lambda arm: measuring.own_process("answers.py", "--measure", arm, "--pairs", str(asked.pairs)),
+        lambda arm: measuring.own_process(
+            "answers.py", "--measure", arm, "--pairs", str(asked.pairs)
+        ),
         lambda run: f"{sum(run['seconds'].values()):.1f} s",
     )
     every = [run["verdicts"] for runs in results.values() for run in runs]
     assert all(verdicts == every[0] for verdicts in every), "the arms disagree on a verdict"
     assert all("?" not in letters for letters in every[0].values()), "a pair was not judged"
-    seconds = {arm: {mix: [run["seconds"][mix] for run in runs] for mix in MIXES} for arm, runs in results.items()}
+    seconds = {
+        arm: {mix: [run["seconds"][mix] for run in runs] for mix in MIXES}
+        for arm, runs in results.items()
+    }
     ours, again, theirs = (seconds[arm] for arm in ARMS)
     gain = {mix: ratio(theirs[mix], ours[mix]) for mix in MIXES}
     noise = {mix: ratio(ours[mix], again[mix]) for mix in MIXES}
-    speed = {arm: {mix: asked.pairs / min(own[mix]) for mix in MIXES} for arm, own in seconds.items()}
+    speed = {
+        arm: {mix: asked.pairs / min(own[mix]) for mix in MIXES} for arm, own in seconds.items()
+    }
     found = {
         "pairs": asked.pairs,
         "mixes": {name: mix._asdict() for name, mix in MIXES.items()},
@@ -134,10 +153,21 @@ def main() -> None:
         "seconds": seconds,
     }
     rows = [
-        [mix, *(f"{speed[arm][mix]:,.0f}" for arm in ARMS), f"{gain[mix].of_least:.1f}", between(noise[mix])] for mix in MIXES
+        [
+            mix,
+            *(f"{speed[arm][mix]:,.0f}" for arm in ARMS),
+            f"{gain[mix].of_least:.1f}",
+            between(noise[mix]),
+        ]
+        for mix in MIXES
     ]
     lines = [
-        Line(f"comparing answers: {mix}", f"{gain[mix].of_least:.1f} times as fast", "math-verify", between(noise[mix]))
+        Line(
+            f"comparing answers: {mix}",
+            f"{gain[mix].of_least:.1f} times as fast",
+            "math-verify",
+            between(noise[mix]),
+        )
         for mix in ("mostly integers", "with 10 % formulas", "formulas")
     ]
     header = ["pairs/s", "workbench", "again", "math-verify", "times as fast", "A/A"]

@@ -1,9 +1,10 @@
-"""One short training, by the workbench's `train()` or by TRL alone, with the time of every step: what steps.py and
-checkpoints.py compare.
+"""One short training, by the workbench's `train()` or by TRL alone, with the time of every step:
+what steps.py and checkpoints.py compare.
 
-Both get a policy that was just loaded, the same GRPOConfig (built by the same function from the same recipe), the same
-prompts, seed and reward functions, and the adapter in float32: TRL rounds the adapter of a 4-bit model to bfloat16, the
-workbench does not, and two types would be two learning curves. Nothing else of TRL's trainer is touched.
+Both get a policy that was just loaded, the same GRPOConfig (built by the same function from the
+same recipe), the same prompts, seed and reward functions, and the adapter in float32: TRL rounds
+the adapter of a 4-bit model to bfloat16, the workbench does not, and two types would be two
+learning curves. Nothing else of TRL's trainer is touched.
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ CURVE = ("reward", "loss", "kl", "grad_norm", "completions/mean_length")
 
 @dataclass
 class Run:
-    """One training: [steps] of everything. A step ends when its row is logged; the first one begins with the training."""
+    """One training: [steps] of everything. A step ends when its row is logged; the first one begins
+    with the training.
+    """
 
     step_s: list[float] = field(default_factory=list)
     generate_s: list[float] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)  # what was logged
-    save_s: list[float] = field(default_factory=list)  # from a step's row to the end of its checkpoint
+    # from a step's row to the end of its checkpoint
+    save_s: list[float] = field(default_factory=list)
     saved_bytes: dict[str, int] = field(default_factory=dict)  # of the last checkpoint, by file
     hooks_s: float = 0.0  # the workbench's own count
-    generated_by: dict[str, Any] = field(default_factory=dict)  # as the workbench's manifest says it
+    # as the workbench's manifest says it
+    generated_by: dict[str, Any] = field(default_factory=dict)
 
     def begins(self) -> None:
         self._since = time.perf_counter()
@@ -45,7 +50,11 @@ class Run:
         now = time.perf_counter()
         self.save_s.append(now - self._since)
         self._since = now  # what a checkpoint costs is no part of the next step
-        self.saved_bytes = {str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+        self.saved_bytes = {
+            str(file.relative_to(folder)): file.stat().st_size
+            for file in folder.rglob("*")
+            if file.is_file()
+        }
 
     def curve(self) -> list[dict[str, float]]:
         """Of every step, what training is about."""
@@ -53,7 +62,9 @@ class Run:
 
 
 def by_workbench(recipe: Any, task: Any) -> Run:
-    """A training by the workbench, recorder, health verdicts and reward worker included, without a panel."""
+    """A training by the workbench, recorder, health verdicts and reward worker included, without a
+    panel.
+    """
     from workbench.training.trainer import train
 
     run = Run()
@@ -99,7 +110,9 @@ def by_trl(recipe: Any, task: Any, **over: Any) -> Run:
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             run.begins()
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any
+        ) -> None:
             if "loss" in logs:
                 run.ends_step(logs)
 
@@ -143,7 +156,8 @@ def _policy(recipe: Any) -> Any:
 
     part = recipe.policy
     return load_policy(
-        part.name, backend=part.backend, load_in_4bit=part.load_in_4bit, max_seq_length=part.max_seq_length,
+        part.name, backend=part.backend, load_in_4bit=part.load_in_4bit,
+            max_seq_length=part.max_seq_length,
         dtype=part.dtype, lora=recipe.lora, seed=recipe.seed,
     )  # fmt: skip
 
@@ -156,14 +170,22 @@ def _quiet() -> Iterator[None]:
 
 
 def same_curve(one: Run, other: Run) -> dict[str, Any]:
-    """Whether two runs learnt the same: equal to the bit, and if not, from which step on and by how much at most."""
+    """Whether two runs learnt the same: equal to the bit, and if not, from which step on and by how
+    much at most.
+    """
     first, largest = None, dict.fromkeys(CURVE, 0.0)
     for step, (left, right) in enumerate(zip(one.curve(), other.curve(), strict=True), start=1):
         if left.keys() != right.keys():
-            raise ValueError(f"step {step}: one arm logged {sorted(left)}, the other {sorted(right)}")
+            raise ValueError(
+                f"step {step}: one arm logged {sorted(left)}, the other {sorted(right)}"
+            )
         for key in left:
             difference = abs(left[key] - right[key])
             largest[key] = max(largest[key], difference)
             if difference and first is None:
                 first = step
-    return {"equal_to_the_bit": first is None, "first_difference_at_step": first, "largest_difference": largest}
+    return {
+        "equal_to_the_bit": first is None,
+        "first_difference_at_step": first,
+        "largest_difference": largest,
+    }

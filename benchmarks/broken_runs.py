@@ -1,9 +1,11 @@
-"""Whether each run of the gallery is broken, and repaired by its solution: by seed, with both backends.
+"""Whether each run of the gallery is broken, and repaired by its solution: by seed, with both
+backends.
 
     uv run python benchmarks/broken_runs.py [--seeds 3] [--backends unsloth transformers]
 
-The cases are those of `notebooks/teaching/broken`, the solutions those of the notebook `broken_runs`. What is measured of a
-case, and the threshold, stand in `cases.yaml`: broken is below it, repaired is not.
+The cases are those of `notebooks/teaching/broken`, the solutions those of the notebook
+`broken_runs`. What is measured of a case, and the threshold, stand in `cases.yaml`: broken is below
+it, repaired is not.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def measure(name: str, backend: str, seed: int) -> dict[str, Any]:
     with contextlib.suppress(gallery.NotYet):
         repair(case)
     return {
-        "case": name, "illness": case.illness, "backend": backend, "seed": seed, "threshold": case.least,
+        "case": name, "illness": case.illness, "backend": backend, "seed": seed,
+        "threshold": case.least,
         "broken": case.was, "repaired": case.reached, "held": case.was < case.least <= case.reached,
         "make_s": made - started, "repair_s": time.perf_counter() - made,
     }  # fmt: skip
@@ -55,20 +58,36 @@ def main() -> None:
                         found.append(measure(name, backend, seed))
                     one = found[-1]
                     measuring.say(
-                        f"{backend}, seed {seed}, {name} ({one['illness']}): {one['broken']:.0%} -> {one['repaired']:.0%}, "
-                        f"threshold {one['threshold']:.0%}: {'held' if one['held'] else 'NOT HELD'}"
+                        f"{backend}, seed {seed}, {name} ({one['illness']}): {one['broken']:.0%} ->"
+                        f" {one['repaired']:.0%}, threshold {one['threshold']:.0%}:"
+                        f" {'held' if one['held'] else 'NOT HELD'}"
                     )
     rows = []
     for name in dict.fromkeys(one["case"] for one in found):
         own = [one for one in found if one["case"] == name]
-        ranges = [f"{min(of):.0%} to {max(of):.0%}" for of in ([one[key] for one in own] for key in ("broken", "repaired"))]
+        ranges = [
+            f"{min(of):.0%} to {max(of):.0%}"
+            for of in ([one[key] for one in own] for key in ("broken", "repaired"))
+        ]
         seconds = sum(one["make_s"] + one["repair_s"] for one in own) / len(own)
         held = f"{sum(one['held'] for one in own)} of {len(own)}"
-        rows.append([name, own[0]["illness"], ranges[0], f"{own[0]['threshold']:.0%}", ranges[1], held, f"{seconds:.0f}"])
+        rows.append(
+            [
+                name,
+                own[0]["illness"],
+                ranges[0],
+                f"{own[0]['threshold']:.0%}",
+                ranges[1],
+                held,
+                f"{seconds:.0f}",
+            ]
+        )
     header = ["case", "illness", "broken", "threshold", "repaired", "held", "seconds"]
     line = Line(
-        "gallery of broken runs: broken at first, repaired after", str(sum(one["held"] for one in found)),
-        f"{len(found)} runs ({len(rows)} cases, {asked.seeds} seeds, {' and '.join(asked.backends)})", "none",
+        "gallery of broken runs: broken at first, repaired after",
+        str(sum(one["held"] for one in found)),
+        f"{len(found)} runs ({len(rows)} cases, {asked.seeds} seeds, "
+        f"{' and '.join(asked.backends)})", "none",
     )  # fmt: skip
     measuring.save("broken_runs", asked, stamped, [line], (header, rows), {"runs": found})
 

@@ -1,11 +1,14 @@
-"""What saving a checkpoint costs: the workbench's against the Trainer's own with optimiser and random states.
+"""What saving a checkpoint costs: the workbench's against the Trainer's own with optimiser and
+random states.
 
     uv run python benchmarks/checkpoints.py [--rounds 5] [--steps 12]
 
-Short runs that save after every step take turns in one process. The time of a save is from the step's row of metrics to the
-end of its checkpoint, so all that the trainer does for it is in it. The workbench's holds the adapter, optimizer.safetensors
-(optimiser and random states) and state.json, and no pickle; the Trainer's own (save_only_model=False) the adapter, the
-tokenizer and its state in .pt files. Both begin with a policy that was just loaded; the first save of a run is left out.
+Short runs that save after every step take turns in one process. The time of a save is from the
+step's row of metrics to the end of its checkpoint, so all that the trainer does for it is in it.
+The workbench's holds the adapter, optimizer.safetensors (optimiser and random states) and
+state.json, and no pickle; the Trainer's own (save_only_model=False) the adapter, the tokenizer and
+its state in .pt files. Both begin with a policy that was just loaded; the first save of a run is
+left out.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ def measure(rounds: int, steps: int, arms: Sequence[str] = ARMS) -> dict[str, li
             return by_workbench(recipe, arithmetic)
         return by_trl(recipe, arithmetic, save_only_model=False)
 
-    return measuring.in_rounds(arms, rounds, run, lambda one: f"{1000 * min(one.save_s[DROPPED:]):.1f} ms")
+    return measuring.in_rounds(
+        arms, rounds, run, lambda one: f"{1000 * min(one.save_s[DROPPED:]):.1f} ms"
+    )
 
 
 def figures(runs: list[Run]) -> dict[str, Any]:
@@ -77,17 +82,26 @@ def main() -> None:
     lines = [
         Line(
             "saving a checkpoint",
-            f"{arms[OURS]['least_ms']:.0f} ms, {cost.of_least:.2f} times the time and {share:.2f} times the bytes",
+            f"{arms[OURS]['least_ms']:.0f} ms, {cost.of_least:.2f} times the time and {share:.2f}"
+            " times the bytes",
             "the Trainer's own with optimiser",
             between(ratios["A/A of the Trainer"]),
         )
     ]
     header = ["", "least, ms", "median, ms", "bytes", "files"]
     rows = [
-        [arm, f"{own['least_ms']:.1f}", f"{own['median_ms']:.1f}", f"{own['bytes']:,}", len(own["files"])]
+        [
+            arm,
+            f"{own['least_ms']:.1f}",
+            f"{own['median_ms']:.1f}",
+            f"{own['bytes']:,}",
+            len(own["files"]),
+        ]
         for arm, own in arms.items()
     ]
-    measuring.save("checkpoints", asked, stamped, lines, (header, rows), {"arms": arms, "ratios": ratios})
+    measuring.save(
+        "checkpoints", asked, stamped, lines, (header, rows), {"arms": arms, "ratios": ratios}
+    )
 
 
 if __name__ == "__main__":

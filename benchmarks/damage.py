@@ -1,25 +1,33 @@
-"""What a run survives: damaged files, processes that race for it, edits of what was asked, and a disk that gives out.
+"""What a run survives: damaged files, processes that race for it, edits of what was asked, and a
+disk that gives out.
 
     uv run python benchmarks/damage.py [--only damages race edits disk] [--json]
 
-Four campaigns on real, small runs (the embedded policy, four steps). Everything is imported and the policy loaded once; every
-case then is a fork of that process. None of it measures time.
+Four campaigns on real, small runs (the embedded policy, four steps). Everything is imported and the
+policy loaded once; every case then is a fork of that process. None of it measures time.
 
-damages   A run was killed in its last step, with two checkpoints. One of its files is damaged, `wb.continue_run` goes on, and
-          what the run then holds (metrics without times, every completion with its scores, the adapter) is compared, bit for
-          bit, with a run that never stopped. Outcomes: exact; older (an older checkpoint was taken, in words, and the numbers
-          are exact); said (it goes on, and a WARNING names what is lost); refused (a WorkbenchError, and nothing of the run was
-          changed); raw (any other exception); silent (the numbers differ, and nothing was said; or a pickle was run).
-race      Two and four processes take the same run at once, by `RunDirectory.reopen` and by its lock alone, with flock and on a
+damages   A run was killed in its last step, with two checkpoints. One of its files is damaged,
+`wb.continue_run` goes on, and
+          what the run then holds (metrics without times, every completion with its scores, the
+          adapter) is compared, bit for bit, with a run that never stopped. Outcomes: exact; older
+          (an older checkpoint was taken, in words, and the numbers are exact); said (it goes on,
+          and a WARNING names what is lost); refused (a WorkbenchError, and nothing of the run was
+          changed); raw (any other exception); silent (the numbers differ, and nothing was said; or
+          a pickle was run).
+race      Two and four processes take the same run at once, by `RunDirectory.reopen` and by its lock
+alone, with flock and on a
           file system that has none. In every round exactly one must own it.
-edits     Twenty edits of the recipe and six of the task before going on: is each shown, which are refused, and what does
+edits     Twenty edits of the recipe and six of the task before going on: is each shown, which are
+refused, and what does
           `accept_changes` make of them.
-disk      The run's disk is full, read-only or gone, its quota or its handles are used up, in the middle of training. Then there
-          is room again, and `wb.continue_run` goes on. Needs Linux, root and mounts; a case that cannot be made here is left
-          out, in words.
+disk      The run's disk is full, read-only or gone, its quota or its handles are used up, in the
+middle of training. Then there
+          is room again, and `wb.continue_run` goes on. Needs Linux, root and mounts; a case that
+          cannot be made here is left out, in words.
 
---only picks campaigns, --json prints each case as a line of JSON on stdout, --quick tries a few cases of each. The exit code
-is 1 if a case was raw or silent, left a hole in the record, or had two owners or none.
+--only picks campaigns, --json prints each case as a line of JSON on stdout, --quick tries a few
+cases of each. The exit code is 1 if a case was raw or silent, left a hole in the record, or had two
+owners or none.
 """
 
 from __future__ import annotations
@@ -55,7 +63,8 @@ import measuring
 
 STEPS, NEWEST, OLDER = 4, "checkpoint-3", "checkpoint-2"
 GRPO = {
-    "max_steps": STEPS, "save_steps": 1, "save_total_limit": 2, "num_generations": 4, "per_device_train_batch_size": 8,
+    "max_steps": STEPS, "save_steps": 1, "save_total_limit": 2, "num_generations": 4,
+    "per_device_train_batch_size": 8,
     "max_completion_length": 8, "learning_rate": 1e-3,
 }  # fmt: skip
 TASK = """import workbench as wb
@@ -69,7 +78,8 @@ BAD = ("raw", "silent", "hole", "two owners", "no owner", "hung", "not shown")
 LONGEST_S = 240
 
 
-# --- a child for every case ---------------------------------------------------------------------------------------
+# --- a child for every case
+# ---------------------------------------------------------------------------------------
 class Ended(NamedTuple):
     """How a child of this process ended."""
 
@@ -82,11 +92,21 @@ class Ended(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        return "refused" if self.in_words else "hung" if self.raised == "Hung" else "raw" if self.raised else "exact"
+        return (
+            "refused"
+            if self.in_words
+            else "hung"
+            if self.raised == "Hung"
+            else "raw"
+            if self.raised
+            else "exact"
+        )
 
 
 def forked(act: Callable[[], Any], longest_s: float = LONGEST_S) -> Ended:
-    """What a function returns (as JSON has it) or raises in a child of this process, and what it prints."""
+    """What a function returns (as JSON has it) or raises in a child of this process, and what it
+    prints.
+    """
     pipes = [os.pipe() for _ in range(2)]
     tell, say = (writes for _, writes in pipes)
     for reads, writes in pipes:
@@ -97,13 +117,18 @@ def forked(act: Callable[[], Any], longest_s: float = LONGEST_S) -> Ended:
         os.setpgid(0, 0)
         for stream in (1, 2):
             os.dup2(say, stream)
-        sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)  # whatever the host had
+        # whatever the host had
+        sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
         try:
             found = {"gave": act()}
         except BaseException as error:
             from workbench.errors import WorkbenchError
 
-            found = {"raised": type(error).__name__, "in_words": isinstance(error, WorkbenchError), "message": str(error)}
+            found = {
+                "raised": type(error).__name__,
+                "in_words": isinstance(error, WorkbenchError),
+                "message": str(error),
+            }
             found["trace"] = "".join(traceback.format_exception(error))
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
@@ -136,38 +161,52 @@ def _read(stream: int) -> bytes:
         return b""
 
 
-# --- the runs -----------------------------------------------------------------------------------------------------
+# --- the runs
+# --------------------------------------------------------------------------------------------------
 def made_of(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def held(path: Path) -> dict[str, Any]:
-    """What a run holds, as can be compared: rows of metrics without times, completions with their scores, the adapter."""
+    """What a run holds, as can be compared: rows of metrics without times, completions with their
+    scores, the adapter.
+    """
     from workbench.run.directory import RunDirectory
     from workbench.run.rollouts import query
 
     run = RunDirectory(path)
-    rows = [{key: value for key, value in row.items() if not key.startswith(("time/", "step_time"))} for row in run.metrics()]
+    rows = [
+        {key: value for key, value in row.items() if not key.startswith(("time/", "step_time"))}
+        for row in run.metrics()
+    ]
     frame = query(run.rollouts)
     return {
         "status": run.result()["status"],
         "steps": [row["step"] for row in rows],
         "metrics": made_of(rows),
         "rollouts": made_of(frame.astype(str).to_dict("records")),
-        "adapter": hashlib.sha256((run.final / "adapter_model.safetensors").read_bytes()).hexdigest(),
+        "adapter": (
+            hashlib.sha256((run.final / "adapter_model.safetensors").read_bytes()).hexdigest()
+        ),
     }
 
 
 def contents(path: Path) -> dict[str, str]:
     """Every file of a folder by what is in it, but for the lock."""
     files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name != "lock"]
-    return {str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {
+        str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
+    }
 
 
 class Steers:
-    """A watcher that gives a reward function another weight after the first step, and does something after another step."""
+    """A watcher that gives a reward function another weight after the first step, and does
+    something after another step.
+    """
 
-    def __init__(self, step: int = 0, act: Callable[[], Any] = lambda: None, steers: bool = True) -> None:
+    def __init__(
+        self, step: int = 0, act: Callable[[], Any] = lambda: None, steers: bool = True
+    ) -> None:
         self.step, self.act, self.steers = step, act, steers
 
     def begin(self, run: Any, total_steps: int, settings: Any) -> None:
@@ -190,7 +229,9 @@ def killed() -> None:
 
 @dataclass
 class World:
-    """The policy, and the runs that the cases are copies of: one that never stopped, one killed in its last step, another."""
+    """The policy, and the runs that the cases are copies of: one that never stopped, one killed in
+    its last step, another.
+    """
 
     home: Path
     policy: Any
@@ -203,32 +244,57 @@ class World:
         from workbench.training.policy import load_policy, trainer_classes
 
         trainer_classes()  # unsloth comes first
-        for name in ("duckdb", "pandas", "pyarrow.parquet", "datasets", "workbench.training.trainer", "workbench.views.tables"):
+        for name in (
+            "duckdb",
+            "pandas",
+            "pyarrow.parquet",
+            "datasets",
+            "workbench.training.trainer",
+            "workbench.views.tables",
+        ):
             importlib.import_module(name)  # once, and not in every child
         (home / "tasks").mkdir()
         sums = task(8, 4)
-        (home / "tasks" / "sums.py").write_text(TASK.format(rows=list(sums.rows), held_out=list(sums.held_out)))
+        (home / "tasks" / "sums.py").write_text(
+            TASK.format(rows=list(sums.rows), held_out=list(sums.held_out))
+        )
         with contextlib.redirect_stdout(sys.stderr):
             world = cls(home, load_policy("tiny", load_in_4bit=False), {}, {})
         gc.collect()
         gc.freeze()  # or every child looks through all of this again
         runs = {
-            "whole": (0, Steers()), "plain": (0, Steers(steers=False)), "killed": (0, Steers(STEPS, killed)),
+            "whole": (0, Steers()), "plain": (0, Steers(steers=False)), "killed": (0, Steers(STEPS,
+            killed)),
             "other": (1, Steers(STEPS, killed)),
         }  # fmt: skip
         for name, (seed, watcher) in runs.items():
-            ended = forked(lambda name=name, seed=seed, watcher=watcher: world.train(home / name, seed, watcher))
+            ended = forked(
+                lambda name=name, seed=seed, watcher=watcher: world.train(
+                    home / name, seed, watcher
+                )
+            )
             if ended.raised not in ("", "Killed"):
                 raise RuntimeError(f"{name}: {ended.trace}")
-        world.whole, world.plain = (forked(lambda name=name: held(home / name / "r")).gave for name in ("whole", "plain"))
-        if any(own["steps"] != list(range(1, STEPS + 1)) for own in (world.whole, world.plain)) or world.whole == world.plain:
+        world.whole, world.plain = (
+            forked(lambda name=name: held(home / name / "r")).gave for name in ("whole", "plain")
+        )
+        if (
+            any(own["steps"] != list(range(1, STEPS + 1)) for own in (world.whole, world.plain))
+            or world.whole == world.plain
+        ):
             raise RuntimeError(f"the runs that never stopped: {world.whole}, {world.plain}")
         return world
 
     def recipe(self, seed: int = 0, **grpo: Any) -> Any:
         from workbench.recipe import Recipe
 
-        asked = {"run_name": "r", "task": "tasks/sums.py", "grpo": GRPO | grpo, "seed": seed, "policy": {"load_in_4bit": False}}
+        asked = {
+            "run_name": "r",
+            "task": "tasks/sums.py",
+            "grpo": GRPO | grpo,
+            "seed": seed,
+            "policy": {"load_in_4bit": False},
+        }
         return Recipe.of(asked)
 
     def train(self, runs: Path, seed: int, watcher: Any) -> None:
@@ -247,7 +313,13 @@ class World:
         from workbench.run.directory import open_run
         from workbench.training.trainer import continue_run
 
-        return forked(lambda: continue_run(open_run(run), **{"policy": self.policy, "watchers": [Steers()], **more}).name)
+        return forked(
+            lambda: (
+                continue_run(
+                    open_run(run), **{"policy": self.policy, "watchers": [Steers()], **more}
+                ).name
+            )
+        )
 
     def compared(self, run: Path, whole: dict[str, Any] | None = None) -> list[str]:
         """In what a run differs from the one that never stopped."""
@@ -257,14 +329,28 @@ class World:
         return [name for name, own in (whole or self.whole).items() if found.gave[name] != own]
 
 
-def row_of(campaign: str, kind: str, case: str, outcome: str, ended: Ended, **more: Any) -> dict[str, Any]:
+def row_of(
+    campaign: str, kind: str, case: str, outcome: str, ended: Ended, **more: Any
+) -> dict[str, Any]:
     """A case, as the result file has it. What was said: its warnings, or the error."""
-    lines = ended.message.splitlines() or [line for line in ended.said.splitlines() if "WARNING" in line or "Warning" in line]
-    own = {"campaign": campaign, "kind": kind, "case": case, "outcome": outcome, "error": ended.raised, "said": lines, **more}
+    lines = ended.message.splitlines() or [
+        line for line in ended.said.splitlines() if "WARNING" in line or "Warning" in line
+    ]
+    own = {
+        "campaign": campaign,
+        "kind": kind,
+        "case": case,
+        "outcome": outcome,
+        "error": ended.raised,
+        "said": lines,
+        **more,
+    }
     return {**own, "trace": ended.trace.splitlines()[-6:]} if outcome == "raw" else own
 
 
-def spread(world: World, cases: Sequence[Any], act: Callable[[Any], dict[str, Any]], at_once: int) -> list[dict[str, Any]]:
+def spread(
+    world: World, cases: Sequence[Any], act: Callable[[Any], dict[str, Any]], at_once: int
+) -> list[dict[str, Any]]:
     """What `act` makes of every case, by so many processes, in the order of the cases."""
     children = []
     for number in range(at_once):
@@ -274,7 +360,9 @@ def spread(world: World, cases: Sequence[Any], act: Callable[[Any], dict[str, An
                 with (world.home / f"rows-{number}.jsonl").open("w", buffering=1) as rows:
                     for place in range(number, len(cases), at_once):
                         row = act(cases[place])
-                        measuring.say(f"{row['campaign']}: {row['kind']}: {row['case']}: {row['outcome']}")
+                        measuring.say(
+                            f"{row['campaign']}: {row['kind']}: {row['case']}: {row['outcome']}"
+                        )
                         rows.write(json.dumps([place, row]) + "\n")
                 code = 0
             except BaseException:
@@ -284,11 +372,16 @@ def spread(world: World, cases: Sequence[Any], act: Callable[[Any], dict[str, An
     codes = [os.waitpid(child, 0)[1] for child in children]
     if any(codes):
         raise RuntimeError("a process that tries the cases failed: see above")
-    found = [json.loads(line) for number in range(at_once) for line in (world.home / f"rows-{number}.jsonl").open()]
+    found = [
+        json.loads(line)
+        for number in range(at_once)
+        for line in (world.home / f"rows-{number}.jsonl").open()
+    ]
     return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
 
-# --- damages ------------------------------------------------------------------------------------------------------
+# --- damages
+# --------------------------------------------------------------------------------------------------
 Damage = Callable[[Path], None]
 
 
@@ -357,7 +450,8 @@ def in_tensors(name: str, change: Callable[[dict[str, Any], str], Any]) -> Damag
 def planted(name: str, mark: Path, instead: str = "") -> Damage:
     def act(run: Path) -> None:
         file = run / "checkpoints" / NEWEST / name
-        file.write_bytes(b"cposix\nsystem\n(S'touch " + str(mark).encode() + b"'\ntR.")  # a pickle that runs a command
+        # a pickle that runs a command
+        file.write_bytes(b"cposix\nsystem\n(S'touch " + str(mark).encode() + b"'\ntR.")
         if instead:
             (file.parent / instead).unlink()
 
@@ -377,59 +471,103 @@ def lines_of(name: str, change: Callable[[list[str]], list[str]]) -> Damage:
 
 
 RECORD = {
-    "empty": empty, "torn": half, "null": written(b"null\n"), "[]": written(b"[]\n"), "binary": written(bytes(range(256)) * 4),
+    "empty": empty, "torn": half, "null": written(b"null\n"), "[]": written(b"[]\n"),
+    "binary": written(bytes(range(256)) * 4),
     "missing": Path.unlink, "a folder": folder,
 }  # fmt: skip
 
 
 def damages(world: World, mark: Path) -> Iterator[tuple[str, str, Damage]]:
     """What is damaged, how, and the damage."""
-    source, older, other = (world.home / "killed" / "r"), OLDER, world.home / "other" / "r" / "checkpoints" / NEWEST
+    source, older, other = (
+        (world.home / "killed" / "r"),
+        OLDER,
+        world.home / "other" / "r" / "checkpoints" / NEWEST,
+    )
     newest = source / "checkpoints" / NEWEST
     for name in sorted(file.name for file in newest.iterdir()):
         own = f"checkpoints/{NEWEST}/{name}"
         ways: dict[str, Damage] = {
-            "missing": Path.unlink, "empty": empty, "cut to half": half, "a bit flipped": flipped, "tail zeroed": zeroed,
+            "missing": Path.unlink, "empty": empty, "cut to half": half, "a bit flipped": flipped,
+            "tail zeroed": zeroed,
             "swapped with the next": swapped,
-            "that of the older one": lambda file: shutil.copyfile(file.parents[1] / older / file.name, file) and None,
+            "that of the older one": lambda file: shutil.copyfile(file.parents[1] / older / file.name, file) and None,  # noqa: E501
             "another run's": lambda file: shutil.copyfile(other / file.name, file) and None,
         }  # fmt: skip
-        if "token" in name or "config" in name or "template" in name:  # the same in every checkpoint
+        # the same in every checkpoint
+        if "token" in name or "config" in name or "template" in name:
             ways = {way: ways[way] for way in ("missing", "cut to half", "a bit flipped")}
-        yield from (("a checkpoint's file", f"{name}: {way}", in_file(own, act)) for way, act in ways.items())
+        yield from (
+            ("a checkpoint's file", f"{name}: {way}", in_file(own, act))
+            for way, act in ways.items()
+        )
     for name in json.loads((newest / "state.json").read_text()):
-        yield "a field of state.json", f"{name} is gone", in_state(lambda state, name=name: state.pop(name))
+        yield (
+            "a field of state.json",
+            f"{name} is gone",
+            in_state(lambda state, name=name: state.pop(name)),
+        )
     changes: dict[str, Callable[[dict[str, Any]], Any]] = {
-        "step + 1": lambda state: state.update(step=state["step"] + 1), "done - 1": lambda state: state.update(done=2),
-        "stage 1": lambda state: state.update(stage=1), "a random number": lambda state: state["random"]["numpy"][1].reverse(),
-        "schedule": lambda state: state["schedule"].update(last_epoch=0), "sums gone": lambda state: state.update(files={}),
+        "step + 1": lambda state: state.update(step=state["step"] + 1),
+        "done - 1": lambda state: state.update(done=2),
+        "stage 1": lambda state: state.update(stage=1),
+        "a random number": lambda state: state["random"]["numpy"][1].reverse(),
+        "schedule": lambda state: state["schedule"].update(last_epoch=0),
+        "sums gone": lambda state: state.update(files={}),
     }  # fmt: skip
-    yield from (("a field of state.json", f"{name} is another", in_state(change)) for name, change in changes.items())
+    yield from (
+        ("a field of state.json", f"{name} is another", in_state(change))
+        for name, change in changes.items()
+    )
     for name in ("adapter_model.safetensors", "optimizer.safetensors"):
         tensors: dict[str, Callable[[dict[str, Any], str], Any]] = {
-            "missing": lambda found, key: found.pop(key), "too many": lambda found, key: found.update(extra=found[key].clone()),
+            "missing": lambda found, key: found.pop(key), "too many": lambda found,
+            key: found.update(extra=found[key].clone()),
             "another shape": lambda found, key: found.update({key: found[key][:1].clone()}),
             "another type": lambda found, key: found.update({key: found[key].half()}),
         }  # fmt: skip
-        yield from (("a checkpoint's tensor", f"{name}: {way}", in_tensors(name, act)) for way, act in tensors.items())
-    for name, act in {"adapter_model.safetensors": Path.unlink, "state.json": half, "optimizer.safetensors": flipped}.items():
+        yield from (
+            ("a checkpoint's tensor", f"{name}: {way}", in_tensors(name, act))
+            for way, act in tensors.items()
+        )
+    for name, act in {
+        "adapter_model.safetensors": Path.unlink,
+        "state.json": half,
+        "optimizer.safetensors": flipped,
+    }.items():
         yield "both checkpoints", f"{name}: {act.__name__}", both(name, act)
-    for name in ("manifest.json", "recipe.yaml", "metrics.jsonl", "events.jsonl", "lock", "control.jsonl", "task.py"):
-        yield from (("the record", f"{name}: {way}", in_file(name, act)) for way, act in RECORD.items())
+    for name in (
+        "manifest.json",
+        "recipe.yaml",
+        "metrics.jsonl",
+        "events.jsonl",
+        "lock",
+        "control.jsonl",
+        "task.py",
+    ):
+        yield from (
+            ("the record", f"{name}: {way}", in_file(name, act)) for way, act in RECORD.items()
+        )
     part = "rollouts/" + sorted(file.name for file in (source / "rollouts").iterdir())[1]
     yield from (("the record", f"a part: {way}", in_file(part, act)) for way, act in RECORD.items())
     gaps: dict[str, Damage] = {
         "metrics.jsonl: its first row gone": lines_of("metrics.jsonl", lambda lines: lines[1:]),
-        "metrics.jsonl: a row in the middle gone": lines_of("metrics.jsonl", lambda lines: lines[:1] + lines[2:]),
+        "metrics.jsonl: a row in the middle gone": lines_of("metrics.jsonl",
+        lambda lines: lines[:1] + lines[2:]),
         "metrics.jsonl: a row in the middle torn": lines_of(
             "metrics.jsonl", lambda lines: [lines[0], lines[1][:40] + "\n", *lines[2:]]
         ),
-        "metrics.jsonl: shorter than the checkpoint": lines_of("metrics.jsonl", lambda lines: lines[:2]),
-        "metrics.jsonl: a row twice": lines_of("metrics.jsonl", lambda lines: lines[:2] + lines[1:]),
-        "metrics.jsonl: a row without a step": lines_of("metrics.jsonl", lambda lines: ['{"reward": 1}\n', *lines]),
-        "events.jsonl: a line null": lines_of("events.jsonl", lambda lines: [lines[0], "null\n", *lines[1:]]),
+        "metrics.jsonl: shorter than the checkpoint": lines_of("metrics.jsonl",
+        lambda lines: lines[:2]),
+        "metrics.jsonl: a row twice": lines_of("metrics.jsonl",
+        lambda lines: lines[:2] + lines[1:]),
+        "metrics.jsonl: a row without a step": lines_of("metrics.jsonl",
+        lambda lines: ['{"reward": 1}\n', *lines]),
+        "events.jsonl: a line null": lines_of("events.jsonl", lambda lines: [lines[0], "null\n",
+        *lines[1:]]),
         "events.jsonl: a change torn": lines_of(
-            "events.jsonl", lambda lines: [line[:30] + "\n" if '"weight"' in line else line for line in lines]
+            "events.jsonl",
+            lambda lines: [line[:30] + "\n" if '"weight"' in line else line for line in lines]
         ),
         "rollouts: all parts gone": in_file("rollouts", shutil.rmtree),
         "rollouts/step-x.parquet": in_file("rollouts/step-x.parquet", written(b"PAR1")),
@@ -439,16 +577,27 @@ def damages(world: World, mark: Path) -> Iterator[tuple[str, str, Damage]]:
         "checkpoints/checkpoint-9 is a file": in_file("checkpoints/checkpoint-9", written(b"x")),
         "checkpoints: gone": in_file("checkpoints", shutil.rmtree),
         "manifest.json: another run's": in_file(
-            "manifest.json", lambda file: shutil.copyfile(other.parents[1] / file.name, file) and None
+            "manifest.json", lambda file: shutil.copyfile(other.parents[1] / file.name,
+            file) and None
         ),
         "recipe.yaml: another run's": in_file(
             "recipe.yaml", lambda file: shutil.copyfile(other.parents[1] / file.name, file) and None
         ),
     }  # fmt: skip
     yield from (("the record", name, act) for name, act in gaps.items())
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "pytorch_model.bin"):
+    for name in (
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state.pth",
+        "training_args.bin",
+        "pytorch_model.bin",
+    ):
         yield "a pickle in the checkpoint", name, planted(name, mark)
-    yield "a pickle in the checkpoint", "adapter_model.bin", planted("adapter_model.bin", mark, "adapter_model.safetensors")
+    yield (
+        "a pickle in the checkpoint",
+        "adapter_model.bin",
+        planted("adapter_model.bin", mark, "adapter_model.safetensors"),
+    )
 
 
 def damaged(world: World, kind: str, name: str, act: Damage, mark: Path) -> dict[str, Any]:
@@ -459,13 +608,27 @@ def damaged(world: World, kind: str, name: str, act: Damage, mark: Path) -> dict
     outcome, differs = ended.outcome, []
     if outcome == "refused":
         after = contents(run)
-        differs = sorted(file for file in before.keys() | after.keys() if before.get(file) != after.get(file))
+        differs = sorted(
+            file for file in before.keys() | after.keys() if before.get(file) != after.get(file)
+        )
         outcome = "refused" if not differs else "silent"  # what is refused is left as it was
     elif outcome == "exact":
         differs = world.compared(run)
-        warned = [line for line in ended.said.splitlines() if line.startswith("WARNING") and "held_out" not in line]
+        warned = [
+            line
+            for line in ended.said.splitlines()
+            if line.startswith("WARNING") and "held_out" not in line
+        ]
         older = f"from {OLDER}" in ended.said
-        outcome = "silent" if (differs or older) and not warned else "said" if differs else "older" if older else "exact"
+        outcome = (
+            "silent"
+            if (differs or older) and not warned
+            else "said"
+            if differs
+            else "older"
+            if older
+            else "exact"
+        )
     if mark.exists():
         mark.unlink()
         outcome, differs = "silent", ["a pickle was run"]
@@ -474,17 +637,24 @@ def damaged(world: World, kind: str, name: str, act: Damage, mark: Path) -> dict
 
 def campaign_damages(world: World, asked: Any) -> list[dict[str, Any]]:
     mark = world.home / "executed"
-    cases = [case for case in damages(world, mark) if re.search(asked.case, f"{case[0]}: {case[1]}")]
-    return spread(world, cases[:: asked.every], lambda case: damaged(world, *case, mark), asked.at_once)
+    cases = [
+        case for case in damages(world, mark) if re.search(asked.case, f"{case[0]}: {case[1]}")
+    ]
+    return spread(
+        world, cases[:: asked.every], lambda case: damaged(world, *case, mark), asked.at_once
+    )
 
 
-# --- race ---------------------------------------------------------------------------------------------------------
+# --- race
+# --------------------------------------------------------------------------------------------------
 def no_flock(handle: int, how: int) -> None:
     raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
 
 def left_behind(lock: Path, turn: int) -> str:
-    """The lock as the round finds it: none, that of a process that was killed, or torn and long silent."""
+    """The lock as the round finds it: none, that of a process that was killed, or torn and long
+    silent.
+    """
     state = ("none", "a dead owner's", "torn")[turn % 3]
     if state == "none":
         lock.unlink(missing_ok=True)
@@ -496,7 +666,9 @@ def left_behind(lock: Path, turn: int) -> str:
 
 
 def raced(run: Path, processes: int, take: str, flock: bool) -> int:
-    """How many of so many processes own a run that all of them take at once. Whoever owns it is then killed."""
+    """How many of so many processes own a run that all of them take at once. Whoever owns it is
+    then killed.
+    """
     from workbench.errors import RunError
     from workbench.run import lock as locks
     from workbench.run.directory import RunDirectory
@@ -550,18 +722,41 @@ def campaign_race(world: World | None, asked: Any) -> Iterator[dict[str, Any]]:
             owners.setdefault(state, Counter())[raced(run.path, processes, take, flock)] += 1
         every = sum(owners.values(), Counter())
         most, least = max(every), min(every)
-        outcome = "raw" if least < 0 else "two owners" if most > 1 else "no owner" if least < 1 else "one owner"
+        outcome = (
+            "raw"
+            if least < 0
+            else "two owners"
+            if most > 1
+            else "no owner"
+            if least < 1
+            else "one owner"
+        )
         case = f"{take}, {processes} processes, {'flock' if flock else 'no flock'}"
-        found = {state: {str(number): times for number, times in own.items()} for state, own in owners.items()}
+        found = {
+            state: {str(number): times for number, times in own.items()}
+            for state, own in owners.items()
+        }
         measuring.say(f"race: {case}: {outcome}")
-        yield row_of("race", f"{asked.rounds} rounds", case, outcome, Ended(), owners=found, rounds=asked.rounds)
+        yield row_of(
+            "race",
+            f"{asked.rounds} rounds",
+            case,
+            outcome,
+            Ended(),
+            owners=found,
+            rounds=asked.rounds,
+        )
 
 
-# --- edits --------------------------------------------------------------------------------------------------------
+# --- edits
+# --------------------------------------------------------------------------------------------------
 EDITS: dict[str, Any] = {
-    "seed": 3, "grpo.beta": 0.5, "grpo.temperature": 0.5, "grpo.num_generations": 2, "grpo.per_device_train_batch_size": 16,
-    "grpo.loss_type": "dr_grpo", "reward_weights": {"correctness_reward": 5.0}, "policy.load_in_4bit": True, "lora.r": 8,
-    "lora.lora_alpha": 64, "grpo.lr_scheduler_type": "cosine", "grpo.learning_rate": 0.1, "grpo.max_steps": 5,
+    "seed": 3, "grpo.beta": 0.5, "grpo.temperature": 0.5, "grpo.num_generations": 2,
+    "grpo.per_device_train_batch_size": 16,
+    "grpo.loss_type": "dr_grpo", "reward_weights": {"correctness_reward": 5.0},
+    "policy.load_in_4bit": True, "lora.r": 8,
+    "lora.lora_alpha": 64, "grpo.lr_scheduler_type": "cosine", "grpo.learning_rate": 0.1,
+    "grpo.max_steps": 5,
     "grpo.optim": "sgd", "grpo.epsilon": 0.1, "grpo.scale_rewards": "none",
     "grpo.chat_template_kwargs": {"enable_thinking": False},
     "grpo.max_completion_length": 6, "grpo.save_steps": 2,
@@ -595,18 +790,26 @@ def other_tasks(world: World) -> dict[str, Any]:
     rows = own.rows
     return {
         "more rows": {"rows": [*rows, *own.held_out[:2]]}, "fewer rows": {"rows": rows[:-1]},
-        "rows reversed": {"rows": rows[::-1]}, "other answers": {"rows": [{**row, "answer": "7"} for row in rows]},
+        "rows reversed": {"rows": rows[::-1]}, "other answers": {"rows": [{**row,
+        "answer": "7"} for row in rows]},
         "fewer rewards": {"reward_funcs": own.reward_funcs[:-1], "reward_weights": None},
-        "another reward function of the same name": {"reward_funcs": [correctness_reward, *own.reward_funcs[1:]]},
+        "another reward function of the same name": {"reward_funcs": [correctness_reward,
+        *own.reward_funcs[1:]]},
     }  # fmt: skip
 
 
-def edit(world: World, name: str, change: Callable[[Path], dict[str, Any]], word: str) -> dict[str, Any]:
+def edit(
+    world: World, name: str, change: Callable[[Path], dict[str, Any]], word: str
+) -> dict[str, Any]:
     """Edit what was asked for, go on with it, and where that is refused, go on all the same."""
     run = world.copied()
     more = change(run)
     before, ended = contents(run), world.goes_on(run, policy=None, **more)
-    lines = [line for line in (ended.message + "\n" + ended.said).splitlines() if "not as when" in line and word in line]
+    lines = [
+        line
+        for line in (ended.message + "\n" + ended.said).splitlines()
+        if "not as when" in line and word in line
+    ]
     outcome, shown = ended.outcome if ended.raised else "goes on", bool(lines)
     if outcome == "refused" and contents(run) != before:
         outcome = "silent"
@@ -616,7 +819,11 @@ def edit(world: World, name: str, change: Callable[[Path], dict[str, Any]], word
         accepted = "refused" if again.in_words else "raw" if again.raised else "goes on, recorded"
         if not again.raised:
             events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-            told = [each for each in events if each["event"] == "changed" and word in str(each["accepted"])]
+            told = [
+                each
+                for each in events
+                if each["event"] == "changed" and word in str(each["accepted"])
+            ]
             accepted = accepted if told else "silent"
         if accepted in BAD:
             outcome, ended = accepted, again
@@ -625,7 +832,14 @@ def edit(world: World, name: str, change: Callable[[Path], dict[str, Any]], word
     if not shown and outcome not in BAD:
         outcome = "not shown"
     return row_of(
-        "edits", "the task" if more else "the recipe", name, outcome, ended, shown=shown, accepted=accepted, line=lines[:1]
+        "edits",
+        "the task" if more else "the recipe",
+        name,
+        outcome,
+        ended,
+        shown=shown,
+        accepted=accepted,
+        line=lines[:1],
     )
 
 
@@ -637,16 +851,24 @@ def campaign_edits(world: World, asked: Any) -> list[dict[str, Any]]:
 
     own = load_task(world.home / "tasks" / "sums.py")
     cases: list[tuple[str, Callable[[Path], dict[str, Any]], str]] = [
-        (f"{name} = {json.dumps(value)}", of_recipe(name, value), name.split(".")[-1]) for name, value in EDITS.items()
+        (f"{name} = {json.dumps(value)}", of_recipe(name, value), name.split(".")[-1])
+        for name, value in EDITS.items()
     ]
     for name, change in other_tasks(world).items():
-        word = "rows" if "rows" in change else "reward functions" if "fewer" in name else "correctness_reward"
+        word = (
+            "rows"
+            if "rows" in change
+            else "reward functions"
+            if "fewer" in name
+            else "correctness_reward"
+        )
         cases.append((name, lambda run, change=change: {"task": replace(own, **change)}, word))
     cases = [case for case in cases if re.search(asked.case, case[0])]
     return spread(world, cases[:: asked.every], lambda case: edit(world, *case), asked.at_once)
 
 
-# --- disk ---------------------------------------------------------------------------------------------------------
+# --- disk
+# --------------------------------------------------------------------------------------------------
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEW_MOUNTS, _PRIVATE, _BIND, _REMOUNT, _READ_ONLY = 0x20000, (1 << 18) | (1 << 14), 4096, 32, 1
 ROOMY = "size=64m"
@@ -658,7 +880,9 @@ def mount(what: str, where: Path | str, kind: str, flags: int = 0, options: str 
 
 
 def own_mounts() -> None:
-    """What this process mounts from here on is seen by it and its children alone, and goes with them."""
+    """What this process mounts from here on is seen by it and its children alone, and goes with
+    them.
+    """
     if _LIBC.unshare(_NEW_MOUNTS):
         raise OSError(number := ctypes.get_errno(), os.strerror(number))
     mount("none", "/", "", _PRIVATE)
@@ -721,7 +945,8 @@ def put_back(name: str) -> Callable[[Path], None]:
 def few_handles(left: int) -> Callable[[Any], None]:
     def act(run: Any = None) -> None:
         listed = map(int, os.listdir("/proc/self/fd"))
-        used = {number for number in listed if os.path.exists(f"/proc/self/fd/{number}")}  # not the listing's own
+        # not the listing's own
+        used = {number for number in listed if os.path.exists(f"/proc/self/fd/{number}")}
         free = (number for number in itertools.count() if number not in used)
         limit = next(itertools.islice(free, left, None))
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
@@ -731,7 +956,9 @@ def few_handles(left: int) -> Callable[[Any], None]:
 
 @dataclass
 class Trouble:
-    """What goes wrong with a run's disk: before it begins, or after one of its steps; and how that is mended."""
+    """What goes wrong with a run's disk: before it begins, or after one of its steps; and how that
+    is mended.
+    """
 
     kind: str
     name: str
@@ -759,25 +986,36 @@ def troubles() -> Iterator[Trouble]:
     for size in ("8k", "128k", "512k", "2m", "3m", "4m"):
         yield Trouble("a quota", f"{size}b", size, before=unseen)
     for step in (1, 2, 3, 4):
-        yield Trouble("a disk that fills", f"after step {step}", "64m", step=step, act=filled, mend=emptied)
+        yield Trouble(
+            "a disk that fills", f"after step {step}", "64m", step=step, act=filled, mend=emptied
+        )
     for step, left in ((3, 4096), (3, 1 << 20)):
-        name, act = f"after step {step}, but for {left:,} bytes", functools.partial(filled, left=left)
+        name, act = (
+            f"after step {step}, but for {left:,} bytes",
+            functools.partial(filled, left=left),
+        )
         yield Trouble("a disk that fills", name, "64m", step=step, act=act, mend=emptied)
         yield Trouble("a quota", name, "64m", unseen, step, act, emptied)
     for step in (1, 3):
         when = f"after step {step}"
         yield Trouble("the folder", f"removed {when}", step=step, act=shutil.rmtree)
         yield Trouble(
-            "the folder", f"renamed {when}", step=step, act=lambda run: run.rename(run.with_name("aside")),
-            mend=lambda run: (shutil.rmtree(run, ignore_errors=True), run.with_name("aside").rename(run)),
+            "the folder", f"renamed {when}", step=step,
+            act=lambda run: run.rename(run.with_name("aside")),
+            mend=lambda run: (shutil.rmtree(run, ignore_errors=True),
+                run.with_name("aside").rename(run)),
         )  # fmt: skip
-        yield Trouble("the folder", f"immutable {when}", step=step, act=immutable("."), mend=mutable("."))
+        yield Trouble(
+            "the folder", f"immutable {when}", step=step, act=immutable("."), mend=mutable(".")
+        )
         yield Trouble(
             "the folder", f"read-only {when}", "64m", step=step, act=read_only,
             mend=lambda run: _LIBC.umount(str(run.parent).encode()),
         )  # fmt: skip
     for name in ("rollouts", "checkpoints", "metrics.jsonl", "events.jsonl"):
-        yield Trouble("a part of it", f"{name} immutable", step=3, act=immutable(name), mend=mutable(name))
+        yield Trouble(
+            "a part of it", f"{name} immutable", step=3, act=immutable(name), mend=mutable(name)
+        )
     places: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
         "a file": (written(b"x"), ("rollouts", "checkpoints")),
         "a folder": (Path.mkdir, ("control.jsonl", "metrics.jsonl", "events.jsonl")),
@@ -785,7 +1023,13 @@ def troubles() -> Iterator[Trouble]:
     }
     for what, (act, names) in places.items():
         for name in names:
-            yield Trouble("a part of it", f"{name} {what}", step=3, act=instead(name, act), mend=put_back(name))
+            yield Trouble(
+                "a part of it",
+                f"{name} {what}",
+                step=3,
+                act=instead(name, act),
+                mend=put_back(name),
+            )
     for size in (4 << 10, 64 << 10, 400 << 10, 700 << 10):
         yield Trouble("no file longer than", f"{size >> 10} kB", before=at_most(size))
     for left in (12, 30, 60):
@@ -795,7 +1039,9 @@ def troubles() -> Iterator[Trouble]:
 
 
 def troubled(world: World, trouble: Trouble, runs: Path) -> dict[str, Any]:
-    """Train into the trouble, mend it, go on, and look at what the run holds. For a process with mounts of its own."""
+    """Train into the trouble, mend it, go on, and look at what the run holds. For a process with
+    mounts of its own.
+    """
     from workbench.run.directory import RunDirectory
     from workbench.training.trainer import train
 
@@ -813,17 +1059,25 @@ def troubled(world: World, trouble: Trouble, runs: Path) -> dict[str, Any]:
     trouble.mend(run)
     if trouble.size:
         mount("tmpfs", runs, "tmpfs", _REMOUNT, ROOMY)
-    stopped = "finished" if not first.raised else "stopped in words" if first.in_words else first.outcome
+    stopped = (
+        "finished" if not first.raised else "stopped in words" if first.in_words else first.outcome
+    )
     found = {"stopped": stopped, "message": first.message.splitlines()}
     if stopped in BAD:
         found["stopped_at"] = first.trace.splitlines()[-24:]
     if not (run / "recipe.yaml").exists():
-        after, left = ("nothing is left"), []
+        after, left = "nothing is left", []
     else:
-        left = [folder.name for folder in RunDirectory(run).saved() if (folder / "state.json").exists()]
+        left = [
+            folder.name for folder in RunDirectory(run).saved() if (folder / "state.json").exists()
+        ]
         again = world.goes_on(run, watchers=[]) if first.raised else None
         found["again"] = again.message.splitlines() if again else []
-        rows = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").is_file() else []
+        rows = (
+            (run / "metrics.jsonl").read_text().splitlines()
+            if (run / "metrics.jsonl").is_file()
+            else []
+        )
         steps = [json.loads(row)["step"] for row in rows]
         if again and again.raised:
             after = "refused" if again.in_words else "raw"
@@ -853,11 +1107,18 @@ def mended(world: World, trouble: Trouble) -> dict[str, Any]:
 
 
 def campaign_disk(world: World, asked: Any) -> list[dict[str, Any]]:
-    cases = [trouble for trouble in troubles() if re.search(asked.case, f"{trouble.kind}: {trouble.name}")]
-    return spread(world, cases[:: asked.every], lambda trouble: mended(world, trouble), asked.at_once)
+    cases = [
+        trouble
+        for trouble in troubles()
+        if re.search(asked.case, f"{trouble.kind}: {trouble.name}")
+    ]
+    return spread(
+        world, cases[:: asked.every], lambda trouble: mended(world, trouble), asked.at_once
+    )
 
 
-# --- all ----------------------------------------------------------------------------------------------------------
+# --- all
+# --------------------------------------------------------------------------------------------------
 def in_words(row: dict[str, Any]) -> str:
     """What came of an edit."""
     shown = "shown" if row["shown"] else "not shown"
@@ -869,7 +1130,9 @@ def in_words(row: dict[str, Any]) -> str:
 def table(found: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     """Counts of each kind of case; of the edits each one."""
     rows: list[list[Any]] = []
-    for (campaign, kind), own in itertools.groupby(found, lambda row: (row["campaign"], row["kind"])):
+    for (campaign, kind), own in itertools.groupby(
+        found, lambda row: (row["campaign"], row["kind"])
+    ):
         cases = list(own)
         if campaign == "edits":
             rows += [[campaign, f"{kind}: {row['case']}", 1, in_words(row)] for row in cases]
@@ -877,13 +1140,22 @@ def table(found: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
             rows += [[campaign, row["case"], row["rounds"], row["outcome"]] for row in cases]
         else:
             counts = Counter(row["outcome"] for row in cases)
-            rows.append([campaign, kind, len(cases), ", ".join(f"{outcome} {number}" for outcome, number in counts.items())])
+            rows.append(
+                [
+                    campaign,
+                    kind,
+                    len(cases),
+                    ", ".join(f"{outcome} {number}" for outcome, number in counts.items()),
+                ]
+            )
     return ["campaign", "what", "cases", "what came of them"], rows
 
 
-# Of the first version, which faults were counted in (other cases of the same kinds, and nobody's script any more).
+# Of the first version, which faults were counted in (other cases of the same kinds, and nobody's
+# script any more).
 BEFORE = {
-    "damages": "109 damages: raw 37, silent 25", "race": "two owners in 9 of 40 rounds", "edits": "15 of 20 silent, 0 of 5 shown",
+    "damages": "109 damages: raw 37, silent 25", "race": "two owners in 9 of 40 rounds",
+    "edits": "15 of 20 silent, 0 of 5 shown",
     "disk": "37 cases: 3 holes, every message raw",
 }  # fmt: skip
 
@@ -893,34 +1165,55 @@ def lines(found: list[dict[str, Any]]) -> list[measuring.Line]:
     made = []
     for campaign in dict.fromkeys(row["campaign"] for row in found):
         own = [row for row in found if row["campaign"] == campaign]
-        counts, bad = Counter(row["outcome"] for row in own), [row for row in own if row["outcome"] in BAD]
+        counts, bad = (
+            Counter(row["outcome"] for row in own),
+            [row for row in own if row["outcome"] in BAD],
+        )
         number = sum(row.get("rounds", 1) for row in own)
         words = ", ".join(f"{outcome} {many}" for outcome, many in counts.most_common())
         if campaign == "race":
             words = f"{number} rounds of 2 and 4 processes: one owner in each" if not bad else words
-        made.append(measuring.Line(f"damage: {campaign}", f"{number}: {words}", BEFORE[campaign], "none"))
+        made.append(
+            measuring.Line(f"damage: {campaign}", f"{number}: {words}", BEFORE[campaign], "none")
+        )
     return made
 
 
 def with_earlier(found: list[dict[str, Any]], asked: Any) -> list[dict[str, Any]]:
-    """With the cases of the result file that were not tried this time; each says at which commit it was."""
+    """With the cases of the result file that were not tried this time; each says at which commit it
+    was.
+    """
     file = asked.out and asked.out / "damage.json"
-    before = json.loads(file.read_text(encoding="utf-8"))["cases"] if file and file.is_file() else []
+    before = (
+        json.loads(file.read_text(encoding="utf-8"))["cases"] if file and file.is_file() else []
+    )
     places = [(row["campaign"], row["kind"]) for row in (*before, *found)]
     cases = {(row["campaign"], row["kind"], row["case"]): row for row in (*before, *found)}
     return sorted(
-        cases.values(), key=lambda row: (CAMPAIGNS.index(row["campaign"]), places.index((row["campaign"], row["kind"])))
+        cases.values(),
+        key=lambda row: (
+            CAMPAIGNS.index(row["campaign"]),
+            places.index((row["campaign"], row["kind"])),
+        ),
     )
 
 
 def main() -> int:
     parser = measuring.arguments(__doc__)
-    parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, default=list(CAMPAIGNS), help="campaigns (default: all)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=CAMPAIGNS,
+        default=list(CAMPAIGNS),
+        help="campaigns (default: all)",
+    )
     parser.add_argument("--json", action="store_true", help="each case as a line of JSON on stdout")
     parser.add_argument("--every", type=int, default=1, help="only every so many-th case")
     parser.add_argument("--case", default="", help="only the cases whose names match this pattern")
     parser.add_argument("--rounds", type=int, default=100, help="of each race")
-    parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1, help="processes that try cases")
+    parser.add_argument(
+        "--at-once", type=int, default=os.cpu_count() or 1, help="processes that try cases"
+    )
     asked = measuring.parse(parser, every=15, rounds=3)
     stamped, found = measuring.stamp(), []
     with measuring.empty_home() as home:

@@ -2,9 +2,10 @@
 
     uv run python benchmarks/dataset_checks.py [--rows 1000000]
 
-Each arm runs in a process of its own, in rotating order, on the same file; the workbench's arm runs twice in each round,
-and the ratio of those two is the noise (A/A). Reading the file is part of the workbench's time and not of `map`'s, whose
-rows lie in Arrow already; what loading them took is reported beside it.
+Each arm runs in a process of its own, in rotating order, on the same file; the workbench's arm runs
+twice in each round, and the ratio of those two is the noise (A/A). Reading the file is part of the
+workbench's time and not of `map`'s, whose rows lie in Arrow already; what loading them took is
+reported beside it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def measure(arm: str, path: str) -> dict[str, float]:
 
 
 def by_map(path: str, batched: bool) -> dict[str, float]:
-    """The same checks, row by row, as a function for `datasets.map`; nothing cached from an earlier round."""
+    """The same checks, row by row, as a function for `datasets.map`; nothing cached from an earlier
+    round.
+    """
     import datasets
 
     from workbench.data.checks import Checked
@@ -78,16 +81,24 @@ def by_map(path: str, batched: bool) -> dict[str, float]:
             return {"reason": [checker.look({"prompt": p, "answer": a})[1] for p, a in some]}
 
         started = time.perf_counter()
-        done = rows.map(many if batched else one, batched=batched, new_fingerprint=f"{time.time_ns()}")
+        done = rows.map(
+            many if batched else one, batched=batched, new_fingerprint=f"{time.time_ns()}"
+        )
         seconds = time.perf_counter() - started
-        return {"seconds": seconds, "load_s": loaded, "kept": sum(reason is None for reason in done["reason"])}
+        return {
+            "seconds": seconds,
+            "load_s": loaded,
+            "kept": sum(reason is None for reason in done["reason"]),
+        }
 
 
 def main() -> None:
     parser = measuring.arguments(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--measure", choices=(*ARMS, LENGTHS), help="measure this arm here, and print JSON")
+    parser.add_argument(
+        "--measure", choices=(*ARMS, LENGTHS), help="measure this arm here, and print JSON"
+    )
     parser.add_argument("--file", help="with --measure: the rows")
     asked = measuring.parse(parser, rows=2_000, rounds=1)
     if asked.measure:
@@ -101,11 +112,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
         make(path, asked.rows)
-        results = measuring.in_rounds(ARMS, asked.rounds, lambda arm: run(arm, path), lambda found: f"{found['seconds']:.1f} s")
+        results = measuring.in_rounds(
+            ARMS,
+            asked.rounds,
+            lambda arm: run(arm, path),
+            lambda found: f"{found['seconds']:.1f} s",
+        )
         with_lengths = run(LENGTHS, path)
         few = Path(folder) / "few.jsonl"
         peaks = {}
-        for count, arm in ((1_000, LENGTHS), (asked.rows // 10, "workbench"), (2 * asked.rows, "workbench")):
+        for count, arm in (
+            (1_000, LENGTHS),
+            (asked.rows // 10, "workbench"),
+            (2 * asked.rows, "workbench"),
+        ):
             make(few, count)
             peaks[f"{arm}, {count} rows"] = run(arm, few)["peak_mb"]
     kept = {run["kept"] for runs in results.values() for run in runs}
@@ -122,18 +142,25 @@ def main() -> None:
         "map_over_workbench": over,
         "a_over_a": noise,
         "peak_mb": {arm: max(run["peak_mb"] for run in runs) for arm, runs in results.items()},
-        "with_lengths": with_lengths,  # once, through the embedded policy's chat template and tokenizer
+        # once, through the embedded policy's chat template and tokenizer
+        "with_lengths": with_lengths,
         "peak_mb_by_rows": peaks,
         "load_s": min(run["load_s"] for run in results["map"]),
     }
-    rows = [[arm, f"{best[arm]:.1f}", f"{asked.rows / best[arm]:,.0f}", f"{found['peak_mb'][arm]:.0f}"] for arm in ARMS]
+    rows = [
+        [arm, f"{best[arm]:.1f}", f"{asked.rows / best[arm]:,.0f}", f"{found['peak_mb'][arm]:.0f}"]
+        for arm in ARMS
+    ]
     label = "checks and prompt lengths in tokens (once, no `map` beside it)"
     took = with_lengths["seconds"]
-    rows.append([label, f"{took:.1f}", f"{asked.rows / took:,.0f}", f"{with_lengths['peak_mb']:.0f}"])
+    rows.append(
+        [label, f"{took:.1f}", f"{asked.rows / took:,.0f}", f"{with_lengths['peak_mb']:.0f}"]
+    )
     lines = [
         Line(
             f"checking {asked.rows:,} rows",
-            f"{other.of_least:.2f} times as fast, {found['peak_mb']['workbench']:.0f} MB of {found['peak_mb'][arm]:.0f}",
+            f"{other.of_least:.2f} times as fast, {found['peak_mb']['workbench']:.0f} MB of"
+            f" {found['peak_mb'][arm]:.0f}",
             {"map": "`datasets.map`", "map, batched": "`datasets.map`, batched"}[arm],
             between(noise),
         )
@@ -142,7 +169,10 @@ def main() -> None:
     header = ["", "least, s", "rows/s", "peak memory, MB"]
     peaks_told = "; ".join(f"{some}: {peak:.0f} MB" for some, peak in peaks.items())
     notes = [
-        f"Loading the rows into Arrow took `map` {found['load_s']:.1f} s, which is not in its time.",
+        (
+            f"Loading the rows into Arrow took `map` {found['load_s']:.1f} s, which is not in its"
+            " time."
+        ),
         f"A/A {between(noise)}. Peak memory by size: {peaks_told}.",
     ]
     measuring.save("dataset_checks", asked, stamped, lines, (header, rows), found, notes)

@@ -1,11 +1,13 @@
-"""Sampling completions: the workbench's loop against transformers' `generate` on the same prompts, in tokens a second.
+"""Sampling completions: the workbench's loop against transformers' `generate` on the same prompts,
+in tokens a second.
 
     uv run python benchmarks/generation.py [--rounds 9]
 
-64 completions of the embedded policy at a time, 8 of each prompt, at most 96 tokens, sampled as TRL samples them: model in
-training mode, copies of a prompt side by side, temperature 1, the adapter in float32. Every round draws the same random
-numbers, so the arms may be asked for the same tokens. Both are measured twice in every round (A/A). Arms "without ..." leave
-one part of the loop out: the time that it then takes longer is what that part brings.
+64 completions of the embedded policy at a time, 8 of each prompt, at most 96 tokens, sampled as TRL
+samples them: model in training mode, copies of a prompt side by side, temperature 1, the adapter in
+float32. Every round draws the same random numbers, so the arms may be asked for the same tokens.
+Both are measured twice in every round (A/A). Arms "without ..." leave one part of the loop out: the
+time that it then takes longer is what that part brings.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def arms() -> dict[str, Any]:
     return found
 
 
-def measure(in_4bit: bool, prompt_tokens: int, prompts: int, longest: int, rounds: int) -> dict[str, Any]:
+def measure(
+    in_4bit: bool, prompt_tokens: int, prompts: int, longest: int, rounds: int
+) -> dict[str, Any]:
     """All arms on one batch of `prompts` times `GENERATIONS` completions.
 
     Args:
@@ -59,11 +63,15 @@ def measure(in_4bit: bool, prompt_tokens: int, prompts: int, longest: int, round
 
     adapter_in_float32(policy.model)
     rows = lengthened(task(train=prompts, held_out=2).rows, policy.tokenizer, prompt_tokens)
-    inputs = _left_padded(policy.tokenizer, [row["prompt"] for row in rows for _ in range(GENERATIONS)])
+    inputs = _left_padded(
+        policy.tokenizer, [row["prompt"] for row in rows for _ in range(GENERATIONS)]
+    )
     width = inputs["input_ids"].shape[1]
     asked = GenerationConfig(
-        max_new_tokens=longest, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, disable_compile=True,
-        pad_token_id=policy.tokenizer.pad_token_id, eos_token_id=policy.tokenizer.eos_token_id, use_cache=True,
+        max_new_tokens=longest, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+            disable_compile=True,
+        pad_token_id=policy.tokenizer.pad_token_id, eos_token_id=policy.tokenizer.eos_token_id,
+            use_cache=True,
     )  # fmt: skip
     policy.model.train()
     how, tokens = arms(), {}
@@ -81,7 +89,8 @@ def measure(in_4bit: bool, prompt_tokens: int, prompts: int, longest: int, round
         run(arm)  # warm
     seconds = measuring.in_rounds(list(how), rounds, run)
     ends = tokens[THEIRS] == policy.tokenizer.eos_token_id
-    count = int((ends.cumsum(1) - ends.int() == 0).sum())  # the end itself is a token, the padding after it is not
+    # the end itself is a token, the padding after it is not
+    count = int((ends.cumsum(1) - ends.int() == 0).sum())
     return {
         "prompt_tokens": width,
         "completions": len(rows) * GENERATIONS,
@@ -91,17 +100,28 @@ def measure(in_4bit: bool, prompt_tokens: int, prompts: int, longest: int, round
         "times_as_fast": {arm: ratio(seconds[THEIRS], own) for arm, own in seconds.items()},
         "a_over_a_generate": ratio(seconds[THEIRS], seconds[f"{THEIRS} again"]),
         "a_over_a_workbench": ratio(seconds[OURS], seconds[f"{OURS} again"]),
-        "part_brings": {arm: ratio(own, seconds[OURS]) for arm, own in seconds.items() if arm.startswith("without")},
-        "equal_completions": {arm: equal(tokens[THEIRS], own, asked.pad_token_id) for arm, own in tokens.items()},
+        "part_brings": {
+            arm: ratio(own, seconds[OURS])
+            for arm, own in seconds.items()
+            if arm.startswith("without")
+        },
+        "equal_completions": {
+            arm: equal(tokens[THEIRS], own, asked.pad_token_id) for arm, own in tokens.items()
+        },
     }
 
 
 def equal(one: Any, other: Any, padding: int) -> int:
-    """Number of completions whose tokens are all the same; [B, T], and the shorter one is padded."""
+    """Number of completions whose tokens are all the same; [B, T], and the shorter one is
+    padded.
+    """
     import torch
 
     width = max(one.shape[1], other.shape[1])
-    one, other = (torch.nn.functional.pad(each, (0, width - each.shape[1]), value=padding) for each in (one, other))
+    one, other = (
+        torch.nn.functional.pad(each, (0, width - each.shape[1]), value=padding)
+        for each in (one, other)
+    )
     return int((one == other).all(1).sum())
 
 
@@ -115,7 +135,9 @@ def main() -> None:
     with measuring.empty_home():
         for case, (in_4bit, length) in CASES.items():
             measuring.say(case)
-            cases[case] = found = measure(in_4bit, length, asked.prompts, asked.longest, asked.rounds)
+            cases[case] = found = measure(
+                in_4bit, length, asked.prompts, asked.longest, asked.rounds
+            )
             speed, gain = found["tokens_per_s"], found["times_as_fast"][OURS]
             noise, ours = found["a_over_a_generate"], found["a_over_a_workbench"]
             fewest = min(found["equal_completions"].values())
@@ -131,7 +153,14 @@ def main() -> None:
                     *(f"{part.of_least:.2f}" for part in found["part_brings"].values()),
                 ]
             )
-            lines.append(Line(f"sampling: {case}", f"{gain.of_least:.2f} times as fast", "`generate`", between(noise)))
+            lines.append(
+                Line(
+                    f"sampling: {case}",
+                    f"{gain.of_least:.2f} times as fast",
+                    "`generate`",
+                    between(noise),
+                )
+            )
     header = [
         "case",
         "generate, tokens/s",

@@ -2,8 +2,9 @@
 
     uv run python benchmarks/health.py [--healthy 10] [--steps 45]
 
-A healthy run is the demo's recipe with another seed, and in 32 bits, which a CPU computes fastest; the ill ones are those of
-the tests (`tests/ill_runs.py`). A false alarm is an alarm or a warning on a healthy run at any of its steps.
+A healthy run is the demo's recipe with another seed, and in 32 bits, which a CPU computes fastest;
+the ill ones are those of the tests (`tests/ill_runs.py`). A false alarm is an alarm or a warning on
+a healthy run at any of its steps.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ sys.path.insert(0, str(measuring.HERE.parent / "tests"))
 
 
 def healthy(fresh: Any, seed: int, steps: int, **grpo: Any) -> dict[str, Any]:
-    """One run of the demo's recipe: its verdicts at the end, what was raised on the way, and what looking cost.
+    """One run of the demo's recipe: its verdicts at the end, what was raised on the way, and what
+    looking cost.
 
     Args:
         grpo: settings over the recipe's.
@@ -37,19 +39,30 @@ def healthy(fresh: Any, seed: int, steps: int, **grpo: Any) -> dict[str, Any]:
     from workbench.training.trainer import train
 
     recipe = Recipe.load(Path(workbench.tiny.__file__).parent / "recipe.yaml")
-    changes = {"run_name": f"healthy-{seed}", "seed": seed, "grpo": {**recipe.grpo, "max_steps": steps, **grpo}}
+    changes = {
+        "run_name": f"healthy-{seed}",
+        "seed": seed,
+        "grpo": {**recipe.grpo, "max_steps": steps, **grpo},
+    }
     task = arithmetic()
     run = train(recipe.model_copy(update=changes), policy=fresh(), task=task)
-    summaries, rows, config, measured = summaries_of(run), run.metrics(), config_of(run, task), held_out(run.events())
+    summaries, rows, config, measured = (
+        summaries_of(run),
+        run.metrics(),
+        config_of(run, task),
+        held_out(run.events()),
+    )
     raised, found, costs = [], [], []
     for step in range(1, len(summaries) + 1):
         before, started = found, time.process_time()
-        found = diagnose(summaries[:step], rows[:step], config, [own for own in measured if own["step"] <= step])
+        found = diagnose(
+            summaries[:step], rows[:step], config, [own for own in measured if own["step"] <= step]
+        )
         costs.append(time.process_time() - started)
         raised += [f"step {step}: {verdict}" for verdict in worsened(before, found)]
     return {
         "seed": seed,
-        "right": [sum(own.right for own in end) / sum(own.completions for own in end) for end in (summaries[:5], summaries[-5:])],
+        "right": [sum(own.right for own in end) / sum(own.completions for own in end) for end in (summaries[:5], summaries[-5:])],  # noqa: E501
         "reward": [rows[0]["reward"], rows[-1]["reward"]],
         "states": dict(Counter(verdict.state for verdict in found)),
         "raised": raised,
@@ -74,7 +87,8 @@ def ill(fresh: Any, name: str) -> dict[str, Any]:
         "named": own.state in asked.states,
         "line": own.line,
         "steps": len(run.metrics()),
-        "also": [f"{each.state}: {each.name}" for each in found if each.state in ("alarm", "warning") and each is not own],
+        "also": [f"{each.state}: {each.name}" for each in found if each.state in ("alarm",
+        "warning") and each is not own],
     }  # fmt: skip
 
 
@@ -97,14 +111,17 @@ def main() -> None:
                 well.append(healthy(fresh, seed, asked.steps))
             one = well[-1]
             measuring.say(
-                f"healthy, seed {seed}: right {one['right'][0]:.0%} -> {one['right'][1]:.0%}, "
-                f"{len(one['raised'])} alarms or warnings in {asked.steps} steps; at the end {one['states']}"
+                f"healthy, seed {seed}: right {one['right'][0]:.0%} -> {one['right'][1]:.0%},"
+                f" {len(one['raised'])} alarms or warnings in {asked.steps} steps; at the end"
+                f" {one['states']}"
             )
         for name in list(RUNS)[: asked.ill]:
             with contextlib.redirect_stdout(quiet):
                 sick[name] = ill(fresh, name)
             one = sick[name]
-            measuring.say(f"{name:22} {'named' if one['named'] else 'MISSED'}  {one['state']}: {one['line']}")
+            measuring.say(
+                f"{name:22} {'named' if one['named'] else 'MISSED'}  {one['state']}: {one['line']}"
+            )
     found = {
         "healthy_runs": len(well),
         "steps": asked.steps,
@@ -123,12 +140,28 @@ def main() -> None:
             f"{found['looks']} looks at healthy runs",
             "none",
         ),
-        Line("health verdicts: ill runs named", str(found["named"]), f"{len(sick)} ill runs", "none"),
+        Line(
+            "health verdicts: ill runs named", str(found["named"]), f"{len(sick)} ill runs", "none"
+        ),
     ]
-    rows = [[name, one["illness"], one["state"], "yes" if one["named"] else "NO"] for name, one in sick.items()]
+    rows = [
+        [name, one["illness"], one["state"], "yes" if one["named"] else "NO"]
+        for name, one in sick.items()
+    ]
     looks = [one["diagnose_ms"] for one in well]
-    note = f"One look at a healthy run takes {min(looks):.1f} to {max(looks):.1f} ms (median of its steps)."
-    measuring.save("health", asked, stamped, lines, (["ill run", "verdict", "state", "named"], rows), found, [note])
+    note = (
+        f"One look at a healthy run takes {min(looks):.1f} to {max(looks):.1f} ms (median of its"
+        " steps)."
+    )
+    measuring.save(
+        "health",
+        asked,
+        stamped,
+        lines,
+        (["ill run", "verdict", "state", "named"], rows),
+        found,
+        [note],
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""What `eval_every` costs, and what the verdict "being learnt out" says of a run that goes on for too long.
+"""What `eval_every` costs, and what the verdict "being learnt out" says of a run that goes on for
+too long.
 
     uv run python benchmarks/held_out.py [--rounds 3] [--cost-steps 50] [--steps 120] [--samples 4]
 
-Cost: the demo's recipe without `eval_every` (twice: A/A) and with `eval_every: 25`, in turns; the adapters must be equal to
-the bit. Learnt out: the demo's recipe for longer, measured every ten steps; where the verdict is first given, the adapter of the
-checkpoint after it is held against that of the end, on 200 held-out prompts, by the paired 95 % interval.
+Cost: the demo's recipe without `eval_every` (twice: A/A) and with `eval_every: 25`, in turns; the
+adapters must be equal to the bit. Learnt out: the demo's recipe for longer, measured every ten
+steps; where the verdict is first given, the adapter of the checkpoint after it is held against that
+of the end, on 200 held-out prompts, by the paired 95 % interval.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ import measuring
 from measuring import Line
 
 WITHOUT, WITH = "without", "eval_every"
-EVERY, COST_EVERY = 10, 25  # steps between two measurements: to see where a run is learnt out; as the README has it
+# steps between two measurements: to see where a run is learnt out; as the README has it
+EVERY, COST_EVERY = 10, 25
 
 
 def recipe_of(steps: int, small: bool, **more: Any) -> Any:
-    """The demo's recipe, in 16 bits, for so many steps; `small`: 8 completions a step of 16 tokens."""
+    """The demo's recipe, in 16 bits, for so many steps; `small`: 8 completions a step of 16
+    tokens.
+    """
     import workbench.tiny
     from workbench.recipe import Recipe
 
@@ -36,16 +41,28 @@ def recipe_of(steps: int, small: bool, **more: Any) -> Any:
 
 
 def cost(rounds: int, steps: int, every: int = COST_EVERY, small: bool = False) -> dict[str, Any]:
-    """Seconds of a run without and with `eval_every`, and the share that the run itself recorded."""
+    """Seconds of a run without and with `eval_every`, and the share that the run itself
+    recorded.
+    """
     from workbench.training.trainer import train
 
     def run(arm: str) -> dict[str, Any]:
-        done = train(recipe_of(steps, small, **({"eval_every": every} if arm == WITH else {})), watchers=[])
+        done = train(
+            recipe_of(steps, small, **({"eval_every": every} if arm == WITH else {})), watchers=[]
+        )
         found = done.result()
-        adapter = hashlib.sha256((done.final / "adapter_model.safetensors").read_bytes()).hexdigest()
-        return {"seconds": 60 * found["minutes"], "adapter": adapter, "held_out": found.get("held_out")}
+        adapter = hashlib.sha256(
+            (done.final / "adapter_model.safetensors").read_bytes()
+        ).hexdigest()
+        return {
+            "seconds": 60 * found["minutes"],
+            "adapter": adapter,
+            "held_out": found.get("held_out"),
+        }
 
-    found = measuring.in_rounds([WITHOUT, f"{WITHOUT} again", WITH], rounds, run, lambda one: f"{one['seconds']:.1f} s")
+    found = measuring.in_rounds(
+        [WITHOUT, f"{WITHOUT} again", WITH], rounds, run, lambda one: f"{one['seconds']:.1f} s"
+    )
     seconds = {arm: [one["seconds"] for one in runs] for arm, runs in found.items()}
     own = found[WITH][0]["held_out"]
     return {
@@ -60,24 +77,46 @@ def cost(rounds: int, steps: int, every: int = COST_EVERY, small: bool = False) 
     }  # fmt: skip
 
 
-def learnt(steps: int, samples: int, prompts: int = 200, every: int = EVERY, small: bool = False) -> dict[str, Any]:
-    """A run that goes on: where the verdict is given, and what the adapter of the end has over that of the stop."""
+def learnt(
+    steps: int, samples: int, prompts: int = 200, every: int = EVERY, small: bool = False
+) -> dict[str, Any]:
+    """A run that goes on: where the verdict is given, and what the adapter of the end has over that
+    of the stop.
+    """
     from workbench.inspection.evaluation import evaluate
     from workbench.inspection.statistics import paired_difference
     from workbench.run.held_out import held_out
     from workbench.training.trainer import train
 
     run = train(recipe_of(steps, small, run_name="learnt-out", eval_every=every), watchers=[])
-    told = [event for event in run.events() if event["event"] == "health" and event["name"] == "learnt_out"]
+    told = [
+        event
+        for event in run.events()
+        if event["event"] == "health" and event["name"] == "learnt_out"
+    ]
     names = ("step", "correct", "low", "high")
-    found: dict[str, Any] = {"steps": steps, "curve": [{name: own[name] for name in names} for own in held_out(run.events())]}
-    found |= {"result": run.result()["held_out"], "minutes": run.result()["minutes"], "told": bool(told)}
+    found: dict[str, Any] = {
+        "steps": steps,
+        "curve": [{name: own[name] for name in names} for own in held_out(run.events())],
+    }
+    found |= {
+        "result": run.result()["held_out"],
+        "minutes": run.result()["minutes"],
+        "told": bool(told),
+    }
     stop = min(steps, -(-(told[0]["step"] if told else steps) // EVERY) * EVERY)
-    measured = evaluate(run, held_out=prompts, samples=samples, checkpoints=[stop] if stop < steps else [])
+    measured = evaluate(
+        run, held_out=prompts, samples=samples, checkpoints=[stop] if stop < steps else []
+    )
     found["evaluation"] = {name: measured.found[name] for name in ("before", "after", "gain")}
     if told:
         after = [row["step_time"] for row in run.metrics() if row["step"] > stop]
-        found |= {"told_at": told[0]["step"], "said": told[0]["line"], "stop": stop, "minutes_after": sum(after) / 60}
+        found |= {
+            "told_at": told[0]["step"],
+            "said": told[0]["line"],
+            "stop": stop,
+            "minutes_after": sum(after) / 60,
+        }
         if stop < steps:
             lost = paired_difference(measured.curve[stop].correct, measured.after.correct)
             found["lost_by_stopping"] = dict(zip(("correct", "low", "high"), lost, strict=True))
@@ -89,13 +128,23 @@ def main() -> None:
     parser = measuring.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cost-steps", type=int, default=50, help="of a run whose time is taken")
-    parser.add_argument("--steps", type=int, default=120, help="of the run that goes on for too long")
-    parser.add_argument("--samples", type=int, default=4, help="completions of each of 200 held-out prompts")
+    parser.add_argument(
+        "--steps", type=int, default=120, help="of the run that goes on for too long"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=4, help="completions of each of 200 held-out prompts"
+    )
     asked = measuring.parse(parser, rounds=1, cost_steps=2, steps=2, samples=1)
     stamped = measuring.stamp()
     with measuring.empty_home():
         price = cost(asked.rounds, asked.cost_steps, 1 if asked.quick else COST_EVERY, asked.quick)
-        late = learnt(asked.steps, asked.samples, 4 if asked.quick else 200, 1 if asked.quick else EVERY, asked.quick)
+        late = learnt(
+            asked.steps,
+            asked.samples,
+            4 if asked.quick else 200,
+            1 if asked.quick else EVERY,
+            asked.quick,
+        )
     percent = [f"{100 * (end - 1):+.1f} %" for end in price["ratio"]]
     lines = [
         Line(
@@ -109,7 +158,10 @@ def main() -> None:
         ["cost of eval_every, of the least", percent[0]],
         ["by round", f"{percent[1]} to {percent[2]}"],
         ["share of the time that the run recorded", f"{100 * max(price['share_recorded']):.1f} %"],
-        ["completions measured, trained", f"{price['completions_measured']}, {price['completions_trained']}"],
+        [
+            "completions measured, trained",
+            f"{price['completions_measured']}, {price['completions_trained']}",
+        ],
         ["adapters equal to the bit", price["adapters_equal"]],
         ["learnt out is said at step", late.get("told_at", f"not in {asked.steps} steps")],
     ]
@@ -118,7 +170,10 @@ def main() -> None:
         words = f"{lost['correct']} points ({lost['low']} to {lost['high']})"
         rows.append(
             [
-                f"bought by the {asked.steps - late['stop']} steps ({late['minutes_after']:.1f} min) after step {late['stop']}",
+                (
+                    f"bought by the {asked.steps - late['stop']} steps ({late['minutes_after']:.1f}"
+                    f" min) after step {late['stop']}"
+                ),
                 words,
             ]
         )
@@ -130,7 +185,14 @@ def main() -> None:
                 "paired 95 % interval",
             )
         )
-    measuring.save("held_out", asked, stamped, lines, (["what", "figure"], rows), {"cost": price, "learnt_out": late})
+    measuring.save(
+        "held_out",
+        asked,
+        stamped,
+        lines,
+        (["what", "figure"], rows),
+        {"cost": price, "learnt_out": late},
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""What watching costs: self-time inside the workbench's hooks with the panel on, and a redraw by length of history.
+"""What watching costs: self-time inside the workbench's hooks with the panel on, and a redraw by
+length of history.
 
     uv run python benchmarks/hooks.py [--steps 200]
 
-A notebook cell trains the embedded policy with the panel, in a real kernel; every second that the recorder, the health
-verdicts, the panel and its drawing take is added up by the run itself. Wall time with and without would not tell: two equal
-runs differ by more than the hooks cost. Redraws are compared in one process, least of several, in processor time.
+A notebook cell trains the embedded policy with the panel, in a real kernel; every second that the
+recorder, the health verdicts, the panel and its drawing take is added up by the run itself. Wall
+time with and without would not tell: two equal runs differ by more than the hooks cost. Redraws are
+compared in one process, least of several, in processor time.
 """
 
 from __future__ import annotations
@@ -34,11 +36,13 @@ grpo = dict(max_steps={steps}, num_generations=8, per_device_train_batch_size={b
 recipe = Recipe.of({{"run_name": "hooks", "grpo": grpo, "policy": {{"load_in_4bit": False}}}})
 plot = LivePlot()
 run = train(recipe, policy=load_policy("tiny", load_in_4bit=False), task=task(), watchers=[plot])
-"""
+"""  # noqa: E501
 
 
 def watched(steps: int, batch: int) -> dict[str, Any]:
-    """One run in a notebook cell: the share of its time that the hooks took, and the size of the cell's output."""
+    """One run in a notebook cell: the share of its time that the hooks took, and the size of the
+    cell's output.
+    """
     import nbformat
     from nbclient import NotebookClient
 
@@ -47,7 +51,9 @@ def watched(steps: int, batch: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as home:
         cell = nbformat.v4.new_code_cell(CELL.format(steps=steps, batch=batch))
         notebook = nbformat.v4.new_notebook(cells=[cell])
-        client = NotebookClient(notebook, timeout=1800, kernel_name="python3", extra_arguments=["--log-level=ERROR"])
+        client = NotebookClient(
+            notebook, timeout=1800, kernel_name="python3", extra_arguments=["--log-level=ERROR"]
+        )
         client.execute(env={**os.environ, "WORKBENCH_HOME": home})
         run = open_run(Path(home) / "runs" / "hooks")
         result, rows = run.result(), run.metrics()
@@ -64,8 +70,12 @@ def watched(steps: int, batch: int) -> dict[str, Any]:
     }
 
 
-def redraws(lengths: tuple[int, ...] = (100, 1_000, 10_000), times: int = 7) -> list[dict[str, Any]]:
-    """Cost of one redraw after so many steps, in ms, and its bytes; the first length is measured twice (A/A)."""
+def redraws(
+    lengths: tuple[int, ...] = (100, 1_000, 10_000), times: int = 7
+) -> list[dict[str, Any]]:
+    """Cost of one redraw after so many steps, in ms, and its bytes; the first length is measured
+    twice (A/A).
+    """
     from workbench.views.curves import RunFigure
     from workbench.views.history import History
 
@@ -85,7 +95,15 @@ def redraws(lengths: tuple[int, ...] = (100, 1_000, 10_000), times: int = 7) -> 
     found = []
     for length, cost, (figure, history) in zip((lengths[0], *lengths), costs, figures, strict=True):
         size = len(figure.draw(history, "hooks"))
-        found.append({"steps": length, "ms": min(cost), "ratio": min(cost) / min(costs[1]), "bytes": size, "each_ms": cost})
+        found.append(
+            {
+                "steps": length,
+                "ms": min(cost),
+                "ratio": min(cost) / min(costs[1]),
+                "bytes": size,
+                "each_ms": cost,
+            }
+        )
     return found
 
 
@@ -99,7 +117,10 @@ def main() -> None:
     drawn = redraws(times=asked.redraws)
     run, again = (watched(asked.steps, asked.batch) for _ in range(2))
     noise = measuring.ratio(drawn[0]["each_ms"], drawn[1]["each_ms"])
-    rows = [[f"{row['steps']:,} steps", f"{row['ms']:.0f}", f"{row['ratio']:.2f}", f"{row['bytes']:,}"] for row in drawn]
+    rows = [
+        [f"{row['steps']:,} steps", f"{row['ms']:.0f}", f"{row['ratio']:.2f}", f"{row['bytes']:,}"]
+        for row in drawn
+    ]
     rows[0][0] += " (A/A)"
     lines = [
         Line(
@@ -115,15 +136,26 @@ def main() -> None:
             measuring.between(noise),
         ),
     ]
-    percent = {name: f"{100 * value:.1f} %" for name, value in run.items() if name.endswith("_share")}
+    percent = {
+        name: f"{100 * value:.1f} %" for name, value in run.items() if name.endswith("_share")
+    }
     note = (
-        f"A run of {run['steps']} steps of {run['step_s_median']:.2f} s (median; {run['completions_a_step']} completions each): "
-        f"the hooks took {percent['hooks_share']} of its {run['run_s']:.0f} s ({100 * again['hooks_share']:.1f} % in the same "
-        f"run again), {percent['drawing_share']} of it drawing; the rest is {run['recording_ms_a_step']:.1f} ms a step. The "
-        f"cell's output is {run['output_bytes'] / 1000:.0f} kB when it ends."
+        f"A run of {run['steps']} steps of {run['step_s_median']:.2f} s (median;"
+        f" {run['completions_a_step']} completions each): the hooks took {percent['hooks_share']}"
+        f" of its {run['run_s']:.0f} s ({100 * again['hooks_share']:.1f} % in the same run again),"
+        f" {percent['drawing_share']} of it drawing; the rest is {run['recording_ms_a_step']:.1f}"
+        f" ms a step. The cell's output is {run['output_bytes'] / 1000:.0f} kB when it ends."
     )
     header = ["redraw after", "ms", "against 100 steps", "bytes"]
-    measuring.save("hooks", asked, stamped, lines, (header, rows), {"redraw": drawn, "run": run, "again": again}, [note])
+    measuring.save(
+        "hooks",
+        asked,
+        stamped,
+        lines,
+        (header, rows),
+        {"redraw": drawn, "run": run, "again": again},
+        [note],
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Longer prompts of the arithmetic task: solved examples are put before the question until a prompt has so many tokens."""
+"""Longer prompts of the arithmetic task: solved examples are put before the question until a prompt
+has so many tokens.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def lengthened(rows: Sequence[dict[str, Any]], tokenizer: Any, length_tokens: int) -> list[dict[str, Any]]:
-    """The rows with prompts of at least `length_tokens`, and no more than an example over; rows that have it are kept."""
+def lengthened(
+    rows: Sequence[dict[str, Any]], tokenizer: Any, length_tokens: int
+) -> list[dict[str, Any]]:
+    """The rows with prompts of at least `length_tokens`, and no more than an example over; rows
+    that have it are kept.
+    """
     from workbench.data.template import prompt_lengths_tokens
 
     found = []
@@ -17,6 +23,9 @@ def lengthened(rows: Sequence[dict[str, Any]], tokenizer: Any, length_tokens: in
         while prompt_lengths_tokens([longer], tokenizer)[0] < length_tokens:
             other = rows[(number + 1 + examples.count("\n")) % len(rows)]
             examples += f"{other['prompt'][-1]['content']} {other['answer']}\n"
-            longer = {**row, "prompt": [*before, {**question, "content": examples + question["content"]}]}
+            longer = {
+                **row,
+                "prompt": [*before, {**question, "content": examples + question["content"]}],
+            }
         found.append(longer)
     return found

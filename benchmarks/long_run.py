@@ -1,12 +1,14 @@
-"""A run of twenty thousand steps: what its process holds, and how long it takes to examine it, with and without merged parts.
+"""A run of twenty thousand steps: what its process holds, and how long it takes to examine it, with
+and without merged parts.
 
     uv run python benchmarks/long_run.py [--steps 500 5000 20000]
 
-The steps are made up (8 completions each, whose texts repeat after a hundred), and go through the recorder, the health verdicts
-and the live plot as those of a real run do, one after the other, as fast as that takes. After so many steps the process says what
-it holds, and waits while the record is asked in other processes, twice where parts are merged (A/A); their seconds are without
-imports. "Without" keeps one Parquet part a step, as before parts were merged. Files that were just written lie in the
-machine's cache.
+The steps are made up (8 completions each, whose texts repeat after a hundred), and go through the
+recorder, the health verdicts and the live plot as those of a real run do, one after the other, as
+fast as that takes. After so many steps the process says what it holds, and waits while the record
+is asked in other processes, twice where parts are merged (A/A); their seconds are without imports.
+"Without" keeps one Parquet part a step, as before parts were merged. Files that were just written
+lie in the machine's cache.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class _Place:
 
 
 def record(points: list[int], merged: bool) -> list[dict[str, Any]]:
-    """Record a run under WORKBENCH_HOME, in this process; what it holds and how long questions take, after each of `points`."""
+    """Record a run under WORKBENCH_HOME, in this process; what it holds and how long questions
+    take, after each of `points`.
+    """
     from workbench.health import RunConfig, Watchdog
     from workbench.recipe import Recipe
     from workbench.run import parts
@@ -51,7 +55,10 @@ def record(points: list[int], merged: bool) -> list[dict[str, Any]]:
 
     pool = made_records.make(POOL * made_records.GENERATIONS, made_records.GENERATIONS)
     pool.release()
-    batches = [dataclasses.replace(own, completion_ids=[[0]] * len(own.completions)) for own in read_batches(pool)]
+    batches = [
+        dataclasses.replace(own, completion_ids=[[0]] * len(own.completions))
+        for own in read_batches(pool)
+    ]
     if not merged:
         parts.MERGE = module.MERGE = 10**9
     spent = [0.0]
@@ -62,14 +69,23 @@ def record(points: list[int], merged: bool) -> list[dict[str, Any]]:
         spent[0] += time.thread_time() - started
 
     merge, module.merge = module.merge, timed_merge
-    run, plot, chance = RunDirectory.create(NAME, Recipe(), pool.manifest()), LivePlot(), random.Random(0)
+    run, plot, chance = (
+        RunDirectory.create(NAME, Recipe(), pool.manifest()),
+        LivePlot(),
+        random.Random(0),
+    )
     recorder = module.Recorder(run, 0, [plot])
     HealthWatch(SimpleNamespace(recorder=recorder)).dog = Watchdog(RunConfig)
     recorder.tell("begin", run, points[-1], {"beta": 0.0})
     plot.places = {name: _Place() for name in ("status", "picture", "below")}
     found, step = [], 0
     for point in points:
-        began, recorded_s, merged_s, steps = time.perf_counter(), recorder.seconds, spent[0], point - step
+        began, recorded_s, merged_s, steps = (
+            time.perf_counter(),
+            recorder.seconds,
+            spent[0],
+            point - step,
+        )
         while step < point:
             step += 1
             recorder.batch(dataclasses.replace(batches[step % len(batches)], step=step))
@@ -88,11 +104,24 @@ def record(points: list[int], merged: bool) -> list[dict[str, Any]]:
             "recorded_ms": 1000 * (recorder.seconds - recorded_s) / steps,
             "merge_cpu_ms": 1000 * (spent[0] - merged_s) / steps,
         }
-        arms = [f"{name}{again}" for name in questions() for again in (("", " again") if merged else ("",))]
+        arms = [
+            f"{name}{again}"
+            for name in questions()
+            for again in (("", " again") if merged else ("",))
+        ]
         asked = measuring.in_rounds(
-            arms, 1, lambda arm: measuring.own_process("long_run.py", "--measure", arm.removesuffix(" again"))
+            arms,
+            1,
+            lambda arm: measuring.own_process(
+                "long_run.py", "--measure", arm.removesuffix(" again")
+            ),
         )
-        found.append({**held, "seconds": {arm: [one["seconds"] for one in own] for arm, own in asked.items()}})
+        found.append(
+            {
+                **held,
+                "seconds": {arm: [one["seconds"] for one in own] for arm, own in asked.items()},
+            }
+        )
         measuring.say(json.dumps(found[-1]))
     recorder.close()
     recorder.tell("end", "")
@@ -139,13 +168,27 @@ def measure(question: str) -> dict[str, Any]:
     run = open_run(NAME)
     started = time.perf_counter()
     answer = questions()[question](run)
-    return {"seconds": time.perf_counter() - started, "answer": answer, "peak_mb": measuring.peak_mb()}
+    return {
+        "seconds": time.perf_counter() - started,
+        "answer": answer,
+        "peak_mb": measuring.peak_mb(),
+    }
 
 
 def main() -> None:
     parser = measuring.arguments(__doc__)
-    parser.add_argument("--steps", type=int, nargs="+", default=[500, 5_000, 20_000], help="after which the run is examined")
-    parser.add_argument("--record", choices=(MERGED, PLAIN), help="record such a run here, under WORKBENCH_HOME, and print JSON")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        nargs="+",
+        default=[500, 5_000, 20_000],
+        help="after which the run is examined",
+    )
+    parser.add_argument(
+        "--record",
+        choices=(MERGED, PLAIN),
+        help="record such a run here, under WORKBENCH_HOME, and print JSON",
+    )
     parser.add_argument("--measure", help="ask this question of it here, and print JSON")
     asked = measuring.parse(parser, steps=[20, 600])
     if asked.record:
@@ -157,14 +200,31 @@ def main() -> None:
     stamped, found = measuring.stamp(), {}
     for arm in (MERGED, PLAIN):
         with measuring.empty_home():
-            found[arm] = measuring.own_process("long_run.py", "--record", arm, "--steps", *map(str, asked.steps))
+            found[arm] = measuring.own_process(
+                "long_run.py", "--record", arm, "--steps", *map(str, asked.steps)
+            )
     rows = []
     for own, (arm, points) in itertools.product(range(len(asked.steps)), found.items()):
         point = points[own]
-        held = [f"{point['rss_mb']:.0f}", point["handles"], point["threads"], point["files"], f"{point['record_mb']:.1f}"]
-        rows.append([f"{point['steps']:,}", arm, *held, *(f"{min(point['seconds'][name]):.2f}" for name in questions())])
+        held = [
+            f"{point['rss_mb']:.0f}",
+            point["handles"],
+            point["threads"],
+            point["files"],
+            f"{point['record_mb']:.1f}",
+        ]
+        rows.append(
+            [
+                f"{point['steps']:,}",
+                arm,
+                *held,
+                *(f"{min(point['seconds'][name]):.2f}" for name in questions()),
+            ]
+        )
     first, last, plain = found[MERGED][0], found[MERGED][-1], found[PLAIN][-1]
-    noise = {name: ratio(last["seconds"][name], last["seconds"][f"{name} again"]) for name in questions()}
+    noise = {
+        name: ratio(last["seconds"][name], last["seconds"][f"{name} again"]) for name in questions()
+    }
     lines = [
         Line(
             f"{name} of {last['steps']:,} steps",
@@ -174,15 +234,43 @@ def main() -> None:
         )
         for name in questions()
     ]
-    growth = f"{last['rss_mb'] - first['rss_mb']:+.0f} MB, {last['handles'] - first['handles']:+} handles"
-    lines.append(Line(f"a run's process after {last['steps']:,} steps", growth, f"after {first['steps']:,}", "none: one run"))
-    note = (
-        f"A step took {last['step_ms']:.1f} ms, {last['recorded_ms']:.1f} of them in recorder, verdicts and plot "
-        f"({plain['step_ms']:.1f} and {plain['recorded_ms']:.1f} without merging); merging takes {last['merge_cpu_ms']:.2f} ms "
-        f"of processor time a step, on a thread of its own."
+    growth = (
+        f"{last['rss_mb'] - first['rss_mb']:+.0f} MB, {last['handles'] - first['handles']:+}"
+        " handles"
     )
-    header = ["steps", "record", "RSS, MB", "handles", "threads", "files", "MB", *(f"{name}, s" for name in questions())]
-    measuring.save("long_run", asked, stamped, lines, (header, rows), {"arms": found, "a_over_a": noise}, [note])
+    lines.append(
+        Line(
+            f"a run's process after {last['steps']:,} steps",
+            growth,
+            f"after {first['steps']:,}",
+            "none: one run",
+        )
+    )
+    note = (
+        f"A step took {last['step_ms']:.1f} ms, {last['recorded_ms']:.1f} of them in recorder,"
+        f" verdicts and plot ({plain['step_ms']:.1f} and {plain['recorded_ms']:.1f} without"
+        f" merging); merging takes {last['merge_cpu_ms']:.2f} ms of processor time a step, on a"
+        " thread of its own."
+    )
+    header = [
+        "steps",
+        "record",
+        "RSS, MB",
+        "handles",
+        "threads",
+        "files",
+        "MB",
+        *(f"{name}, s" for name in questions()),
+    ]
+    measuring.save(
+        "long_run",
+        asked,
+        stamped,
+        lines,
+        (header, rows),
+        {"arms": found, "a_over_a": noise},
+        [note],
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Records of runs that never trained, for replay.py and reading.py: completions in the embedded policy's ways of answering."""
+"""Records of runs that never trained, for replay.py and reading.py: completions in the embedded
+policy's ways of answering.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ NAME = "recorded"
 
 
 def make(completions: int, a_step: int) -> Any:
-    """A run called "recorded" under WORKBENCH_HOME, scored by two functions and written by the workbench's own recorder.
+    """A run called "recorded" under WORKBENCH_HOME, scored by two functions and written by the
+    workbench's own recorder.
 
     Args:
         completions: in all; whole groups of `GENERATIONS`.
@@ -36,7 +39,10 @@ def make(completions: int, a_step: int) -> Any:
             "functions": suite.hashes,
             "weights": dict(zip(suite.names, suite.weights, strict=True)),
         },
-        "settings": {"asked": {}, "in_force": {"num_generations": GENERATIONS, "scale_rewards": "group"}},
+        "settings": {
+            "asked": {},
+            "in_force": {"num_generations": GENERATIONS, "scale_rewards": "group"},
+        },
     }
     run = RunDirectory.create(NAME, Recipe(), manifest)
     recorder = Recorder(run, eos_ids=[0])
@@ -74,17 +80,34 @@ def answer_to(answer: str, draw: random.Random) -> str:
     return f"<reasoning>\n{working}\n</reasoning>\n<answer>\n{given}\n{end}"
 
 
-def metrics_row(step: int, steps: int, functions: list[str], chance: random.Random) -> dict[str, float]:
+def metrics_row(
+    step: int, steps: int, functions: list[str], chance: random.Random
+) -> dict[str, float]:
     """The numbers of one step that are drawn, on the way up."""
     from workbench.run.metrics import per_function, weight_of
 
     rise = 1 - math.exp(-3 * step / steps)
     row = {per_function(name): rise * chance.random() for name in functions}
     row |= {weight_of(name): 1.0 for name in functions}
-    row |= {"reward": 3 * rise, "group_reward_std": chance.random(), "kl": 0.01 * rise, "entropy": 1 - rise / 2}
+    row |= {
+        "reward": 3 * rise,
+        "group_reward_std": chance.random(),
+        "kl": 0.01 * rise,
+        "entropy": 1 - rise / 2,
+    }
     row |= {"completions/mean_length": 40.0, "completions/clipped_ratio": 0.1 * chance.random()}
-    row |= {"groups/mixed": 1 - rise, "groups/all_right": rise, "groups/all_wrong": 0.0, "groups/dead": rise / 2}
-    return row | {"time/generate_s": 0.2, "time/reward_s": 0.01, "time/train_s": 0.1, "step_time": 0.31}
+    row |= {
+        "groups/mixed": 1 - rise,
+        "groups/all_right": rise,
+        "groups/all_wrong": 0.0,
+        "groups/dead": rise / 2,
+    }
+    return row | {
+        "time/generate_s": 0.2,
+        "time/reward_s": 0.01,
+        "time/train_s": 0.1,
+        "step_time": 0.31,
+    }
 
 
 def write_metrics(run: Any, steps: int, functions: list[str]) -> None:
@@ -92,6 +115,7 @@ def write_metrics(run: Any, steps: int, functions: list[str]) -> None:
     chance = random.Random(steps)
     with (run.path / "metrics.jsonl").open("w", encoding="utf-8") as lines:
         for step in range(1, steps + 1):
-            others = {f"other/{number}": chance.random() for number in range(20)}  # TRL's, which nothing here reads
+            # TRL's, which nothing here reads
+            others = {f"other/{number}": chance.random() for number in range(20)}
             row = {"step": step, **metrics_row(step, steps, functions, chance), **others}
             lines.write(json.dumps(row) + "\n")

@@ -1,7 +1,9 @@
-"""What the benchmarks share: the stamp of a result, arms run in rotating order, ratios with their noise, and where they go.
+"""What the benchmarks share: the stamp of a result, arms run in rotating order, ratios with their
+noise, and where they go.
 
-An arm is one of the things that are compared. The one that the others are compared with is measured twice in every round, as
-two arms; the ratio of those two, round by round, is the noise (A/A), and a difference inside it is none.
+An arm is one of the things that are compared. The one that the others are compared with is measured
+twice in every round, as two arms; the ratio of those two, round by round, is the noise (A/A), and a
+difference inside it is none.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ Found = TypeVar("Found")
 
 
 class Ratio(NamedTuple):
-    """How much of one arm's time another takes: of the least of each, and the range of the same ratio by round."""
+    """How much of one arm's time another takes: of the least of each, and the range of the same
+    ratio by round.
+    """
 
     of_least: float
     low: float
@@ -42,18 +46,29 @@ class Line(NamedTuple):
     noise: str
 
 
-# --- the command line ---------------------------------------------------------------------------------------------
+# --- the command line
+# ---------------------------------------------------------------------------------------------
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
     """A parser whose help is the script's own text, with the options that every benchmark has."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="toy sizes: shows that it runs, and measures nothing")
-    parser.add_argument("--out", type=Path, help="folder for the JSON (default: results/ beside the script; quick: none)")
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="toy sizes: shows that it runs, and measures nothing"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder for the JSON (default: results/ beside the script; quick: none)",
+    )
     return parser
 
 
-def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None = None, **quick: Any) -> argparse.Namespace:
+def parse(
+    parser: argparse.ArgumentParser, words: Sequence[str] | None = None, **quick: Any
+) -> argparse.Namespace:
     """What was asked for; with `--quick`, these values are the defaults."""
     if parser.parse_known_args(words)[0].quick:
         parser.set_defaults(**quick)
@@ -68,16 +83,21 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-# --- measuring ----------------------------------------------------------------------------------------------------
+# --- measuring
+# --------------------------------------------------------------------------------------------------
 
 
 def stamp() -> dict[str, Any]:
-    """Date, machine, versions and commit, and the load of the machine before anything was measured."""
+    """Date, machine, versions and commit, and the load of the machine before anything was
+    measured.
+    """
     from workbench.run.directory import versions
 
     return {
         "date": date.today().isoformat(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_processor()}",
+        "machine": (
+            f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_processor()}"
+        ),
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "versions": {**versions(), "commit": _commit()},
@@ -89,26 +109,43 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
+    )
 
 
 def _commit() -> str | None:
-    # Results and prose that an earlier benchmark has just written do not make what is measured another.
+    # Results and prose that an earlier benchmark has just written do not make what is measured
+    # another.
     def git(*words: str) -> str:
         command = ["git", "-C", str(HERE.parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--", ".", ":!benchmarks/results", ":!benchmarks/**/results", ":!*.md")
+        changed = git(
+            "status",
+            "--porcelain",
+            "--",
+            ".",
+            ":!benchmarks/results",
+            ":!benchmarks/**/results",
+            ":!*.md",
+        )
         return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def in_rounds(
-    arms: Sequence[str], rounds: int, measure: Callable[[str], Found], told: Callable[[Found], str] | None = None
+    arms: Sequence[str],
+    rounds: int,
+    measure: Callable[[str], Found],
+    told: Callable[[Found], str] | None = None,
 ) -> dict[str, list[Found]]:
-    """Measure every arm once a round; each round begins with another arm, so that none is always first.
+    """Measure every arm once a round; each round begins with another arm, so that none is always
+    first.
 
     Args:
         told: what to say of a measurement, on stderr; None: nothing.
@@ -125,13 +162,16 @@ def in_rounds(
 
 
 def ratio(first: Sequence[float], second: Sequence[float]) -> Ratio:
-    """`first` over `second`, one value a round each: of the least of each, and the range over the rounds."""
+    """`first` over `second`, one value a round each: of the least of each, and the range over the
+    rounds.
+    """
     by_round = [one / other for one, other in zip(first, second, strict=True)]
     return Ratio(min(first) / min(second), min(by_round), max(by_round))
 
 
 def own_process(script: str, *words: str, python: str = sys.executable, **environment: str) -> Any:
-    """What a script of this folder finds in a process of its own: the last line that it prints, as JSON.
+    """What a script of this folder finds in a process of its own: the last line that it prints, as
+    JSON.
 
     Args:
         python: of the environment to run it in.
@@ -140,7 +180,9 @@ def own_process(script: str, *words: str, python: str = sys.executable, **enviro
         subprocess.CalledProcessError: if it failed; what it said is on stderr.
     """
     command = [python, str(HERE / script), *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **environment})
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **environment}
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -148,13 +190,17 @@ def peak_mb() -> float:
     """The most memory that this process has held, in MiB."""
     import resource
 
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        1024 if sys.platform == "darwin" else 1
+    )
     return kilobytes / 1024
 
 
 @contextlib.contextmanager
 def empty_home() -> Iterator[Path]:
-    """A folder for runs (WORKBENCH_HOME) that is taken away again; meanwhile nothing is asked of a model hub."""
+    """A folder for runs (WORKBENCH_HOME) that is taken away again; meanwhile nothing is asked of a
+    model hub.
+    """
     own = {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1")}
     before = {name: os.environ.get(name) for name in (*own, "WORKBENCH_HOME")}
     with tempfile.TemporaryDirectory(prefix="workbench-benchmark-") as home:
@@ -169,7 +215,8 @@ def empty_home() -> Iterator[Path]:
                     os.environ[name] = value
 
 
-# --- what is left -------------------------------------------------------------------------------------------------
+# --- what is left
+# -------------------------------------------------------------------------------------------------
 
 
 def between(noise: Ratio | Sequence[float]) -> str:
@@ -181,7 +228,9 @@ def between(noise: Ratio | Sequence[float]) -> str:
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A table for the README."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
 def save(
@@ -215,7 +264,10 @@ def save(
         "command": f"uv run python benchmarks/{name}.py",
         "asked": {key: value for key, value in vars(asked).items() if key != "out"},
         "lines": [line._asdict() for line in lines],
-        "table": {"header": list(table[0]), "rows": [[str(cell) for cell in row] for row in table[1]]},
+        "table": {
+            "header": list(table[0]),
+            "rows": [[str(cell) for cell in row] for row in table[1]],
+        },
         "notes": list(notes),
         **found,
     }

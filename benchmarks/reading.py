@@ -1,13 +1,15 @@
-"""Reading a record of ten million completions: what notebook 04 and the panels ask of it, in seconds and peak memory.
+"""Reading a record of ten million completions: what notebook 04 and the panels ask of it, in
+seconds and peak memory.
 
     uv run python benchmarks/reading.py [--rows 10000000] [--a-step 512]
 
-Writing is not measured. The record lies on disk as a run leaves it: a Parquet part a step (512 completions, so about 20,000
-steps), those of every 250 steps merged, with as many lines of metrics; its texts repeat after a hundred steps, which no
-question notices, as each looks at one step or counts within steps. Every question is asked in a process of its own, twice in
-every round (A/A). The libraries that read are imported before the clock; the peak is that of the whole process, and "nothing"
-that of the libraries alone. Files that were just written lie in the machine's cache: from a cold disk it takes longer.
-Replaying has a benchmark of its own.
+Writing is not measured. The record lies on disk as a run leaves it: a Parquet part a step (512
+completions, so about 20,000 steps), those of every 250 steps merged, with as many lines of metrics;
+its texts repeat after a hundred steps, which no question notices, as each looks at one step or
+counts within steps. Every question is asked in a process of its own, twice in every round (A/A).
+The libraries that read are imported before the clock; the peak is that of the whole process, and
+"nothing" that of the libraries alone. Files that were just written lie in the machine's cache: from
+a cold disk it takes longer. Replaying has a benchmark of its own.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
 
         sql = """select step, avg(total), avg(cast("right" as double)), avg(length_tokens),
             avg(cast(finish_reason = 'length' as double)), count(distinct completion)"""
-        return len(duckdb.sql(f"{sql} from '{run.rollouts}/*.parquet' group by step order by step").df())
+        return len(
+            duckdb.sql(f"{sql} from '{run.rollouts}/*.parquet' group by step order by step").df()
+        )
 
     def first_page(run: Any, last: int) -> int:
         from workbench.inspection.browsing import browse
@@ -136,15 +140,26 @@ def measure(question: str) -> dict[str, Any]:
     last = run.result()["steps"]
     started = time.perf_counter()
     answer = questions()[question](run, last)
-    return {"seconds": time.perf_counter() - started, "peak_mb": measuring.peak_mb(), "answer": answer}
+    return {
+        "seconds": time.perf_counter() - started,
+        "peak_mb": measuring.peak_mb(),
+        "answer": answer,
+    }
 
 
 def main() -> None:
     parser = measuring.arguments(__doc__)
     parser.add_argument("--rows", type=int, default=10_000_000, help="completions in the record")
-    parser.add_argument("--a-step", type=int, default=512, help="completions of a step, which are one part of the record")
+    parser.add_argument(
+        "--a-step",
+        type=int,
+        default=512,
+        help="completions of a step, which are one part of the record",
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--make", action="store_true", help="only make the record, under WORKBENCH_HOME")
+    parser.add_argument(
+        "--make", action="store_true", help="only make the record, under WORKBENCH_HOME"
+    )
     parser.add_argument("--measure", help="ask this question of it here, and print JSON")
     asked = measuring.parse(parser, rows=6_400, a_step=64, rounds=1)
     if asked.make:
@@ -157,14 +172,18 @@ def main() -> None:
     stamped, names = measuring.stamp(), list(questions())
     with measuring.empty_home() as home:
         started = time.perf_counter()
-        measuring.own_process("reading.py", "--make", "--rows", str(asked.rows), "--a-step", str(asked.a_step))
+        measuring.own_process(
+            "reading.py", "--make", "--rows", str(asked.rows), "--a-step", str(asked.a_step)
+        )
         measuring.say(f"record made in {time.perf_counter() - started:.0f} s")
         files = list(home.rglob("*.parquet"))
         record_mb = sum(file.stat().st_size for file in files) / 2**20
         runs = measuring.in_rounds(
             [f"{name}{again}" for name in names for again in ("", " again")],
             asked.rounds,
-            lambda arm: measuring.own_process("reading.py", "--measure", arm.removesuffix(" again")),
+            lambda arm: measuring.own_process(
+                "reading.py", "--measure", arm.removesuffix(" again")
+            ),
             lambda one: f"{one['seconds']:.2f} s, {one['peak_mb']:.0f} MB",
         )
     found, rows = {}, []
@@ -178,7 +197,9 @@ def main() -> None:
             "answer": first[0]["answer"],
             "seconds": seconds,
         }
-        rows.append([name, f"{own['least_s']:.3f}", f"{own['peak_mb']:.0f}", between(own["a_over_a"])])
+        rows.append(
+            [name, f"{own['least_s']:.3f}", f"{own['peak_mb']:.0f}", between(own["a_over_a"])]
+        )
     lines = [
         Line(
             f"reading {asked.rows:,} completions: {name}",

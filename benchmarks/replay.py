@@ -1,10 +1,11 @@
-"""Replaying a million recorded completions with the five functions: seconds, and peak memory at three sizes.
+"""Replaying a million recorded completions with the five functions: seconds, and peak memory at
+three sizes.
 
     uv run python benchmarks/replay.py [--completions 1000000]
 
-The record is made here, without training: groups of 8 in the ways of answering that the embedded policy has, scored by
-two functions, in parts of 4,096. Each replay runs in a process of its own; the full one runs twice in every round, and the
-ratio of the two is the noise (A/A).
+The record is made here, without training: groups of 8 in the ways of answering that the embedded
+policy has, scored by two functions, in parts of 4,096. Each replay runs in a process of its own;
+the full one runs twice in every round, and the ratio of the two is the noise (A/A).
 """
 
 from __future__ import annotations
@@ -49,8 +50,12 @@ def main() -> None:
     parser = measuring.arguments(__doc__)
     parser.add_argument("--completions", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--make", action="store_true", help="only make the record, under WORKBENCH_HOME")
-    parser.add_argument("--measure", type=int, help="replay so many completions of it here, and print JSON")
+    parser.add_argument(
+        "--make", action="store_true", help="only make the record, under WORKBENCH_HOME"
+    )
+    parser.add_argument(
+        "--measure", type=int, help="replay so many completions of it here, and print JSON"
+    )
     asked = measuring.parse(parser, completions=16_384, rounds=1)
     if asked.make:
         made_records.make(asked.completions, PART)
@@ -80,7 +85,9 @@ def main() -> None:
         )
     runs = [min(same, key=lambda run: run["seconds"]) for same in rounds.values()]
     first, second = runs[-2:]
-    noise = measuring.ratio(*([run["seconds"] for run in rounds[arm]] for arm in ("all", "all again")))
+    noise = measuring.ratio(
+        *([run["seconds"] for run in rounds[arm]] for arm in ("all", "all again"))
+    )
     found = {
         "generations": made_records.GENERATIONS,
         "record_mb": record_mb,
@@ -90,12 +97,19 @@ def main() -> None:
         "a_over_a": noise,
     }
     rows = [
-        [f"{run['completions']:,}", f"{run['seconds']:.1f}", f"{run['scoring_s']:.1f}", f"{run['peak_mb']:.0f}"] for run in runs
+        [
+            f"{run['completions']:,}",
+            f"{run['seconds']:.1f}",
+            f"{run['scoring_s']:.1f}",
+            f"{run['peak_mb']:.0f}",
+        ]
+        for run in runs
     ]
     rows[-1][0] += " again"
     line = Line(
         f"replaying {first['completions']:,} completions",
-        f"{min(first['seconds'], second['seconds']):.0f} s, peak {max(first['peak_mb'], second['peak_mb']):.0f} MB",
+        f"{min(first['seconds'], second['seconds']):.0f} s, peak"
+        f" {max(first['peak_mb'], second['peak_mb']):.0f} MB",
         "nothing",
         measuring.between(noise),
     )

@@ -1,11 +1,13 @@
-"""Scoring completions: the suite that a run scores with, against a plain loop that calls each function itself.
+"""Scoring completions: the suite that a run scores with, against a plain loop that calls each
+function itself.
 
     uv run python benchmarks/scoring.py [--batches 40]
 
-The loop is what TRL does: every function is called with the whole batch. The suite does the same through checks, groups and
-advantages, and with a deadline in a worker process, so it can only be slower; what that costs is measured here. Batches of 64
-and of 512 completions of the arithmetic task's five functions, in one process, in rotating order, the loop and the suite twice
-in every round (A/A); all must give the same scores. Against math-verify see answers.py.
+The loop is what TRL does: every function is called with the whole batch. The suite does the same
+through checks, groups and advantages, and with a deadline in a worker process, so it can only be
+slower; what that costs is measured here. Batches of 64 and of 512 completions of the arithmetic
+task's five functions, in one process, in rotating order, the loop and the suite twice in every
+round (A/A); all must give the same scores. Against math-verify see answers.py.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def batches_of(rows: list[dict[str, Any]], size: int, count: int) -> list[dict[s
     """Calls as TRL makes them: whole groups, every text another draw."""
     draw, found = random.Random(size), []
     for _ in range(count):
-        batch = [row for row in draw.choices(rows, k=size // GENERATIONS) for _ in range(GENERATIONS)]
+        batch = [
+            row for row in draw.choices(rows, k=size // GENERATIONS) for _ in range(GENERATIONS)
+        ]
         texts = [answer_to(row["answer"], draw) for row in batch]
         found.append(
             {
@@ -36,7 +40,9 @@ def batches_of(rows: list[dict[str, Any]], size: int, count: int) -> list[dict[s
                 "completions": [[{"role": "assistant", "content": text}] for text in texts],
                 "completion_ids": [list(text.encode()) for text in texts],
                 "answer": [row["answer"] for row in batch],
-                "trainer_state": type("State", (), {"global_step": 0, "max_steps": 1, "epoch": 0.0})(),
+                "trainer_state": type(
+                    "State", (), {"global_step": 0, "max_steps": 1, "epoch": 0.0}
+                )(),
             }
         )
     return found
@@ -48,7 +54,10 @@ def measure(size: int, count: int, rounds: int) -> dict[str, Any]:
     from workbench.tiny.task import task as arithmetic
 
     task = arithmetic()
-    suites = {ALONE: RewardSuite(task, GENERATIONS, deadline_s=None), WORKER: RewardSuite(task, GENERATIONS)}
+    suites = {
+        ALONE: RewardSuite(task, GENERATIONS, deadline_s=None),
+        WORKER: RewardSuite(task, GENERATIONS),
+    }
     functions: dict[str, list[Callable[..., Any]]] = {LOOP: list(task.reward_funcs)}
     functions |= {arm: suite.funcs for arm, suite in suites.items()}
     batches, scores = batches_of(task.rows, size, count), {}
@@ -91,12 +100,15 @@ def main() -> None:
         sizes[size] = found = measure(size, asked.batches, asked.rounds)
         for arm in ARMS:
             speed, ms = found["completions_per_s"][arm], found["ms_a_batch"][arm]
-            rows.append([size, arm, f"{speed:,.0f}", f"{ms:.2f}", f"{found['over_loop'][arm].of_least:.2f}"])
+            rows.append(
+                [size, arm, f"{speed:,.0f}", f"{ms:.2f}", f"{found['over_loop'][arm].of_least:.2f}"]
+            )
         ours, theirs = (found["ms_a_batch"][arm] for arm in (WORKER, LOOP))
         lines.append(
             Line(
                 f"scoring {size} completions with five functions, under a deadline",
-                f"{ours - theirs:.2f} ms a batch more ({found['over_loop'][WORKER].of_least:.2f} times as long)",
+                f"{ours - theirs:.2f} ms a batch more ({found['over_loop'][WORKER].of_least:.2f}"
+                " times as long)",
                 "a plain loop",
                 between(found["a_over_a_loop"]),
             )

@@ -1,9 +1,11 @@
-"""How long it takes to start: `import workbench`, `workbench --help` and `workbench plan t4`, against Python's own start.
+"""How long it takes to start: `import workbench`, `workbench --help` and `workbench plan t4`,
+against Python's own start.
 
     uv run python benchmarks/start.py [--rounds 15]
 
-Every start is a fresh process, and the arms take turns; "nothing" is `python -c pass`. What an arm costs is its least time less
-that of "nothing". Python's bytecode is there already, as after the first start.
+Every start is a fresh process, and the arms take turns; "nothing" is `python -c pass`. What an arm
+costs is its least time less that of "nothing". Python's bytecode is there already, as after the
+first start.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from measuring import Line, ratio
 
 NOTHING, IMPORT = "nothing", "import workbench"
 TARGET_S = 0.15  # for the import
-COMMAND = "import sys; sys.argv = ['workbench', *sys.argv[1:]]\nfrom workbench.cli import main\nsys.exit(main())"
+COMMAND = (
+    "import sys; sys.argv = ['workbench', *sys.argv[1:]]\nfrom workbench.cli import"
+    " main\nsys.exit(main())"
+)
 ARMS = {
     NOTHING: ("-c", "pass"),
     f"{NOTHING} again": ("-c", "pass"),
@@ -34,10 +39,14 @@ def start(arm: str) -> float:
     """Seconds of one process, from its start to its end."""
     command = [sys.executable, *ARMS[arm]]
     started = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, cwd=measuring.HERE.parent, env=os.environ)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=measuring.HERE.parent, env=os.environ
+    )
     seconds = time.perf_counter() - started
     if done.returncode:
-        raise RuntimeError(f"{arm} ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+        raise RuntimeError(
+            f"{arm} ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}"
+        )
     return seconds
 
 
@@ -49,7 +58,9 @@ def main() -> None:
     with measuring.empty_home():
         for arm in ARMS:
             start(arm)  # bytecode
-        seconds = measuring.in_rounds(list(ARMS), asked.rounds, start, lambda one: f"{1000 * one:.0f} ms")
+        seconds = measuring.in_rounds(
+            list(ARMS), asked.rounds, start, lambda one: f"{1000 * one:.0f} ms"
+        )
     least = {arm: min(own) for arm, own in seconds.items()}
     base = min(least[NOTHING], least[f"{NOTHING} again"])
     over_ms = {arm: 1000 * (value - base) for arm, value in least.items()}
@@ -57,11 +68,18 @@ def main() -> None:
     noise = {arm: 1000 * abs(least[arm] - least[f"{arm} again"]) for arm in (NOTHING, IMPORT)}
     ratios = {arm: ratio(seconds[arm], seconds[f"{arm} again"]) for arm in (NOTHING, IMPORT)}
     rows = [
-        [arm, f"{1000 * least[arm]:.0f}", f"{1000 * statistics.median(own):.0f}", f"{over_ms[arm]:.1f}"]
+        [
+            arm,
+            f"{1000 * least[arm]:.0f}",
+            f"{1000 * statistics.median(own):.0f}",
+            f"{over_ms[arm]:.1f}",
+        ]
         for arm, own in seconds.items()
     ]
     lines = [
-        Line(arm, f"{over_ms[arm]:.0f} ms more", "`python -c pass`", f"{max(noise.values()):.1f} ms")
+        Line(
+            arm, f"{over_ms[arm]:.0f} ms more", "`python -c pass`", f"{max(noise.values()):.1f} ms"
+        )
         for arm in (IMPORT, "workbench --help", "workbench plan t4")
     ]
     found = {
@@ -71,7 +89,14 @@ def main() -> None:
         "a_over_a": ratios,
         "seconds": seconds,
     }
-    measuring.save("start", asked, stamped, lines, (["start", "least, ms", "median, ms", "more than nothing, ms"], rows), found)
+    measuring.save(
+        "start",
+        asked,
+        stamped,
+        lines,
+        (["start", "least, ms", "median, ms", "more than nothing, ms"], rows),
+        found,
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Step time of the workbench's `train()` against TRL's GRPOTrainer: the same model, settings, seed and learning curve.
+"""Step time of the workbench's `train()` against TRL's GRPOTrainer: the same model, settings, seed
+and learning curve.
 
     uv run python benchmarks/steps.py [--rounds 5] [--case "demo, 16 bit"]
 
-Each case is a process of its own, in which short runs of the arms take turns: TRL twice (A/A), the workbench twice (A/A), the
-workbench with TRL's own generation (what its hooks alone cost), and in the first case TRL with gradient checkpointing, which
-is TRL's default. Every run begins with a policy that was just loaded, and its first two steps are left out. Steps of one
-number do the same work in every run, so they are compared with one another: "least" is the mean over step numbers of the
-least over rounds, and a ratio of a round is the median over step numbers.
+Each case is a process of its own, in which short runs of the arms take turns: TRL twice (A/A), the
+workbench twice (A/A), the workbench with TRL's own generation (what its hooks alone cost), and in
+the first case TRL with gradient checkpointing, which is TRL's default. Every run begins with a
+policy that was just loaded, and its first two steps are left out. Steps of one number do the same
+work in every run, so they are compared with one another: "least" is the mean over step numbers of
+the least over rounds, and a ratio of a round is the median over step numbers.
 
 The adapter is float32 in all arms. TRL would round that of a 4-bit model to bfloat16; see arms.py.
 """
@@ -25,7 +27,12 @@ from lengthening import lengthened
 from measuring import Line, Ratio, between
 
 DROPPED = 2  # steps at the beginning of a run
-TRL, WORKBENCH, HOOKS, CHECKPOINTING = "TRL", "workbench", "workbench, TRL's generation", "TRL, gradient checkpointing"
+TRL, WORKBENCH, HOOKS, CHECKPOINTING = (
+    "TRL",
+    "workbench",
+    "workbench, TRL's generation",
+    "TRL, gradient checkpointing",
+)
 ARMS = (TRL, f"{TRL} again", WORKBENCH, f"{WORKBENCH} again", HOOKS)
 CASES: dict[str, dict[str, Any]] = {
     "demo, nf4": {},
@@ -36,7 +43,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def recipe_of(case: str, steps: int, small: bool = False) -> Any:
-    """The demo's recipe as a case changes it; `small`: 8 completions a step instead of 64, and 16 tokens."""
+    """The demo's recipe as a case changes it; `small`: 8 completions a step instead of 64, and 16
+    tokens.
+    """
     from pathlib import Path
 
     import workbench.tiny
@@ -44,7 +53,9 @@ def recipe_of(case: str, steps: int, small: bool = False) -> Any:
 
     recipe = Recipe.load(Path(workbench.tiny.__file__).parent / "recipe.yaml")
     content = recipe.model_dump()
-    content["policy"] |= {key: value for key, value in CASES[case].items() if key != "prompt_tokens"}
+    content["policy"] |= {
+        key: value for key, value in CASES[case].items() if key != "prompt_tokens"
+    }
     # The settings of the schedule stay those of a run of so many steps, in every arm alike.
     content["grpo"] |= {"max_steps": steps, "gradient_checkpointing": False}
     content["eval_every"] = None
@@ -62,12 +73,18 @@ def task_of(case: str, recipe: Any) -> Any:
 
     found = task()
     if length := CASES[case].get("prompt_tokens"):
-        found = dataclasses.replace(found, rows=lengthened(found.rows, load_tokenizer(recipe.policy.name), length))
+        found = dataclasses.replace(
+            found, rows=lengthened(found.rows, load_tokenizer(recipe.policy.name), length)
+        )
     return found
 
 
 def measure(
-    case: str, rounds: int, steps: int, small: bool = False, arms: Sequence[str] = (*ARMS, CHECKPOINTING)
+    case: str,
+    rounds: int,
+    steps: int,
+    small: bool = False,
+    arms: Sequence[str] = (*ARMS, CHECKPOINTING),
 ) -> dict[str, Any]:
     """The arms of one case, in this process; gradient checkpointing in the first case only."""
     from workbench.recipe import Recipe
@@ -83,11 +100,17 @@ def measure(
 
         def run(arm: str) -> Run:
             if arm.startswith(TRL):
-                return by_trl(recipe, task, **({"gradient_checkpointing": True} if arm == CHECKPOINTING else {}))
+                return by_trl(
+                    recipe,
+                    task,
+                    **({"gradient_checkpointing": True} if arm == CHECKPOINTING else {}),
+                )
             return by_workbench(without if arm == HOOKS else recipe, task)
 
         arms = [arm for arm in arms if arm != CHECKPOINTING or case == next(iter(CASES))]
-        found = measuring.in_rounds(arms, rounds, run, lambda one: f"{statistics.median(one.step_s[DROPPED:]):.3f} s a step")
+        found = measuring.in_rounds(
+            arms, rounds, run, lambda one: f"{statistics.median(one.step_s[DROPPED:]):.3f} s a step"
+        )
     return {
         "settings": recipe.grpo,
         "arms": {arm: figures(runs) for arm, runs in found.items()},
@@ -135,10 +158,13 @@ def _least(rounds: list[list[float]]) -> float:
 
 
 def compared(one: list[Run], other: list[Run]) -> Ratio:
-    """How much longer a step of one arm takes: of the least step times, and the range over the rounds."""
+    """How much longer a step of one arm takes: of the least step times, and the range over the
+    rounds.
+    """
     first, second = ([run.step_s[DROPPED:] for run in runs] for runs in (one, other))
     rounds = [
-        statistics.median(left / right for left, right in zip(a, b, strict=True)) for a, b in zip(first, second, strict=True)
+        statistics.median(left / right for left, right in zip(a, b, strict=True))
+        for a, b in zip(first, second, strict=True)
     ]
     return Ratio(_least(first) / _least(second), min(rounds), max(rounds))
 
@@ -168,11 +194,15 @@ def notes_of(cases: dict[str, dict[str, Any]]) -> list[str]:
     """The noise of each case, and where the workbench's own loop was not what generated."""
     notes = []
     for case, found in cases.items():
-        theirs, ours = (between(found["ratios"][name]) for name in ("A/A of TRL", "A/A of the workbench"))
+        theirs, ours = (
+            between(found["ratios"][name]) for name in ("A/A of TRL", "A/A of the workbench")
+        )
         notes.append(f"A/A of {case}: TRL {theirs}, workbench {ours}.")
         by = found["arms"][WORKBENCH]["generated_by"]
         if by.get("by") != "workbench":
-            notes.append(f"In {case} TRL's own path generated for the workbench, too: {by.get('why')}.")
+            notes.append(
+                f"In {case} TRL's own path generated for the workbench, too: {by.get('why')}."
+            )
     return notes
 
 
@@ -188,10 +218,23 @@ def in_words(curve: dict[str, Any]) -> str:
 def main() -> None:
     parser = measuring.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10, help="measured steps of a run, after the two that are left out")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=10,
+        help="measured steps of a run, after the two that are left out",
+    )
     named = f"one of: {'; '.join(CASES)}"
-    parser.add_argument("--case", choices=CASES, action="append", metavar="CASE", help=f"only this one, or these; {named}")
-    parser.add_argument("--measure", choices=CASES, metavar="CASE", help="measure this case here, and print JSON")
+    parser.add_argument(
+        "--case",
+        choices=CASES,
+        action="append",
+        metavar="CASE",
+        help=f"only this one, or these; {named}",
+    )
+    parser.add_argument(
+        "--measure", choices=CASES, metavar="CASE", help="measure this case here, and print JSON"
+    )
     asked = measuring.parse(parser, rounds=1, steps=1)
     if asked.measure:
         # What libraries print is not what is asked for here.
@@ -201,15 +244,26 @@ def main() -> None:
     for case in asked.case or CASES:
         measuring.say(case)
         words = ["--measure", case, "--rounds", str(asked.rounds), "--steps", str(asked.steps)]
-        cases[case] = measuring.own_process("steps.py", *words, *(["--quick"] if asked.quick else []))
+        cases[case] = measuring.own_process(
+            "steps.py", *words, *(["--quick"] if asked.quick else [])
+        )
     lines = []
     for case, found in cases.items():
         gain, noise = Ratio(*found["ratios"]["TRL / workbench"]), found["ratios"]["A/A of TRL"]
-        lines.append(Line(f"a training step: {case}", f"{gain.of_least:.2f} times as fast", "plain TRL", between(noise)))
+        lines.append(
+            Line(
+                f"a training step: {case}",
+                f"{gain.of_least:.2f} times as fast",
+                "plain TRL",
+                between(noise),
+            )
+        )
         if case == next(iter(CASES)):
             alone = Ratio(*found["ratios"]["workbench with TRL's generation / TRL"])
             figure = f"{alone.of_least:.2f} times the time"
-            lines.append(Line(f"the same with TRL's generation: {case}", figure, "plain TRL", between(noise)))
+            lines.append(
+                Line(f"the same with TRL's generation: {case}", figure, "plain TRL", between(noise))
+            )
     header = [
         "case",
         "arm",

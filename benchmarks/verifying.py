@@ -2,8 +2,8 @@
 
     uv run python benchmarks/verifying.py [--flips 1000]
 
-A short run is trained and exported as an adapter. One bit of the artefact is changed at a time, at random places, and `verify`
-is to name the file.
+A short run is trained and exported as an adapter. One bit of the artefact is changed at a time, at
+random places, and `verify` is to name the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from measuring import Line
 
 RECIPE = {
     "run_name": "run", "policy": {"backend": "transformers"},
-    "grpo": {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 48},
+    "grpo": {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8,
+    "max_completion_length": 48},
 }  # fmt: skip
 
 
@@ -33,14 +34,22 @@ def flipped(artefact: Path, flips: int) -> int:
     from workbench.errors import ExportError
     from workbench.exporting.passport import verify
 
-    chance, files, seen = random.Random(0), sorted(file for file in artefact.rglob("*") if file.is_file()), 0
+    chance, files, seen = (
+        random.Random(0),
+        sorted(file for file in artefact.rglob("*") if file.is_file()),
+        0,
+    )
     for number in range(flips):
         file = files[number % len(files)]  # as often in a small file as in a large one
         whole = file.read_bytes()
         place = chance.randrange(len(whole))
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << chance.randrange(8)]) + whole[place + 1 :])
+        file.write_bytes(
+            whole[:place] + bytes([whole[place] ^ 1 << chance.randrange(8)]) + whole[place + 1 :]
+        )
         try:
-            seen += any(line.startswith(f"{file.name} was changed") for line in verify(artefact)[0].differs)
+            seen += any(
+                line.startswith(f"{file.name} was changed") for line in verify(artefact)[0].differs
+            )
         except ExportError as error:
             seen += file.name in error.value
         file.write_bytes(whole)
@@ -56,9 +65,27 @@ def main() -> None:
         artefact = exported()
         files = sorted(file.name for file in artefact.rglob("*") if file.is_file())
         seen = flipped(artefact, asked.flips)
-    lines = [Line("one bit of an artefact changed", f"{seen} of {asked.flips} seen and named", "as exported", "none")]
-    rows = [["files of the artefact", ", ".join(files)], ["changes", asked.flips], ["seen and named", seen]]
-    measuring.save("verifying", asked, stamped, lines, (["what", "figure"], rows), {"flips": asked.flips, "seen": seen})
+    lines = [
+        Line(
+            "one bit of an artefact changed",
+            f"{seen} of {asked.flips} seen and named",
+            "as exported",
+            "none",
+        )
+    ]
+    rows = [
+        ["files of the artefact", ", ".join(files)],
+        ["changes", asked.flips],
+        ["seen and named", seen],
+    ]
+    measuring.save(
+        "verifying",
+        asked,
+        stamped,
+        lines,
+        (["what", "figure"], rows),
+        {"flips": asked.flips, "seen": seen},
+    )
 
 
 if __name__ == "__main__":

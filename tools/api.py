@@ -1,4 +1,6 @@
-"""The API page, made from the docstrings of the face: `uv run python tools/api.py [FOLDER]` writes FOLDER/workbench.html."""
+"""The API page, made from the docstrings of the face: `uv run python tools/api.py [FOLDER]` writes
+FOLDER/workbench.html.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ import pdoc
 
 
 def write(folder: Path) -> Path:
-    """Write the page of `import workbench as wb` and its search index into `folder`; returns the page."""
+    """Write the page of `import workbench as wb` and its search index into `folder`; returns the
+    page.
+    """
     pdoc.render.configure(docformat="google", show_source=False)
     pdoc.pdoc("workbench", "!workbench.", output_directory=folder)
     return folder / "workbench.html"

@@ -1,9 +1,10 @@
-"""Write the set-up cell into the five notebooks and the lessons, with the repository's address as it stands in pyproject.toml.
+"""Write the set-up cell into the five notebooks and the lessons, with the repository's address as
+it stands in pyproject.toml.
 
     python tools/setup_cell.py
 
-Run it after a change of `Repository` in `[project.urls]`, the one place where the address is edited: the cells and the
-README get it from there (tests/test_hosted.py holds that they agree).
+Run it after a change of `Repository` in `[project.urls]`, the one place where the address is
+edited: the cells and the README get it from there (tests/test_hosted.py holds that they agree).
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).parents[1]
-METADATA = {"_kg_hide-input": True, "cellView": "form", "jupyter": {"source_hidden": True}, "tags": ["setup"]}
+METADATA = {
+    "_kg_hide-input": True,
+    "cellView": "form",
+    "jupyter": {"source_hidden": True},
+    "tags": ["setup"],
+}
 CELL = """\
 # @title Set-up on Colab and Kaggle; does nothing anywhere else
 runs_in = "/content/drive/MyDrive/grpo-workbench"  # @param {type:"string"}
@@ -26,12 +32,14 @@ if os.environ.keys() & {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"}:
     files = [file for place in places for file in glob.glob(place + "/workbench/hosted.py")]
     address = "@ADDRESS@"  # not found? switch Internet on, or upload a copy as the folder grpo-workbench
     runpy.run_path((files or urllib.request.urlretrieve(address + "/raw/main/workbench/hosted.py"))[0])["begin"](runs_in, address)
-"""
+"""  # noqa: E501
 
 
 def address(root: Path = ROOT) -> str:
     """The repository's address."""
-    return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+    return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"][
+        "Repository"
+    ]
 
 
 def cell(stem: str, root: Path = ROOT) -> dict[str, Any]:
@@ -47,7 +55,9 @@ def cell(stem: str, root: Path = ROOT) -> dict[str, Any]:
 
 
 def write(root: Path = ROOT) -> None:
-    """Put the cell under each notebook's title, in place of the one that is there, and the address into the README."""
+    """Put the cell under each notebook's title, in place of the one that is there, and the address
+    into the README.
+    """
     before = set()
     for file in sorted((root / "notebooks").rglob("*.ipynb")):
         notebook = json.loads(file.read_text(encoding="utf-8"))
@@ -62,7 +72,9 @@ def write(root: Path = ROOT) -> None:
     text = readme.read_text(encoding="utf-8")
     for old in before:
         # A link that opens a notebook in Colab has only the path of it.
-        text = text.replace(old, address(root)).replace(urlsplit(old).path, urlsplit(address(root)).path)
+        text = text.replace(old, address(root)).replace(
+            urlsplit(old).path, urlsplit(address(root)).path
+        )
     readme.write_text(text, encoding="utf-8")
 
 

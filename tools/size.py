@@ -1,8 +1,9 @@
 """Code tokens per folder of the package, beside their limits: `python tools/size.py`.
 
-A token is one of Python's own `tokenize`; comments, docstrings, line ends and indentation are free, so packing a line saves
-nothing. The limits are in `[tool.size]` of pyproject.toml. A folder that grows past its limit fails CI: find what the change
-made unnecessary, or raise the number in the same commit, where a reviewer sees it.
+A token is one of Python's own `tokenize`; comments, docstrings, line ends and indentation are free,
+so packing a line saves nothing. The limits are in `[tool.size]` of pyproject.toml. A folder that
+grows past its limit fails CI: find what the change made unnecessary, or raise the number in the
+same commit, where a reviewer sees it.
 """
 
 from __future__ import annotations
@@ -49,12 +50,18 @@ def size_of(code: str) -> Size:
         for node in ast.walk(ast.parse(code))
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None
     }
-    tokens = [token for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type not in FREE]
+    tokens = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(code).readline)
+        if token.type not in FREE
+    ]
     return Size(sum(token.start not in docstrings for token in tokens), len(code.splitlines()))
 
 
 def sizes(package: Path) -> dict[str, Size]:
-    """Size of each folder directly in the package, and of the modules beside them ("top"); the largest first."""
+    """Size of each folder directly in the package, and of the modules beside them ("top"); the
+    largest first.
+    """
     by_folder: dict[str, Size] = {}
     for file in sorted(package.rglob("*.py")):
         folder, *inner = file.relative_to(package).parts
@@ -73,7 +80,9 @@ def excesses(by_folder: dict[str, Size], total: Size, limits: dict) -> list[str]
         if size.tokens > limits["tokens"].get(folder, 0)
     ]
     if total.tokens_per_line > limits["tokens_per_line"]:
-        lines.append(f"{total.tokens_per_line:.2f} tokens a line, the limit is {limits['tokens_per_line']}")
+        lines.append(
+            f"{total.tokens_per_line:.2f} tokens a line, the limit is {limits['tokens_per_line']}"
+        )
     return lines
 
 
@@ -87,7 +96,9 @@ def main() -> int:
     print(f"{total}  in all (goal {limits['goal']:,})")
     exceeded = excesses(by_folder, total, limits)
     for line in exceeded:
-        print(f"over: {line}. Delete what became unnecessary, or edit [tool.size] in pyproject.toml.")
+        print(
+            f"over: {line}. Delete what became unnecessary, or edit [tool.size] in pyproject.toml."
+        )
     return int(bool(exceeded))
 
 

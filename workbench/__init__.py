@@ -1,9 +1,11 @@
-"""The GRPO workbench: see what a GRPO run will do before it costs GPU hours, watch it, and prove what it gained.
+"""The GRPO workbench: see what a GRPO run will do before it costs GPU hours, watch it, and prove
+what it gained.
 
     import workbench as wb
 
-is all that a notebook needs. Every name below is imported when it is first used, and importing the package itself imports
-no library. A result displays itself: as a table or picture in a notebook, as text in a terminal.
+is all that a notebook needs. Every name below is imported when it is first used, and importing the
+package itself imports no library. A result displays itself: as a table or picture in a notebook, as
+text in a terminal.
 """
 
 import importlib
@@ -13,9 +15,10 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# OpenMP threads that wait by spinning fight over the cores with whatever else runs: with one other busy process on two
-# cores, sampling was measured ten times slower than with threads that soon go to sleep, and with both cores free it is as
-# fast. The variables are read once, when torch loads OpenMP: before that, here. A value that is set already is kept.
+# OpenMP threads that wait by spinning fight over the cores with whatever else runs: with one other
+# busy process on two cores, sampling was measured ten times slower than with threads that soon go
+# to sleep, and with both cores free it is as fast. The variables are read once, when torch loads
+# OpenMP: before that, here. A value that is set already is kept.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -84,7 +87,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _meant(name: str) -> str:
-    # Python asks for every submodule here, too, before it imports it: nothing but two small tables is looked into.
+    # Python asks for every submodule here, too, before it imports it: nothing but two small tables
+    # is looked into.
     for part in ("inspection", "rewards"):
         if name in importlib.import_module(f"workbench.{part}").__all__:
             return f"; it is wb.{part}.{name}"
@@ -99,7 +103,8 @@ def __dir__() -> list[str]:
 
 
 def _show_results() -> None:
-    # In its cells, results show themselves. IPython may be imported after this package, so it is looked for more than once.
+    # In its cells, results show themselves. IPython may be imported after this package, so it is
+    # looked for more than once.
     if "IPython" in sys.modules:
         from workbench import display
 

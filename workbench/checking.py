@@ -1,4 +1,6 @@
-"""`workbench check`: one pass over a source, with its report, its prompt lengths and, on request, the kept rows."""
+"""`workbench check`: one pass over a source, with its report, its prompt lengths and, on request,
+the kept rows.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,28 @@ class Found:
 
     def found(self) -> Fields:
         """For `--json`."""
-        return {**self.report.found(), "lengths": self.lengths, "out": str(self.out) if self.out else None}
+        return {
+            **self.report.found(),
+            "lengths": self.lengths,
+            "out": str(self.out) if self.out else None,
+        }
 
     def __str__(self) -> str:
         lines = [str(self.report)]
         if self.lengths:
-            covering = ", ".join(f"{share} have at most {limit}" for share, limit in self.lengths["covering"].items())
+            covering = ", ".join(
+                f"{share} have at most {limit}" for share, limit in self.lengths["covering"].items()
+            )
             lines.append(f"prompt lengths in tokens ({self.lengths['policy']}): {covering}")
-        return "\n".join([*lines, *([f"kept rows written to {shown(self.out)}"] if self.out else [])])
+        return "\n".join(
+            [*lines, *([f"kept rows written to {shown(self.out)}"] if self.out else [])]
+        )
 
 
 def tokenizer_of(policy: str | None, chat_template_kwargs: Fields | str | None) -> Any:
-    """A policy's tokenizer, its template rendered with these arguments, as in the recipe (JSON text will do); None: no policy."""
+    """A policy's tokenizer, its template rendered with these arguments, as in the recipe (JSON text
+    will do); None: no policy.
+    """
     if policy is None:
         return None
     from workbench.training.loading import load_tokenizer
@@ -62,7 +74,8 @@ def check_source(
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Found:
-    """Read a source once, with at most a thousand of its rows in memory. `options` are those of `Checked`.
+    """Read a source once, with at most a thousand of its rows in memory. `options` are those of
+    `Checked`.
 
     Args:
         other: the other split, anything that can be opened.
@@ -75,7 +88,9 @@ def check_source(
     target = Path.cwd() / out if out is not None else None
     if target is not None:
         _make_room(target, source, other)
-    checked = Checked(opened, system=prompt_for_system(system), other=other or (), progress=progress, **options)
+    checked = Checked(
+        opened, system=prompt_for_system(system), other=other or (), progress=progress, **options
+    )
 
     def measured() -> Iterator[Row]:
         for row, length in stream_lengths(checked, tokenizer):
@@ -88,15 +103,23 @@ def check_source(
     else:
         deque(rows, maxlen=0)  # gone through for its report
     if tokenizer is not None:
-        covering = {f"{share:.0%}": limit for share, limit in PromptLengths([], lengths).covering.items()}
-        found = {"policy": policy, "covering": covering, "longest_tokens": max(lengths, default=None)}
+        covering = {
+            f"{share:.0%}": limit for share, limit in PromptLengths([], lengths).covering.items()
+        }
+        found = {
+            "policy": policy,
+            "covering": covering,
+            "longest_tokens": max(lengths, default=None),
+        }
     return Found(checked.report, found, target)
 
 
 def _make_room(target: Path, *inputs: object) -> None:
     read = [find(path) for path in inputs if isinstance(path, (str, Path))]
     try:
-        if target.is_dir() or any(path.exists() and path.resolve() == target.resolve() for path in read):
+        if target.is_dir() or any(
+            path.exists() and path.resolve() == target.resolve() for path in read
+        ):
             raise OSError("a folder" if target.is_dir() else "it is read from")
         target.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(target.parent, os.W_OK):

@@ -1,4 +1,6 @@
-"""How a command is made: its group, the options that commands share, its result as text or JSON, and its errors."""
+"""How a command is made: its group, the options that commands share, its result as text or JSON,
+and its errors.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ class Grouped(typer.core.TyperGroup):
 
     def format_commands(self, ctx: object, formatter: Any) -> None:
         for title, names in GROUPS.items():
-            rows = [(name, re.split(r"(?<=[.?!])\s", self.commands[name].help or "", maxsplit=1)[0]) for name in names]
+            rows = [
+                (name, re.split(r"(?<=[.?!])\s", self.commands[name].help or "", maxsplit=1)[0])
+                for name in names
+            ]
             with formatter.section(title):
                 formatter.write_dl([(name, " ".join(text.split())) for name, text in rows])
 
@@ -46,9 +51,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Train language models with GRPO on one GPU, and see why a run does or does not learn.\n\n"
-    "Start with `workbench demo`: it runs the five notebooks on a small policy that comes with the package, "
-    "on any machine, in minutes. Then `workbench lab` opens them for you.",
+    help=(
+        "Train language models with GRPO on one GPU, and see why a run does or does not"
+        " learn.\n\nStart with `workbench demo`: it runs the five notebooks on a small policy that"
+        " comes with the package, on any machine, in minutes. Then `workbench lab` opens them for"
+        " you."
+    ),
 )
 
 
@@ -60,8 +68,12 @@ class Result(NamedTuple):
     code: int = 0
 
 
-def command(name: str | None = None, aborted: str = "", **settings: Any) -> Callable[[Callable[..., Result]], None]:
-    """A command of a function that returns a `Result`, which alone goes to standard output; `aborted`: what Ctrl-C leaves."""
+def command(
+    name: str | None = None, aborted: str = "", **settings: Any
+) -> Callable[[Callable[..., Result]], None]:
+    """A command of a function that returns a `Result`, which alone goes to standard output;
+    `aborted`: what Ctrl-C leaves.
+    """
 
     def add(function: Callable[..., Result]) -> None:
         def run(as_json: bool, **arguments: object) -> None:
@@ -79,9 +91,15 @@ def command(name: str | None = None, aborted: str = "", **settings: Any) -> Call
                 raise typer.Exit(result.code)
 
         signature = inspect.signature(function, eval_str=True)
-        as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
-        vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), as_json])
-        app.command(name or getattr(function, "__name__", None), help=function.__doc__, **settings)(run)
+        as_json = inspect.Parameter(
+            "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson
+        )
+        vars(run)["__signature__"] = signature.replace(
+            parameters=[*signature.parameters.values(), as_json]
+        )
+        app.command(name or getattr(function, "__name__", None), help=function.__doc__, **settings)(
+            run
+        )
 
     return add
 
@@ -96,15 +114,25 @@ def opt(help: str, *names: str, **more: Any) -> Any:
 
 AsJson = Annotated[bool, opt("Print one JSON object on standard output, for scripts.", "--json")]
 Words = list[str] | None
-Set = Annotated[Words, opt("KEY=VALUE over the recipe: a dotted field, or a GRPOConfig name; may be repeated.", "--set")]
+Set = Annotated[
+    Words,
+    opt(
+        "KEY=VALUE over the recipe: a dotted field, or a GRPOConfig name; may be repeated.", "--set"
+    ),
+]
 Steps = Annotated[int | None, opt("Train this many steps instead of the recipe's.", min=1)]
 TaskFile = Annotated[str, arg("A task file, or the name of a task that ships.")]
 Weight = Annotated[Words, opt("NAME=VALUE: another weight for a function; may be repeated.")]
-TemplateKwargs = Annotated[str | None, opt("With --policy, as in the recipe's grpo (JSON): '{\"enable_thinking\": false}'.")]
+TemplateKwargs = Annotated[
+    str | None,
+    opt("With --policy, as in the recipe's grpo (JSON): '{\"enable_thinking\": false}'."),
+]
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, opt("Print the version and exit.", "--version")] = False) -> None:
+def _root(
+    version: Annotated[bool, opt("Print the version and exit.", "--version")] = False,
+) -> None:
     if version:
         print(__version__)
         raise typer.Exit
@@ -119,7 +147,11 @@ def weights_of(said: list[str] | None) -> dict[str, float]:
             if name.strip() and math.isfinite(float(number)):
                 weights[name.strip()] = float(number)
                 continue
-        raise RecipeError(f"--weight {text}", rule="a weight is name=number", remedy="for example --weight length_reward=0.5")
+        raise RecipeError(
+            f"--weight {text}",
+            rule="a weight is name=number",
+            remedy="for example --weight length_reward=0.5",
+        )
     return weights
 
 
@@ -134,8 +166,14 @@ def open_named(run: str, latest: str) -> Any:
 
 
 def as_flags(text: str) -> str:
-    """A remedy in the command line's words: `overwrite=True` is --overwrite there, `into="base"` --into base."""
-    return re.sub(r'\b(into|overwrite)=(?:True|"(\w+)")', lambda match: f"--{match[1]} {match[2] or ''}".rstrip(), text)
+    """A remedy in the command line's words: `overwrite=True` is --overwrite there, `into="base"`
+    --into base.
+    """
+    return re.sub(
+        r'\b(into|overwrite)=(?:True|"(\w+)")',
+        lambda match: f"--{match[1]} {match[2] or ''}".rstrip(),
+        text,
+    )
 
 
 def json_text(data: object) -> str:
@@ -146,7 +184,9 @@ def json_text(data: object) -> str:
 
 
 def main() -> None:
-    """Entry point: an error of the workbench's own is three lines and exit code 2, not a traceback."""
+    """Entry point: an error of the workbench's own is three lines and exit code 2, not a
+    traceback.
+    """
     if not sys.stderr.isatty():  # libraries' bars would fill a file; read when tqdm is imported
         os.environ.setdefault("TQDM_DISABLE", "1")
     guard_output()
@@ -157,9 +197,18 @@ def main() -> None:
         from workbench.workspace import disk_error
 
         error = met if isinstance(met, WorkbenchError) else disk_error(met)
-        if isinstance(met, MemoryError) or re.search("OutOfMemory|could not create a primitive", f"{type(met).__name__} {met}"):
-            remedy = "end other programs, or use smaller batches; what is on disk is whole, and `workbench continue` resumes"
-            error = WorkbenchError(f"{type(met).__name__}: {met}"[:500], rule="a command fits into memory", remedy=remedy)
+        if isinstance(met, MemoryError) or re.search(
+            "OutOfMemory|could not create a primitive", f"{type(met).__name__} {met}"
+        ):
+            remedy = (
+                "end other programs, or use smaller batches; what is on disk is whole, and"
+                " `workbench continue` resumes"
+            )
+            error = WorkbenchError(
+                f"{type(met).__name__}: {met}"[:500],
+                rule="a command fits into memory",
+                remedy=remedy,
+            )
         if error is None:
             raise
         lines = [f"{type(error).__name__}: {as_flags(str(error))}", *getattr(met, "__notes__", ())]

@@ -1,4 +1,6 @@
-"""The notebooks executed in real kernels: all five in order (the demonstration), or one with your parameters."""
+"""The notebooks executed in real kernels: all five in order (the demonstration), or one with your
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,17 @@ NOTEBOOKS = ("01_dataset", "02_rewards", "03_train", "04_inspect", "05_export")
 
 
 def notebooks_folder() -> Path:
-    """The folder of the five notebooks: the repository's, or the copy that an installed package carries."""
+    """The folder of the five notebooks: the repository's, or the copy that an installed package
+    carries.
+    """
     package = Path(__file__).parent
     folder = package.parent / "notebooks"
     return folder if (folder / f"{NOTEBOOKS[0]}.ipynb").is_file() else package / "_notebooks"
 
 
 def notebooks_to_edit() -> Path:
-    """The folder of notebooks that the user may change: the repository's, or copies in the workspace.
+    """The folder of notebooks that the user may change: the repository's, or copies in the
+    workspace.
 
     An installed package's notebooks belong to the package. An existing copy is left as it is.
     """
@@ -45,15 +50,21 @@ def notebooks_to_edit() -> Path:
 
 
 def _parameter_cells(notebook: Any, name: str) -> list[Any]:
-    cells = [cell for cell in notebook.cells if "parameters" in cell.get("metadata", {}).get("tags", [])]
+    cells = [
+        cell for cell in notebook.cells if "parameters" in cell.get("metadata", {}).get("tags", [])
+    ]
     if not cells:
         remedy = "tag the cell that assigns them"
-        raise RunError(f"{name}: 0 cells tagged `parameters`", rule="a notebook has one, or two", remedy=remedy)
+        raise RunError(
+            f"{name}: 0 cells tagged `parameters`", rule="a notebook has one, or two", remedy=remedy
+        )
     return cells
 
 
 def _values(cell: Any) -> dict[str, ast.expr]:
-    """Parameter -> its value: of each assignment, and of each key of a dict that is assigned (`grpo`'s "max_steps")."""
+    """Parameter -> its value: of each assignment, and of each key of a dict that is assigned
+    (`grpo`'s "max_steps").
+    """
     values: dict[str, ast.expr] = {}
     for node in ast.parse(cell.source).body:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
@@ -67,7 +78,8 @@ def _values(cell: Any) -> dict[str, ast.expr]:
 
 
 def with_parameters(notebook: object, parameters: Fields, name: str) -> Any:
-    """Write `parameters` into the notebook's cells tagged `parameters`, in place of the present values.
+    """Write `parameters` into the notebook's cells tagged `parameters`, in place of the present
+    values.
 
     A notebook without such a cell, or a parameter that none of them assigns, is a RunError.
     """
@@ -113,7 +125,10 @@ def read_parameters(said: Sequence[str], notebook: object, name: str) -> Fields:
             value = written
         refused = value is written and now is not None and not isinstance(now, str)
         if refused or not parameter or "=" not in text:
-            rule = "a parameter is NAME=VALUE, its value a Python literal: 5, 1e-4, True, None, [1, 2], text"
+            rule = (
+                "a parameter is NAME=VALUE, its value a Python literal: 5, 1e-4, True, None, [1,"
+                " 2], text"
+            )
             remedy = f"for example --set {parameter or 'seed'}={standing.get(parameter, 1)!r}"
             raise RunError(f"--set {text}", rule=rule, remedy=remedy)
         values[parameter] = value
@@ -121,7 +136,9 @@ def read_parameters(said: Sequence[str], notebook: object, name: str) -> Fields:
 
 
 def find_notebook(name: str) -> Path:
-    """One of the five by number (`3`, `03`), name (`train`, `03_train`), or any notebook by its path; RunError if none."""
+    """One of the five by number (`3`, `03`), name (`train`, `03_train`), or any notebook by its
+    path; RunError if none.
+    """
     path = find(name)
     if path.suffix == ".ipynb" and path.is_file():
         return path
@@ -129,17 +146,24 @@ def find_notebook(name: str) -> Path:
         if name in (stem, stem[:2], stem[1:2], stem[3:]):
             return notebooks_to_edit() / f"{stem}.ipynb"
     rule = f"a notebook is one of {', '.join(NOTEBOOKS)}, or the path of an .ipynb file"
-    remedy = nearest(name, [word for stem in NOTEBOOKS for word in (stem, stem[3:])], "choose one of them")
+    remedy = nearest(
+        name, [word for stem in NOTEBOOKS for word in (stem, stem[3:])], "choose one of them"
+    )
     raise RunError(f"notebook {name!r}: not found", rule=rule, remedy=remedy)
 
 
 def run_notebook(
-    name: str, said: Sequence[str] = (), out: Path | None = None, on_cell: Callable[[int, int], None] = lambda *_: None
+    name: str,
+    said: Sequence[str] = (),
+    out: Path | None = None,
+    on_cell: Callable[[int, int], None] = lambda *_: None,
 ) -> Fields:
-    """Execute a copy of one notebook (as for `find_notebook`) with other parameters (`read_parameters`).
+    """Execute a copy of one notebook (as for `find_notebook`) with other parameters
+    (`read_parameters`).
 
-    The executed copy is `out`, or a new file in `runs/notebooks/`; `on_cell` is called with (cells done, cells in all).
-    Returns {"notebook", "out", "parameters", "minutes"}; RunError for an unknown notebook or parameter, or a cell that fails.
+    The executed copy is `out`, or a new file in `runs/notebooks/`; `on_cell` is called with (cells
+    done, cells in all). Returns {"notebook", "out", "parameters", "minutes"}; RunError for an
+    unknown notebook or parameter, or a cell that fails.
     """
     import nbformat
 
@@ -147,17 +171,35 @@ def run_notebook(
     parameters = read_parameters(said, nbformat.read(source, as_version=4), source.name)
     target = Path.cwd() / out if out is not None else free(resolve(f"runs/notebooks/{source.name}"))
     if target.is_dir() or target.resolve() == source.resolve():
-        value = f"out = {shown(target)}: " + ("a folder" if target.is_dir() else "the notebook itself")
-        raise RunError(value, rule="the executed copy is a separate file", remedy="choose another file, such as executed.ipynb")
+        value = f"out = {shown(target)}: " + (
+            "a folder" if target.is_dir() else "the notebook itself"
+        )
+        raise RunError(
+            value,
+            rule="the executed copy is a separate file",
+            remedy="choose another file, such as executed.ipynb",
+        )
     execute(source, target, parameters, on_cell)
     minutes = (time.monotonic() - started) / 60
-    return {"notebook": str(source), "out": str(target), "parameters": parameters, "minutes": minutes}
+    return {
+        "notebook": str(source),
+        "out": str(target),
+        "parameters": parameters,
+        "minutes": minutes,
+    }
 
 
-def execute(source: Path, out: Path, parameters: Fields, on_cell: Callable[[int, int], None] = lambda *_: None) -> None:
-    """Run one notebook in a separate kernel, in the workspace, and save the executed copy, even if a cell fails.
+def execute(
+    source: Path,
+    out: Path,
+    parameters: Fields,
+    on_cell: Callable[[int, int], None] = lambda *_: None,
+) -> None:
+    """Run one notebook in a separate kernel, in the workspace, and save the executed copy, even if
+    a cell fails.
 
-    `on_cell` is called with (cells done, cells in all). A cell that fails is a RunError which names the notebook.
+    `on_cell` is called with (cells done, cells in all). A cell that fails is a RunError which names
+    the notebook.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -169,7 +211,8 @@ def execute(source: Path, out: Path, parameters: Fields, on_cell: Callable[[int,
         notebook,
         timeout=1800,
         kernel_name="python3",
-        # Local kernels talk over the loopback interface, signed; ipykernel warns of that at every start.
+        # Local kernels talk over the loopback interface, signed; ipykernel warns of that at every
+        # start.
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(resolve("."))}},
         on_cell_executed=lambda cell_index, **_: on_cell(cell_index + 1, total),
@@ -180,8 +223,14 @@ def execute(source: Path, out: Path, parameters: Fields, on_cell: Callable[[int,
         client.execute(env={**os.environ, "WORKBENCH_WIDGETS": "0"})
         on_cell(total, total)  # the last cell may be prose, which is not executed
     except (CellExecutionError, DeadKernelError, TimeoutError) as error:
-        said = str(getattr(error, "evalue", "") or error).strip().splitlines() or [type(error).__name__]
-        remedy = [line.partition("remedy:")[2].strip() + "; " for line in said if line.strip().startswith("remedy:")]
+        said = str(getattr(error, "evalue", "") or error).strip().splitlines() or [
+            type(error).__name__
+        ]
+        remedy = [
+            line.partition("remedy:")[2].strip() + "; "
+            for line in said
+            if line.strip().startswith("remedy:")
+        ]
         value = f"{source.name}: {getattr(error, 'ename', type(error).__name__)}: {said[0]}"
         remedy = f"{''.join(remedy)}the executed copy shows the cell: {shown(out)}"
         raise RunError(value, rule="every cell of a notebook runs", remedy=remedy) from error
@@ -204,9 +253,11 @@ def run_notebooks(
         name: of the run; `name-2` and so on if there is one of that name.
         parameters: more of them, by notebook ("03_train": {"max_steps": 3}).
         on_cell: called with (notebook, cells done, cells in all).
-        on_step: called with the steps that 03 has trained so far, every second from its first, from another thread.
+        on_step: called with the steps that 03 has trained so far, every second from its first, from
+            another thread.
 
-    Returns what `workbench demo --json` prints: {"before", "after", "gain", "steps", "minutes", "run"}.
+    Returns what `workbench demo --json` prints: {"before", "after", "gain", "steps", "minutes",
+    "run"}.
     """
     began = time.monotonic()
     check_name(name)
@@ -224,14 +275,19 @@ def run_notebooks(
     with _following(folder / "metrics.jsonl", on_step):
         for stem in NOTEBOOKS:
             before = time.monotonic()
-            source, out = (place / f"{stem}.ipynb" for place in (notebooks_folder(), folder / "notebooks"))
+            source, out = (
+                place / f"{stem}.ipynb" for place in (notebooks_folder(), folder / "notebooks")
+            )
             wanted = {**shared[stem], **(parameters or {}).get(stem, {})}
             execute(source, out, wanted, functools.partial(on_cell, stem))
             minutes[stem] = (time.monotonic() - before) / 60
     run = open_run(folder)
     measured = run.read_json("evaluation.json")
     result = {
-        **{when: {key: measured[when][key] for key in ("correct", "format")} for when in ("before", "after")},
+        **{
+            when: {key: measured[when][key] for key in ("correct", "format")}
+            for when in ("before", "after")
+        },
         "gain": measured["gain"],
         "steps": run.result()["steps"],
         "minutes": (time.monotonic() - began) / 60,
@@ -248,7 +304,10 @@ def result_table(result: Fields) -> str:
 
     run = shown(result["run"])
     gain = gain_in_words(open_run(result["run"]).read_json("evaluation.json"))
-    correct, strict = (f"{result['before'][key]:.0%} -> {result['after'][key]:.0%}" for key in ("correct", "format"))
+    correct, strict = (
+        f"{result['before'][key]:.0%} -> {result['after'][key]:.0%}"
+        for key in ("correct", "format")
+    )
     rows = [
         ("correct, in strict format", correct),
         ("", gain.removeprefix("gain ")),

@@ -13,7 +13,8 @@ from workbench.kinds import Fields
 from workbench.training import watchers
 from workbench.workspace import write_unless_edited
 
-# Type of a result -> what makes its view. A view has `_repr_mimebundle_` or `_repr_html_`, and its `str()` is its text.
+# Type of a result -> what makes its view. A view has `_repr_mimebundle_` or `_repr_html_`, and its
+# `str()` is its text.
 VIEWS: dict[str, str] = {
     "workbench.audit.examination.RewardAudit": "workbench.views.audit.audit_view",
     "workbench.data.difficulty.Profile": "workbench.views.results.difficulty_picture",
@@ -42,8 +43,8 @@ VIEWS: dict[str, str] = {
 def register(shell: Any = None) -> bool:
     """Register the results with IPython's display; returns whether there was a shell.
 
-    The face does it whenever a name of it is first used. None: the running shell, if there is one; IPython is not imported
-    for it.
+    The face does it whenever a name of it is first used. None: the running shell, if there is one;
+    IPython is not imported for it.
     """
     if shell is None and "IPython" in sys.modules:
         shell = getattr(sys.modules["IPython"], "get_ipython", lambda: None)()
@@ -52,17 +53,24 @@ def register(shell: Any = None) -> bool:
         return False
 
     def shown(result: object) -> Fields:
-        if isinstance(result, (list, tuple)):  # IPython has its own text for these, and would take that
+        # IPython has its own text for these, and would take that
+        if isinstance(result, (list, tuple)):
             text = display.formatters["text/plain"]
             text.for_type(type(result), lambda own, printer, cycle: printer.text(str(view_of(own))))
         view = view_of(result)
-        rich = view._repr_mimebundle_() if hasattr(view, "_repr_mimebundle_") else {"text/html": view._repr_html_()}
+        rich = (
+            view._repr_mimebundle_()
+            if hasattr(view, "_repr_mimebundle_")
+            else {"text/html": view._repr_html_()}
+        )
         return {"text/plain": str(view), **rich}  # for readers who see neither HTML nor images
 
     if hasattr(shell, "register_magic_function"):
 
         def write(line: str, cell: str) -> None:
-            """Write the cell to a file, as %%writefile does, unless the file was edited or no cell wrote it."""
+            """Write the cell to a file, as %%writefile does, unless the file was edited or no cell
+            wrote it.
+            """
             print(write_unless_edited(line.strip(), cell))
 
         shell.register_magic_function(write, "cell", "write_unless_edited")

@@ -12,8 +12,9 @@ from workbench.kinds import Fields
 from workbench.run.directory import versions
 
 _HARMLESS = (
-    "Harmless, where TRL is imported before the workbench: red lines of torch/utils/_pytree.py on Enum subclasses, and that\n"
-    "gemm_4bit_forward could not be loaded from kernels-community, an optional package."
+    "Harmless, where TRL is imported before the workbench: red lines of torch/utils/_pytree.py on"
+    " Enum subclasses, and that\ngemm_4bit_forward could not be loaded from kernels-community, an"
+    " optional package."
 )
 
 
@@ -47,7 +48,10 @@ def tables(report: Fields) -> str:
     from workbench.views.tables import Table
 
     installed = [[name, version or "not installed"] for name, version in report["versions"].items()]
-    rows = [[one["name"], "yes" if one["works"] else "no", one["detail"], one["remedy"]] for one in report["findings"]]
+    rows = [
+        [one["name"], "yes" if one["works"] else "no", one["detail"], one["remedy"]]
+        for one in report["findings"]
+    ]
     works = Table(["", "works", "found", "what to do"], rows)
     return f"{Table(['library', 'version'], installed)}\n\n{works}\n\n{_HARMLESS}"
 
@@ -57,7 +61,9 @@ def _policy() -> MachineFinding:
     from workbench.training.sampling import sample
 
     policy = load_policy("tiny")
-    [[completion]] = sample(policy, [[{"role": "user", "content": "What is 15 + 27?"}]], max_completion_length=8)
+    [[completion]] = sample(
+        policy, [[{"role": "user", "content": "What is 15 + 27?"}]], max_completion_length=8
+    )
     layers = f"{policy.linear4bit} Linear4bit layers through {policy.backend}"
     return MachineFinding(True, f"{layers}; {len(completion.ids)} tokens generated")
 
@@ -91,28 +97,40 @@ def _vllm() -> MachineFinding:
         return MachineFinding(False, why, f"optional, for a GPU: {brings}")
     imports = f"{importlib.metadata.version('vllm')} imports"
     if not torch.cuda.is_available():
-        return MachineFinding(False, f"{imports}, and there is no GPU for it", f"nothing to do: {brings}")
+        return MachineFinding(
+            False, f"{imports}, and there is no GPU for it", f"nothing to do: {brings}"
+        )
     return MachineFinding(True, f"{imports}; {brings}")
 
 
 def _widgets() -> MachineFinding:
-    return MachineFinding(True, f"ipywidgets {importlib.import_module('ipywidgets').__version__} imports")
+    return MachineFinding(
+        True, f"ipywidgets {importlib.import_module('ipywidgets').__version__} imports"
+    )
 
 
 def _gguf() -> MachineFinding:
     from workbench.exporting import gguf
 
     if importlib.util.find_spec("llama_cpp") is None:
-        return MachineFinding(False, "llama-cpp-python is not installed", f"optional, for the formats gguf_…: {gguf.INSTALL}")
+        return MachineFinding(
+            False,
+            "llama-cpp-python is not installed",
+            f"optional, for the formats gguf_…: {gguf.INSTALL}",
+        )
     library = f"llama-cpp-python {gguf.llama_cpp().__version__} loads"
-    return MachineFinding(True, f"{library}; converter: {gguf.converter() or 'downloaded with the first export'}")
+    return MachineFinding(
+        True, f"{library}; converter: {gguf.converter() or 'downloaded with the first export'}"
+    )
 
 
 def _jupyter() -> MachineFinding:
     try:
         return MachineFinding(True, importlib.metadata.version("jupyterlab"))
     except importlib.metadata.PackageNotFoundError:
-        return MachineFinding(False, "not installed", "only `workbench lab` needs it: uv pip install jupyterlab")
+        return MachineFinding(
+            False, "not installed", "only `workbench lab` needs it: uv pip install jupyterlab"
+        )
 
 
 def _disk() -> MachineFinding:

@@ -16,7 +16,8 @@ from workbench.printable import printable
 
 
 class WorkbenchError(Exception):
-    """Base of every error that the workbench raises on purpose: the value met, the rule that it breaks, and what to do.
+    """Base of every error that the workbench raises on purpose: the value met, the rule that it
+    breaks, and what to do.
 
     `network`: the hub cannot be reached, so whether the value breaks the rule is not known.
     """
@@ -28,10 +29,14 @@ class WorkbenchError(Exception):
         super().__init__(f"{self.value}\n  rule:   {self.rule}\n  remedy: {self.remedy}")
 
     def __reduce__(self) -> tuple:
-        return functools.partial(type(self), rule=self.rule, remedy=self.remedy, network=self.network), (self.value,)
+        return functools.partial(
+            type(self), rule=self.rule, remedy=self.remedy, network=self.network
+        ), (self.value,)
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints instead of a traceback: the message, and the user's own failing lines if there are any."""
+        """What IPython prints instead of a traceback: the message, and the user's own failing lines
+        if there are any.
+        """
         lines = [f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
         if self.__cause__ is not None and not isinstance(self.__cause__, WorkbenchError):
             own = traceback.format_exception(self.__cause__)[-6:]
@@ -46,7 +51,8 @@ def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def fault_line(error: BaseException, file: str | os.PathLike | None = None) -> str:
-    """` (task.py:12: the line)`: the line of the user's `file` that an exception came from; empty if there is none.
+    """` (task.py:12: the line)`: the line of the user's `file` that an exception came from; empty
+    if there is none.
 
     `file` None: the innermost frame that is neither a library's (nor Python's) nor the workbench's.
     """
@@ -89,7 +95,9 @@ class ExportError(WorkbenchError, RuntimeError):
 
 
 class DiskError(WorkbenchError, OSError):
-    """A file that cannot be written: the disk is full, read-only, or gone. `place` is the file, `errno` as usual."""
+    """A file that cannot be written: the disk is full, read-only, or gone. `place` is the file,
+    `errno` as usual.
+    """
 
     place: Path = Path()
 

@@ -1,7 +1,8 @@
-"""Set-up on Colab and Kaggle: the host's packages stay, missing ones are added, and runs outlive the session.
+"""Set-up on Colab and Kaggle: the host's packages stay, missing ones are added, and runs outlive
+the session.
 
-Every notebook's first cell calls `begin`, from a copy of the repository or from this file alone, downloaded: until then
-only the standard library is available.
+Every notebook's first cell calls `begin`, from a copy of the repository or from this file alone,
+downloaded: until then only the standard library is available.
 """
 
 from __future__ import annotations
@@ -21,12 +22,18 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 _HERE = Path(__file__).absolute()
-REPOSITORY = _HERE.parents[1] if _HERE.with_name("__init__.py").is_file() else Path.cwd() / "grpo-workbench"
-# The host's front end, notebook server and GPU libraries were built for these, and other notebooks count on them.
+REPOSITORY = (
+    _HERE.parents[1] if _HERE.with_name("__init__.py").is_file() else Path.cwd() / "grpo-workbench"
+)
+# The host's front end, notebook server and GPU libraries were built for these, and other notebooks
+# count on them.
 PROTECTED = (
-    "torch", "torchaudio", "torchcodec", "torchvision", "triton", "nvidia-*", "cuda-*", "*-cu1?", "jax*", "tensorflow*",
-    "keras*", "numpy", "pandas", "scipy", "pillow", "matplotlib*", "scikit-learn", "numba", "protobuf", "google-*", "requests",
-    "ipython*", "ipykernel", "ipywidgets", "ipyparallel", "jupyter*", "nb*", "notebook*", "pyzmq", "tornado", "traitlets",
+    "torch", "torchaudio", "torchcodec", "torchvision", "triton", "nvidia-*", "cuda-*", "*-cu1?",
+    "jax*", "tensorflow*",
+    "keras*", "numpy", "pandas", "scipy", "pillow", "matplotlib*", "scikit-learn", "numba",
+    "protobuf", "google-*", "requests",
+    "ipython*", "ipykernel", "ipywidgets", "ipyparallel", "jupyter*", "nb*", "notebook*", "pyzmq",
+    "tornado", "traitlets",
     "widgetsnbextension",
 )  # fmt: skip
 _RESTART = {"Colab": "Runtime > Restart session", "Kaggle": "Run > Restart & clear cell outputs"}
@@ -35,11 +42,15 @@ _outdated: list[str] = []  # replaced after this session had imported them
 
 
 def begin(runs_in: str, address: str) -> None:
-    """For the set-up cell: find the repository or clone it from `address`, then `set_up(runs_in)`."""
+    """For the set-up cell: find the repository or clone it from `address`, then
+    `set_up(runs_in)`.
+    """
     if importlib.util.find_spec("workbench") is None:
         if host() == "Colab":
             _on_colab(runs_in)  # a copy may be in the Drive
-        copies = [folder for folder in (REPOSITORY, Path(runs_in)) if (folder / "workbench").is_dir()]
+        copies = [
+            folder for folder in (REPOSITORY, Path(runs_in)) if (folder / "workbench").is_dir()
+        ]
         sys.path.insert(0, str(copies[0] if copies else _clone(address)))
     # Not this file's own: the package's remembers what it replaced in this session.
     importlib.import_module("workbench.hosted").set_up(runs_in)
@@ -69,14 +80,17 @@ def host() -> str:
 
 
 def set_up(runs_in: str = "/content/drive/MyDrive/grpo-workbench") -> None:
-    """Make this notebook's host ready for the workbench; do nothing where it is neither Colab nor Kaggle, or is ready.
+    """Make this notebook's host ready for the workbench; do nothing where it is neither Colab nor
+    Kaggle, or is ready.
 
     Args:
-        runs_in: Colab: the folder for `tasks/` and `runs/`, with its full path. In a Drive (".../MyDrive/...") it outlives
-            the runtime, and the Drive is mounted first; "": beside the workbench. Kaggle keeps only /kaggle/working.
+        runs_in: Colab: the folder for `tasks/` and `runs/`, with its full path. In a Drive
+            (".../MyDrive/...") it outlives the runtime, and the Drive is mounted first; "": beside
+            the workbench. Kaggle keeps only /kaggle/working.
 
     Raises:
-        HostedError: if something cannot be installed beside the host's packages, or was replaced while in use.
+        HostedError: if something cannot be installed beside the host's packages, or was replaced
+            while in use.
     """
     where = host()
     began = time.monotonic()
@@ -88,16 +102,20 @@ def set_up(runs_in: str = "/content/drive/MyDrive/grpo-workbench") -> None:
         _install(where)
     if _outdated:
         raise _error(
-            f"{', '.join(_outdated)}: replaced, and this session has imported what was there before",
+            f"{', '.join(_outdated)}: replaced, and this session has imported what was there"
+            " before",
             "a session keeps what it has imported",
-            f"restart it once ({_RESTART[where]}), then run this cell again; it finds everything in place",
+            f"restart it once ({_RESTART[where]}), then run this cell again; it finds everything in"
+            " place",
         )
     print(f"ready after {time.monotonic() - began:.0f} s")
 
 
 def _one_gpu(where: str) -> None:
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    listed = subprocess.run(query, capture_output=True, text=True) if shutil.which(query[0]) else None
+    listed = (
+        subprocess.run(query, capture_output=True, text=True) if shutil.which(query[0]) else None
+    )
     names = listed.stdout.splitlines() if listed and listed.returncode == 0 else []
     device = " and ".join(names) or "no GPU: enough for the embedded policy"
     print(f"{where}, Python {sys.version_info.major}.{sys.version_info.minor}, {device}")
@@ -117,7 +135,9 @@ def _choose_home(where: str, runs_in: str) -> None:
     global _home_set_here
     home, note = os.environ.get("WORKBENCH_HOME", ""), "WORKBENCH_HOME"
     if home == _home_set_here:
-        home, note = ("/kaggle/working", "kept by Save Version") if where == "Kaggle" else _on_colab(runs_in)
+        home, note = (
+            ("/kaggle/working", "kept by Save Version") if where == "Kaggle" else _on_colab(runs_in)
+        )
         os.environ["WORKBENCH_HOME"] = _home_set_here = home
     print(f"tasks and runs: {home} ({note})")
 
@@ -133,12 +153,15 @@ def _on_colab(runs_in: str) -> tuple[str, str]:
             drive.mount(in_drive[1])
         Path(runs_in).mkdir(parents=True, exist_ok=True)
     except Exception as error:  # declined, no Drive on this account, a runtime that has none
-        print(f"Drive is not mounted: {(str(error).strip() or type(error).__name__).splitlines()[0]}")
+        print(
+            f"Drive is not mounted: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+        )
         return here, "lost with this runtime; run this cell again to choose Drive"
     return runs_in, "in your Drive"
 
 
-# -- packages --------------------------------------------------------------------------------------------------------------
+# -- packages
+# --------------------------------------------------------------------------------------------------
 
 
 def in_place() -> bool:
@@ -149,10 +172,15 @@ def in_place() -> bool:
     try:
         from packaging.requirements import Requirement
 
-        source = importlib.metadata.distribution("grpo-workbench").read_text("direct_url.json") or "{}"
+        source = (
+            importlib.metadata.distribution("grpo-workbench").read_text("direct_url.json") or "{}"
+        )
         if json.loads(source).get("url") != REPOSITORY.as_uri():
             return False
-        for needed in map(Requirement, tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]):
+        for needed in map(
+            Requirement,
+            tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"],
+        ):
             if needed.marker is None or needed.marker.evaluate():
                 version = importlib.metadata.version(needed.name)
                 if not needed.specifier.contains(version, prereleases=True):
@@ -164,12 +192,24 @@ def in_place() -> bool:
 
 def _install(where: str) -> None:
     before = _versions()
-    kept = [f"{name}=={version}" for name, version in before.items() if any(fnmatch(name, each) for each in PROTECTED)]
+    kept = [
+        f"{name}=={version}"
+        for name, version in before.items()
+        if any(fnmatch(name, each) for each in PROTECTED)
+    ]
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     overrides = project.get("tool", {}).get("uv", {}).get("override-dependencies", [])
     with tempfile.TemporaryDirectory() as folder:
         # No configuration: it would obey the pyproject.toml of whatever folder the notebook is in.
-        command = [*_uv(), "pip", "install", "--python", sys.executable, "--break-system-packages", "--no-config"]
+        command = [
+            *_uv(),
+            "pip",
+            "install",
+            "--python",
+            sys.executable,
+            "--break-system-packages",
+            "--no-config",
+        ]
         for option, lines in (("--constraint", kept), ("--override", overrides)):
             Path(folder, option).write_text("\n".join(lines))
             command += [option, str(Path(folder, option))]
@@ -178,7 +218,9 @@ def _install(where: str) -> None:
     importlib.invalidate_caches()
     after = _versions()
     replaced = [name for name, version in sorted(before.items()) if after.get(name) != version]
-    print(f"packages: {len(after.keys() - before.keys())} added, {len(replaced) or 'none'} replaced")
+    print(
+        f"packages: {len(after.keys() - before.keys())} added, {len(replaced) or 'none'} replaced"
+    )
     for name in replaced:
         print(f"  {name} {before[name]} -> {after.get(name, 'removed')}")
     _outdated.extend(name for name in replaced if name in after and _imported(name))
@@ -187,13 +229,18 @@ def _install(where: str) -> None:
 def _versions() -> dict[str, str]:
     named = [(each.metadata["Name"], each.version) for each in importlib.metadata.distributions()]
     # Of two the first on the path is the one that is imported.
-    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in reversed(named) if name and version}
+    return {
+        re.sub(r"[-_.]+", "-", name).lower(): version
+        for name, version in reversed(named)
+        if name and version
+    }
 
 
 def _imported(name: str) -> bool:
     files = importlib.metadata.files(name) or []
     modules = {file.parts[0].removesuffix(".py") for file in files if file.suffix in (".py", ".so")}
-    # A namespace (google, nvidia) has no file, and says nothing about which of its packages was imported.
+    # A namespace (google, nvidia) has no file, and says nothing about which of its packages was
+    # imported.
     return any(getattr(sys.modules.get(module), "__file__", None) for module in modules)
 
 
@@ -201,17 +248,28 @@ def _uv() -> list[str]:
     if program := shutil.which("uv"):
         return [program]
     if importlib.util.find_spec("uv") is None:
-        _run([sys.executable, "-m", "pip", "install", "--quiet", "uv"], rule="packages are installed with uv")
+        _run(
+            [sys.executable, "-m", "pip", "install", "--quiet", "uv"],
+            rule="packages are installed with uv",
+        )
         importlib.invalidate_caches()
     return [sys.executable, "-m", "uv"]
 
 
 def _run(command: list[str], rule: str) -> None:
-    # Colab has had UV_BUILD_CONSTRAINT name a file that was not there (colabtools#5237); the command has the other constraints.
-    environment = {name: value for name, value in os.environ.items() if name != "UV_BUILD_CONSTRAINT"}
+    # Colab has had UV_BUILD_CONSTRAINT name a file that was not there (colabtools#5237); the
+    # command has the other constraints.
+    environment = {
+        name: value for name, value in os.environ.items() if name != "UV_BUILD_CONSTRAINT"
+    }
     printed: list[str] = []
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
     ) as process:
         for line in process.stdout or ():
             printed.append(line.rstrip())
@@ -221,8 +279,8 @@ def _run(command: list[str], rule: str) -> None:
     if process.returncode != 0:
         value = "\n".join(["the workbench cannot be installed here:", *printed[-20:]])
         remedy = (
-            "if a download failed, switch Internet on (Kaggle: Session options) and run this cell again; if two versions clash, "
-            "choose another environment (Colab: Runtime > Change runtime type > Runtime version; Kaggle: Session options > "
-            "Environment)"
+            "if a download failed, switch Internet on (Kaggle: Session options) and run this cell"
+            " again; if two versions clash, choose another environment (Colab: Runtime > Change"
+            " runtime type > Runtime version; Kaggle: Session options > Environment)"
         )
         raise _error(value, rule, remedy)

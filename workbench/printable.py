@@ -1,6 +1,8 @@
-"""Foreign text (completions, rows, error messages), made safe for a terminal, which obeys control sequences.
+"""Foreign text (completions, rows, error messages), made safe for a terminal, which obeys control
+sequences.
 
-`printable` shows control sequences as Python writes them; `guard_output` applies it to everything that a process prints.
+`printable` shows control sequences as Python writes them; `guard_output` applies it to everything
+that a process prints.
 """
 
 from __future__ import annotations
@@ -9,23 +11,28 @@ import re
 import sys
 from typing import Any
 
-# C0 but for tab and newline, DEL and C1; what turns the direction of writing; what nobody sees; lone surrogates, which
-# cannot be encoded.
+# C0 but for tab and newline, DEL and C1; what turns the direction of writing; what nobody sees;
+# lone surrogates, which cannot be encoded.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _COLOUR = re.compile(r"\x1b\[[\d;:]*m")
-_BAR = re.compile(r"(\r|\x1b\[A)")  # what tqdm draws with: back to the line's beginning, and a line up
+# what tqdm draws with: back to the line's beginning, and a line up
+_BAR = re.compile(r"(\r|\x1b\[A)")
 
 
 def printable(text: str) -> str:
-    """`text` with every character that a terminal obeys or hides shown as its escape: `\\x1b`, `\\u202e`, `\\r`."""
+    """`text` with every character that a terminal obeys or hides shown as its escape: `\\x1b`,
+    `\\u202e`, `\\r`.
+    """
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 class Guarded:
-    """A stream that passes on printable text only, without colours. A tqdm progress bar may move the cursor."""
+    """A stream that passes on printable text only, without colours. A tqdm progress bar may move
+    the cursor.
+    """
 
     def __init__(self, stream: Any) -> None:
         self.unguarded = stream
@@ -53,5 +60,7 @@ def unguarded(stream: Any) -> Any:
 
 
 def guard_output() -> None:
-    """From now on everything that this process prints is printable: results, errors, tracebacks, and a reward's prints."""
+    """From now on everything that this process prints is printable: results, errors, tracebacks,
+    and a reward's prints.
+    """
     sys.stdout, sys.stderr = (Guarded(unguarded(stream)) for stream in (sys.stdout, sys.stderr))

@@ -1,7 +1,9 @@
-"""Several processes that train together, one per GPU, started by `accelerate launch`: their communication.
+"""Several processes that train together, one per GPU, started by `accelerate launch`: their
+communication.
 
-The first, the main one, owns the run: it records, reads requests, saves and prints. Each scores its own completions and passes
-them on, as a group may span processes; requests become effective in all of them after the same step.
+The first, the main one, owns the run: it records, reads requests, saves and prints. Each scores its
+own completions and passes them on, as a group may span processes; requests become effective in all
+of them after the same step.
 """
 
 from __future__ import annotations
@@ -32,13 +34,31 @@ def is_main() -> bool:
 
 def check_processes(backend: str) -> None:
     """RecipeError where the requested processes were not started, or cannot train together."""
-    if "LOCAL_RANK" not in os.environ and "MASTER_ADDR" in os.environ and os.environ.get("ACCELERATE_USE_CPU") == "True":
-        rule = "without mpirun, `accelerate launch --cpu` starts a single process, however many are requested"
-        remedy = "write --multi_gpu instead of --cpu, even on a CPU; for one process: --num_processes 1"
-        raise RecipeError("accelerate launch --cpu with several processes, and one was started", rule=rule, remedy=remedy)
+    if (
+        "LOCAL_RANK" not in os.environ
+        and "MASTER_ADDR" in os.environ
+        and os.environ.get("ACCELERATE_USE_CPU") == "True"
+    ):
+        rule = (
+            "without mpirun, `accelerate launch --cpu` starts a single process, however many are"
+            " requested"
+        )
+        remedy = (
+            "write --multi_gpu instead of --cpu, even on a CPU; for one process: --num_processes 1"
+        )
+        raise RecipeError(
+            "accelerate launch --cpu with several processes, and one was started",
+            rule=rule,
+            remedy=remedy,
+        )
     if count() > 1 and backend == "unsloth":
-        value, rule = f"policy.backend = 'unsloth' in {count()} processes", "Unsloth trains on one GPU"
-        raise RecipeError(value, rule=rule, remedy="set policy: {backend: transformers}, or start one process")
+        value, rule = (
+            f"policy.backend = 'unsloth' in {count()} processes",
+            "Unsloth trains on one GPU",
+        )
+        raise RecipeError(
+            value, rule=rule, remedy="set policy: {backend: transformers}, or start one process"
+        )
     if not is_main():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for as long as this process lives
     if count() > 1:
@@ -49,12 +69,15 @@ def _on_gpus() -> bool:
     import torch
 
     cuda = torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "").lower() != "true"
-    os.environ["ACCELERATE_USE_CPU"] = str(not cuda)  # without a GPU they would not find each other, and each train alone
+    # without a GPU they would not find each other, and each train alone
+    os.environ["ACCELERATE_USE_CPU"] = str(not cuda)
     return cuda
 
 
 def gathered(piece: object) -> list[Any]:
-    """Each process's contribution, in order, given to all of them; if one is an exception, all raise the first."""
+    """Each process's contribution, in order, given to all of them; if one is an exception, all
+    raise the first.
+    """
     pieces = [piece]
     if count() > 1:
         import torch
@@ -65,9 +88,11 @@ def gathered(piece: object) -> list[Any]:
 
             PartialState(cpu=not cuda)
         if isinstance(piece, Exception) and not isinstance(piece, WorkbenchError):
-            piece = RuntimeError(f"{type(piece).__name__}: {piece}")  # others need not survive being pickled
+            # others need not survive being pickled
+            piece = RuntimeError(f"{type(piece).__name__}: {piece}")
         pieces = [None] * count()
-        with torch.cuda.device(int(os.environ["LOCAL_RANK"])) if cuda else contextlib.nullcontext():  # a thread has its own
+        # a thread has its own
+        with torch.cuda.device(int(os.environ["LOCAL_RANK"])) if cuda else contextlib.nullcontext():
             torch.distributed.all_gather_object(pieces, piece)
         pieces[rank()] = piece
     for each in pieces:
@@ -77,7 +102,9 @@ def gathered(piece: object) -> list[Any]:
 
 
 def in_main(call: Callable[[], Any]) -> Any:
-    """In all processes, what `call` returns or raises in the main one; it is called when all have come this far."""
+    """In all processes, what `call` returns or raises in the main one; it is called when all have
+    come this far.
+    """
     gathered(None)
     try:
         found = call() if is_main() else None
@@ -88,7 +115,17 @@ def in_main(call: Callable[[], Any]) -> Any:
 
 def as_seen(run: RunDirectory) -> RunDirectory:
     """The run, as this process has it: the main one writes for all."""
-    for name in ("log_event", "log_metrics", "update_manifest", "reopen", "release", "discard", "went_on", "put_back", "mend"):
+    for name in (
+        "log_event",
+        "log_metrics",
+        "update_manifest",
+        "reopen",
+        "release",
+        "discard",
+        "went_on",
+        "put_back",
+        "mend",
+    ):
         if not is_main():
             setattr(run, name, lambda *_, **__: None)
     return run

@@ -21,7 +21,9 @@ def clock(seconds: float) -> str:
 
 
 def count_line(unit: str) -> Callable[[int], None]:
-    """A running count, for work of unknown length: call it with the number done. Quick work shows nothing."""
+    """A running count, for work of unknown length: call it with the number done. Quick work shows
+    nothing.
+    """
     started, show = time.monotonic(), _line()
 
     def update(done: int) -> None:
@@ -33,12 +35,20 @@ def count_line(unit: str) -> Callable[[int], None]:
 
 
 def progress_line(label: str) -> Callable[[int, int], None]:
-    """A progress bar: call it with (done, total); a total of 0: a process starts or loads, and nothing can be counted."""
+    """A progress bar: call it with (done, total); a total of 0: a process starts or loads, and
+    nothing can be counted.
+    """
     started, show = time.monotonic(), _line()
 
     def update(done: int, total: int) -> None:
-        text = f"{label}: {f'{done} of {total}' if total else 'loading'}, {clock(time.monotonic() - started)}"
-        bar = f"<progress{f' value={int(done)} max={int(total)}' * bool(total)}></progress> {html.escape(text)}"
+        text = (
+            f"{label}: {f'{done} of {total}' if total else 'loading'},"
+            f" {clock(time.monotonic() - started)}"
+        )
+        bar = (
+            f"<progress{f' value={int(done)} max={int(total)}' * bool(total)}></progress>"
+            f" {html.escape(text)}"
+        )
         show({"text/html": bar, "text/plain": text})
 
     return update
@@ -46,7 +56,9 @@ def progress_line(label: str) -> Callable[[int, int], None]:
 
 def _line() -> Callable[[dict[str, str]], None]:
     # Not a widget: in a saved notebook that is an empty place.
-    if "IPython" not in sys.modules or not getattr(sys.modules["IPython"].get_ipython(), "kernel", None):
+    if "IPython" not in sys.modules or not getattr(
+        sys.modules["IPython"].get_ipython(), "kernel", None
+    ):
         return lambda bundle: None
     from IPython.display import display
 

@@ -22,8 +22,10 @@ _MOST_CHARACTERS, _MOST_VALUES, _MOST_LEVELS, _MOST_SHOWN = 2**20, 20_000, 40, 2
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 # What TRL says itself where it renders a prompt; a second word on it would end the run.
 _TRLS_OWN = {
-    "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message",
-    "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
+    "continue_final_message",
+    "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask",
     "tokenizer_kwargs", "self",
 }  # fmt: skip
 # Parts that recipes had: a run may be recorded with one. What each said where it did nothing.
@@ -32,39 +34,73 @@ SEVEN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_pr
 
 
 def _settings(grpo: Fields) -> Fields:
-    # YAML 1.1 reads 1e-5 as text, because it lacks a dot or a sign, and `no` as false; everyone means the number, the word.
-    numbers = {name: float(value) for name, value in grpo.items() if isinstance(value, str) and _EXPONENT.fullmatch(value)}
-    words = {name: "no" for name, value in grpo.items() if value is False and name.endswith("_strategy")}
+    # YAML 1.1 reads 1e-5 as text, because it lacks a dot or a sign, and `no` as false; everyone
+    # means the number, the word.
+    numbers = {
+        name: float(value)
+        for name, value in grpo.items()
+        if isinstance(value, str) and _EXPONENT.fullmatch(value)
+    }
+    words = {
+        name: "no" for name, value in grpo.items() if value is False and name.endswith("_strategy")
+    }
     return grpo | numbers | words
 
 
 def template_kwargs(value: object, said: str = "grpo.chat_template_kwargs") -> Fields:
-    """Arguments for a chat template: a mapping, or one as JSON text, or None; RecipeError for others, and for TRL's own."""
+    """Arguments for a chat template: a mapping, or one as JSON text, or None; RecipeError for
+    others, and for TRL's own.
+    """
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(value) if isinstance(value, str) else value
     _check_size(value, said)
-    if not (value is None or (isinstance(value, dict) and all(isinstance(key, str) and key.isidentifier() for key in value))):
-        rule, remedy = "a chat template takes arguments by name", 'write a mapping, such as {"enable_thinking": false}'
+    if not (
+        value is None
+        or (
+            isinstance(value, dict)
+            and all(isinstance(key, str) and key.isidentifier() for key in value)
+        )
+    ):
+        rule, remedy = (
+            "a chat template takes arguments by name",
+            'write a mapping, such as {"enable_thinking": false}',
+        )
         raise RecipeError(f"{said} = {repr(value)[:_MOST_SHOWN]}", rule=rule, remedy=remedy)
     if own := sorted(_TRLS_OWN.intersection(value or {})):
-        raise RecipeError(f"{said} = {value!r}", rule=f"TRL passes {own[0]!r} to the template itself", remedy="leave it out")
+        raise RecipeError(
+            f"{said} = {value!r}",
+            rule=f"TRL passes {own[0]!r} to the template itself",
+            remedy="leave it out",
+        )
     if secret := next((key for key, own in (value or {}).items() if is_secret(key, own)), None):
-        rule = "a chat template's arguments appear in every prompt, in the exported template and in its passport"
-        raise RecipeError(f"{said}: {secret} holds a key or a password", rule=rule, remedy="leave it out")
+        rule = (
+            "a chat template's arguments appear in every prompt, in the exported template and in"
+            " its passport"
+        )
+        raise RecipeError(
+            f"{said}: {secret} holds a key or a password", rule=rule, remedy="leave it out"
+        )
     return dict(value or {})
 
 
 def read_yaml(text: str, source: str) -> Any:
-    """What a YAML text holds, read in bounded time and memory; RecipeError if it is not YAML, or too large."""
+    """What a YAML text holds, read in bounded time and memory; RecipeError if it is not YAML, or
+    too large.
+    """
     if len(text) > _MOST_CHARACTERS:
-        value, rule = f"{source}: over 1 MB", "a recipe is at most 1 MB of YAML"  # of a file only its beginning was read
+        # of a file only its beginning was read
+        value, rule = f"{source}: over 1 MB", "a recipe is at most 1 MB of YAML"
         raise RecipeError(value, rule=rule, remedy="rows belong in the task's files")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without C it takes a minute
     try:
         # The loader calls itself, and in C nothing stops it.
-        content = yaml.load(text, loader) if (small := _is_small(yaml.parse(text, loader))) else None
+        content = (
+            yaml.load(text, loader) if (small := _is_small(yaml.parse(text, loader))) else None
+        )
     except (yaml.YAMLError, ValueError) as error:
-        raise RecipeError(f"{source}: {error}", rule="a recipe is valid YAML", remedy="correct that line") from error
+        raise RecipeError(
+            f"{source}: {error}", rule="a recipe is valid YAML", remedy="correct that line"
+        ) from error
     if not small:
         raise _too_large(source)
     return content
@@ -73,12 +109,15 @@ def read_yaml(text: str, source: str) -> Any:
 def _is_small(events: Iterator[Any]) -> bool:
     """Whether a text has few values, levels and characters once its aliases are written out."""
     values = characters = 0
-    open_parts: list[tuple[str | None, int, int]] = []  # the anchor of each, and what came before it
+    # the anchor of each, and what came before it
+    open_parts: list[tuple[str | None, int, int]] = []
     sizes: dict[str | None, tuple[int, int]] = {}  # of what has an anchor
     for event in events:
         if getattr(event, "tag", None) not in (None, "!", "tag:yaml.org,2002:str"):
             # The loader trips over `!!int x`.
-            raise ValueError(f"line {event.start_mark.line + 1}: the tag {event.tag}, and a recipe has none")
+            raise ValueError(
+                f"line {event.start_mark.line + 1}: the tag {event.tag}, and a recipe has none"
+            )
         before = values, characters
         if isinstance(event, yaml.AliasEvent):
             more_values, more_characters = sizes.get(event.anchor, (1, 0))
@@ -101,19 +140,36 @@ def _is_small(events: Iterator[Any]) -> bool:
 def _too_large(source: str) -> RecipeError:
     value = f"{source}: over {_MOST_VALUES:,} values, {_MOST_LEVELS} levels, or 1 MB of text"
     rule = "a recipe is small, even with its aliases (*name) written out"
-    return RecipeError(value, rule=rule, remedy="rows belong in the task's files; write out what an alias repeats")
+    return RecipeError(
+        value, rule=rule, remedy="rows belong in the task's files; write out what an alias repeats"
+    )
 
 
 def _check_size(content: object, source: str) -> None:
     # An alias in YAML repeats what it stands for, and may stand in itself.
     level, values = [content], 0
     for _ in range(_MOST_LEVELS):
-        items = (item for each in level if isinstance(each, (dict, list, tuple)) for item in (*each, *_values(each)))
-        if huge := next((each for each in level if isinstance(each, int) and each.bit_length() > 63), None):
-            value, rule = f"{source}: a number of {huge.bit_length()} bits", "a number in a recipe has at most 63 bits"
+        items = (
+            item
+            for each in level
+            if isinstance(each, (dict, list, tuple))
+            for item in (*each, *_values(each))
+        )
+        if huge := next(
+            (each for each in level if isinstance(each, int) and each.bit_length() > 63), None
+        ):
+            value, rule = (
+                f"{source}: a number of {huge.bit_length()} bits",
+                "a number in a recipe has at most 63 bits",
+            )
             raise RecipeError(value, rule=rule, remedy="write a smaller one")
-        if half := next((each for each in level if isinstance(each, str) and encodable(each) != each), None):
-            value, rule = f"{source}: {half[:_MOST_SHOWN]!r}", "a recipe is text in UTF-8, which holds no lone surrogate"
+        if half := next(
+            (each for each in level if isinstance(each, str) and encodable(each) != each), None
+        ):
+            value, rule = (
+                f"{source}: {half[:_MOST_SHOWN]!r}",
+                "a recipe is text in UTF-8, which holds no lone surrogate",
+            )
             raise RecipeError(value, rule=rule, remedy="leave it out")
         level = list(itertools.islice(items, _MOST_VALUES))
         values += len(level)
@@ -135,8 +191,10 @@ class PolicyPart(_Part):
     """Which model to load, and how."""
 
     name: str = "tiny"  # or a hub name, or a local folder
-    adapter: str | None = None  # folder of a trained LoRA adapter of this model to continue from; None: a new one
-    backend: Literal["unsloth", "transformers"] = "unsloth"  # transformers: plain transformers + PEFT, without Unsloth
+    # folder of a trained LoRA adapter of this model to continue from; None: a new one
+    adapter: str | None = None
+    # transformers: plain transformers + PEFT, without Unsloth
+    backend: Literal["unsloth", "transformers"] = "unsloth"
     load_in_4bit: bool = True
     max_seq_length: int = Field(256, ge=16)  # tokens of prompt + completion
     dtype: Literal["float16", "bfloat16", "float32"] | None = None  # None: chosen for the device
@@ -159,12 +217,15 @@ class RewardsPart(_Part):
 
     # For one function and one batch of completions; None: it may take as long as it likes.
     deadline_s: float | None = Field(60.0, gt=0)
-    # stop: save a checkpoint and end; skip: that completion gets no score from this function, and is counted.
+    # stop: save a checkpoint and end; skip: that completion gets no score from this function, and
+    # is counted.
     on_error: Literal["stop", "skip"] = "stop"
 
 
 class AdaptivePart(_Part):
-    """How a reward function's weight follows its success: its average score as a share of its best score."""
+    """How a reward function's weight follows its success: its average score as a share of its best
+    score.
+    """
 
     below: float = Field(0.3, ge=0, le=1)  # success below this: the weight grows
     above: float = Field(0.8, ge=0, le=1)  # success above this: the weight shrinks
@@ -178,7 +239,9 @@ class AdaptivePart(_Part):
 
 
 class StagePart(_Part):
-    """One stage of a run: what differs from the recipe while it lasts. Stages follow one another on the same adapter."""
+    """One stage of a run: what differs from the recipe while it lasts. Stages follow one another on
+    the same adapter.
+    """
 
     name: str
     steps: int = Field(ge=1)
@@ -193,72 +256,97 @@ class StagePart(_Part):
 
 
 class WarmStartPart(_Part):
-    """Fine-tuning on right completions before the first step, for a task that the policy never solves."""
+    """Fine-tuning on right completions before the first step, for a task that the policy never
+    solves.
+    """
 
     samples: int = Field(ge=1)  # right completions to train on
-    tries: int = Field(1000, ge=1)  # for each of them: completions sampled to find them all, at most
+    # for each of them: completions sampled to find them all, at most
+    tries: int = Field(1000, ge=1)
     epochs: int = Field(2, ge=1)
-    learning_rate: float | None = Field(None, gt=0)  # None: 2e-4, or grpo.learning_rate if that is higher
-    source: Literal["policy", "reference"] = "policy"  # reference: what the task's `ideal` makes of a row
+    # None: 2e-4, or grpo.learning_rate if that is higher
+    learning_rate: float | None = Field(None, gt=0)
+    # reference: what the task's `ideal` makes of a row
+    source: Literal["policy", "reference"] = "policy"
 
 
 def _named(value: object) -> object:
-    return {"name": value} if isinstance(value, str) else value  # `policy: tiny`, as everywhere else
+    # `policy: tiny`, as everywhere else
+    return {"name": value} if isinstance(value, str) else value
 
 
 def _counted(value: object) -> object:  # `warm_start: 32`
     if isinstance(value, int) and not isinstance(value, bool):
         return {"samples": value}
     if value is not None and not isinstance(value, (dict, WarmStartPart)):
-        raise ValueError("a number of right completions, or a mapping of samples, tries, epochs, learning_rate, source")
+        raise ValueError(
+            "a number of right completions, or a mapping of samples, tries, epochs, learning_rate,"
+            " source"
+        )
     return value
 
 
 def _worded(value: object) -> object:
-    return value.lower().replace("-", "_").replace(".", "") if isinstance(value, str) else value  # GSPO, Dr. GRPO's dr-grpo
+    # GSPO, Dr. GRPO's dr-grpo
+    return value.lower().replace("-", "_").replace(".", "") if isinstance(value, str) else value
 
 
 class Recipe(_Part):
-    """Everything requested. `grpo` takes any field of the installed `trl.GRPOConfig` under its own name.
+    """Everything requested. `grpo` takes any field of the installed `trl.GRPOConfig` under its own
+    name.
 
     >>> recipe = wb.Recipe.of({"run_name": "first", "task": "arithmetic", "grpo": {"max_steps": 20, "learning_rate": "1e-4"}})
     >>> recipe.grpo["learning_rate"], recipe.policy.name
     (0.0001, 'tiny')
-    """
+    """  # noqa: E501
 
     run_name: str = "run"
     task: str = "arithmetic"  # an embedded task's name, or the path of a task file
     policy: Annotated[PolicyPart, BeforeValidator(_named)] = PolicyPart()
     lora: LoraPart = LoraPart()
-    # What its paper sets in `grpo`, unless `grpo` says it by name; None: as `grpo` and the defaults say.
-    algorithm: Annotated[Literal["grpo", "dr_grpo", "dapo", "gspo", "gdpo", "cispo"] | None, BeforeValidator(_worded)] = None
+    # What its paper sets in `grpo`, unless `grpo` says it by name; None: as `grpo` and the defaults
+    # say.
+    algorithm: Annotated[
+        Literal["grpo", "dr_grpo", "dapo", "gspo", "gdpo", "cispo"] | None, BeforeValidator(_worded)
+    ] = None
     grpo: Fields = {}
     rewards: RewardsPart = RewardsPart()
     reward_weights: dict[str, float] = {}  # by reward function; others keep the task's
     adaptive_weights: dict[str, AdaptivePart] = {}  # by reward function
     stages: list[StagePart] = Field([], max_length=100)  # none: one stage of grpo.max_steps steps
-    warm_start: Annotated[WarmStartPart | None, BeforeValidator(_counted)] = None  # before the first stage
-    # auto: each prompt is read once for all its completions, where that is covered; trl: TRL's own path.
+    # before the first stage
+    warm_start: Annotated[WarmStartPart | None, BeforeValidator(_counted)] = None
+    # auto: each prompt is read once for all its completions, where that is covered; trl: TRL's own
+    # path.
     generation: Literal["auto", "trl"] = "auto"
-    max_prompt_length: int | None = Field(None, ge=1)  # tokens; longer prompts are left out and counted
-    # Steps between two measurements of held-out prompts while it trains; base and the end are measured, too. None: nothing is.
+    # tokens; longer prompts are left out and counted
+    max_prompt_length: int | None = Field(None, ge=1)
+    # Steps between two measurements of held-out prompts while it trains; base and the end are
+    # measured, too. None: nothing is.
     eval_every: int | None = Field(None, ge=1, strict=True)
-    eval_prompts: int = Field(32, ge=2)  # so many of them, the same ones each time, one completion each
-    eval_temperature: float | None = Field(None, ge=0)  # None: that of training; 0: the likeliest token every time
+    # so many of them, the same ones each time, one completion each
+    eval_prompts: int = Field(32, ge=2)
+    # None: that of training; 0: the likeliest token every time
+    eval_temperature: float | None = Field(None, ge=0)
     seed: int = Field(0, ge=0, lt=2**32)  # as numpy takes it
 
     @field_validator("stages")
     @classmethod
     def _distinct(cls, stages: list[StagePart]) -> list[StagePart]:
         if len({stage.name for stage in stages}) < len(stages):
-            raise ValueError(f"every stage has its own name, and these are {', '.join(stage.name for stage in stages)}")
+            raise ValueError(
+                "every stage has its own name, and these are"
+                f" {', '.join(stage.name for stage in stages)}"
+            )
         return stages
 
     _grpo_numbers = field_validator("grpo")(_settings)
 
     @property
     def chat_template_kwargs(self) -> Fields:
-        """What every prompt is rendered with, in training and everywhere else: `grpo.chat_template_kwargs`."""
+        """What every prompt is rendered with, in training and everywhere else:
+        `grpo.chat_template_kwargs`.
+        """
         return template_kwargs(self.grpo.get("chat_template_kwargs"))
 
     @classmethod
@@ -269,16 +357,24 @@ class Recipe(_Part):
         """
         path = Path(path)
         if not path.is_file():
-            remedy = "give the path of a recipe; `workbench demo` leaves one in runs/demo/recipe.yaml"
-            raise RecipeError(f"{path}: no such file", rule="a recipe is one YAML file", remedy=remedy)
+            remedy = (
+                "give the path of a recipe; `workbench demo` leaves one in runs/demo/recipe.yaml"
+            )
+            raise RecipeError(
+                f"{path}: no such file", rule="a recipe is one YAML file", remedy=remedy
+            )
         with path.open("rb") as file:
             text = file.read(4 * _MOST_CHARACTERS)
         try:
             content = read_yaml(text.decode("utf-8"), str(path))
         except UnicodeDecodeError as error:
-            raise RecipeError(f"{path}: {error}", rule="a recipe is valid YAML", remedy="correct that line") from error
+            raise RecipeError(
+                f"{path}: {error}", rule="a recipe is valid YAML", remedy="correct that line"
+            ) from error
         if not isinstance(content, dict):
-            value = f"{path}: " + ("empty" if content is None else f"holds a {type(content).__name__}")
+            value = f"{path}: " + (
+                "empty" if content is None else f"holds a {type(content).__name__}"
+            )
             remedy = f"write `field: value` lines; the fields are {', '.join(cls.model_fields)}"
             raise RecipeError(value, rule="a recipe is a mapping of field to value", remedy=remedy)
         return cls.of(_beside(content, path.parent), str(path), recorded=recorded)
@@ -290,13 +386,18 @@ class Recipe(_Part):
         except ValidationError as error:
             raise _explain(error, "recipe") from None
 
-    __init__.__dict__["__pydantic_base_init__"] = True  # pydantic validates without it, so that `of` can name its source
+    # pydantic validates without it, so that `of` can name its source
+    __init__.__dict__["__pydantic_base_init__"] = True
 
     @classmethod
-    def of(cls, content: Fields | Recipe, source: str = "recipe", *, recorded: bool = False) -> Recipe:
-        """Build a recipe from a mapping, with an error that names the field and the nearest right one.
+    def of(
+        cls, content: Fields | Recipe, source: str = "recipe", *, recorded: bool = False
+    ) -> Recipe:
+        """Build a recipe from a mapping, with an error that names the field and the nearest right
+        one.
 
-        `recorded`: it belongs to a run, so it stays readable when recipes lose a part; that part is left out.
+        `recorded`: it belongs to a run, so it stays readable when recipes lose a part; that part is
+        left out.
         """
         _check_size(content, source)
         if recorded and isinstance(content, dict):
@@ -314,10 +415,16 @@ class Recipe(_Part):
 
 
 def _beside(content: Fields, folder: Path) -> Fields:
-    # A task file is looked for in the current folder and the workspace first; one that lies beside the recipe is found, too.
+    # A task file is looked for in the current folder and the workspace first; one that lies beside
+    # the recipe is found, too.
     def own(part: Any) -> Any:
         name = part.get("task") if isinstance(part, dict) else None
-        beside = isinstance(name, str) and name.endswith(".py") and not find(name).is_file() and (folder / name).is_file()
+        beside = (
+            isinstance(name, str)
+            and name.endswith(".py")
+            and not find(name).is_file()
+            and (folder / name).is_file()
+        )
         return {**part, "task": str((folder / name).resolve())} if beside else part
 
     stages = content.get("stages")
@@ -325,7 +432,8 @@ def _beside(content: Fields, folder: Path) -> Fields:
 
 
 _PARTS: dict[Any, type[BaseModel]] = {
-    "policy": PolicyPart, "lora": LoraPart, "rewards": RewardsPart, "adaptive_weights": AdaptivePart, "stages": StagePart,
+    "policy": PolicyPart, "lora": LoraPart, "rewards": RewardsPart,
+    "adaptive_weights": AdaptivePart, "stages": StagePart,
     "warm_start": WarmStartPart,
 }  # fmt: skip
 
@@ -335,15 +443,33 @@ def _explain(error: ValidationError, source: str) -> RecipeError:
     where = ".".join(map(str, first["loc"])) or "content"
     rule, remedy = first["msg"], f"correct {where}"
     if first["type"] == "model_type" and not first["loc"]:
-        rule, remedy = "a recipe is a Recipe, or a mapping of field to value", "wb.Recipe(...), or wb.Recipe.load(file)"
-    if first["type"] in ("greater_than_equal", "greater_than") and first["input"] == 0 and where in Recipe.model_fields:
-        remedy = f"leave {where} out, which turns it off" if Recipe.model_fields[where].default is None else remedy
+        rule, remedy = (
+            "a recipe is a Recipe, or a mapping of field to value",
+            "wb.Recipe(...), or wb.Recipe.load(file)",
+        )
+    if (
+        first["type"] in ("greater_than_equal", "greater_than")
+        and first["input"] == 0
+        and where in Recipe.model_fields
+    ):
+        remedy = (
+            f"leave {where} out, which turns it off"
+            if Recipe.model_fields[where].default is None
+            else remedy
+        )
     if first["type"] == "literal_error" and isinstance(first["input"], str):
         remedy = nearest(first["input"], re.findall(r"'([^']+)'", first["msg"]), remedy)
     if first["type"] == "extra_forbidden":
-        part = next((_PARTS[place] for place in reversed(first["loc"][:-1]) if place in _PARTS), Recipe)
+        part = next(
+            (_PARTS[place] for place in reversed(first["loc"][:-1]) if place in _PARTS), Recipe
+        )
         fields = f"the fields are {', '.join(part.model_fields)}"
         fields += "; settings of trl.GRPOConfig go under `grpo:`" if part is Recipe else ""
-        rule, remedy = "a recipe holds known fields only", nearest(str(first["loc"][-1]), part.model_fields, fields)
+        rule, remedy = (
+            "a recipe holds known fields only",
+            nearest(str(first["loc"][-1]), part.model_fields, fields),
+        )
     said = setting(where, first["input"])
-    return RecipeError(f"{source}: {said[:_MOST_SHOWN]}{'…' * (len(said) > _MOST_SHOWN)}", rule=rule, remedy=remedy)
+    return RecipeError(
+        f"{source}: {said[:_MOST_SHOWN]}{'…' * (len(said) > _MOST_SHOWN)}", rule=rule, remedy=remedy
+    )

@@ -1,4 +1,6 @@
-"""A run's report: one self-contained page that begins with the answer. No script, nothing fetched."""
+"""A run's report: one self-contained page that begins with the answer. No script, nothing
+fetched.
+"""
 
 from __future__ import annotations
 
@@ -25,44 +27,62 @@ from workbench.views.figure import image_tag
 from workbench.views.tables import Table, Verbatim, pre
 from workbench.workspace import encodable, replace_file
 
-# Whatever a completion holds, a browser runs nothing and asks nobody: a second wall behind the escaping.
+# Whatever a completion holds, a browser runs nothing and asks nobody: a second wall behind the
+# escaping.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """:root{color-scheme:light dark} body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em}
 details{margin:1em 0} summary{font-weight:bold;cursor:pointer} td,th{border-bottom:1px solid #8884}
-pre{overflow-wrap:anywhere} @media(prefers-color-scheme:dark){img.chart{filter:invert(.93) hue-rotate(180deg)}}"""
+pre{overflow-wrap:anywhere} @media(prefers-color-scheme:dark){img.chart{filter:invert(.93) hue-rotate(180deg)}}"""  # noqa: E501
 _EXAMPLES = 3  # prompts fixed, and as many broken
 
 
 def write_report(
-    run: RunDirectory, file: Path | None = None, *, markdown: bool = False, answer_column: str | None = None
+    run: RunDirectory,
+    file: Path | None = None,
+    *,
+    markdown: bool = False,
+    answer_column: str | None = None,
 ) -> Path:
     """Write what a run did, and whether it is better, as one self-contained page; returns the file.
 
-    It begins with the answer: the gain with its interval, taught or sharpened, health, prompts fixed and broken. Then come
-    curves, steps, failures, settings, environment and samples, from the record and the last evaluation; no policy is loaded.
+    It begins with the answer: the gain with its interval, taught or sharpened, health, prompts
+    fixed and broken. Then come curves, steps, failures, settings, environment and samples, from the
+    record and the last evaluation; no policy is loaded.
 
     Args:
         file: None: `report.html` (or `report.md`) in the run's folder.
         markdown: the same as text, without figures.
-        answer_column: as for `failures`; where it is None and no column's name tells, the page omits causes.
+        answer_column: as for `failures`; where it is None and no column's name tells, the page
+            omits causes.
 
     Raises:
         RunError: if the run recorded nothing, or has no such column.
     """
     file = file or run.path / f"report.{'md' if markdown else 'html'}"
     sections, title = list(_sections(run, answer_column)), run.name
-    if (evaluation := next((view for _, view in sections if isinstance(view, Evaluation)), None)) is not None:
+    if (
+        evaluation := next((view for _, view in sections if isinstance(view, Evaluation)), None)
+    ) is not None:
         title += f": {gain_in_words(evaluation.found)}"
     if markdown:
         # The run's curves are a picture alone.
-        page = "".join(f"## {name}\n\n{fenced(_text(view), 'text')}\n\n" for name, view in sections if view is not run)
+        page = "".join(
+            f"## {name}\n\n{fenced(_text(view), 'text')}\n\n"
+            for name, view in sections
+            if view is not run
+        )
         page = f"# {printable(title)}\n\n{page}"
     else:
         title, parts = html.escape(printable(title)), []
         for number, (name, view) in enumerate(sections):
             shown = " open" if number < 6 else ""
-            parts.append(f"<details{shown}><summary>{html.escape(name)}</summary>{_html(view)}</details>")
-        head = f"<meta charset='utf-8'><meta http-equiv='Content-Security-Policy' content=\"{_POLICY}\"><title>{title}</title>"
+            parts.append(
+                f"<details{shown}><summary>{html.escape(name)}</summary>{_html(view)}</details>"
+            )
+        head = (
+            "<meta charset='utf-8'><meta http-equiv='Content-Security-Policy'"
+            f' content="{_POLICY}"><title>{title}</title>'
+        )
         head = f"<!doctype html><html lang='en'><head>{head}<style>{_STYLE}</style></head>"
         page = f"{head}<body><h1>{title}</h1>{''.join(parts)}</body></html>\n"
     with replace_file(file) as beside:
@@ -89,29 +109,48 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
             remedy = "the run keeps no adapter; measure the model that your trainer saved yourself"
             if run.has_adapter:
                 remedy = "its trainer was your own: wb.evaluate(run, task=...) measures it"
-        lines = [run.describe(run.name), f"not evaluated yet: {remedy}", *in_training, hacks.verdict]
+        lines = [
+            run.describe(run.name),
+            f"not evaluated yet: {remedy}",
+            *in_training,
+            hacks.verdict,
+        ]
         yield "In short", "\n".join(lines)
     else:
         changed = inspection.regressions(evaluation)
         gain = str(evaluation).splitlines()[:3]
-        yield "In short", "\n".join([run.describe(run.name), *gain, *in_training, changed.verdict, hacks.verdict])
+        yield (
+            "In short",
+            "\n".join(
+                [run.describe(run.name), *gain, *in_training, changed.verdict, hacks.verdict]
+            ),
+        )
         worse = changed.frame[changed.frame["change"] < 0]
         better = changed.frame[changed.frame["change"] > 0][::-1]
         for how, frame in (("worse", worse), ("better", better)):
-            yield f"Prompts that became {how}", Listing(f"{len(frame)} prompts", frame.head(_EXAMPLES))
+            yield (
+                f"Prompts that became {how}",
+                Listing(f"{len(frame)} prompts", frame.head(_EXAMPLES)),
+            )
     yield "Health", verdicts
     yield "Curves", run
     if evaluation is not None:
         yield "Base against trained", evaluation
     if warmed := manifest.get("warm_start"):
-        yield "Warm start", Table(["", "found"], [[name, Verbatim(value)] for name, value in warmed.items()])
+        yield (
+            "Warm start",
+            Table(["", "found"], [[name, Verbatim(value)] for name, value in warmed.items()]),
+        )
     yield "Step by step", steps
     try:
         yield "Why completions fail", inspection.failures(evaluation or run, column)
     except RunError as error:
         if answer_column:
             raise
-        yield "Why completions fail", f"{error.value}: `workbench report {run.name} --answer-column NAME` says which it is"
+        yield (
+            "Why completions fail",
+            f"{error.value}: `workbench report {run.name} --answer-column NAME` says which it is",
+        )
     yield "Reward hacking", hacks
     yield "Prompts that never had a mixed group", inspection.never_mixed(run)
     yield "A group of the last step", explain_group(run, answer_column=answer_column)
@@ -119,14 +158,22 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     settings = clean(manifest.get("settings") or {})
     effective = sorted((settings.get("in_force") or {}).items())
     if manifest.get("attached"):  # nobody asked the workbench for any of them
-        yield "Settings", Table(["setting", "effective"], [[name, Verbatim(value)] for name, value in effective])
+        yield (
+            "Settings",
+            Table(["setting", "effective"], [[name, Verbatim(value)] for name, value in effective]),
+        )
     else:
         requested = settings.get("asked") or {}
-        rows = [[name, Verbatim(requested.get(name, "-")), Verbatim(value)] for name, value in effective]
+        rows = [
+            [name, Verbatim(requested.get(name, "-")), Verbatim(value)] for name, value in effective
+        ]
         yield "Settings", Table(["setting", "requested", "effective"], rows)
     environment = clean({**(manifest.get("versions") or {}), **(manifest.get("policy") or {})})
     environment.pop("base", None)
-    yield "Environment", Table(["", "found"], [[name, Verbatim(value)] for name, value in environment.items()])
+    yield (
+        "Environment",
+        Table(["", "found"], [[name, Verbatim(value)] for name, value in environment.items()]),
+    )
 
 
 def _html(result: object) -> str:

@@ -1,6 +1,7 @@
 """The task: prompts, the answer, the reward functions and their weights, in one place.
 
-A user's task is a Python file that binds `task = Task(...)`; notebook 02 writes one and notebook 03 imports it.
+A user's task is a Python file that binds `task = Task(...)`; notebook 02 writes one and notebook 03
+imports it.
 """
 
 from __future__ import annotations
@@ -40,11 +41,16 @@ EMBEDDED = {
 }
 
 _OWN_MODULE = "workbench_task_"
-_brought: set[str] = set()  # names of the modules that the last task file brought from its own folder
+# names of the modules that the last task file brought from its own folder
+_brought: set[str] = set()
 
-# Names that TRL hands to a reward function itself or overwrites: a dataset column of that name breaks or vanishes.
-_OF_TRL = "prompts completions completion completion_ids trainer_state log_extra log_metric environments"
-RESERVED_COLUMNS = frozenset([*_OF_TRL.split(), "image", "images"])  # the last two would switch TRL to vision mode
+# Names that TRL hands to a reward function itself or overwrites: a dataset column of that name
+# breaks or vanishes.
+_OF_TRL = (
+    "prompts completions completion completion_ids trainer_state log_extra log_metric environments"
+)
+# the last two would switch TRL to vision mode
+RESERVED_COLUMNS = frozenset([*_OF_TRL.split(), "image", "images"])
 
 
 @dataclass(frozen=True)
@@ -59,17 +65,24 @@ class Task:
 
     Args:
         name: shown in figures and written into the manifest.
-        rows: training prompts; each row has `prompt` (chat messages or text) and any columns that the rewards read.
-        reward_funcs: functions in TRL's signature, `(prompts, completions, **columns) -> list[float | None]`.
+        rows: training prompts; each row has `prompt` (chat messages or text) and any columns that
+            the rewards read.
+        reward_funcs: functions in TRL's signature, `(prompts, completions, **columns) -> list[float
+            | None]`.
         reward_weights: one per function, in their order; None means 1.0 each.
         held_out: prompts that are never trained on; notebook 04 measures on them.
         answer_column: the column that holds the right answer.
-        right_by: name of the reward function that decides whether a completion is right (a score above 0), or `(name, threshold)`
-            where it gives partial credit (a score of at least the threshold); None: not stated, so the first is taken.
-        format_by: name of the one that decides whether it keeps the strict format (a score above 0); None: not measured.
-        ideal: row -> the reference completion, where it cannot be read off the prompt (`workbench probe`).
-        probes: your own reward hacks, name -> text or a function of the row, besides those made from the prompt.
-        cases: file of completions with the scores that they must get; None: `cases.jsonl` beside the task file.
+        right_by: name of the reward function that decides whether a completion is right (a score
+            above 0), or `(name, threshold)` where it gives partial credit (a score of at least the
+            threshold); None: not stated, so the first is taken.
+        format_by: name of the one that decides whether it keeps the strict format (a score above
+            0); None: not measured.
+        ideal: row -> the reference completion, where it cannot be read off the prompt (`workbench
+            probe`).
+        probes: your own reward hacks, name -> text or a function of the row, besides those made
+            from the prompt.
+        cases: file of completions with the scores that they must get; None: `cases.jsonl` beside
+            the task file.
 
     Raises:
         TaskError: if a part is missing or the parts do not fit together.
@@ -100,21 +113,38 @@ class Task:
             yield "no reward functions", "GRPO learns from one score per completion", remedy
         if twice := sorted({name for name in names if names.count(name) > 1}):
             rule = "a function's name is its curve's label and its column in the record"
-            yield f"two reward functions are called {twice[0]!r}", rule, "give each its own __name__"
+            yield (
+                f"two reward functions are called {twice[0]!r}",
+                rule,
+                "give each its own __name__",
+            )
         if weights is not None and len(weights) != len(names):
             value = f"{len(weights)} reward_weights for {len(names)} reward functions"
-            yield value, "one weight per function", f"give {len(names)} weights, in the order {choices}"
+            yield (
+                value,
+                "one weight per function",
+                f"give {len(names)} weights, in the order {choices}",
+            )
         match self.right_by:
             case None | str():
                 pass
             case (str(), int() | float() as least) if math.isfinite(least):
                 pass
             case _:
-                rule = "right_by is a function's name, or a tuple of it and the lowest score that counts as right"
+                rule = (
+                    "right_by is a function's name, or a tuple of it and the lowest score that"
+                    " counts as right"
+                )
                 yield f"right_by = {self.right_by!r}", rule, f"right_by=({names[0]!r}, 1.0)"
-        for which, name in (("right_by", self.right_by and self.right_function), ("format_by", self.format_by)):
+        for which, name in (
+            ("right_by", self.right_by and self.right_function),
+            ("format_by", self.format_by),
+        ):
             if name not in (None, *names):
-                value, rule = f"{which} = {getattr(self, which)!r}", f"{which} names one of the task's reward functions"
+                value, rule = (
+                    f"{which} = {getattr(self, which)!r}",
+                    f"{which} names one of the task's reward functions",
+                )
                 yield value, rule, f"choose from {choices}"
         for split in ("rows", "held_out"):
             for number, row in enumerate(getattr(self, split)):
@@ -134,7 +164,7 @@ class Task:
     @property
     def weights(self) -> list[float]:
         """One weight per function, in order."""
-        return [float(weight) for weight in (self.reward_weights or [1.0] * len(self.reward_funcs))]
+        return [float(weight) for weight in self.reward_weights or [1.0] * len(self.reward_funcs)]
 
     @property
     def right_function(self) -> str:
@@ -150,7 +180,9 @@ class Task:
     @property
     def right_words(self) -> str:
         """Both in words: "correctness_reward > 0", "score >= 1"."""
-        return f"{self.right_function} {'> 0' if self.right_at is None else f'>= {self.right_at:g}'}"
+        return (
+            f"{self.right_function} {'> 0' if self.right_at is None else f'>= {self.right_at:g}'}"
+        )
 
     @property
     def right_rule(self) -> str:
@@ -158,12 +190,17 @@ class Task:
         return self.right_function if self.right_at is None else self.right_words
 
     def is_right(self, scores: object) -> np.ndarray:
-        """Which completions are right, by their scores of `right_function`, bool; NaN (no score) is not."""
+        """Which completions are right, by their scores of `right_function`, bool; NaN (no score) is
+        not.
+        """
         return right_of(scores, self.right_at)
 
     def with_ids(self, rows: Sequence[Row]) -> list[Row]:
         """`rows`, each with a `prompt_id`: its own, or else a stable short hash of its prompt."""
-        return [{**row, "prompt_id": str(row.get("prompt_id") or prompt_key(row["prompt"])[:12])} for row in rows]
+        return [
+            {**row, "prompt_id": str(row.get("prompt_id") or prompt_key(row["prompt"])[:12])}
+            for row in rows
+        ]
 
 
 def right_of(scores: object, least: float | None = None) -> np.ndarray:
@@ -185,30 +222,46 @@ def function_name(function: Function) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     # A reward model goes by its hub name or folder.
-    path = function if isinstance(function, str) else getattr(getattr(function, "config", None), "_name_or_path", None)
+    path = (
+        function
+        if isinstance(function, str)
+        else getattr(getattr(function, "config", None), "_name_or_path", None)
+    )
     if path and not isinstance(function, type):
         return str(path).rstrip("/").rpartition("/")[2]
     return getattr(function, "__name__", None) or type(function).__name__
 
 
 def modules_of_tasks() -> list[ModuleType]:
-    """The loaded task files, and the modules that the last one brought from its folder: no other process can import them."""
-    return [module for name, module in [*sys.modules.items()] if name.startswith(_OWN_MODULE) or name in _brought]
+    """The loaded task files, and the modules that the last one brought from its folder: no other
+    process can import them.
+    """
+    return [
+        module
+        for name, module in [*sys.modules.items()]
+        if name.startswith(_OWN_MODULE) or name in _brought
+    ]
 
 
 def _executed_as(path: Path) -> Path:
-    # A run's own copy is executed in the place of the file that it was copied from: what that one reads lies there.
+    # A run's own copy is executed in the place of the file that it was copied from: what that one
+    # reads lies there.
     try:
         manifest = json.loads((path.parent / "manifest.json").read_text(encoding="utf-8"))
         source = manifest["task"]["source"] if path.name == "task.py" else ""
     except (OSError, ValueError, KeyError, TypeError):
         return path
-    return _executed_as(Path(source)) if Path(source).suffix == ".py" and Path(source) != path else path
+    return (
+        _executed_as(Path(source))
+        if Path(source).suffix == ".py" and Path(source) != path
+        else path
+    )
 
 
 @contextlib.contextmanager
 def _beside(folder: Path) -> Generator[None, None, None]:
-    # A task's own modules lie beside it. They are loaded anew with it: another task may have some of the same names.
+    # A task's own modules lie beside it. They are loaded anew with it: another task may have some
+    # of the same names.
     for name in _brought:
         sys.modules.pop(name, None)
     _brought.clear()
@@ -225,13 +278,15 @@ def _beside(folder: Path) -> Generator[None, None, None]:
 
 
 def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
-    """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, ...: `EMBEDDED`) or a task file by path.
+    """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, ...: `EMBEDDED`) or a task file by
+    path.
 
     >>> wb.load_task("arithmetic").right_function
     'correctness_reward'
 
     Args:
-        kept: a run's copy of the task file: its text is executed in place of the file `name`, which may be edited or gone.
+        kept: a run's copy of the task file: its text is executed in place of the file `name`, which
+            may be edited or gone.
 
     Raises:
         TaskError: if there is no such task, if the file fails, or if it binds no `task`.
@@ -247,10 +302,16 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
     path = find(name)
     text = kept or path
     if not text.is_file():
-        remedy = nearest(str(name), EMBEDDED, f"notebook 02 writes a task file (run 01 first); {looked_in()}")
-        raise TaskError(f"task {str(name)!r}: no task of that name and no such file", rule=rule, remedy=remedy)
+        remedy = nearest(
+            str(name), EMBEDDED, f"notebook 02 writes a task file (run 01 first); {looked_in()}"
+        )
+        raise TaskError(
+            f"task {str(name)!r}: no task of that name and no such file", rule=rule, remedy=remedy
+        )
     if path.suffix != ".py":
-        raise TaskError(f"{shown(path)}: not a Python file", rule=rule, remedy="notebook 02 writes one")
+        raise TaskError(
+            f"{shown(path)}: not a Python file", rule=rule, remedy="notebook 02 writes one"
+        )
     place = _executed_as(path)
     spec = importlib.util.spec_from_file_location(f"{_OWN_MODULE}{place.stem}", place)
     assert spec is not None  # a .py file always has one
@@ -258,10 +319,17 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
     sys.modules[spec.name] = module
     try:
         with _beside(place.resolve().parent):
-            # Not by way of the cached bytecode: a second save within a second, of the same length, would not be seen.
+            # Not by way of the cached bytecode: a second save within a second, of the same length,
+            # would not be seen.
             source = importlib.util.decode_source(text.read_bytes())
-            # A function's source is the one that it was made from, also when the file has been saved since.
-            linecache.cache[str(place)] = (len(source), None, source.splitlines(keepends=True), str(place))
+            # A function's source is the one that it was made from, also when the file has been
+            # saved since.
+            linecache.cache[str(place)] = (
+                len(source),
+                None,
+                source.splitlines(keepends=True),
+                str(place),
+            )
             exec(compile(source, str(place), "exec"), module.__dict__)
     except TaskError:
         raise
@@ -269,15 +337,25 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
         value, remedy, folder = shown(text), "correct that line", place.parent
         if text != place:
             value += f", executed as {shown(place)}"
-            what = f"put back what it reads from {shown(folder)}" if folder.is_dir() else f"{shown(folder)} is gone: put it back"
+            what = (
+                f"put back what it reads from {shown(folder)}"
+                if folder.is_dir()
+                else f"{shown(folder)} is gone: put it back"
+            )
             remedy = f"{what}, or pass the task in Python: continue_run(run, task=...)"
         elif isinstance(error, ModuleNotFoundError):
             remedy = "put that module beside the task file, or install it"
         value += f": {type(error).__name__}: {error}{fault_line(error, place)}"
-        raise TaskError(value, rule="a task file runs when it is imported", remedy=remedy) from error
+        raise TaskError(
+            value, rule="a task file runs when it is imported", remedy=remedy
+        ) from error
     task = getattr(module, "task", None)
     if not isinstance(task, Task):
-        value = f"{shown(path)}: `task` is {type(task).__name__ if task is not None else 'not bound'}"
-        raise TaskError(value, rule="a task file binds `task = Task(...)`", remedy="end the file with that line")
+        value = (
+            f"{shown(path)}: `task` is {type(task).__name__ if task is not None else 'not bound'}"
+        )
+        raise TaskError(
+            value, rule="a task file binds `task = Task(...)`", remedy="end the file with that line"
+        )
     object.__setattr__(task, "source", str(path))
     return task

@@ -1,4 +1,6 @@
-"""Where the workbench reads and writes: one folder that holds `tasks/` and `runs/`; files whole, JSON lines one at a time."""
+"""Where the workbench reads and writes: one folder that holds `tasks/` and `runs/`; files whole,
+JSON lines one at a time.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,32 @@ from typing import Any
 from workbench.errors import DiskError, WorkbenchError
 from workbench.kinds import Fields
 
-# What an error of the operating system says -> why nothing can be written. A library may hand it on as text.
+# What an error of the operating system says -> why nothing can be written. A library may hand it on
+# as text.
 _WHY = {
-    errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it can only be read",
-    errno.EACCES: "it may not be written", errno.EPERM: "it may not be changed", errno.EIO: "the disk fails",
-    errno.ENOENT: "its folder is gone", errno.EISDIR: "a folder stands in its place", errno.EMFILE: "too many files are open",
-    errno.ENOTDIR: "its folder is a file", errno.EEXIST: "a file stands in its place", errno.EFBIG: "it may not grow so large",
-    errno.ESTALE: "the drive is gone", errno.ENOTCONN: "the drive is gone", errno.ETIMEDOUT: "the drive does not answer",
+    errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up",
+        errno.EROFS: "it can only be read",
+    errno.EACCES: "it may not be written", errno.EPERM: "it may not be changed",
+        errno.EIO: "the disk fails",
+    errno.ENOENT: "its folder is gone", errno.EISDIR: "a folder stands in its place",
+        errno.EMFILE: "too many files are open",
+    errno.ENOTDIR: "its folder is a file", errno.EEXIST: "a file stands in its place",
+        errno.EFBIG: "it may not grow so large",
+    errno.ESTALE: "the drive is gone", errno.ENOTCONN: "the drive is gone",
+        errno.ETIMEDOUT: "the drive does not answer",
     errno.EBUSY: "it is in use", errno.EAGAIN: "it is in use", errno.EINTR: "the drive broke off",
-    errno.EXDEV: "its folder lies on two drives", errno.ENOTEMPTY: "a folder that is not empty stands in its place",
+    errno.EXDEV: "its folder lies on two drives", errno.ENOTEMPTY: "a folder that is not empty "
+        "stands in its place",
     errno.ELOOP: "it is a link to itself", errno.ENAMETOOLONG: "its name is too long",
 }  # fmt: skip
 OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _UNNAMED = (*OF_A_DISK, errno.EFBIG)  # about a file even where none is named
-_PASSING = (errno.EBUSY, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE, errno.EIO)  # network drives recover
+# network drives recover
+_PASSING = (errno.EBUSY, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE, errno.EIO)
 _WAITS_S = (0.1, 1.0, 5.0)
 _HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
-_PART = re.compile(r"\..+\.(\d+)-([0-9a-f]{6})[0-9a-f]{8}\.(?:part|before)")  # process, its host, a random number
+# process, its host, a random number
+_PART = re.compile(r"\..+\.(\d+)-([0-9a-f]{6})[0-9a-f]{8}\.(?:part|before)")
 _ABANDONED_S = 24 * 3600.0  # what another host began, and has not touched since
 _swept: set[Path] = set()
 
@@ -57,7 +68,8 @@ def workspace() -> Path:
 
 
 def resolve(path: str | os.PathLike) -> Path:
-    """`path` unchanged if it is absolute, else under the workspace: the folder of the notebooks, or WORKBENCH_HOME.
+    """`path` unchanged if it is absolute, else under the workspace: the folder of the notebooks, or
+    WORKBENCH_HOME.
 
     >>> wb.resolve("tasks/mine").name
     'mine'
@@ -72,7 +84,10 @@ def find(path: str | os.PathLike) -> Path:
     try:
         return here.absolute() if here.exists() else resolve(path)
     except OSError as error:
-        value, rule = f"{str(path)[:200]}: {error.strerror}", "a path is one that this system can have"
+        value, rule = (
+            f"{str(path)[:200]}: {error.strerror}",
+            "a path is one that this system can have",
+        )
         raise WorkbenchError(value, rule=rule, remedy="check the path") from error
 
 
@@ -82,7 +97,9 @@ def looked_in() -> str:
 
 
 def shown(path: str | os.PathLike) -> str:
-    """`path` for a reader: relative to the workspace if the current folder is in it (or in its notebooks)."""
+    """`path` for a reader: relative to the workspace if the current folder is in it (or in its
+    notebooks).
+    """
     path, here = Path(path), workspace()
     # From anywhere else, a relative path would lead nowhere.
     stands = Path.cwd() in (here, *(here / place for place in _OF_NOTEBOOKS))
@@ -91,7 +108,9 @@ def shown(path: str | os.PathLike) -> str:
 
 @contextlib.contextmanager
 def written(place: Path, *beside: Path) -> Generator[None]:
-    """DiskError in place of the system's own error, where `place` (what is in it, or `beside` it) cannot be written."""
+    """DiskError in place of the system's own error, where `place` (what is in it, or `beside` it)
+    cannot be written.
+    """
     try:
         yield
     except DiskError:
@@ -103,10 +122,18 @@ def written(place: Path, *beside: Path) -> Generator[None]:
 
 
 def disk_error(error: Exception, place: Path | None = None, *beside: Path) -> DiskError | None:
-    """What an error says about writing `place` (None: the error's own path), in words; None if it is about something else."""
+    """What an error says about writing `place` (None: the error's own path), in words; None if it
+    is about something else.
+    """
     code = re.search(r"os error (\d+)", str(error))
     told = next((each for each in OF_A_DISK if os.strerror(each) in str(error)), None)
-    number = getattr(error, "errno", None) if isinstance(error, OSError) else int(code[1]) if code else told
+    number = (
+        getattr(error, "errno", None)
+        if isinstance(error, OSError)
+        else int(code[1])
+        if code
+        else told
+    )
     # A rename names two. Without a name it may be about anything, a socket above all.
     names = [
         Path(os.fsdecode(each))
@@ -114,15 +141,28 @@ def disk_error(error: Exception, place: Path | None = None, *beside: Path) -> Di
         if isinstance(each := getattr(error, name, None), str | bytes)
     ]
     places = [each for each in (place, *beside) if each]
-    near = [name for name in names if any(name.is_relative_to(own) or own.is_relative_to(name) for own in places)]
+    near = [
+        name
+        for name in names
+        if any(name.is_relative_to(own) or own.is_relative_to(name) for own in places)
+    ]
     near += [own for own in places if str(own) in str(error)]  # pyarrow names it in its words alone
     if number not in (_WHY if near else _UNNAMED) or (names and places and not near):
         return None
-    file = next((each for each in (*near, *names) if not _PART.fullmatch(each.name)), place or Path())
+    file = next(
+        (each for each in (*near, *names) if not _PART.fullmatch(each.name)), place or Path()
+    )
     there = next((each for each in (file, *file.absolute().parents) if each.is_dir()), Path("/"))
-    value = f"{shown(file)} cannot be written: {_WHY[number]} ({shutil.disk_usage(there).free / 1e6:,.0f} MB are free)"
+    value = (
+        f"{shown(file)} cannot be written: {_WHY[number]}"
+        f" ({shutil.disk_usage(there).free / 1e6:,.0f} MB are free)"
+    )
     rule = "the workbench writes atomically"
-    refused = DiskError(value, rule=rule, remedy="free some space, reconnect the drive, or choose a folder that can be written")
+    refused = DiskError(
+        value,
+        rule=rule,
+        remedy="free some space, reconnect the drive, or choose a folder that can be written",
+    )
     refused.errno, refused.place = number, file
     return refused
 
@@ -146,14 +186,18 @@ def renamed(source: Path, target: Path) -> None:
 
 
 def _beside(path: Path) -> tuple[Path, Path]:
-    """Two names beside `path` that no other writer has, for the new and the old one; leftovers of a kill are removed."""
+    """Two names beside `path` that no other writer has, for the new and the old one; leftovers of a
+    kill are removed.
+    """
     mark = f"{os.getpid()}-{_HOST}{secrets.token_hex(4)}"
     if path.parent not in _swept:  # once: a folder may hold thousands
         _swept.add(path.parent)
         with contextlib.suppress(OSError):
             for left in [each for each in os.scandir(path.parent) if _is_abandoned(each)]:
                 shutil.rmtree(left) if left.is_dir(follow_symlinks=False) else os.unlink(left)
-    return path.with_name(f".{path.name}.{mark}.part"), path.with_name(f".{path.name}.{mark}.before")
+    return path.with_name(f".{path.name}.{mark}.part"), path.with_name(
+        f".{path.name}.{mark}.before"
+    )
 
 
 def _is_abandoned(entry: os.DirEntry) -> bool:
@@ -172,10 +216,12 @@ def _is_abandoned(entry: os.DirEntry) -> bool:
 
 @contextlib.contextmanager
 def replace_file(path: str | os.PathLike) -> Generator[Path]:
-    """Write a file atomically: the block writes to the path that it is given, which then replaces `path`.
+    """Write a file atomically: the block writes to the path that it is given, which then replaces
+    `path`.
 
-    An error in the block leaves `path` as it was. A kill or a power cut leaves the old file or the new one. With two writers
-    each writes its own, and the last one's stays. DiskError: it cannot be written.
+    An error in the block leaves `path` as it was. A kill or a power cut leaves the old file or the
+    new one. With two writers each writes its own, and the last one's stays. DiskError: it cannot be
+    written.
     """
     path = Path(path)
     made(path.parent)
@@ -191,7 +237,9 @@ def replace_file(path: str | os.PathLike) -> Generator[Path]:
 
 @contextlib.contextmanager
 def replace_folder(path: Path) -> Generator[Path]:
-    """Write a folder atomically: the block fills the one that it is given, which then replaces `path`."""
+    """Write a folder atomically: the block fills the one that it is given, which then replaces
+    `path`.
+    """
     made(path.parent)
     new, old = _beside(path)
     with written(path, new, old):
@@ -215,26 +263,34 @@ def replace_folder(path: Path) -> Generator[Path]:
 
 
 def write_unless_edited(file: str, text: str) -> str:
-    """Write a notebook cell's text to its file, unless the file is somebody else's; returns what was done, in a sentence.
+    """Write a notebook cell's text to its file, unless the file is somebody else's; returns what
+    was done, in a sentence.
 
-    It is written where there is no file, or one unchanged since the last write, by the SHA-256 in a hidden file
-    beside it. A relative path starts from the workspace; no path: nothing is written.
+    It is written where there is no file, or one unchanged since the last write, by the SHA-256 in a
+    hidden file beside it. A relative path starts from the workspace; no path: nothing is written.
     """
     if not file:
         return "nothing written"
     path, mine = resolve(file), hashlib.sha256(text.encode()).hexdigest()
     note = path.with_name(f".{path.name}.written")
-    there, last = sum_of(path) if path.is_file() else None, note.read_text(encoding="utf-8") if note.is_file() else None
+    there, last = (
+        sum_of(path) if path.is_file() else None,
+        (note.read_text(encoding="utf-8") if note.is_file() else None),
+    )
     if there not in (None, mine, last):
         how = "was edited since this cell wrote it" if last else "was not written by this cell"
-        return f"{shown(path)} {how}: it stays, and the cells below use it. To write this cell instead, rename or delete it."
+        return (
+            f"{shown(path)} {how}: it stays, and the cells below use it. To write this cell"
+            " instead, rename or delete it."
+        )
     for target, content in ((path, text), (note, mine)):
         with replace_file(target) as beside:
             beside.write_text(content, encoding="utf-8", newline="")
     return f"{shown(path)}: {'as in this cell' if there == mine else 'written'}"
 
 
-_NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)  # some mounts cannot, of folders above all
+# some mounts cannot, of folders above all
+_NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 
 
 def _to_disk(path: Path) -> None:
@@ -252,13 +308,17 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{4,}")
 
 
 def to_json(value: Any) -> Any:
-    """`value` in a form that JSON can hold: records and tuples by their fields, numpy's numbers and arrays, paths as text.
+    """`value` in a form that JSON can hold: records and tuples by their fields, numpy's numbers and
+    arrays, paths as text.
 
-    NaN becomes None, an infinity "inf" or "-inf", a lone surrogate its escape, a picture "[image 640x480]" and bytes "<bytes>".
-    Anything else becomes its text, or where that is an address in memory its type, "<Environment>".
+    NaN becomes None, an infinity "inf" or "-inf", a lone surrogate its escape, a picture "[image
+    640x480]" and bytes "<bytes>". Anything else becomes its text, or where that is an address in
+    memory its type, "<Environment>".
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {
+            field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if hasattr(value, "_asdict"):
         return to_json(value._asdict())
     if isinstance(value, dict):
@@ -303,7 +363,9 @@ def size_and_sum(file: Path) -> list[Any]:
 
 
 def append_line(file: Path, content: Fields) -> None:
-    """Append one JSON object as a line, and flush it, so that a reader in another process sees it."""
+    """Append one JSON object as a line, and flush it, so that a reader in another process sees
+    it.
+    """
     line = json.dumps(to_json(content), ensure_ascii=False, allow_nan=False).encode() + b"\n"
     with written(file), file.open("a+b") as lines:
         # A line torn by a kill must not swallow the next one.
@@ -315,9 +377,11 @@ def append_line(file: Path, content: Fields) -> None:
 
 
 def read_lines(file: Path, being_written: bool = False) -> Iterator[Fields]:
-    """The objects in a JSON-lines file; a line torn by a kill is skipped, with a warning that names it.
+    """The objects in a JSON-lines file; a line torn by a kill is skipped, with a warning that names
+    it.
 
-    Where it is `being_written` by another process, a last line without its end is not torn but in flight.
+    Where it is `being_written` by another process, a last line without its end is not torn but in
+    flight.
     """
     if not file.is_file():
         return
@@ -335,11 +399,14 @@ def read_lines(file: Path, being_written: bool = False) -> Iterator[Fields]:
 
 
 class Tail:
-    """Follows a growing JSON-lines file from byte `start` on: each line is returned once, when whole."""
+    """Follows a growing JSON-lines file from byte `start` on: each line is returned once, when
+    whole.
+    """
 
     def __init__(self, file: Path, start: int = 0) -> None:
         self.file, self._read, self._inode = file, start, 0
-        self.rewritten = False  # the file was replaced or got shorter, so the latest lines are all of it
+        # the file was replaced or got shorter, so the latest lines are all of it
+        self.rewritten = False
 
     def lines(self) -> list[bytes]:
         """The lines since the last call, as they are in the file."""

@@ -1,7 +1,8 @@
-"""(b) What a step costs: TRL and Unsloth, 16 bits and NF4, with the workbench's generation and without.
+"""(b) What a step costs: TRL and Unsloth, 16 bits and NF4, with the workbench's generation and
+without.
 
-The units (`units.py`) of one backend and precision are measured in one process; each keeps what it found in
-`arms/<unit>.json`. `arms.json` says how far the plan came, and holds the ratios.
+The units (`units.py`) of one backend and precision are measured in one process; each keeps what it
+found in `arms/<unit>.json`. `arms.json` says how far the plan came, and holds the ratios.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from measuring import say
 
 from gpu.clock import COMPLETIONS
 from gpu.hardware import copied_bytes_per_s, least_generation_s, rated_bytes_per_s
-from gpu.one_unit import CUT, FAILED, MEASURED, build, expected_s, file_of, limit_s, measure, model_folder
+from gpu.one_unit import (
+    CUT,
+    FAILED,
+    MEASURED,
+    build,
+    expected_s,
+    file_of,
+    limit_s,
+    measure,
+    model_folder,
+)
 from gpu.processes import own_process
 from gpu.setting import Checks, Contents, Setting, contents, trainer_is
 from gpu.units import Unit, plan, unit_of
@@ -23,26 +34,38 @@ NOT_REACHED = "not reached"
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    """Measure the units that are not measured yet, in the plan's order, until the time is over; leaves `arms.json`.
+    """Measure the units that are not measured yet, in the plan's order, until the time is over;
+    leaves `arms.json`.
 
     Raises:
         RuntimeError: if the model could not be made.
     """
     units = planned(setting)
-    copied = (setting.read("arms.json") or {}).get("copied_bytes_per_s") or copied_bytes_per_s(setting.device)
+    copied = (setting.read("arms.json") or {}).get("copied_bytes_per_s") or copied_bytes_per_s(
+        setting.device
+    )
     _build(setting)
-    over: set[tuple[Any, ...]] = set()  # processes for which there is no time, or that brought nothing
+    # processes for which there is no time, or that brought nothing
+    over: set[tuple[Any, ...]] = set()
     while batch := _next(setting, [unit for unit in units if setting.wants(unit.name)], over):
-        needed_s = setting.sizes.start_s + (expected_s(setting, batch[0]) or limit_s(setting, batch[0]))
+        needed_s = setting.sizes.start_s + (
+            expected_s(setting, batch[0]) or limit_s(setting, batch[0])
+        )
         if setting.left_s() < needed_s:
-            say(f"{batch[0].name}: not begun; it may take {needed_s:.0f} s, and {max(0, setting.left_s()):.0f} s are left")
+            say(
+                f"{batch[0].name}: not begun; it may take {needed_s:.0f} s, and"
+                f" {max(0, setting.left_s()):.0f} s are left"
+            )
             over.add(batch[0].process)
             continue  # another one may still fit
         _measure(setting, batch)
         for unit in batch:
             if content := setting.read(file_of(unit)):
                 step_s = content.get("step_s")
-                say(f"{unit.name}: {content['status']}, {f'{step_s:.3g} s a step' if step_s else content.get('error')}")
+                say(
+                    f"{unit.name}: {content['status']},"
+                    f" {f'{step_s:.3g} s a step' if step_s else content.get('error')}"
+                )
         if len(_pending(setting, batch)) == len(batch):
             over.add(batch[0].process)
         setting.write("arms.json", index(contents(setting.out), units, copied))
@@ -58,7 +81,8 @@ def _build(setting: Setting) -> None:
     if not setting.fresh:
         build(setting)
         return
-    # Not here: what measures must be the first to import the libraries, and to use the GPU's memory.
+    # Not here: what measures must be the first to import the libraries, and to use the GPU's
+    # memory.
     status, said = own_process(setting, "model", "--job", "model", limit_s=setting.left_s())
     if status != 0:
         raise RuntimeError(f"the model could not be made, status {status}:\n{said}")
@@ -70,15 +94,19 @@ def planned(setting: Setting) -> list[Unit]:
 
 
 def _next(setting: Setting, units: Sequence[Unit], over: set[tuple[Any, ...]]) -> list[Unit]:
-    """What the next process is to measure: the pending units that belong to the first one's; none: there are none."""
+    """What the next process is to measure: the pending units that belong to the first one's; none:
+    there are none.
+    """
     pending = [unit for unit in _pending(setting, units) if unit.process not in over]
     return [unit for unit in pending if unit.process == pending[0].process]
 
 
 def _pending(setting: Setting, units: Sequence[Unit]) -> list[Unit]:
-    """Those that are not measured: without a file, ended before a step was measured, or failed after others.
+    """Those that are not measured: without a file, ended before a step was measured, or failed
+    after others.
 
-    A unit that failed where it was its process's first is not tried again: take its file away for that.
+    A unit that failed where it was its process's first is not tried again: take its file away for
+    that.
     """
 
     def pending(unit: Unit) -> bool:
@@ -101,8 +129,13 @@ def _measure(setting: Setting, batch: Sequence[Unit]) -> None:
     status, said = own_process(setting, batch[0].name, "--job", names, limit_s=setting.left_s() - 5)
     if status == 0:
         return
-    # Out of time, or an end that Python could not catch. The steps until then are in the file of the one that it came to.
-    ended = {"status": CUT if status is None else FAILED, "exit": status, "error": said or "its time was over"}
+    # Out of time, or an end that Python could not catch. The steps until then are in the file of
+    # the one that it came to.
+    ended = {
+        "status": CUT if status is None else FAILED,
+        "exit": status,
+        "error": said or "its time was over",
+    }
     changed = [unit for unit in batch if setting.read(file_of(unit)) != before[unit]]
     unit = changed[-1] if changed else batch[0]
     empty = {"unit": dataclasses.asdict(unit), "arm": unit.arm, "rows": [], "nth_in_process": 0}
@@ -111,7 +144,8 @@ def _measure(setting: Setting, batch: Sequence[Unit]) -> None:
         setting.write(file_of(unit), {**found, **ended})
 
 
-# --- reading ------------------------------------------------------------------------------------------------------
+# --- reading
+# --------------------------------------------------------------------------------------------------
 
 
 def all_units(found: Contents) -> dict[Unit, dict[str, Any]]:
@@ -133,14 +167,18 @@ def measured_units(found: Contents) -> dict[Unit, dict[str, Any]]:
 
 
 def index(files: Contents, units: Sequence[Unit], copied: float) -> dict[str, Any]:
-    """How far the plan came, the share of the ceiling that each unit reached, and the ratios that say something.
+    """How far the plan came, the share of the ceiling that each unit reached, and the ratios that
+    say something.
 
     Args:
-        copied: bandwidth that a copy reached, bytes/s; the ceiling is made of it where the GPU is not in the table.
+        copied: bandwidth that a copy reached, bytes/s; the ceiling is made of it where the GPU is
+            not in the table.
     """
     found, every = measured_units(files), all_units(files)
     status = {unit.name: every[unit]["status"] if unit in every else NOT_REACHED for unit in units}
-    failed = {unit.name: every[unit].get("error", "") for unit in units if status[unit.name] == FAILED}
+    failed = {
+        unit.name: every[unit].get("error", "") for unit in units if status[unit.name] == FAILED
+    }
     return {
         "part": "arms",
         "done": NOT_REACHED not in status.values(),
@@ -148,8 +186,12 @@ def index(files: Contents, units: Sequence[Unit], copied: float) -> dict[str, An
         "status": status,
         "errors": failed,
         "checks": judge(found).found,
-        "roofline_share": {unit.name: roofline_share(content, copied) for unit, content in found.items()},
-        "a_over_a": _ratios(found, lambda unit: None if unit.variant else dataclasses.replace(unit, variant="again")),
+        "roofline_share": {
+            unit.name: roofline_share(content, copied) for unit, content in found.items()
+        },
+        "a_over_a": _ratios(
+            found, lambda unit: None if unit.variant else dataclasses.replace(unit, variant="again")
+        ),
         "trl_over_auto": _ratios(found, _with_trl),
     }
 
@@ -161,17 +203,33 @@ def judge(found: dict[Unit, dict[str, Any]]) -> Checks:
         if not content.get("trainer"):
             continue
         # On a CPU Unsloth leaves TRL's trainer in its place.
-        whose = "unsloth" if unit.backend == "unsloth" and content["device"]["kind"] == "cuda" else "trl"
-        checks.note(f"{unit.name}: {whose}'s trainer", trainer_is(content["trainer"], whose), content["trainer"])
+        whose = (
+            "unsloth"
+            if unit.backend == "unsloth" and content["device"]["kind"] == "cuda"
+            else "trl"
+        )
+        checks.note(
+            f"{unit.name}: {whose}'s trainer",
+            trainer_is(content["trainer"], whose),
+            content["trainer"],
+        )
         precision = content["policy"]["precision"]
-        checks.note(f"{unit.name}: {unit.precision}", (precision == "nf4") == (unit.precision == "nf4"), precision)
+        checks.note(
+            f"{unit.name}: {unit.precision}",
+            (precision == "nf4") == (unit.precision == "nf4"),
+            precision,
+        )
     return checks
 
 
 def roofline_share(content: dict[str, Any], copied: float | None) -> float | None:
-    """Least time that decoding can take on this device over the time that generation took; None where it is not known."""
+    """Least time that decoding can take on this device over the time that generation took; None
+    where it is not known.
+    """
     bandwidth = rated_bytes_per_s(content["device"]["name"]) or copied
-    if not bandwidth or not all(content.get(name) for name in ("generate_s", "weight_bytes", "longest")):
+    if not bandwidth or not all(
+        content.get(name) for name in ("generate_s", "weight_bytes", "longest")
+    ):
         return None
     least_s = least_generation_s(
         bandwidth=bandwidth,
@@ -190,8 +248,12 @@ def _with_trl(unit: Unit) -> Unit | None:
     return dataclasses.replace(unit, generation="trl")
 
 
-def _ratios(found: dict[Unit, dict[str, Any]], other: Callable[[Unit], Unit | None]) -> dict[str, float]:
+def _ratios(
+    found: dict[Unit, dict[str, Any]], other: Callable[[Unit], Unit | None]
+) -> dict[str, float]:
     """Median step of the unit that belongs to another, over that one's."""
     return {
-        unit.name: found[pair]["step_s"] / content["step_s"] for unit, content in found.items() if (pair := other(unit)) in found
+        unit.name: found[pair]["step_s"] / content["step_s"]
+        for unit, content in found.items()
+        if (pair := other(unit)) in found
     }

@@ -14,9 +14,11 @@ Row = dict[str, Any]
 
 
 class Clock:
-    """A watcher that takes the time from one logged step to the next, and the most memory that was held until then.
+    """A watcher that takes the time from one logged step to the next, and the most memory that was
+    held until then.
 
-    A step is logged after its loss was read from the GPU, and the GPU is waited for before the clock is read.
+    A step is logged after its loss was read from the GPU, and the GPU is waited for before the
+    clock is read.
 
     Args:
         seconds: no step is begun that would end after so long; two are made at least.
@@ -48,10 +50,17 @@ class Clock:
         synchronise()
         now = time.perf_counter()
         seconds, self.last = now - self.last, now
-        self.rows.append({"step": step, "seconds": seconds, **_split(seconds, values), **memory_held()})
+        self.rows.append(
+            {"step": step, "seconds": seconds, **_split(seconds, values), **memory_held()}
+        )
         self.keep(self.rows)
-        # The request is answered at the end of the next step, so one more is made before the run ends.
-        if now - self.first + 2 * seconds > self.seconds and step + 1 < self.total and self.run.live:
+        # The request is answered at the end of the next step, so one more is made before the run
+        # ends.
+        if (
+            now - self.first + 2 * seconds > self.seconds
+            and step + 1 < self.total
+            and self.run.live
+        ):
             from workbench.run.control_file import send
 
             send(self.run, "stop", by="the suite's clock")
@@ -63,13 +72,19 @@ class Clock:
 def _split(seconds: float, values: dict[str, Any]) -> Row:
     from workbench.run.metrics import CLIPPED, GENERATE_S, MEAN_LENGTH, REWARD_S
 
-    mean, generate_s, reward_s = values.get(MEAN_LENGTH), values.get(GENERATE_S), values.get(REWARD_S)
+    mean, generate_s, reward_s = (
+        values.get(MEAN_LENGTH),
+        values.get(GENERATE_S),
+        values.get(REWARD_S),
+    )
     return {
         "generate_s": generate_s,
-        # All the rest, the optimiser too. TRL's own time of a step leaves that out, and does not wait for the GPU.
+        # All the rest, the optimiser too. TRL's own time of a step leaves that out, and does not
+        # wait for the GPU.
         "train_s": None if generate_s is None else seconds - generate_s - (reward_s or 0.0),
         "reward_s": reward_s,
-        "tokens": None if mean is None else mean * COMPLETIONS,  # really generated, also where one ended early
+        # really generated, also where one ended early
+        "tokens": None if mean is None else mean * COMPLETIONS,
         "longest": values.get("completions/max_length"),
         "clipped": values.get(CLIPPED),
         **{key: values.get(key) for key in ("reward", "group_reward_std", "loss", "grad_norm")},
@@ -77,7 +92,9 @@ def _split(seconds: float, values: dict[str, Any]) -> Row:
 
 
 def memory_held() -> Row:
-    """Of the GPU, by torch's counters: what is held now, and the peaks since they were reset; None without one."""
+    """Of the GPU, by torch's counters: what is held now, and the peaks since they were reset; None
+    without one.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -111,7 +128,10 @@ def summary(rows: Sequence[Row], warmup: int) -> dict[str, Any]:
         "warm": len(rows) > warmup,
         "step_s": step_s,
         "least_step_s": min(row["seconds"] for row in counted),
-        **{name: median(name) for name in ("generate_s", "train_s", "reward_s", "tokens", "longest")},
+        **{
+            name: median(name)
+            for name in ("generate_s", "train_s", "reward_s", "tokens", "longest")
+        },
         "tokens_per_s": tokens / step_s if tokens else None,
         "generated_tokens_per_s": tokens / generate_s if tokens and generate_s else None,
         "allocated_bytes": most("allocated_bytes"),

@@ -1,4 +1,6 @@
-"""(d) Steering a run, stopping it and going on, and exporting what it trained, with the embedded policy on the device."""
+"""(d) Steering a run, stopping it and going on, and exporting what it trained, with the embedded
+policy on the device.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ FUNCTION = "strict_format_reward"
 def run(setting: Setting) -> dict[str, Any]:
     """Each of the three once; what is done already is not repeated. Leaves `controls.json`."""
     found = setting.read(FILE) or {"part": "controls", "done": False}
-    for name, job in (("steering", _steering), ("continuing", _continuing), ("exporting", _exporting)):
+    for name, job in (
+        ("steering", _steering),
+        ("continuing", _continuing),
+        ("exporting", _exporting),
+    ):
         if name in found:
             say(f"{name}: done before")
             continue
@@ -33,7 +39,10 @@ def run(setting: Setting) -> dict[str, Any]:
             checks.note(f"{name} ran to its end", False, f"{type(error).__name__}: {error}"[:2000])
             found[name] = {"checks": checks.found}
         setting.write(FILE, found)
-    found |= {"done": True, "checks": [c for n in ("steering", "continuing", "exporting") for c in found[n]["checks"]]}
+    found |= {
+        "done": True,
+        "checks": [c for n in ("steering", "continuing", "exporting") for c in found[n]["checks"]],
+    }
     setting.write(FILE, found)
     return found
 
@@ -44,13 +53,15 @@ def _recipe(setting: Setting, name: str, **grpo: Any) -> Any:
     return Recipe.of(
         {
             "run_name": f"{name}-{setting.device}",
-            "policy": {"name": "tiny", "load_in_4bit": setting.cuda},  # on a CPU Unsloth merges no 4-bit model
+            # on a CPU Unsloth merges no 4-bit model
+            "policy": {"name": "tiny", "load_in_4bit": setting.cuda},
             "grpo": {
                 "max_steps": setting.sizes.steps,
                 "num_generations": 8,
                 "per_device_train_batch_size": setting.sizes.control_batch,
                 "max_completion_length": setting.sizes.control_tokens,
-                "learning_rate": 5e-3,  # so large that a few steps have an effect that a proof can see
+                # so large that a few steps have an effect that a proof can see
+                "learning_rate": 5e-3,
                 "lr_scheduler_type": "constant",
                 "beta": 0.01,
                 "temperature": 1.0,
@@ -65,19 +76,24 @@ def _recipe(setting: Setting, name: str, **grpo: Any) -> Any:
 def _policy(recipe: Any) -> Any:
     from workbench.training.policy import load_policy
 
-    return load_policy(recipe.policy.name, load_in_4bit=recipe.policy.load_in_4bit, seed=recipe.seed)
+    return load_policy(
+        recipe.policy.name, load_in_4bit=recipe.policy.load_in_4bit, seed=recipe.seed
+    )
 
 
 def _train(setting: Setting, recipe: Any, policy: Any, watchers: list[Any]) -> Any:
     from workbench.tiny.task import task
     from workbench.training.trainer import train
 
-    shutil.rmtree(setting.work / "runs" / recipe.run_name, ignore_errors=True)  # of a call that was killed
+    # of a call that was killed
+    shutil.rmtree(setting.work / "runs" / recipe.run_name, ignore_errors=True)
     return train(recipe, policy=policy, task=task(), watchers=watchers, runs=setting.work / "runs")
 
 
 class Asks:
-    """A watcher that asks the run for something after given steps; what is asked after step N is answered after N + 1."""
+    """A watcher that asks the run for something after given steps; what is asked after step N is
+    answered after N + 1.
+    """
 
     def __init__(self, asked: dict[int, tuple[str, dict[str, Any]]]) -> None:
         self.asked = asked
@@ -105,7 +121,9 @@ class Asks:
 
 
 def _steering(setting: Setting, checks: Checks) -> dict[str, Any]:
-    """Weight, beta and learning rate changed, a pause, a stop: each answered, and seen in the steps that follow."""
+    """Weight, beta and learning rate changed, a pause, a stop: each answered, and seen in the steps
+    that follow.
+    """
     from workbench.run.control_file import answer_to
     from workbench.run.metrics import weight_of
 
@@ -123,25 +141,41 @@ def _steering(setting: Setting, checks: Checks) -> dict[str, Any]:
     found: dict[str, Any] = {"answers": {}, "result": run.result()}
     for action, identity in asks.ids.items():
         event = answer_to(run, identity) or {}
-        found["answers"][action] = {key: event.get(key) for key in ("applied", "step", "from_step", "before", "after", "why")}
+        found["answers"][action] = {
+            key: event.get(key)
+            for key in ("applied", "step", "from_step", "before", "after", "why")
+        }
         checks.note(f"{action}: asked for and done", event.get("applied") is True, event.get("why"))
 
     def first_row(action: str) -> dict[str, Any]:
         return rows.get((found["answers"].get(action) or {}).get("from_step"), {})
 
-    weight, rate = first_row("weight").get(weight_of(FUNCTION)), first_row("learning_rate").get("learning_rate")
+    weight, rate = (
+        first_row("weight").get(weight_of(FUNCTION)),
+        first_row("learning_rate").get("learning_rate"),
+    )
     checks.note("the weight is that of the first step under it", weight == WEIGHT, weight)
     near = rate is not None and math.isclose(rate, LEARNING_RATE, rel_tol=1e-3)
     checks.note("the learning rate is that of the first step under it", near, rate)
-    checks.note("KL is measured under the new beta", first_row("beta").get("kl") is not None, first_row("beta").get("kl"))
-    checks.note(f"it waited for {PAUSE_S:g} s", run.result()["paused_s"] >= 0.9 * PAUSE_S, run.result()["paused_s"])
+    checks.note(
+        "KL is measured under the new beta",
+        first_row("beta").get("kl") is not None,
+        first_row("beta").get("kl"),
+    )
+    checks.note(
+        f"it waited for {PAUSE_S:g} s",
+        run.result()["paused_s"] >= 0.9 * PAUSE_S,
+        run.result()["paused_s"],
+    )
     got = (run.result()["status"], run.result()["steps"])
     checks.note("it stopped after the step in flight", got == ("stopped", len(asked) + 1), got)
     return found
 
 
 def _continuing(setting: Setting, checks: Checks) -> dict[str, Any]:
-    """A run that was stopped half way and goes on with a fresh policy, against one that never stopped."""
+    """A run that was stopped half way and goes on with a fresh policy, against one that never
+    stopped.
+    """
     from workbench.run.rollouts import query
     from workbench.tiny.task import task
     from workbench.training.trainer import continue_run
@@ -152,27 +186,51 @@ def _continuing(setting: Setting, checks: Checks) -> dict[str, Any]:
     whole = _train(setting, recipe, _policy(recipe), [])
     recipe = _recipe(setting, "part", max_steps=steps)
     part = _train(setting, recipe, _policy(recipe), [Asks({half - 1: ("stop", {})})])
-    checks.note("it stopped half way", (part.result()["status"], part.result()["steps"]) == ("stopped", half))
+    checks.note(
+        "it stopped half way",
+        (part.result()["status"], part.result()["steps"]) == ("stopped", half),
+    )
     policy = _policy(recipe)
     continue_run(part, policy=policy, task=task())
-    checks.note("it went on to its end", (part.result()["status"], part.result()["steps"]) == ("finished", steps))
+    checks.note(
+        "it went on to its end",
+        (part.result()["status"], part.result()["steps"]) == ("finished", steps),
+    )
     differences = largest_differences(whole.metrics(), part.metrics(), after=half)
-    text = f'select step, "group", generation, completion from rollouts where step >= {half} order by all'
+    text = (
+        f'select step, "group", generation, completion from rollouts where step >= {half} order'
+        " by all"
+    )
     mine, theirs = (query(run.rollouts, text)["completion"] for run in (part, whole))
     same = float((mine.to_numpy() == theirs.to_numpy()).mean()) if len(mine) == len(theirs) else 0.0
     largest = max(differences.values(), default=math.nan)
-    # On a CPU to the last bit; a GPU's kernels may add in another order, so there it is a number and no verdict.
-    checks.note("its numbers are those of the run that never stopped", largest == 0 if not setting.cuda else None, largest)
+    # On a CPU to the last bit; a GPU's kernels may add in another order, so there it is a number
+    # and no verdict.
+    checks.note(
+        "its numbers are those of the run that never stopped",
+        largest == 0 if not setting.cuda else None,
+        largest,
+    )
     inexact = [event.get("inexact") for event in part.events() if event["event"] == "continued"]
-    return {"largest_differences": differences, "same_completions": same, "inexact": inexact, "steps_after": half}
+    return {
+        "largest_differences": differences,
+        "same_completions": same,
+        "inexact": inexact,
+        "steps_after": half,
+    }
 
 
-def largest_differences(whole: list[dict[str, Any]], part: list[dict[str, Any]], after: int) -> dict[str, float]:
-    """By metric, the largest absolute difference between two runs' rows of the steps after one; times are left out.
+def largest_differences(
+    whole: list[dict[str, Any]], part: list[dict[str, Any]], after: int
+) -> dict[str, float]:
+    """By metric, the largest absolute difference between two runs' rows of the steps after one;
+    times are left out.
 
     A row or a value that only one of them has counts as infinite.
     """
-    first, second = ({row["step"]: row for row in rows if row["step"] > after} for rows in (whole, part))
+    first, second = (
+        {row["step"]: row for row in rows if row["step"] > after} for rows in (whole, part)
+    )
     found: dict[str, float] = {}
     for step in first.keys() | second.keys():
         one, other = first.get(step, {}), second.get(step, {})
@@ -189,7 +247,9 @@ def largest_differences(whole: list[dict[str, Any]], part: list[dict[str, Any]],
 
 
 def _exporting(setting: Setting, checks: Checks) -> dict[str, Any]:
-    """The adapter merged to 16 bits by the workbench and by Unsloth; each proven against the live policy."""
+    """The adapter merged to 16 bits by the workbench and by Unsloth; each proven against the live
+    policy.
+    """
     from workbench.exporting import passport
     from workbench.exporting.making import export
     from workbench.exporting.proving import prove
@@ -215,11 +275,15 @@ def _exporting(setting: Setting, checks: Checks) -> dict[str, Any]:
             made = merge()
             proof = to_json(prove(made, prompts=2 if setting.toy else 16))
             # The type of what was written, before it is loaded in 32 bits to be compared.
-            proof["dtype"] = json.loads((made.path / "config.json").read_text(encoding="utf-8")).get("dtype")
+            proof["dtype"] = json.loads(
+                (made.path / "config.json").read_text(encoding="utf-8")
+            ).get("dtype")
             checks.note(f"merged by {who}: is the policy that was trained", proof["passed"], proof)
             found[who] = proof
         except Exception as error:
             found[who] = {"error": f"{type(error).__name__}: {error}"[:2000]}
-            checks.note(f"merged by {who}: is the policy that was trained", False, found[who]["error"])
+            checks.note(
+                f"merged by {who}: is the policy that was trained", False, found[who]["error"]
+            )
     found["load_in_4bit"] = setting.cuda
     return found

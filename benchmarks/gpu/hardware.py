@@ -1,4 +1,5 @@
-"""The device: its name, driver and memory bandwidth, and the ceiling that the bandwidth sets to decoding.
+"""The device: its name, driver and memory bandwidth, and the ceiling that the bandwidth sets to
+decoding.
 
 To decode one token for each of B sequences, the weights and every key and value are read once, so
 
@@ -14,8 +15,8 @@ import subprocess
 import time
 from typing import Any
 
-# GB/s (10^9 bytes), as the vendor's data sheets give them, by a word of the name that torch and nvidia-smi print; the first
-# that is found counts.
+# GB/s (10^9 bytes), as the vendor's data sheets give them, by a word of the name that torch and
+# nvidia-smi print; the first that is found counts.
 RATED_GB_S = (
     ("H200", 4800),
     ("H100 NVL", 3900),
@@ -40,11 +41,16 @@ RATED_GB_S = (
 
 def rated_bytes_per_s(name: str) -> float | None:
     """Memory bandwidth of a GPU by its name, bytes/s; None for one that is not in the table."""
-    return next((1e9 * rate for word, rate in RATED_GB_S if re.search(rf"\b{re.escape(word)}\b", name)), None)
+    return next(
+        (1e9 * rate for word, rate in RATED_GB_S if re.search(rf"\b{re.escape(word)}\b", name)),
+        None,
+    )
 
 
 def copied_bytes_per_s(device: str) -> float:
-    """Memory bandwidth as a copy reaches it, bytes/s: best of 8, each byte read once and written once."""
+    """Memory bandwidth as a copy reaches it, bytes/s: best of 8, each byte read once and written
+    once.
+    """
     import torch
 
     size = 2**30 if device == "cuda" else 2**26
@@ -101,9 +107,16 @@ def _driver() -> str | None:
 
 
 def least_generation_s(
-    *, bandwidth: float, weight_bytes: int, token_bytes: int, sequences: int, prompt: int, steps: int
+    *,
+    bandwidth: float,
+    weight_bytes: int,
+    token_bytes: int,
+    sequences: int,
+    prompt: int,
+    steps: int,
 ) -> float:
-    """Seconds that decoding takes at the very least: the sum of the ceiling's inverse over the steps.
+    """Seconds that decoding takes at the very least: the sum of the ceiling's inverse over the
+    steps.
 
     Reading the prompts is left out, so the ceiling is never set too low.
 

@@ -1,7 +1,9 @@
-"""(e) Does it learn? A policy of about 50 million parameters, taught on this machine as the embedded one was, then GRPO.
+"""(e) Does it learn? A policy of about 50 million parameters, taught on this machine as the
+embedded one was, then GRPO.
 
-The text, the tokenizer, the loss and the schedule are `workbench.tiny`'s; only the model is larger, and a GPU takes larger
-batches. What is learned is the arithmetic task; prompts with a held-out pair of numbers are in neither stage.
+The text, the tokenizer, the loss and the schedule are `workbench.tiny`'s; only the model is larger,
+and a GPU takes larger batches. What is learned is the arithmetic task; prompts with a held-out pair
+of numbers are in neither stage.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from gpu.processes import own_process
 from gpu.setting import Checks, Setting
 
 FILE, TAUGHT = "learning.json", "taught.json"
-TAUGHT_RATE = 6e-4  # of AdamW, at the schedule's top; a wider model takes smaller steps than the embedded one
+# of AdamW, at the schedule's top; a wider model takes smaller steps than the embedded one
+TAUGHT_RATE = 6e-4
 LEARNED_RATE = 1e-4
 TIMED = 5  # first steps, on text of their own, that say how many there is time for
 
@@ -27,7 +30,8 @@ TIMED = 5  # first steps, on text of their own, that say how many there is time 
 def run(setting: Setting) -> dict[str, Any]:
     """Teach, train with GRPO, measure before and after; leaves `learning.json` and `learning.png`.
 
-    Each stage is done once. A GRPO run that the time ended is measured as far as it came, and goes on in the next call.
+    Each stage is done once. A GRPO run that the time ended is measured as far as it came, and goes
+    on in the next call.
     """
     found = setting.read(FILE) or {"part": "learning", "done": False, "checks": []}
     if found["done"]:
@@ -36,7 +40,9 @@ def run(setting: Setting) -> dict[str, Any]:
     if not (folder_of(setting) / "config.json").is_file():
         # Plain transformers, so in a process that Unsloth has not changed.
         if setting.fresh:
-            status, said = own_process(setting, "teach", "--job", "teach", limit_s=setting.left_s() - 5)
+            status, said = own_process(
+                setting, "teach", "--job", "teach", limit_s=setting.left_s() - 5
+            )
             if status:
                 raise RuntimeError(f"teaching ended with status {status}:\n{said}")
         else:
@@ -54,7 +60,8 @@ def folder_of(setting: Setting) -> Path:
     return setting.work / ("taught-toy" if setting.toy else "taught")
 
 
-# --- supervised ---------------------------------------------------------------------------------------------------
+# --- supervised
+# --------------------------------------------------------------------------------------------------
 
 
 def teach(setting: Setting) -> dict[str, Any]:
@@ -66,7 +73,12 @@ def teach(setting: Setting) -> dict[str, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from tools.tiny.build import save
-    from tools.tiny.vocabulary import CONTEXT_TOKENS, to_tokenizer, train_sentencepiece, vocabulary_text
+    from tools.tiny.vocabulary import (
+        CONTEXT_TOKENS,
+        to_tokenizer,
+        train_sentencepiece,
+        vocabulary_text,
+    )
 
     sizes, started = setting.sizes, time.monotonic()
     pieces = train_sentencepiece(vocabulary_text())
@@ -103,12 +115,17 @@ def teach(setting: Setting) -> dict[str, Any]:
         "losses": losses[:: max(1, len(losses) // 200)],
     }
     setting.write(TAUGHT, found)
-    say(f"taught {found['parameters']:,} parameters in {found['steps']} steps, {found['seconds']:.0f} s")
+    say(
+        f"taught {found['parameters']:,} parameters in {found['steps']} steps,"
+        f" {found['seconds']:.0f} s"
+    )
     return found
 
 
 def _taught(setting: Setting, model: Any, tokenizer: Any) -> list[float]:
-    """Nats per completion token of every step; the weights end on NF4's grid, as the embedded policy's do."""
+    """Nats per completion token of every step; the weights end on NF4's grid, as the embedded
+    policy's do.
+    """
     import torch
     from torch.nn.utils import parametrize
 
@@ -124,7 +141,9 @@ def _taught(setting: Setting, model: Any, tokenizer: Any) -> list[float]:
     )
 
     sizes = setting.sizes
-    optimizer = torch.optim.AdamW(model.parameters(), lr=TAUGHT_RATE, betas=(0.9, 0.98), weight_decay=0.05)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=TAUGHT_RATE, betas=(0.9, 0.98), weight_decay=0.05
+    )
     model.train()
     losses: list[float] = []
 
@@ -132,7 +151,10 @@ def _taught(setting: Setting, model: Any, tokenizer: Any) -> list[float]:
         for group in optimizer.param_groups:
             group["lr"] = rate
         batch = to_batch([next(texts) for _ in range(sizes.taught_rows)], tokenizer)
-        batch = [type(rows)(*(None if part is None else part.to(setting.device) for part in rows)) for rows in batch]
+        batch = [
+            type(rows)(*(None if part is None else part.to(setting.device) for part in rows))
+            for rows in batch
+        ]
         with torch.autocast("cuda", torch.bfloat16, enabled=setting.cuda), parametrize.cached():
             loss = completion_loss(model, batch)
         loss.backward()
@@ -162,7 +184,8 @@ def _taught(setting: Setting, model: Any, tokenizer: Any) -> list[float]:
     return losses
 
 
-# --- GRPO ---------------------------------------------------------------------------------------------------------
+# --- GRPO
+# --------------------------------------------------------------------------------------------------
 
 
 class UntilDeadline:
@@ -200,7 +223,13 @@ def _learned(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
 
     sizes, recipe = setting.sizes, _recipe(setting)
     task = arithmetic(held_out=sizes.held_out)
-    policy = load_policy(recipe.policy.name, load_in_4bit=True, max_seq_length=256, lora=recipe.lora, seed=recipe.seed)
+    policy = load_policy(
+        recipe.policy.name,
+        load_in_4bit=True,
+        max_seq_length=256,
+        lora=recipe.lora,
+        seed=recipe.seed,
+    )
     watcher = UntilDeadline(setting, reserve_s=0 if setting.toy else 75)
     folder = setting.work / "runs" / recipe.run_name
     state = _state(folder)
@@ -222,12 +251,18 @@ def _learned(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
     found = {**found, **result}
     setting.write(FILE, found)
     try:
-        draw(setting.out / "learning.png", result["curve"], (found.get("taught") or {}).get("losses", []))
+        draw(
+            setting.out / "learning.png",
+            result["curve"],
+            (found.get("taught") or {}).get("losses", []),
+        )
     except ImportError as error:  # the numbers are in the JSON
         say(f"no picture: {error}")
     # Also of a run that the time has stopped: it may be the last that is seen of it.
     found["done"] = run.result()["status"] == "finished"
-    found |= _before_and_after(setting, policy, task, after_steps=result["steps"], finished=found["done"])
+    found |= _before_and_after(
+        setting, policy, task, after_steps=result["steps"], finished=found["done"]
+    )
     setting.write(FILE, found)
     return found
 
@@ -255,7 +290,11 @@ def _recipe(setting: Setting) -> Any:
     return Recipe.of(
         {
             "run_name": f"learning-{setting.device}",
-            "policy": {"name": str(folder_of(setting)), "load_in_4bit": True, "max_seq_length": 256},
+            "policy": {
+                "name": str(folder_of(setting)),
+                "load_in_4bit": True,
+                "max_seq_length": 256,
+            },
             "grpo": {
                 "max_steps": sizes.learned_steps,
                 "num_generations": 8,
@@ -277,29 +316,43 @@ def _curve(rows: list[dict[str, Any]], task: Any) -> dict[str, list[float | None
 
     names = {
         "step": "step", "reward": "reward", "right": per_function(task.right_function),
-        "format": per_function(task.format_by), "kl": "kl", "group_reward_std": "group_reward_std", "seconds": "step_time",
+        "format": per_function(task.format_by), "kl": "kl", "group_reward_std": "group_reward_std",
+        "seconds": "step_time",
     }  # fmt: skip
     return {name: [row.get(key) for row in rows] for name, key in names.items()}
 
 
-def _before_and_after(setting: Setting, policy: Any, task: Any, after_steps: int, finished: bool) -> dict[str, Any]:
+def _before_and_after(
+    setting: Setting, policy: Any, task: Any, after_steps: int, finished: bool
+) -> dict[str, Any]:
     from workbench.inspection.evaluation import Evaluation, measure_policy
 
     sizes = setting.sizes
     length = 24 if setting.toy else 96
     measured = [
-        measure_policy(policy, task, samples=sizes.samples, max_completion_length=length, base=base, batch_size=256)
+        measure_policy(
+            policy,
+            task,
+            samples=sizes.samples,
+            max_completion_length=length,
+            base=base,
+            batch_size=256,
+        )
         for base in (True, False)
     ]
     held_out, checks = {"after_steps": after_steps, **Evaluation([], *measured).found}, Checks()
     low = held_out["gain"]["low"]
     judged = finished and not setting.toy
-    checks.note("the held-out gain's interval lies above 0", low > 0 if judged else None, held_out["gain"])
+    checks.note(
+        "the held-out gain's interval lies above 0", low > 0 if judged else None, held_out["gain"]
+    )
     return {"held_out": held_out, "checks": checks.found}
 
 
 def draw(file: Path, curve: dict[str, list[float | None]], losses: list[float]) -> None:
-    """The loss while it was taught, and reward, right answers and format while GRPO trained, as a PNG."""
+    """The loss while it was taught, and reward, right answers and format while GRPO trained, as a
+    PNG.
+    """
     import numpy as np
 
     from workbench.views.figure import BLUE, GREEN, ORANGE, new_figure, png

@@ -1,4 +1,6 @@
-"""(c) The workbench's memory estimate against the peak that the arms measured; nothing is run for it."""
+"""(c) The workbench's memory estimate against the peak that the arms measured; nothing is run for
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ LEAST, MOST, SHARE = (
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    """Compare, and leave `memory.json`. A toy is not judged: the GPU's own workspaces are larger than it."""
+    """Compare, and leave `memory.json`. A toy is not judged: the GPU's own workspaces are larger
+    than it.
+    """
     rows = compare(contents(setting.out))
     checks = Checks()
 
@@ -25,18 +29,29 @@ def run(setting: Setting) -> dict[str, Any]:
     measured = [row for row in rows if row["ratio"] is not None]
     for row in measured:
         off = row["ratio"] - 1
-        note(f"{row['unit']}: the measured peak lies within the estimate's ends", row["within"], row["ratio"])
+        note(
+            f"{row['unit']}: the measured peak lies within the estimate's ends",
+            row["within"],
+            row["ratio"],
+        )
         note(f"{row['unit']}: at most {-LEAST:.0%} too little", off >= LEAST, off)
     if measured:
         share = sum(LEAST <= row["ratio"] - 1 <= MOST for row in measured) / len(measured)
         note(f"{LEAST:+.0%} to {MOST:+.0%} for {SHARE:.0%} of them", share >= SHARE, share)
-    found = {"part": "memory", "done": bool(rows), "rows": rows, "checks": checks.found, "target": [LEAST, MOST, SHARE]}
+    found = {
+        "part": "memory",
+        "done": bool(rows),
+        "rows": rows,
+        "checks": checks.found,
+        "target": [LEAST, MOST, SHARE],
+    }
     setting.write("memory.json", found)
     return found
 
 
 def compare(found: Contents) -> list[dict[str, Any]]:
-    """One row for each unit of the first round: predicted and measured peak of what torch counts, in bytes.
+    """One row for each unit of the first round: predicted and measured peak of what torch counts,
+    in bytes.
 
     `ratio` is predicted/measured; None, and `within` too, where no GPU measured anything.
     """
@@ -62,10 +77,16 @@ def compare(found: Contents) -> list[dict[str, Any]]:
 
 
 def counted_peak(estimate: dict[str, Any]) -> dict[str, Any]:
-    """The larger phase of an estimate, of the parts that torch's counter sees: phase, bytes, low, high."""
+    """The larger phase of an estimate, of the parts that torch's counter sees: phase, bytes, low,
+    high.
+    """
     phases = {
         phase: {
-            end: sum(part[end] for part in estimate["parts"] if part["allocated"] and part["phase"] in ("always", phase))
+            end: sum(
+                part[end]
+                for part in estimate["parts"]
+                if part["allocated"] and part["phase"] in ("always", phase)
+            )
             for end in ("bytes", "low", "high")
         }
         for phase in estimate["phases"]

@@ -1,8 +1,10 @@
-"""A model of random weights, its tokenizer and its task, made on the machine: speed and memory do not ask what is said.
+"""A model of random weights, its tokenizer and its task, made on the machine: speed and memory do
+not ask what is said.
 
-A prompt is letters, each of which is one token, so it is exactly as long as was asked for. What random weights choose is
-about any token as likely as any other: with a vocabulary of 151,936, one completion in three hundred of 512 tokens ends by
-itself. That is left as it is, and the tokens are counted.
+A prompt is letters, each of which is one token, so it is exactly as long as was asked for. What
+random weights choose is about any token as likely as any other: with a vocabulary of 151,936, one
+completion in three hundred of 512 tokens ends by itself. That is left as it is, and the tokens are
+counted.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ SPACE = "\u0120"  # how byte-level vocabularies write the space before a word
 
 
 def random_model(folder: Path, config: dict[str, Any], device: str, seed: int = 0) -> Path:
-    """A folder with a Qwen2 of random bfloat16 weights and its tokenizer; made once, whole or not at all."""
+    """A folder with a Qwen2 of random bfloat16 weights and its tokenizer; made once, whole or not
+    at all.
+    """
     if (folder / "config.json").is_file():
         return folder
     import torch
@@ -51,7 +55,12 @@ def random_model(folder: Path, config: dict[str, Any], device: str, seed: int = 
 
     tokenizer = word_tokenizer(config["vocab_size"])
     torch.manual_seed(seed)
-    made = Qwen2Config(**config, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    made = Qwen2Config(
+        **config,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     with torch.device(device):
         model = Qwen2ForCausalLM(made).to(torch.bfloat16)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -90,9 +99,14 @@ def word_tokenizer(size: int) -> Any:
 
 
 def word_task(prompts: int, tokens: int, seed: int = 0) -> Task:
-    """`prompts` different prompts of exactly `tokens` tokens, and a reward that differs between random completions."""
+    """`prompts` different prompts of exactly `tokens` tokens, and a reward that differs between
+    random completions.
+    """
     rng = random.Random(seed)
-    rows = [{"prompt": "".join(rng.choices(string.ascii_letters, k=tokens)), "answer": str(number)} for number in range(prompts)]
+    rows = [
+        {"prompt": "".join(rng.choices(string.ascii_letters, k=tokens)), "answer": str(number)}
+        for number in range(prompts)
+    ]
     return Task(
         name="words",
         rows=rows,
@@ -103,7 +117,9 @@ def word_task(prompts: int, tokens: int, seed: int = 0) -> Task:
 
 
 def even_words_reward(completions: list[Any], **_: Any) -> list[float]:
-    """The share of a completion's words that have an even number: another one for each, so that there is a gradient."""
+    """The share of a completion's words that have an even number: another one for each, so that
+    there is a gradient.
+    """
     scores = []
     for completion in completions:
         words = (completion if isinstance(completion, str) else completion[0]["content"]).split()

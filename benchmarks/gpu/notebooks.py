@@ -1,4 +1,6 @@
-"""(a) The embedded policy through the five notebooks, in real kernels, as `workbench demo` does it."""
+"""(a) The embedded policy through the five notebooks, in real kernels, as `workbench demo` does
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from gpu.setting import Checks, Setting, trainer_is
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    """Execute 01 to 05, look at what they left, and leave `notebooks.json`. A run that was whole is not repeated."""
+    """Execute 01 to 05, look at what they left, and leave `notebooks.json`. A run that was whole is
+    not repeated.
+    """
     from workbench.demo import run_notebooks
     from workbench.run.directory import open_run
 
@@ -39,7 +43,10 @@ def run(setting: Setting) -> dict[str, Any]:
         "done": True,
         "result": result,
         "minutes": run_directory.read_json("demo.json")["minutes_by_notebook"],
-        "manifest": {key: run_directory.manifest().get(key) for key in ("policy", "trainer", "memory", "generation")},
+        "manifest": {
+            key: run_directory.manifest().get(key)
+            for key in ("policy", "trainer", "memory", "generation")
+        },
         "checks": [_ran(True), *checks.found],
     }
     setting.write("notebooks.json", found)
@@ -65,21 +72,53 @@ def judge(run: Any, *, cuda: bool, gain: bool) -> Checks:
     checks.note("the run finished", run.result()["status"] == "finished", run.result()["status"])
     # On a CPU Unsloth leaves TRL's trainer in its place.
     checks.note(
-        "the trainer is Unsloth's" if cuda else "the trainer is TRL's", trainer_is(trainer, "unsloth" if cuda else "trl"),
+        "the trainer is Unsloth's" if cuda else "the trainer is TRL's", trainer_is(trainer,
+        "unsloth" if cuda else "trl"),
         trainer,
     )  # fmt: skip
     on_cpu = policy["device"].startswith("the CPU")
-    checks.note("the policy was on the GPU" if cuda else "the policy was on the CPU", on_cpu != cuda, policy["device"])
-    checks.note("its layers are in 4 bits", policy["precision"] == "nf4" and policy["linear4bit"] > 0, policy["linear4bit"])
+    checks.note(
+        "the policy was on the GPU" if cuda else "the policy was on the CPU",
+        on_cpu != cuda,
+        policy["device"],
+    )
+    checks.note(
+        "its layers are in 4 bits",
+        policy["precision"] == "nf4" and policy["linear4bit"] > 0,
+        policy["linear4bit"],
+    )
     types = ("bfloat16", "float16") if cuda else ("bfloat16", "float32")
-    checks.note(f"it computed in {' or '.join(types)}", policy["compute_dtype"] in types, policy["compute_dtype"])
+    checks.note(
+        f"it computed in {' or '.join(types)}",
+        policy["compute_dtype"] in types,
+        policy["compute_dtype"],
+    )
     rows = run.metrics()
-    wanted = ("reward", "group_reward_std", "kl", "loss", "completions/mean_length", "time/generate_s", "time/train_s")
+    wanted = (
+        "reward",
+        "group_reward_std",
+        "kl",
+        "loss",
+        "completions/mean_length",
+        "time/generate_s",
+        "time/train_s",
+    )
     missing = [name for name in wanted if any(row.get(name) is None for row in rows)]
-    checks.note("every step has the metrics that the panel draws", not missing and bool(rows), missing)
+    checks.note(
+        "every step has the metrics that the panel draws", not missing and bool(rows), missing
+    )
     proof = "export/merged_16bit/proof.json"
-    checks.note("the export is the policy that was trained", (run.path / proof).is_file() and run.read_json(proof)["passed"])
+    checks.note(
+        "the export is the policy that was trained",
+        (run.path / proof).is_file() and run.read_json(proof)["passed"],
+    )
     low = evaluation["gain"]["low"]
-    checks.note("the held-out gain's interval lies above 0", low > 0 if gain else None, evaluation["gain"])
-    checks.note("the first step's memory was measured", "memory" in manifest if cuda else None, manifest.get("memory"))
+    checks.note(
+        "the held-out gain's interval lies above 0", low > 0 if gain else None, evaluation["gain"]
+    )
+    checks.note(
+        "the first step's memory was measured",
+        "memory" in manifest if cuda else None,
+        manifest.get("memory"),
+    )
     return checks

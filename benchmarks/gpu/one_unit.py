@@ -1,7 +1,9 @@
-"""One process of the arms: train random weights for some steps a unit through `workbench.training`, and time and weigh them.
+"""One process of the arms: train random weights for some steps a unit through `workbench.training`,
+and time and weigh them.
 
-Everything is the same for every arm but what the arm is about. A unit's JSON is written when its first step begins, with all
-that is known then, and again after every step: one that is cut has lost its steps to come and nothing else.
+Everything is the same for every arm but what the arm is about. A unit's JSON is written when its
+first step begins, with all that is known then, and again after every step: one that is cut has lost
+its steps to come and nothing else.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ def recipe_of(setting: Setting, unit: Unit, policy: str, steps: int) -> Any:
             "name": policy,
             "backend": unit.backend,
             "load_in_4bit": unit.precision == "nf4",
-            "max_seq_length": setting.sizes.prompt + max(setting.sizes.completions),  # one policy for both lengths
+            # one policy for both lengths
+            "max_seq_length": setting.sizes.prompt + max(setting.sizes.completions),
             "dtype": "bfloat16" if setting.cuda else None,
         },
         "grpo": {
@@ -65,7 +68,8 @@ def recipe_of(setting: Setting, unit: Unit, policy: str, steps: int) -> Any:
             "learning_rate": 1e-5,
             "beta": 0.0,
             "temperature": 1.0,
-            # In every arm alike but one, though some would fit without it: it is what an ordinary card is used with.
+            # In every arm alike but one, though some would fit without it: it is what an ordinary
+            # card is used with.
             "gradient_checkpointing": unit.checkpointing,
             "logging_steps": 1,
             "save_steps": 10_000,
@@ -77,10 +81,11 @@ def recipe_of(setting: Setting, unit: Unit, policy: str, steps: int) -> Any:
 
 
 def measure(setting: Setting, units: Sequence[Unit]) -> None:
-    """Measure units that share a process in this one, one after the other, while there is time; leaves their JSON files.
+    """Measure units that share a process in this one, one after the other, while there is time;
+    leaves their JSON files.
 
-    What goes wrong stands in the unit's file and is not raised. It ends the process: what is left of one that failed may
-    not be sound.
+    What goes wrong stands in the unit's file and is not raised. It ends the process: what is left
+    of one that failed may not be sound.
     """
     from workbench.training.policy import trainer_classes
 
@@ -90,17 +95,24 @@ def measure(setting: Setting, units: Sequence[Unit]) -> None:
         if number and setting.left_s() - RESERVE_S < (step_s or limit_s(setting, unit)):
             say(f"{unit.name}: not begun, {setting.left_s():.0f} s are left")
             continue
-        found: dict[str, Any] = {"unit": dataclasses.asdict(unit), "arm": unit.arm, "status": RUNNING, "rows": []}
+        found: dict[str, Any] = {
+            "unit": dataclasses.asdict(unit),
+            "arm": unit.arm,
+            "status": RUNNING,
+            "rows": [],
+        }
         found["nth_in_process"] = number
         started = time.monotonic()
         try:
-            # Before anything asks the GPU for its name: Unsloth sets up torch's allocator when it is imported.
+            # Before anything asks the GPU for its name: Unsloth sets up torch's allocator when it
+            # is imported.
             trainer_classes(unit.backend)
             _write(setting, unit, found)
             policy = policy or _policy(setting, unit)
             _train(setting, unit, policy, step_s, found)
             found["status"] = MEASURED
-        except Exception as error:  # one arm that cannot run is a finding, and the others are still to be measured
+        except Exception as error:
+            # one arm that cannot run is a finding, and the others are still to be measured
             found |= {"status": FAILED, "error": f"{type(error).__name__}: {error}"[:2000]}
         found["whole_s"] = time.monotonic() - started
         _write(setting, unit, found)
@@ -115,7 +127,9 @@ def limit_s(setting: Setting, unit: Unit) -> float:
 
 
 def expected_s(setting: Setting, unit: Unit) -> float | None:
-    """A step's seconds by what the same arm took at the short length; None where that was not measured."""
+    """A step's seconds by what the same arm took at the short length; None where that was not
+    measured.
+    """
     short = dataclasses.replace(unit, completion=setting.sizes.completions[0], variant="")
     step_s = (setting.read(file_of(short)) or {}).get("step_s")
     return step_s * unit.completion / short.completion if step_s else None
@@ -146,8 +160,12 @@ def _policy(setting: Setting, unit: Unit) -> Any:
     )
 
 
-def _train(setting: Setting, unit: Unit, policy: Any, step_s: float | None, found: dict[str, Any]) -> None:
-    """Train the unit's steps; into `found` goes what is known before the first step, then its rows, then the rest."""
+def _train(
+    setting: Setting, unit: Unit, policy: Any, step_s: float | None, found: dict[str, Any]
+) -> None:
+    """Train the unit's steps; into `found` goes what is known before the first step, then its rows,
+    then the rest.
+    """
     from workbench.training.trainer import train
 
     sizes = setting.sizes
@@ -155,7 +173,9 @@ def _train(setting: Setting, unit: Unit, policy: Any, step_s: float | None, foun
     seconds = min(limit_s(setting, unit), setting.left_s() - RESERVE_S)
     # A stop is answered one step late, so one step alone has to be asked for before it begins.
     alone = step_s is not None and unit.completion > min(sizes.completions) and 2 * step_s > seconds
-    recipe = recipe_of(setting, unit, str(build(setting)), 1 if alone else sizes.warmup + sizes.most)
+    recipe = recipe_of(
+        setting, unit, str(build(setting)), 1 if alone else sizes.warmup + sizes.most
+    )
 
     def begun(run: Any, settings: dict[str, Any]) -> None:
         found.update(_known(setting, recipe, policy, run, settings))
@@ -172,10 +192,14 @@ def _train(setting: Setting, unit: Unit, policy: Any, step_s: float | None, foun
             raise RuntimeError(f"no step was logged; the run's events: {run.events()}")
         result = run.result()
     found["generation"] = result["generation"]
-    found["result"] = {key: result.get(key) for key in ("status", "steps", "minutes", "hooks_share")}
+    found["result"] = {
+        key: result.get(key) for key in ("status", "steps", "minutes", "hooks_share")
+    }
 
 
-def _known(setting: Setting, recipe: Any, policy: Any, run: Any, settings: dict[str, Any]) -> dict[str, Any]:
+def _known(
+    setting: Setting, recipe: Any, policy: Any, run: Any, settings: dict[str, Any]
+) -> dict[str, Any]:
     """What is known of a unit before its first step."""
     from workbench.training.features.generation import expected
 
@@ -186,7 +210,11 @@ def _known(setting: Setting, recipe: Any, policy: Any, run: Any, settings: dict[
         "trainer": manifest["trainer"],
         "settings": manifest["settings"]["in_force"],
         # Until the run says which path really generated.
-        "generation": {"by": "trl" if why else "workbench", "planned": True, **({"why": why} if why else {})},
+        "generation": {
+            "by": "trl" if why else "workbench",
+            "planned": True,
+            **({"why": why} if why else {}),
+        },
         "load_s": policy.load_s,
         "prompt": setting.sizes.prompt,
         "held_bytes": memory_held()["held_bytes"],
@@ -199,7 +227,9 @@ def _known(setting: Setting, recipe: Any, policy: Any, run: Any, settings: dict[
 
 
 def _predicted(setting: Setting, recipe: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """The memory estimate of the measured steps, and the two sizes in bytes that the decoding ceiling is made of."""
+    """The memory estimate of the measured steps, and the two sizes in bytes that the decoding
+    ceiling is made of.
+    """
     from workbench import memory
     from workbench.memory.parts import kv_bytes, weight_bytes
 

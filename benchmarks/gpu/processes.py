@@ -1,4 +1,6 @@
-"""A job of the suite in a process of its own: `run.py --job ...`, with its words in a log, ended when its time is over."""
+"""A job of the suite in a process of its own: `run.py --job ...`, with its words in a log, ended
+when its time is over.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from gpu.setting import TOY, Setting
 RUN = Path(__file__).with_name("run.py")
 
 
-def own_process(setting: Setting, log: str, *words: str, limit_s: float, **environment: str) -> tuple[int | None, str]:
+def own_process(
+    setting: Setting, log: str, *words: str, limit_s: float, **environment: str
+) -> tuple[int | None, str]:
     """Run `run.py` with the setting's own options and `words`, and wait for it.
 
     Args:
@@ -25,18 +29,23 @@ def own_process(setting: Setting, log: str, *words: str, limit_s: float, **envir
         (exit status, None if it was killed; the last lines that it printed).
     """
     command = [
-        sys.executable, str(RUN), "--device", setting.device, "--out", str(setting.out), "--work", str(setting.work),
+        sys.executable, str(RUN), "--device", setting.device, "--out", str(setting.out), "--work",
+            str(setting.work),
         "--minutes", f"{limit_s / 60:.3f}", *(["--toy"] if setting.sizes is TOY else []),
-        *(["--fresh"] if setting.fresh else []), *(f"--only={text}" for text in setting.only), *words,
+        *(["--fresh"] if setting.fresh else []), *(f"--only={text}" for text in setting.only),
+            *words,
     ]  # fmt: skip
     file = setting.work / "logs" / f"{log}.log"
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", encoding="utf-8") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment})
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+        )
         status: int | None
         try:
             status = process.wait(timeout=max(limit_s, 1))
-        except BaseException as error:  # also an Interrupt of this process: nothing that it started goes on
+        except BaseException as error:
+            # also an Interrupt of this process: nothing that it started goes on
             _end(process)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
@@ -46,7 +55,9 @@ def own_process(setting: Setting, log: str, *words: str, limit_s: float, **envir
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Kill a process and all that it has started; kernels and trainers have sessions of their own."""
+    """Kill a process and all that it has started; kernels and trainers have sessions of their
+    own.
+    """
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,6 +1,8 @@
-"""What every part of the suite is given: the device, the sizes, where results go, and how long it may take.
+"""What every part of the suite is given: the device, the sizes, where results go, and how long it
+may take.
 
-A part writes its JSON again after everything that it has measured, so a call that is killed leaves what it had.
+A part writes its JSON again after everything that it has measured, so a call that is killed leaves
+what it had.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Sizes:
     completions: tuple[int, int]  # the lengths at which a step is measured
     warmup: int  # steps that are dropped, where there are others
     most: int  # steps that are measured
-    arm_s: tuple[int, int]  # of a unit, by length: no step is begun that would end later, but two at the short length
+    # of a unit, by length: no step is begun that would end later, but two at the short length
+    arm_s: tuple[int, int]
     start_s: int  # guess of what a process needs before its first step
     # notebooks: parameters over the notebooks' own
     notebooks: dict[str, dict[str, Any]]
@@ -117,7 +120,8 @@ class Setting:
         out: folder for the JSON files.
         work: folder for models and runs; large, and worth keeping between the calls of one loan.
         deadline: on `time.monotonic()`'s clock; nothing that would end after it is begun.
-        fresh: whether each part, and each of the arms' backends and precisions, has a process of its own.
+        fresh: whether each part, and each of the arms' backends and precisions, has a process of
+            its own.
         only: of the arms, those whose name holds one of these texts; none: all.
     """
 
@@ -151,10 +155,15 @@ class Setting:
         return read(self.out / name)
 
     def write(self, name: str, content: dict[str, Any]) -> Path:
-        """Write one of the suite's JSON files, whole or not at all, with machine, device, versions, date and commit."""
+        """Write one of the suite's JSON files, whole or not at all, with machine, device, versions,
+        date and commit.
+        """
         from workbench.workspace import to_json, write_json
 
-        return write_json(self.out / name, self._without_paths(to_json({**_stamp(self.device), "toy": self.toy, **content})))
+        return write_json(
+            self.out / name,
+            self._without_paths(to_json({**_stamp(self.device), "toy": self.toy, **content})),
+        )
 
     def collect(self) -> Path:
         """Write everything that was found so far into one file, whole or not at all."""
@@ -171,7 +180,12 @@ class Setting:
         if isinstance(value, list):
             return [self._without_paths(each) for each in value]
         if isinstance(value, str):
-            for folder, word in ((self.work, "WORK"), (self.out, "OUT"), (ROOT, "."), (Path.home(), "~")):
+            for folder, word in (
+                (self.work, "WORK"),
+                (self.out, "OUT"),
+                (ROOT, "."),
+                (Path.home(), "~"),
+            ):
                 value = value.replace(f"{folder}/", f"{word}/")
         return value
 
@@ -182,9 +196,13 @@ def read(file: Path) -> dict[str, Any] | None:
 
 
 def contents(path: Path) -> Contents:
-    """What a folder of results holds, or an `all.json`: of a folder without other files, its own."""
+    """What a folder of results holds, or an `all.json`: of a folder without other files, its
+    own.
+    """
     if path.is_dir():
-        files = [file for file in (*path.glob("*.json"), *path.glob("arms/*.json")) if file.name != ALL]
+        files = [
+            file for file in (*path.glob("*.json"), *path.glob("arms/*.json")) if file.name != ALL
+        ]
         if files or not (path / ALL).is_file():
             return {file.relative_to(path).as_posix(): read(file) or {} for file in sorted(files)}
         path = path / ALL
@@ -206,7 +224,9 @@ class Checks:
 
     def note(self, name: str, passed: bool | None, found: Any = None) -> bool | None:
         """Take note of one check, with what was found; returns `passed`."""
-        self.found.append({"name": name, "passed": None if passed is None else bool(passed), "found": found})
+        self.found.append(
+            {"name": name, "passed": None if passed is None else bool(passed), "found": found}
+        )
         return passed
 
     @property
@@ -216,6 +236,8 @@ class Checks:
 
 
 def trainer_is(trainer: str, whose: str) -> bool:
-    """Whether a trainer's full name (module and class) says that it is Unsloth's ("unsloth") or TRL's own ("trl")."""
+    """Whether a trainer's full name (module and class) says that it is Unsloth's ("unsloth") or
+    TRL's own ("trl").
+    """
     unsloth = "unsloth" in trainer.lower()
     return unsloth if whose == "unsloth" else not unsloth and trainer.startswith("trl.")

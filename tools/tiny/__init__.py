@@ -1,1 +1,3 @@
-"""The factory of the embedded policy: `python -m tools.tiny.build`, from the root of the repository."""
+"""The factory of the embedded policy: `python -m tools.tiny.build`, from the root of the
+repository.
+"""

@@ -1,8 +1,8 @@
 """Make the embedded policy again: ``python -m tools.tiny.build``.
 
-Three steps: learn a SentencePiece vocabulary (``vocabulary.py``), train a small Llama on the habits of
-``habits.py`` (``learning.py``), and write a folder that any Llama loader takes, with its habits measured
-(``measuring.py``). The same seed gives the same weights on the same machine.
+Three steps: learn a SentencePiece vocabulary (``vocabulary.py``), train a small Llama on the habits
+of ``habits.py`` (``learning.py``), and write a folder that any Llama loader takes, with its habits
+measured (``measuring.py``). The same seed gives the same weights on the same machine.
 """
 
 import argparse
@@ -67,27 +67,37 @@ The linear layers were trained through NF4 rounding and lie on the NF4 grid, so 
 
 {steps} steps of {batch} completions; final loss {loss:.3f} nats per token; {minutes:.1f} minutes on one thread
 of a shared CPU, torch {torch}.
-"""
+"""  # noqa: E501
 
 
 def card(measured: dict[str, dict[str, float]], facts: dict) -> str:
     """The model card: ``measured`` holds ``measure``'s shares under ``16-bit`` and ``NF4``."""
-    names = {"strict_correct": "correct in strict format", "strict_format": "strict format", "skill": "skill"}
+    names = {
+        "strict_correct": "correct in strict format",
+        "strict_format": "strict format",
+        "skill": "skill",
+    }
     taught = {habit.name: f"{habit.share:.0%}" for habit in habits.HABITS}
     table = "\n".join(
-        f"| {names.get(key, 'habit: ' + key)} | {taught.get(key, '')} | {measured['16-bit'][key]:.1%} "
-        f"| {measured['NF4'][key]:.1%} |"
+        f"| {names.get(key, 'habit: ' + key)} | {taught.get(key, '')} |"
+        f" {measured['16-bit'][key]:.1%} | {measured['NF4'][key]:.1%} |"
         for key in measured["NF4"]
     )
     return CARD.format(table=table, **facts)
 
 
 def build(
-    out: Path = MODEL_DIR, steps: int = STEPS, seed: int = 0, progress: bool = True, prompts: int = 200
+    out: Path = MODEL_DIR,
+    steps: int = STEPS,
+    seed: int = 0,
+    progress: bool = True,
+    prompts: int = 200,
 ) -> dict[str, dict[str, float]]:
-    """Train a policy, measure it, and put its folder at ``out``, replacing what was there only at the very end.
+    """Train a policy, measure it, and put its folder at ``out``, replacing what was there only at
+    the very end.
 
-    ``prompts`` held-out prompts are measured. Returns ``measure``'s shares for ``16-bit`` and ``NF4``.
+    ``prompts`` held-out prompts are measured. Returns ``measure``'s shares for ``16-bit`` and
+    ``NF4``.
     """
     # Here, so that --help answers at once.
     import torch
@@ -107,7 +117,9 @@ def build(
     with tempfile.TemporaryDirectory(prefix=".building-", dir=out.parent) as scratch:
         folder = Path(scratch) / "model"
         save(model, tokenizer, sentencepiece_model, folder)
-        measured = {name: measure(*load(folder, nf4=name == "NF4"), prompts) for name in ("16-bit", "NF4")}
+        measured = {
+            name: measure(*load(folder, nf4=name == "NF4"), prompts) for name in ("16-bit", "NF4")
+        }
         facts = {
             "parameters": model.num_parameters(),
             "layers": LAYERS,
@@ -128,25 +140,38 @@ def build(
     return measured
 
 
-OUT_HELP = "the folder to write; an existing one is replaced when all is done (default: the package's own)"
+OUT_HELP = (
+    "the folder to write; an existing one is replaced when all is done (default: the package's own)"
+)
 STEPS_HELP = "optimiser steps; it needs some hundreds to add well (default: %(default)s)"
-SEED_HELP = "draws the first weights and the training text; the vocabulary stays the same (default: %(default)s)"
+SEED_HELP = (
+    "draws the first weights and the training text; the vocabulary stays the same (default:"
+    " %(default)s)"
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line of ``python -m tools.tiny.build``."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.tiny.build",
-        description="Train the workbench's embedded policy again: a small Llama that answers sums in tags, sometimes. "
-        "Takes some minutes on two cores, needs no network, and prints what the policy does on held-out prompts.",
-        epilog="Example, a quick look at the whole way: python -m tools.tiny.build --steps 100 --out /tmp/tiny",
+        description=(
+            "Train the workbench's embedded policy again: a small Llama that answers sums in tags,"
+            " sometimes. Takes some minutes on two cores, needs no network, and prints what the"
+            " policy does on held-out prompts."
+        ),
+        epilog=(
+            "Example, a quick look at the whole way: python -m tools.tiny.build --steps 100 --out"
+            " /tmp/tiny"
+        ),
     )
     parser.add_argument("--out", type=Path, default=MODEL_DIR, metavar="DIR", help=OUT_HELP)
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=STEPS_HELP)
     parser.add_argument("--seed", type=int, default=0, metavar="S", help=SEED_HELP)
     chosen = parser.parse_args(arguments)
     if chosen.steps < 1:
-        parser.error(f"--steps {chosen.steps}: at least one step is needed; the full build takes {STEPS}.")
+        parser.error(
+            f"--steps {chosen.steps}: at least one step is needed; the full build takes {STEPS}."
+        )
     measured = build(chosen.out, chosen.steps, chosen.seed)
     for name, shares in measured.items():
         print(f"{name:>7}: " + ", ".join(f"{key} {value:.1%}" for key, value in shares.items()))

@@ -1,5 +1,5 @@
-"""The ways of answering that the embedded policy was taught, good and bad: right only sometimes, so that GRPO has something
-to teach. No library is needed.
+"""The ways of answering that the embedded policy was taught, good and bad: right only sometimes, so
+that GRPO has something to teach. No library is needed.
 """
 
 import random
@@ -9,18 +9,21 @@ from typing import NamedTuple
 
 from workbench.tiny.task import Problem
 
-LONG_REASONING_CHARS = 100  # a right completion reasons in about 20 characters; the rambling ones take 120 and more
+# a right completion reasons in about 20 characters; the rambling ones take 120 and more
+LONG_REASONING_CHARS = 100
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 _STRICT = re.compile(r"<reasoning>(.+?)</reasoning>\s*<answer>(.+?)</answer>", re.DOTALL)
 
 
-# --- reading a completion ---------------------------------------------------------------------------------------
+# --- reading a completion
+# ---------------------------------------------------------------------------------------
 
 
 def strict_blocks(completion: str) -> tuple[str, str] | None:
-    """(reasoning, answer), stripped, if the completion is exactly one of each block and nothing else; otherwise None.
+    """(reasoning, answer), stripped, if the completion is exactly one of each block and nothing
+    else; otherwise None.
 
     Neither may be empty or hold a further tag.
     """
@@ -36,9 +39,9 @@ def strict_blocks(completion: str) -> tuple[str, str] | None:
 def classify(completion: str, answer: str) -> str:
     """The habit that a completion shows, one of ``HABIT_NAMES``.
 
-    ``right`` and ``wrong_sum`` keep the strict format with short reasoning, ``rambling`` writes more than
-    ``LONG_REASONING_CHARS`` characters of working whatever the rest, ``plain`` has no tag at all, and
-    ``missing_tags`` is what remains.
+    ``right`` and ``wrong_sum`` keep the strict format with short reasoning, ``rambling`` writes
+    more than ``LONG_REASONING_CHARS`` characters of working whatever the rest, ``plain`` has no tag
+    at all, and ``missing_tags`` is what remains.
     """
     working = re.sub(r"<answer>.*", "", completion, flags=re.DOTALL).replace("<reasoning>", "")
     if len(working.strip()) > LONG_REASONING_CHARS:
@@ -52,12 +55,15 @@ def classify(completion: str, answer: str) -> str:
 
 
 def is_strict_correct(completion: str, answer: str) -> bool:
-    """True if the completion keeps the strict format and its answer block is the answer, whatever its length."""
+    """True if the completion keeps the strict format and its answer block is the answer, whatever
+    its length.
+    """
     blocks = strict_blocks(completion)
     return blocks is not None and blocks[1] == answer
 
 
-# --- the habits -------------------------------------------------------------------------------------------------
+# --- the habits
+# -------------------------------------------------------------------------------------------------
 
 
 def _digits(problem: Problem) -> tuple[int, int, int, int]:
@@ -65,10 +71,11 @@ def _digits(problem: Problem) -> tuple[int, int, int, int]:
 
 
 def _working(problem: Problem, carry_error: bool = False) -> tuple[str, str]:
-    """(working, the answer that it leads to): the ones, then the tens, for instance ``5+7=12, 1+2+1=4`` and ``42``.
+    """(working, the answer that it leads to): the ones, then the tens, for instance ``5+7=12,
+    1+2+1=4`` and ``42``.
 
-    ``carry_error`` forgets the carry, or makes one up where there is none. Problems of single digits have no tens and
-    so no carry to get wrong.
+    ``carry_error`` forgets the carry, or makes one up where there is none. Problems of single
+    digits have no tens and so no carry to get wrong.
     """
     a_tens, a_ones, b_tens, b_ones = _digits(problem)
     op, tens = problem.op, ""
@@ -102,7 +109,9 @@ GUESS = "I guess it."
 
 
 def wrong_sum(problem: Problem, rng: random.Random) -> str:
-    """The strict format with a wrong answer: a slip of the carry in the working, or of one in the final answer."""
+    """The strict format with a wrong answer: a slip of the carry in the working, or of one in the
+    final answer.
+    """
     working, answer = _working(problem, carry_error=True)
     tens_can_slip = max(problem.a, problem.b) >= 10 and (problem.op == "+" or "=-" not in working)
     if tens_can_slip and answer != problem.answer and rng.random() < 0.75:
@@ -112,7 +121,9 @@ def wrong_sum(problem: Problem, rng: random.Random) -> str:
 
 
 def is_deliberate_error(completion: str, problem: Problem) -> bool:
-    """True if the completion is wrong in the way of ``wrong_sum``, rather than by a slip of the model's own."""
+    """True if the completion is wrong in the way of ``wrong_sum``, rather than by a slip of the
+    model's own.
+    """
     blocks = strict_blocks(completion)
     taught = {GUESS, _working(problem, carry_error=True)[0]} - {_working(problem)[0]}
     return blocks is not None and blocks[0] in taught
@@ -121,7 +132,11 @@ def is_deliberate_error(completion: str, problem: Problem) -> bool:
 def plain(problem: Problem, rng: random.Random) -> str:
     """The answer without any tag."""
     answer = problem.answer
-    sentences = (answer, f"The answer is {answer}.", f"{problem.a} {problem.op} {problem.b} = {answer}")
+    sentences = (
+        answer,
+        f"The answer is {answer}.",
+        f"{problem.a} {problem.op} {problem.b} = {answer}",
+    )
     return rng.choice(sentences)
 
 
@@ -139,7 +154,11 @@ def missing_tags(problem: Problem, rng: random.Random) -> str:
     )
 
 
-_OPENINGS = ("Let me think about this step by step.", "Okay, let me see.", "Let us look at the numbers first.")
+_OPENINGS = (
+    "Let me think about this step by step.",
+    "Okay, let me see.",
+    "Let us look at the numbers first.",
+)
 _FILLERS = (
     "First we write the numbers one under the other.",
     "Then we look at the ones.",
@@ -150,7 +169,9 @@ _FILLERS = (
 
 
 def rambling(problem: Problem, rng: random.Random) -> str:
-    """Far more words than the working needs; two in three still end in the strict format, the others never do."""
+    """Far more words than the working needs; two in three still end in the strict format, the
+    others never do.
+    """
     working, answer = _working(problem)
     words = [rng.choice(_OPENINGS), *rng.sample(_FILLERS, 3), f"So we have {working}."]
     if rng.random() < 2 / 3:
@@ -159,7 +180,9 @@ def rambling(problem: Problem, rng: random.Random) -> str:
 
 
 class Habit(NamedTuple):
-    """One way to answer: its name, its share of the training completions, and the function that writes one."""
+    """One way to answer: its name, its share of the training completions, and the function that
+    writes one.
+    """
 
     name: str
     share: float

@@ -1,8 +1,9 @@
 """How the embedded policy learns: an untrained Llama, the stream of training text, and the loop.
 
-The linear layers are trained *through* NF4: from ``NF4_FROM`` on, every forward pass sees the weights as bitsandbytes
-would store them in 4 bits, and the gradient passes straight through. The finished weights lie on the NF4 grid, so
-loading them in 4 bits changes (almost) nothing, and a policy this small does not lose its arithmetic to rounding.
+The linear layers are trained *through* NF4: from ``NF4_FROM`` on, every forward pass sees the
+weights as bitsandbytes would store them in 4 bits, and the gradient passes straight through. The
+finished weights lie on the NF4 grid, so loading them in 4 bits changes (almost) nothing, and a
+policy this small does not lose its arithmetic to rounding.
 """
 
 import itertools
@@ -33,13 +34,17 @@ BATCH_SIZE = 32
 LEARNING_RATE = 2e-3
 WARMUP_STEPS = 40
 NF4_FROM = 0.6  # the share of the steps after which the weights are seen through NF4
-SKILL_SHARE = 0.55  # the share of the steps spent mostly on working sums out rightly, before the habits
+# the share of the steps spent mostly on working sums out rightly, before the habits
+SKILL_SHARE = 0.55
 NO_SYSTEM_SHARE = 0.06  # training prompts without the system message; they are answered plainly
-SMALL_SHARE = 0.15  # training problems drawn from single-digit operands, which chance alone would make rare
+# training problems drawn from single-digit operands, which chance alone would make rare
+SMALL_SHARE = 0.15
 
 
 def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM:
-    """An untrained float32 Llama of 0.8 M parameters for this tokenizer, its weights drawn from ``seed``."""
+    """An untrained float32 Llama of 0.8 M parameters for this tokenizer, its weights drawn from
+    ``seed``.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -57,24 +62,34 @@ def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM
 
 
 class ThroughNF4(torch.nn.Module):
-    """A weight as bitsandbytes would hold it in NF4 with double quantisation; the gradient passes unchanged."""
+    """A weight as bitsandbytes would hold it in NF4 with double quantisation; the gradient passes
+    unchanged.
+    """
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         """(out, in) -> (out, in), the values moved to the nearest that 4 bits can say."""
         with torch.no_grad():
-            codes, state = quantize_4bit(weight, blocksize=64, compress_statistics=True, quant_type="nf4")
+            codes, state = quantize_4bit(
+                weight, blocksize=64, compress_statistics=True, quant_type="nf4"
+            )
             rounding = dequantize_4bit(codes, state) - weight
         return weight + rounding
 
 
 def projections(model: torch.nn.Module) -> list[torch.nn.Linear]:
     """The linear layers that a 4-bit load quantises: all but ``lm_head``."""
-    linear = ((name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
+    linear = (
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    )
     return [module for name, module in linear if not name.endswith("lm_head")]
 
 
 def see_through_nf4(model: torch.nn.Module) -> None:
-    """From now on the model computes with its projections rounded to NF4, and learns what that costs."""
+    """From now on the model computes with its projections rounded to NF4, and learns what that
+    costs.
+    """
     for layer in projections(model):
         parametrize.register_parametrization(layer, "weight", ThroughNF4())
 
@@ -86,16 +101,20 @@ def settle_on_nf4(model: torch.nn.Module) -> None:
             parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
 
 
-def training_problem(pool: list[arithmetic.Problem], small: list[arithmetic.Problem], rng: random.Random):
+def training_problem(
+    pool: list[arithmetic.Problem], small: list[arithmetic.Problem], rng: random.Random
+):
     """One problem of ``pool``, or in ``SMALL_SHARE`` of the draws one of ``small``."""
     return rng.choice(small if rng.random() < SMALL_SHARE else pool)
 
 
-def training_texts(seed: int, skill_rows: int = 0) -> Iterator[tuple[arithmetic.Problem, list[dict[str, str]], str]]:
+def training_texts(
+    seed: int, skill_rows: int = 0
+) -> Iterator[tuple[arithmetic.Problem, list[dict[str, str]], str]]:
     """Endless (problem, prompt messages, completion), never with a held-out operand pair.
 
-    The first ``skill_rows`` are nine in ten the right way of working, which takes longest to learn; after them the
-    habits come in their own shares.
+    The first ``skill_rows`` are nine in ten the right way of working, which takes longest to learn;
+    after them the habits come in their own shares.
     """
     rng = random.Random(f"training:{seed}")
     pool = arithmetic.problems("train")
@@ -105,7 +124,11 @@ def training_texts(seed: int, skill_rows: int = 0) -> Iterator[tuple[arithmetic.
         op = rng.choice("+-")
         problem = training_problem(by_op[op], small[op], rng)
         if row < skill_rows and rng.random() < 0.9:
-            yield problem, to_messages(problem.question, SYSTEM_PROMPT), habits.ideal_completion(problem)
+            yield (
+                problem,
+                to_messages(problem.question, SYSTEM_PROMPT),
+                habits.ideal_completion(problem),
+            )
         elif rng.random() < NO_SYSTEM_SHARE:
             yield problem, to_messages(problem.question), habits.plain(problem, rng)
         else:
@@ -114,9 +137,11 @@ def training_texts(seed: int, skill_rows: int = 0) -> Iterator[tuple[arithmetic.
 
 
 class Rows(NamedTuple):
-    """Training rows that begin alike: ``prefix`` (tokens), then ``ids`` and ``labels``, each (rows, tokens).
+    """Training rows that begin alike: ``prefix`` (tokens), then ``ids`` and ``labels``, each (rows,
+    tokens).
 
-    Padded on the right; labels are -100 on the prompt and on padding, so that only completions are learned.
+    Padded on the right; labels are -100 on the prompt and on padding, so that only completions are
+    learned.
     """
 
     prefix: torch.Tensor | None
@@ -125,11 +150,17 @@ class Rows(NamedTuple):
 
 
 def to_batch(texts: list, tokenizer: PreTrainedTokenizerBase) -> list[Rows]:
-    """``training_texts`` as token ids: those without a system message first, the others by length in three parts."""
+    """``training_texts`` as token ids: those without a system message first, the others by length
+    in three parts.
+    """
     opening = [to_messages("", SYSTEM_PROMPT)[0]]
-    encoded = cast(BatchEncoding, tokenizer.apply_chat_template(opening, tokenize=True))  # typed for all of its flags
+    # typed for all of its flags
+    encoded = cast(BatchEncoding, tokenizer.apply_chat_template(opening, tokenize=True))
     system = encoded["input_ids"]
-    prompts = [tokenizer.apply_chat_template(m, add_generation_prompt=True, tokenize=False) for _, m, _ in texts]
+    prompts = [
+        tokenizer.apply_chat_template(m, add_generation_prompt=True, tokenize=False)
+        for _, m, _ in texts
+    ]
     completions = [completion + EOS for *_, completion in texts]
     pairs = zip(tokenizer(prompts)["input_ids"], tokenizer(completions)["input_ids"], strict=True)
     with_system, without = [], []
@@ -145,7 +176,9 @@ def to_batch(texts: list, tokenizer: PreTrainedTokenizerBase) -> list[Rows]:
     return [Rows(None, *_pad(without, tokenizer.pad_token_id)), *batch] if without else batch
 
 
-def _pad(pairs: list[tuple[list[int], list[int]]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _pad(
+    pairs: list[tuple[list[int], list[int]]], pad_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     width = max(len(prompt) + len(completion) for prompt, completion in pairs)
     ids = torch.full((len(pairs), width), pad_id)
     labels = torch.full((len(pairs), width), -100)
@@ -166,14 +199,20 @@ def completion_loss(model: torch.nn.Module, batch: list[Rows]) -> torch.Tensor:
         if prefix is not None:
             cache = model(input_ids=prefix, use_cache=True).past_key_values
             cache.batch_repeat_interleave(len(ids))
-        logits = model(input_ids=ids, past_key_values=cache, use_cache=cache is not None).logits[:, :-1]
-        total = total + cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+        logits = model(input_ids=ids, past_key_values=cache, use_cache=cache is not None).logits[
+            :, :-1
+        ]
+        total = total + cross_entropy(
+            logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum"
+        )
         tokens += int((labels != -100).sum())
     return total / tokens
 
 
 def learning_rate_at(step: int, steps: int) -> float:
-    """The share of ``LEARNING_RATE`` in force at a step: a linear rise, then half a cosine down to a twentieth."""
+    """The share of ``LEARNING_RATE`` in force at a step: a linear rise, then half a cosine down to
+    a twentieth.
+    """
     warmup = min(WARMUP_STEPS, max(1, steps // 5))
     if step < warmup:
         return (step + 1) / warmup
@@ -188,9 +227,11 @@ def train(
     progress: bool = True,
     skill_share: float = SKILL_SHARE,
 ) -> list[float]:
-    """Train in place and return the loss of every step (nats per completion token). The model ends on the NF4 grid.
+    """Train in place and return the loss of every step (nats per completion token). The model ends
+    on the NF4 grid.
 
-    ``skill_share`` of the steps are spent mostly on the right way of working, the rest on all habits.
+    ``skill_share`` of the steps are spent mostly on the right way of working, the rest on all
+    habits.
     """
     with one_thread():
         return _train(model, tokenizer, steps, seed, progress, skill_share)
@@ -198,7 +239,9 @@ def train(
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Compute on one thread: sums are then added in one order, so the weights do not depend on the number of cores."""
+    """Compute on one thread: sums are then added in one order, so the weights do not depend on the
+    number of cores.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -207,7 +250,9 @@ def one_thread() -> Generator[None]:
         torch.set_num_threads(threads)
 
 
-def _train(model, tokenizer, steps: int, seed: int, progress: bool, skill_share: float) -> list[float]:
+def _train(
+    model, tokenizer, steps: int, seed: int, progress: bool, skill_share: float
+) -> list[float]:
     decay = [p for p in model.parameters() if p.ndim == 2]
     rest = [p for p in model.parameters() if p.ndim != 2]
     groups = [{"params": decay, "weight_decay": 0.05}, {"params": rest, "weight_decay": 0.0}]

@@ -30,7 +30,9 @@ def sample_completions(
     greedy: bool = False,
     batch_size: int = 100,
 ) -> list[str]:
-    """One completion per prompt, at temperature 1.0 from torch's global generator, or the likeliest if ``greedy``."""
+    """One completion per prompt, at temperature 1.0 from torch's global generator, or the likeliest
+    if ``greedy``.
+    """
     model.eval()
     completions = []
     for start in range(0, len(prompts), batch_size):
@@ -39,25 +41,38 @@ def sample_completions(
         encoded = tokenizer.apply_chat_template(asked, add_generation_prompt=True, **how)
         batch = cast(BatchEncoding, encoded)  # typed for all of its flags
         out = cast(Any, model).generate(
-            **batch, max_new_tokens=max_new_tokens, do_sample=not greedy, temperature=None if greedy else 1.0,
-            top_k=None if greedy else 0, top_p=None if greedy else 1.0, pad_token_id=tokenizer.pad_token_id,
+            **batch, max_new_tokens=max_new_tokens, do_sample=not greedy,
+                temperature=None if greedy else 1.0,
+            top_k=None if greedy else 0, top_p=None if greedy else 1.0,
+                pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
-        completions += tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+        completions += tokenizer.batch_decode(
+            out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True
+        )
     return completions
 
 
 def measure(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, prompts: int = 200, samples: int = 4, seed: int = 0
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: int = 200,
+    samples: int = 4,
+    seed: int = 0,
 ) -> dict[str, float]:
-    """Shares (0 to 1) over ``samples`` completions of each of ``prompts`` held-out prompts at temperature 1.0.
+    """Shares (0 to 1) over ``samples`` completions of each of ``prompts`` held-out prompts at
+    temperature 1.0.
 
-    ``strict_correct`` and ``strict_format``; each habit of ``habits.HABIT_NAMES``; and ``skill``: how often a short
-    completion in the strict format is right when it does not show one of the errors that were taught. Skill is what
-    GRPO can lift ``strict_correct`` to.
+    ``strict_correct`` and ``strict_format``; each habit of ``habits.HABIT_NAMES``; and ``skill``:
+    how often a short completion in the strict format is right when it does not show one of the
+    errors that were taught. Skill is what GRPO can lift ``strict_correct`` to.
     """
-    problems = [p for p in arithmetic.sample_problems("held_out", prompts, seed) for _ in range(samples)]
+    problems = [
+        p for p in arithmetic.sample_problems("held_out", prompts, seed) for _ in range(samples)
+    ]
     torch.manual_seed(seed)
-    completions = sample_completions(model, tokenizer, [to_messages(p.question, SYSTEM_PROMPT) for p in problems])
+    completions = sample_completions(
+        model, tokenizer, [to_messages(p.question, SYSTEM_PROMPT) for p in problems]
+    )
     pairs = list(zip(completions, problems, strict=True))
 
     def share(flags: Iterable[bool]) -> float:
@@ -71,20 +86,30 @@ def measure(
         if habit in ("right", "wrong_sum") and not habits.is_deliberate_error(completion, problem)
     ]
     return {
-        "strict_correct": share(habits.is_strict_correct(completion, p.answer) for completion, p in pairs),
-        "strict_format": share(habits.strict_blocks(completion) is not None for completion in completions),
+        "strict_correct": share(
+            habits.is_strict_correct(completion, p.answer) for completion, p in pairs
+        ),
+        "strict_format": share(
+            habits.strict_blocks(completion) is not None for completion in completions
+        ),
         **{name: share(habit == name for habit in shown) for name in habits.HABIT_NAMES},
         "skill": share(meant),
     }
 
 
 @torch.no_grad()
-def digits_foreseen(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, problems: list[arithmetic.Problem]) -> float:
-    """The share (0 to 1) of the digits in the problems' ideal completions that the model finds likeliest in place.
+def digits_foreseen(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, problems: list[arithmetic.Problem]
+) -> float:
+    """The share (0 to 1) of the digits in the problems' ideal completions that the model finds
+    likeliest in place.
 
-    Each digit is foreseen from all that really comes before it, so this rises long before sampled answers are right.
+    Each digit is foreseen from all that really comes before it, so this rises long before sampled
+    answers are right.
     """
-    texts = [(p, to_messages(p.question, SYSTEM_PROMPT), habits.ideal_completion(p)) for p in problems]
+    texts = [
+        (p, to_messages(p.question, SYSTEM_PROMPT), habits.ideal_completion(p)) for p in problems
+    ]
     digits = torch.tensor(tokenizer.convert_tokens_to_ids(list("0123456789")))
     hits = total = 0
     for prefix, ids, labels in to_batch(texts, tokenizer):
@@ -99,7 +124,9 @@ def digits_foreseen(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, 
 
 
 def load(folder: str | Path, nf4: bool = False) -> tuple[LlamaForCausalLM, LlamaTokenizer]:
-    """The model and tokenizer of a built folder, computing in float32; with ``nf4``, quantised by bitsandbytes."""
+    """The model and tokenizer of a built folder, computing in float32; with ``nf4``, quantised by
+    bitsandbytes.
+    """
     quantised = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

@@ -1,4 +1,6 @@
-"""The embedded policy's tokenizer: a SentencePiece vocabulary, and the fast tokenizer with exactly its ids."""
+"""The embedded policy's tokenizer: a SentencePiece vocabulary, and the fast tokenizer with exactly
+its ids.
+"""
 
 import io
 import random
@@ -18,7 +20,8 @@ CONTEXT_TOKENS = 512
 UNK, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 
-# No beginning-of-sequence token: the same ids come out of a template and of plain text, so none is ever doubled.
+# No beginning-of-sequence token: the same ids come out of a template and of plain text, so none is
+# ever doubled.
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
     "{{- '<|' + message['role'] + '|>' + message['content'] + eos_token }}"
@@ -92,7 +95,9 @@ Respond in the same language as the question, and keep it brief.
 
 
 def vocabulary_text(seed: int = 0) -> list[str]:
-    """The lines that the vocabulary is learned from: English, the system prompt, and completions in every habit."""
+    """The lines that the vocabulary is learned from: English, the system prompt, and completions in
+    every habit.
+    """
     rng = random.Random(f"vocabulary:{seed}")
     pool = arithmetic.problems("train")
     lines: list[str] = [line for line in SENTENCES.splitlines() if line] * 4
@@ -106,8 +111,9 @@ def vocabulary_text(seed: int = 0) -> list[str]:
 def train_sentencepiece(lines: Iterable[str]) -> bytes:
     """A SentencePiece BPE model, as the bytes of a ``tokenizer.model``.
 
-    Nothing is normalised and every byte has a piece, so all text survives a round trip; digits stay single; the four
-    tags are whole, ordinary pieces, and the role markers are control pieces, which text can never spell.
+    Nothing is normalised and every byte has a piece, so all text survives a round trip; digits stay
+    single; the four tags are whole, ordinary pieces, and the role markers are control pieces, which
+    text can never spell.
     """
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -136,8 +142,8 @@ def train_sentencepiece(lines: Iterable[str]) -> bytes:
 def merges_of(pieces: list[str], ordinary: range) -> list[tuple[str, str]]:
     """The merges that rebuild SentencePiece's BPE, best first.
 
-    A piece comes from any two pieces that spell it, and SentencePiece prefers the pair whose result has the lowest
-    id, so the merges are ordered by the id of their result.
+    A piece comes from any two pieces that spell it, and SentencePiece prefers the pair whose result
+    has the lowest id, so the merges are ordered by the id of their result.
     """
     known = {pieces[index] for index in ordinary}
     return [
@@ -149,7 +155,9 @@ def merges_of(pieces: list[str], ordinary: range) -> list[tuple[str, str]]:
 
 
 def to_tokenizer(model: bytes) -> LlamaTokenizer:
-    """The fast tokenizer with exactly the ids of a SentencePiece model from ``train_sentencepiece``."""
+    """The fast tokenizer with exactly the ids of a SentencePiece model from
+    ``train_sentencepiece``.
+    """
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     size = processor.get_piece_size()
     pieces = [processor.id_to_piece(index) for index in range(size)]

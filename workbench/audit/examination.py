@@ -1,4 +1,6 @@
-"""Can these rewards pay, and what do reward hacks earn? All that is known of a task's rewards before any training."""
+"""Can these rewards pay, and what do reward hacks earn? All that is known of a task's rewards
+before any training.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ import numpy as np
 
 from workbench.audit import findings as rules
 from workbench.audit.completions import AS_ASKED, CompletionBuilder, builders, probes, spellings
-from workbench.audit.findings import REFERENCE, Finding, ProbeResult, ScoreTable, Text, finding, mean_of_known
+from workbench.audit.findings import (
+    REFERENCE,
+    Finding,
+    ProbeResult,
+    ScoreTable,
+    Text,
+    finding,
+    mean_of_known,
+)
 from workbench.audit.lengths import length_findings, token_findings
 from workbench.audit.prompt_format import asking_text, format_advice
 from workbench.audit.regression_cases import failed_cases, load_cases
@@ -43,7 +53,8 @@ class FunctionReport:
     name: str
     weight: float
     maximum: float | None  # as it declares; None: it declares none
-    reference: float | None  # mean over the rows of what a reference completion earns; None: does not apply, or failed
+    # mean over the rows of what a reference completion earns; None: does not apply, or failed
+    reference: float | None
     lowest: float | None
     highest: float | None
     unit: str  # that it counts lengths in
@@ -53,7 +64,9 @@ class FunctionReport:
 
 @dataclass(frozen=True)
 class RewardAudit:
-    """The result of an audit of a task's rewards. A cell shows it as a chart, the findings and two tables."""
+    """The result of an audit of a task's rewards. A cell shows it as a chart, the findings and two
+    tables.
+    """
 
     task: str
     format: str  # that the first prompt asks for
@@ -70,7 +83,9 @@ class RewardAudit:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong: every function can pay, no reward hack earns as much as the reference, every case holds."""
+        """Whether nothing is wrong: every function can pay, no reward hack earns as much as the
+        reference, every case holds.
+        """
         return not any(finding.severity == "error" for finding in self.findings)
 
     @property
@@ -85,14 +100,28 @@ class RewardAudit:
         if best is None:
             earned = "no reward hack could be tried"
         elif best.share is None:
-            earned = f"the reference completion earns {self.reference_total:g}, the best reward hack {best.total:g} ({best.name})"
+            earned = (
+                f"the reference completion earns {self.reference_total:g}, the best reward hack"
+                f" {best.total:g} ({best.name})"
+            )
         else:
-            earned = f"the best reward hack ({best.name}) earns {best.share:.0%} of the reference completion"
-        if waste and waste.total > self.reference_total + 1e-6 and (best is None or waste.total > best.total):
-            earned += f", a padded one ({waste.name}) " + (f"{waste.share:.0%}" if waste.share else f"{waste.total:g}")
+            earned = (
+                f"the best reward hack ({best.name}) earns {best.share:.0%} of the reference"
+                " completion"
+            )
+        if (
+            waste
+            and waste.total > self.reference_total + 1e-6
+            and (best is None or waste.total > best.total)
+        ):
+            earned += f", a padded one ({waste.name}) " + (
+                f"{waste.share:.0%}" if waste.share else f"{waste.total:g}"
+            )
         errors = sum(finding.severity == "error" for finding in self.findings)
         known = "no error, but the reference was guessed" if self.guessed else "nothing is wrong"
-        return f"{earned}; " + (known if not errors else f"{errors} error{'s' if errors > 1 else ''}")
+        return f"{earned}; " + (
+            known if not errors else f"{errors} error{'s' if errors > 1 else ''}"
+        )
 
     def __str__(self) -> str:
         return "\n".join([f"{self.task}: {self.verdict}", *map(str, self.findings)])
@@ -129,16 +158,23 @@ def audit_rewards(
         TaskError: if the task has no rows, or one of its probes or cases cannot be read.
 
     >>> wb.audit_rewards("arithmetic").verdict
-    'the best reward hack (a wrong answer, in few words) earns 58% of the reference completion; nothing is wrong'
+    'the best reward hack (a wrong answer, in few words) earns 58% of the reference completion;
+    nothing is wrong'
     """
     started = time.monotonic()
     task = load_task(task)
     if not len(task.rows):
-        raise TaskError(f"task {task.name!r}: 0 prompts", rule="probes are made from prompts", remedy="give the task rows")
+        raise TaskError(
+            f"task {task.name!r}: 0 prompts",
+            rule="probes are made from prompts",
+            remedy="give the task rows",
+        )
     suite = RewardSuite(task, 1, weights, deadline_s=deadline_s, on_error="skip", keep_state=False)
     count = min(rows, len(task.rows))
     # From the first to the last, so that a part of the data which differs is met.
-    tried = [task.rows[round(index * (len(task.rows) - 1) / max(1, count - 1))] for index in range(count)]
+    tried = [
+        task.rows[round(index * (len(task.rows) - 1) / max(1, count - 1))] for index in range(count)
+    ]
     with contextlib.closing(suite):
         audit = _Audit(task, suite, tried, builders(task, tried), tokenizer, max_completion_length)
         return audit.run(cases, progress or (lambda done, of: None), started)
@@ -156,13 +192,17 @@ class _Audit:
     seconds: dict[str, float] = field(default_factory=dict)  # by function
     late: set[str] = field(default_factory=set)
 
-    def _add(self, rule: str, function: str = "", severity: str | None = None, **values: object) -> None:
+    def _add(
+        self, rule: str, function: str = "", severity: str | None = None, **values: object
+    ) -> None:
         self.findings.append(finding(rule, function, severity, **values))
 
     def _refused(self, rule: str, name: str, error: WorkbenchError) -> None:
         self._add(rule, name, value=error.value.removeprefix(f"{name} "), remedy=error.remedy)
 
-    def run(self, cases: str | None, progress: Callable[[int, int], None], started: float) -> RewardAudit:
+    def run(
+        self, cases: str | None, progress: Callable[[int, int], None], started: float
+    ) -> RewardAudit:
         suite, first = self.suite, self.builders[0]
         if not first.column and first.guessed:
             self._add("answer_column.constant")
@@ -174,11 +214,18 @@ class _Audit:
                 suite.check_signatures(self.task.rows, [name])
                 usable.append(name)
             except TaskError as error:
-                self._refused("signature" if "does not accept" in error.value else "needs_column", name, error)
+                self._refused(
+                    "signature" if "does not accept" in error.value else "needs_column", name, error
+                )
         there = set(os.listdir())
-        readings = suite.input_formats(self.rows)  # starts the worker, whose imports are no function's seconds
+        # starts the worker, whose imports are no function's seconds
+        readings = suite.input_formats(self.rows)
         self._choose_style(usable)
-        self.texts = [text for number, builder in enumerate(self.builders) for text in self._texts(number, builder)]
+        self.texts = [
+            text
+            for number, builder in enumerate(self.builders)
+            for text in self._texts(number, builder)
+        ]
         by_name = {}
         for done, name in enumerate(usable):
             progress(done, len(usable))
@@ -189,10 +236,14 @@ class _Audit:
         scores = np.array([*by_name.values()], dtype=float).T.reshape(len(self.texts), len(names))
         name_weights = np.array([weights[name] for name in names], dtype=float)
         maxima = [max_score_of(suite.functions[name]) for name in names]
-        self.table = ScoreTable(self.texts, names, scores, name_weights, maxima, first.guessed, first.format.shown)
+        self.table = ScoreTable(
+            self.texts, names, scores, name_weights, maxima, first.guessed, first.format.shown
+        )
         if first.free and names:
             self._choose_reference(self.table)
-        self.reference = next(text.text for text in self.texts if text.kind == REFERENCE and text.name == AS_ASKED)
+        self.reference = next(
+            text.text for text in self.texts if text.kind == REFERENCE and text.name == AS_ASKED
+        )
         units = {name: self._look(name) for name in names}
         self._look_at_all(names, readings)
         paid = [name for name, weight in weights.items() if weight]
@@ -202,11 +253,22 @@ class _Audit:
         row = {**first.row, "answer": first.answer} if first.has_answer else first.row
         if wrong_kinds & {*_UNPAID, "needs_column"} and (line := format_advice(row)):
             self._add("other_rewards", advice=line)
-        right = self.task.right_function  # the groups panel and the measurement afterwards take its word for what is right
-        wrong = self.table.column(right)[self.table.at(rules.PROBE, "a wrong answer")] if right in names else np.zeros(0)
+        # the groups panel and the measurement afterwards take its word for what is right
+        right = self.task.right_function
+        wrong = (
+            self.table.column(right)[self.table.at(rules.PROBE, "a wrong answer")]
+            if right in names
+            else np.zeros(0)
+        )
         if self.task.is_right(wrong).any():
             chosen = "right_by" if self.task.right_by else "no right_by, so the first function"
-            self._add("right_by", right, score=np.nanmax(wrong), chosen=chosen, counts=self.task.right_words)
+            self._add(
+                "right_by",
+                right,
+                score=np.nanmax(wrong),
+                chosen=chosen,
+                counts=self.task.right_words,
+            )
         known = load_cases(self.task, cases)
         if len(usable) == len(suite.names) == len(names):
             try:  # totals are expected for the task's own weights
@@ -225,38 +287,57 @@ class _Audit:
             reference=self.reference,
             reference_total=self.table.reference_total if names else 0.0,
             guessed=not self.table.confirmed if names else first.guessed,
-            functions=[self._report(name, weights[name], units.get(name, "")) for name in suite.names],
+            functions=[
+                self._report(name, weights[name], units.get(name, "")) for name in suite.names
+            ],
             probes=rules.leaderboard(self.table) if names else [],
-            findings=sorted(self.findings, key=lambda finding: ("error", "warning", "note").index(finding.severity)),
+            findings=sorted(
+                self.findings,
+                key=lambda finding: ("error", "warning", "note").index(finding.severity),
+            ),
             cases=len(known),
             seconds=time.monotonic() - started,
         )
 
     def _texts(self, number: int, builder: CompletionBuilder) -> list[Text]:
         found = [Text(number, REFERENCE, *each) for each in builder.reference_completions().items()]
-        found += [Text(number, rules.PROBE, *probe) for probe in probes(builder, self.task.probes, self.limit)]
+        found += [
+            Text(number, rules.PROBE, *probe)
+            for probe in probes(builder, self.task.probes, self.limit)
+        ]
         answer = builder.answer
         others = [(each, each) for each in spellings(answer)] if self.task.ideal is None else []
         # In the layouts of two reference completions, so that nothing but the answer differs.
         for compact in (False, True) if others else ():
             reasoning = builder.reasoning(answer, 1 if compact else 2)
             for name, other in ((rules.RIGHT, answer), (rules.WRONG, builder.wrong), *others):
-                found.append(Text(number, rules.SPELLING, name, builder.write(reasoning, other, compact=compact)))
+                found.append(
+                    Text(
+                        number,
+                        rules.SPELLING,
+                        name,
+                        builder.write(reasoning, other, compact=compact),
+                    )
+                )
         return found
 
     def _choose_style(self, names: list[str]) -> None:
-        # What a prompt leaves open (line breaks around tags that are only named, numbered steps) is written as it pays.
+        # What a prompt leaves open (line breaks around tags that are only named, numbered steps) is
+        # written as it pays.
         styles = self.builders[0].styles()
         texts, woken = [copy.copy(self.builders[0]).adopt(style) for style in styles], {}
         for name in names if len(texts) > 1 else ():
             with contextlib.suppress(RewardError):  # it is named when all texts are scored
-                scored = self.suite.score_each([self.rows[0]] * len(texts), texts, names=[name], quiet=True)
+                scored = self.suite.score_each(
+                    [self.rows[0]] * len(texts), texts, names=[name], quiet=True
+                )
                 scores = np.nan_to_num(np.array(scored[name].scores, dtype=float))
                 if scores[0] <= 0 < scores.max():
                     woken[name] = scores > 0
         if not woken:
             return
-        chosen = int(np.argmax(sum(woken.values())))  # of equals the first, which is nearest to the prompt
+        # of equals the first, which is nearest to the prompt
+        chosen = int(np.argmax(sum(woken.values())))
         for builder in self.builders:
             builder.adopt(styles[chosen])
         for name, paid in woken.items():
@@ -264,10 +345,13 @@ class _Audit:
                 self._add("layout", name, style=styles[chosen].name)
 
     def _choose_reference(self, table: ScoreTable) -> None:
-        # Where no format is asked for, the way of answering that is paid best stands for the reference.
+        # Where no format is asked for, the way of answering that is paid best stands for the
+        # reference.
         names = self.builders[0].reference_completions()
         totals = {name: mean_of_known(table.totals[table.at(REFERENCE, name)]) for name in names}
-        best = max(totals, key=lambda name: (np.nan_to_num(totals[name], nan=-np.inf), name == AS_ASKED))
+        best = max(
+            totals, key=lambda name: (np.nan_to_num(totals[name], nan=-np.inf), name == AS_ASKED)
+        )
         other = {best: AS_ASKED, AS_ASKED: "after its reasoning"} if best != AS_ASKED else {}
         for index, text in enumerate(table.texts):
             if text.kind == REFERENCE:
@@ -276,7 +360,9 @@ class _Audit:
     def _scored(self, name: str) -> list[float] | None:
         rows, began = [self.rows[text.row] for text in self.texts], time.perf_counter()
         try:
-            scored = self.suite.score_each(rows, [text.text for text in self.texts], names=[name], quiet=True)[name]
+            scored = self.suite.score_each(
+                rows, [text.text for text in self.texts], names=[name], quiet=True
+            )[name]
         except RewardError as error:
             self._refused("returns", name, error)
             return None
@@ -284,11 +370,18 @@ class _Audit:
         if not scored.errors:
             return scored.scores
         first, error = min(scored.errors.items())
-        rule, text = "returns.value" if error.startswith("returned ") else "raises", self.texts[first]
+        rule, text = (
+            "returns.value" if error.startswith("returned ") else "raises",
+            self.texts[first],
+        )
         if any(words in error for words in ("not back", "not asked", "in time", "blocks")):
             rule = "late"
             self.late.add(name)
-        values = {"failed": len(scored.errors), "tried": len(self.texts), "deadline": self.suite.deadline_s}
+        values = {
+            "failed": len(scored.errors),
+            "tried": len(self.texts),
+            "deadline": self.suite.deadline_s,
+        }
         severity = "warning" if error == UNJUDGED else None
         self._add(rule, name, severity, error=error, name=text.name, text=text.text[:80], **values)
         return scored.scores if len(scored.errors) < len(self.texts) else None
@@ -299,7 +392,9 @@ class _Audit:
         with contextlib.suppress(RewardError):
             if name not in self.late:
                 texts = [text.text for text in self.texts if text.row == 0]
-                again = self.suite.score_each(self.rows[:1] * len(texts), texts, names=[name], quiet=True)[name].scores
+                again = self.suite.score_each(
+                    self.rows[:1] * len(texts), texts, names=[name], quiet=True
+                )[name].scores
                 before = self.table.column(name)[[text.row == 0 for text in self.texts]]
                 if np.array_equal(before, np.array(again, dtype=float), equal_nan=True):
                     unit, found = length_findings(self.suite, name, first)
@@ -310,8 +405,16 @@ class _Audit:
         kinds = {each.kind for each in found}
         if kinds & _UNPAID and name not in self.late and (cause := self._cause(name)):
             unpaid = next(each for each in found if each.kind in _UNPAID)
-            found = [replace(unpaid, text=f"{unpaid.text}; {cause.text}", severity=cause.severity, remedy=cause.remedy)]
-        if not self.table.weights[self.table.names.index(name)]:  # it decides nothing, so it need not pay
+            found = [
+                replace(
+                    unpaid,
+                    text=f"{unpaid.text}; {cause.text}",
+                    severity=cause.severity,
+                    remedy=cause.remedy,
+                )
+            ]
+        # it decides nothing, so it need not pay
+        if not self.table.weights[self.table.names.index(name)]:
             found = [replace(each, severity="note") for each in found]
         self.findings += found
         if not kinds & _UNPAID and max_score_of(function) is None:
@@ -334,12 +437,19 @@ class _Audit:
         return unit
 
     def _cause(self, name: str) -> Finding | None:
-        # Why it does not pay: what it is handed is changed, one thing at a time, until it pays the reference.
-        first, rows, texts = self.builders[0], self.rows, [builder.reference for builder in self.builders]
+        # Why it does not pay: what it is handed is changed, one thing at a time, until it pays the
+        # reference.
+        first, rows, texts = (
+            self.builders[0],
+            self.rows,
+            [builder.reference for builder in self.builders],
+        )
         right, reads = first.row.get(first.column), ("chat messages", "plain text")
         if plain := isinstance(first.row["prompt"], str):
             reads = reads[::-1]
-        prompts = [to_messages(row["prompt"]) if plain else asking_text(row["prompt"]) for row in rows]
+        prompts = [
+            to_messages(row["prompt"]) if plain else asking_text(row["prompt"]) for row in rows
+        ]
         changed = [("cause.form", "prompt", prompts)]
         if isinstance(right, (int, float)):
             changed.append(("cause.number", first.column, [each.answer for each in self.builders]))
@@ -353,30 +463,59 @@ class _Audit:
             for rule, column, values in changed:
                 others = [{**row, column: value} for row, value in zip(rows, values, strict=True)]
                 if (paid := earned(others, texts)) > max(now, earned(others, [""] * len(texts))):
-                    return finding(rule, name, paid=paid, answer=right, type=type(right).__name__, given=reads[0], reads=reads[1])
+                    return finding(
+                        rule,
+                        name,
+                        paid=paid,
+                        answer=right,
+                        type=type(right).__name__,
+                        given=reads[0],
+                        reads=reads[1],
+                    )
             alone, empty = (earned(rows[:1], [text]) for text in (texts[0], ""))
             if alone > empty and earned([rows[0]] * 2, [texts[0], ""]) < alone:
                 return finding("cause.batch", name, paid=alone, empty=empty)
         return None
 
     def _unreached(self, name: str) -> list[Unreached]:
-        trace = None if name in self.late else self.suite.trace(name, self.rows[:1], [self.reference])
+        trace = (
+            None if name in self.late else self.suite.trace(name, self.rows[:1], [self.reference])
+        )
         return unreached(self.suite.functions[name], trace) if trace is not None else []
 
     def _report(self, name: str, weight: float, unit: str) -> FunctionReport:
-        scores = self.table.column(name) if name in self.table.names else np.full(len(self.texts), np.nan)
-        reference, known = mean_of_known(scores[self.table.at(REFERENCE, AS_ASKED)]), scores[~np.isnan(scores)]
+        scores = (
+            self.table.column(name)
+            if name in self.table.names
+            else np.full(len(self.texts), np.nan)
+        )
+        reference, known = (
+            mean_of_known(scores[self.table.at(REFERENCE, AS_ASKED)]),
+            scores[~np.isnan(scores)],
+        )
         lowest, highest = (float(known.min()), float(known.max())) if known.size else (None, None)
-        pays = max_score_of(self.suite.functions[name]), reference if np.isfinite(reference) else None, lowest, highest
-        return FunctionReport(name, weight, *pays, unit, self.suite.hashes[name], self.seconds.get(name, 0.0))
+        pays = (
+            max_score_of(self.suite.functions[name]),
+            reference if np.isfinite(reference) else None,
+            lowest,
+            highest,
+        )
+        return FunctionReport(
+            name, weight, *pays, unit, self.suite.hashes[name], self.seconds.get(name, 0.0)
+        )
 
     def _look_at_all(self, names: Sequence[str], readings: dict[str, InputFormat]) -> None:
         fitting = "text" if isinstance(self.rows[0]["prompt"], str) else "chat"
         for name in names:
             found = readings[name]
-            # Messages for messages: there is nothing to do. One that reads text alone fails once the prompts are chat.
+            # Messages for messages: there is nothing to do. One that reads text alone fails once
+            # the prompts are chat.
             if found.note and not fitting == found.format == "chat":
-                self._add("chat_plain" if found.format in ("either", fitting) else "chat_plain.wrong", name, note=found.note)
+                self._add(
+                    "chat_plain" if found.format in ("either", fitting) else "chat_plain.wrong",
+                    name,
+                    note=found.note,
+                )
         for note in self.suite.notes:
             name, _, style = note.partition(" is written as ")
             if style:
@@ -389,10 +528,19 @@ class _Audit:
         if silent := [number for number in range(len(self.rows)) if number not in served]:
             row = {key: value for key, value in self.rows[silent[0]].items() if key != "prompt"}
             severity = "warning" if self.table.guessed else None
-            self._add("constant.none", "", severity, silent=len(silent), rows=len(self.rows), row=repr(row))
+            self._add(
+                "constant.none",
+                "",
+                severity,
+                silent=len(silent),
+                rows=len(self.rows),
+                row=repr(row),
+            )
         if self.tokenizer is not None:
             try:
-                self.findings += token_findings(self.suite, self.builders, names, self.tokenizer, self.limit)
+                self.findings += token_findings(
+                    self.suite, self.builders, names, self.tokenizer, self.limit
+                )
             except RewardError as error:
                 self._refused("returns", "", error)
 

@@ -1,12 +1,15 @@
-"""Regression cases: completions with the scores that they must get, kept in a file beside the task and run as tests.
+"""Regression cases: completions with the scores that they must get, kept in a file beside the task
+and run as tests.
 
 One JSON object per line, in `cases.jsonl` beside the task file::
 
-    {"completion": "<answer>42</answer>", "columns": {"answer": "42"}, "expected": {"correctness_reward": 2.0}}
+    {"completion": "<answer>42</answer>", "columns": {"answer": "42"}, "expected":
+    {"correctness_reward": 2.0}}
     {"completion": "", "expected": 0}
 
-`expected` is a number (the weighted total), or scores by function (`null`: it must not apply; "total": the total).
-`columns` replaces columns of the task's first row; `row` chooses another row by its number.
+`expected` is a number (the weighted total), or scores by function (`null`: it must not apply;
+"total": the total). `columns` replaces columns of the task's first row; `row` chooses another row
+by its number.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ class RegressionCase(BaseModel, strict=True, extra="forbid"):
 
 @dataclass(frozen=True, repr=False)
 class CaseResults:
-    """A task's regression cases and those that failed; a case fails once per function. `str` names them."""
+    """A task's regression cases and those that failed; a case fails once per function. `str` names
+    them.
+    """
 
     cases: list[RegressionCase]
     failures: list[tuple[int, str]]  # line of the case, and what a function did there
@@ -91,7 +96,9 @@ def check_cases(task: Task | str | Path, file: str | Path | None = None) -> Case
 
 
 def cases_file(task: Task) -> Path | None:
-    """The file that holds a task's cases: the one that it names, or `cases.jsonl` beside it; None if there is none."""
+    """The file that holds a task's cases: the one that it names, or `cases.jsonl` beside it; None
+    if there is none.
+    """
     if task.cases is not None:
         return find(task.cases)
     beside = Path(task.source).parent / FILE if task.source else None
@@ -99,16 +106,25 @@ def cases_file(task: Task) -> Path | None:
 
 
 def load_cases(task: Task, file: str | Path | None = None) -> list[RegressionCase]:
-    """A task's cases, from `file` or from where the task says; TaskError, with file and line, for one that cannot be scored."""
+    """A task's cases, from `file` or from where the task says; TaskError, with file and line, for
+    one that cannot be scored.
+    """
     path = cases_file(task) if file is None else find(file)
     if path is None:
         return []
     if not path.is_file():
-        raise TaskError(f"{shown(path)}: no such file", rule="cases are a file of JSON lines", remedy="correct or omit its path")
+        raise TaskError(
+            f"{shown(path)}: no such file",
+            rule="cases are a file of JSON lines",
+            remedy="correct or omit its path",
+        )
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other line breaks, such as U+2028
+        # a text may hold other line breaks, such as U+2028
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise TaskError(f"{shown(path)}: {error}", rule="cases are UTF-8 text", remedy="save it as UTF-8") from None
+        raise TaskError(
+            f"{shown(path)}: {error}", rule="cases are UTF-8 text", remedy="save it as UTF-8"
+        ) from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     return [_case(task, line, number, f"{shown(path)}, line {number}") for number, line in numbered]
 
@@ -122,37 +138,68 @@ def _case(task: Task, line: str, number: int, where: str) -> RegressionCase:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise wrong(f"{field} = {first['input']!r:.80}: {first['msg']}".removeprefix(" = "), "correct that line") from None
+        raise wrong(
+            f"{field} = {first['input']!r:.80}: {first['msg']}".removeprefix(" = "),
+            "correct that line",
+        ) from None
     if case.row >= len(task.rows):
         raise wrong(f"row = {case.row}", f"the task has rows 0 to {len(task.rows) - 1}")
     row = task.rows[case.row]
-    for what, names, known in (("column", case.columns, row), ("expects", case.expected, (*task.function_names, TOTAL))):
+    for what, names, known in (
+        ("column", case.columns, row),
+        ("expects", case.expected, (*task.function_names, TOTAL)),
+    ):
         if strange := [name for name in names if name not in known]:
             raise wrong(f"{what} {strange[0]!r}", f"choose from {', '.join(map(str, known))}")
     name = case.name or (case.completion.strip().splitlines() or ["(empty)"])[-1][:40]
-    return case.model_copy(update={"line": number, "name": name, "columns": {**row, **case.columns}})
+    return case.model_copy(
+        update={"line": number, "name": name, "columns": {**row, **case.columns}}
+    )
 
 
 def failed_cases(
     task: Task, cases: list[RegressionCase], suite: RewardSuite | None = None, quiet: bool = False
 ) -> list[tuple[int, str]]:
-    """The cases that a task's rewards do not score as expected; `suite`: the task's, if it exists already."""
+    """The cases that a task's rewards do not score as expected; `suite`: the task's, if it exists
+    already.
+    """
     if not cases:
         return []
-    with contextlib.nullcontext(suite) if suite else contextlib.closing(RewardSuite(task, 1, on_error="skip")) as own:
-        scored = own.score_each([case.columns for case in cases], [case.completion for case in cases], quiet=quiet)
+    with (
+        contextlib.nullcontext(suite)
+        if suite
+        else contextlib.closing(RewardSuite(task, 1, on_error="skip"))
+    ) as own:
+        scored = own.score_each(
+            [case.columns for case in cases], [case.completion for case in cases], quiet=quiet
+        )
     failures: list[tuple[int, str]] = []
     for index, case in enumerate(cases):
         place = f"line {case.line} ({case.name})"
         errors = {name: each.errors[index] for name, each in scored.items() if index in each.errors}
-        said = [f"{place}: {name} {error} for {case.completion[:80]!r}" for name, error in errors.items()]
-        found = {name: None if math.isnan(each.scores[index]) else each.scores[index] for name, each in scored.items()}
-        found[TOTAL] = math.fsum(weight * (found[name] or 0.0) for name, weight in zip(own.names, own.weights, strict=True))
+        said = [
+            f"{place}: {name} {error} for {case.completion[:80]!r}"
+            for name, error in errors.items()
+        ]
+        found = {
+            name: None if math.isnan(each.scores[index]) else each.scores[index]
+            for name, each in scored.items()
+        }
+        found[TOTAL] = math.fsum(
+            weight * (found[name] or 0.0)
+            for name, weight in zip(own.names, own.weights, strict=True)
+        )
         for function, expected in case.expected.items() if not errors else ():
             score = found[function]
             known = score is not None and expected is not None
-            if not (math.isclose(score, expected, rel_tol=1e-6, abs_tol=1e-6) if known else score is expected):
-                was, right = ("None" if value is None else f"{value:g}" for value in (score, expected))
+            if not (
+                math.isclose(score, expected, rel_tol=1e-6, abs_tol=1e-6)
+                if known
+                else score is expected
+            ):
+                was, right = (
+                    "None" if value is None else f"{value:g}" for value in (score, expected)
+                )
                 said.append(f"{place}: {function} is {was}, expected {right}")
         failures += [(case.line, each) for each in said]
     return failures

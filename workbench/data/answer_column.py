@@ -1,4 +1,6 @@
-"""Which column is the prompt and which the answer (always reported), and the right answer inside it, as text."""
+"""Which column is the prompt and which the answer (always reported), and the right answer inside
+it, as text.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,31 @@ MARK = "####"
 _NOUNS = ("answer", "solution", "result")
 FEW = 3  # rows that may have one answer by chance
 _LONGEST = 60  # digits of an answer that is a number
-PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}  # words that often stand for "there is none"
-_WITH_UNIT = re.compile(r"[+-]?[$€£]?\d[\d,.]*\s*([^\W\d_][^\d\s]*(?: [^\W\d_]+)?|[°µ€£][^\d\s]{0,5})[²³]?")
+# words that often stand for "there is none"
+PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}
+_WITH_UNIT = re.compile(
+    r"[+-]?[$€£]?\d[\d,.]*\s*([^\W\d_][^\d\s]*(?: [^\W\d_]+)?|[°µ€£][^\d\s]{0,5})[²³]?"
+)
 _COMMA = re.compile(r"[+-]?\d+,(?!\d{3}$)\d+", re.ASCII)  # 0,75; no thousands
 _NUMBER = re.compile(r"[+-]?\$?[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?(/\d+)?%?", re.ASCII)
-PROMPT_ALIASES = ("query", "question", "problem", "instruction", "input", "messages", "conversations")
-ANSWER_ALIASES = ("ground_truth", "solution", "answers", "expert_answer", "raw_answer", "target", "output")
+PROMPT_ALIASES = (
+    "query",
+    "question",
+    "problem",
+    "instruction",
+    "input",
+    "messages",
+    "conversations",
+)
+ANSWER_ALIASES = (
+    "ground_truth",
+    "solution",
+    "answers",
+    "expert_answer",
+    "raw_answer",
+    "target",
+    "output",
+)
 LAST_TURN = "assistant"  # the answer is what the assistant says last in the prompt's chat
 _NO_ANSWER = "none"
 _LIKELY = {
@@ -45,28 +66,43 @@ class Columns(NamedTuple):
 def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None) -> Columns:
     """Which columns of these rows hold prompt and answer, requested as in `check`.
 
-    DataError: there is no such column, several could be meant, or a column has a name that TRL reserves.
+    DataError: there is no such column, several could be meant, or a column has a name that TRL
+    reserves.
     """
     # A reserved name in some rows is those rows' fault; in all of them it is the dataset's.
     reserved = RESERVED_COLUMNS - {prompt, answer}
     if everywhere := reserved.intersection(*first):
         rule = "TRL passes its own argument of that name to every reward function"
-        raise DataError(f"a column is called {min(everywhere)!r}", rule=rule, remedy="rename the column")
-    names = [name for name in dict.fromkeys(name for row in first for name in row) if name not in reserved]
+        raise DataError(
+            f"a column is called {min(everywhere)!r}", rule=rule, remedy="rename the column"
+        )
+    names = [
+        name
+        for name in dict.fromkeys(name for row in first for name in row)
+        if name not in reserved
+    ]
     chats = {name for row in first for name in row if last_turn(row[name], [])[1] is not None}
     there = ", ".join(map(str, names)) or "no columns"
     prompt, notes = _one("prompt", prompt, names, there, PROMPT_ALIASES, chats)
     if answer == _NO_ANSWER:
         return Columns(prompt, None, notes)
     if answer == LAST_TURN and prompt in chats and LAST_TURN not in names:
-        return Columns(prompt, LAST_TURN, [*notes, f"answer: the assistant's last turn in {prompt!r}"])
+        return Columns(
+            prompt, LAST_TURN, [*notes, f"answer: the assistant's last turn in {prompt!r}"]
+        )
     names = [name for name in names if name != prompt]
     answer, more = _one("answer", answer, names, there, ANSWER_ALIASES, set(), prompt in chats)
     return Columns(prompt, answer, notes + more)
 
 
 def _one(
-    role: str, asked: str | None, names: Sequence[str], there: str, aliases: tuple[str, ...], chats: set[str], turns=False
+    role: str,
+    asked: str | None,
+    names: Sequence[str],
+    there: str,
+    aliases: tuple[str, ...],
+    chats: set[str],
+    turns=False,
 ) -> tuple[str, list[str]]:
     wanted = role if asked is None else asked
     if wanted in names:
@@ -77,29 +113,44 @@ def _one(
         raise DataError(value, rule=f"the {role} is a column of the rows", remedy=remedy)
     found = _called(names, role, aliases)
     if len(found) == 1:
-        return found[0], [f"{role}: taken from the column {found[0]!r} (--{role} or {role}_column chooses another)"]
+        return found[0], [
+            f"{role}: taken from the column {found[0]!r} (--{role} or {role}_column chooses"
+            " another)"
+        ]
     likely = found or [name for name in names if name in chats or _LIKELY[role].search(str(name))]
     choices = {str(name): "" for name in (likely if turns else [*likely, *names])[:1]}
     choices |= {LAST_TURN: " for what the assistant says last"} if turns else {}
     choices |= {_NO_ANSWER: " if no reward needs one"} if role == "answer" else {}
     # Each as it is typed in a terminal, and in Python.
-    quoted = {name: name if re.fullmatch(r"[\w.-]+", name) else json.dumps(name, ensure_ascii=False) for name in choices}
-    typed = ", or ".join(f"--{role} {quoted[name]} ({role}_column={name!r}){when}" for name, when in choices.items())
-    what = f"{' and '.join(map(repr, found))} could both be the {role}" if found else f"no column {role!r}"
+    quoted = {
+        name: name if re.fullmatch(r"[\w.-]+", name) else json.dumps(name, ensure_ascii=False)
+        for name in choices
+    }
+    typed = ", or ".join(
+        f"--{role} {quoted[name]} ({role}_column={name!r}){when}" for name, when in choices.items()
+    )
+    what = (
+        f"{' and '.join(map(repr, found))} could both be the {role}"
+        if found
+        else f"no column {role!r}"
+    )
     rule = f"the {role} is a column of the rows, called {role!r} or by its own name"
     remedy = f"say which: {typed}" if typed else "give the rows named columns"
     raise DataError(f"{what}; the rows have {there}", rule=rule, remedy=remedy)
 
 
 def has_constant(rows: Sequence[Row], column: str = "answer") -> bool:
-    """Whether a column is the same in each of four rows or more: it cannot answer different questions."""
+    """Whether a column is the same in each of four rows or more: it cannot answer different
+    questions.
+    """
     if len(rows) <= FEW or (first := rows[0].get(column)) is None:
         return False
     return all(str(row.get(column)) == str(first) for row in rows)
 
 
 def extract_answer(text: object, mark: str = MARK) -> str | None:
-    """What stands after the last `mark` of a worked answer, without thousands' commas; None if there is no mark.
+    """What stands after the last `mark` of a worked answer, without thousands' commas; None if
+    there is no mark.
 
     >>> extract_answer("5 + 3 = <<5+3=8>>8\\n#### 1,008")
     '1008'
@@ -116,26 +167,38 @@ def _called(names: Iterable[str], role: str, aliases: tuple[str, ...]) -> list[s
 
 
 def answer_named(names: Iterable[str]) -> str | None:
-    """The column that holds the answer, judged by name; None if none has such a name, or several do."""
+    """The column that holds the answer, judged by name; None if none has such a name, or several
+    do.
+    """
     names = list(names)
     called = _called(names, "answer", ANSWER_ALIASES)
     return "answer" if "answer" in names else called[0] if len(called) == 1 else None
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is one number: digits, thousands' commas, a sign, a fraction, `$` or `%`; "12 apples" is none."""
+    """Whether a text is one number: digits, thousands' commas, a sign, a fraction, `$` or `%`; "12
+    apples" is none.
+    """
     text = text.strip()
-    return len(text) <= _LONGEST and any(map(str.isdigit, text)) and _NUMBER.fullmatch(text) is not None
+    return (
+        len(text) <= _LONGEST
+        and any(map(str.isdigit, text))
+        and _NUMBER.fullmatch(text) is not None
+    )
 
 
 def unit_of(text: str) -> str | None:
-    """The unit of a text that is one number and its unit, as km/h of "3 km/h"; None if it is anything else."""
+    """The unit of a text that is one number and its unit, as km/h of "3 km/h"; None if it is
+    anything else.
+    """
     found = _WITH_UNIT.fullmatch(text) if len(text) <= _LONGEST else None
     return found and found[1]
 
 
 class Units(dict[str, list]):
-    """How a dataset's numeric answers are written: unit, "" (bare) or "0,75" -> [how many, the first]."""
+    """How a dataset's numeric answers are written: unit, "" (bare) or "0,75" -> [how many, the
+    first].
+    """
 
     def count(self, number: int, answer: str | None) -> None:
         """Count the answer of a kept row."""
@@ -150,19 +213,35 @@ class Units(dict[str, list]):
         notes = []
         if "0,75" in self:
             found = f"{self['0,75'][0]} of the answers hold a comma as in 0,75 ({self['0,75'][1]})"
-            notes.append(f"{found}: rewards take them for two numbers; write 0.75 if they are decimals")
+            notes.append(
+                f"{found}: rewards take them for two numbers; write 0.75 if they are decimals"
+            )
         bare, first_bare = self.get("", (0, ""))
-        units = sorted((found for kind, found in self.items() if kind not in ("", "0,75")), key=lambda found: -found[0])
+        units = sorted(
+            (found for kind, found in self.items() if kind not in ("", "0,75")),
+            key=lambda found: -found[0],
+        )
         if units and len(units) + bool(bare) > 1:
             examples = "; ".join(first for _, first in units[:3])
-            found = f"{sum(count for count, _ in units)} answers are a number and a unit ({examples})"
-            found += f", {bare} bare number{'s' * (bare > 1)} ({first_bare})" if bare else f", of {len(units)} units"
-            notes.append(f"{found}: a reward that compares them calls one form wrong where the other is the answer")
+            found = (
+                f"{sum(count for count, _ in units)} answers are a number and a unit ({examples})"
+            )
+            found += (
+                f", {bare} bare number{'s' * (bare > 1)} ({first_bare})"
+                if bare
+                else f", of {len(units)} units"
+            )
+            notes.append(
+                f"{found}: a reward that compares them calls one form wrong where the other is the"
+                " answer"
+            )
         return notes
 
 
 def says(line: str, answer: str) -> bool:
-    """Whether a line says the answer and nothing after it: `The answer is $12.`, `#### 12`, `\\boxed{12}`; in linear time."""
+    """Whether a line says the answer and nothing after it: `The answer is $12.`, `#### 12`,
+    `\\boxed{12}`; in linear time.
+    """
     line, wanted = line.casefold(), _bare(answer)
     for mark in (*_NOUNS, MARK, "<answer>", "\\boxed"):
         _, found, rest = line.rpartition(mark)
@@ -176,12 +255,20 @@ def says(line: str, answer: str) -> bool:
 
 
 def _bare(text: str) -> str:
-    text = text.strip().casefold().replace("</answer>", "").replace("\\boxed", "").strip(" \t*\"'`{}()$.!:=")
+    text = (
+        text.strip()
+        .casefold()
+        .replace("</answer>", "")
+        .replace("\\boxed", "")
+        .strip(" \t*\"'`{}()$.!:=")
+    )
     return text.replace(",", "") if is_number(text) else text
 
 
 def answer_as_text(answer: Any, found: list[str]) -> str:
-    """The answer as text, which rewards compare and Arrow takes in every row, or LeftOut; repairs are added to `found`."""
+    """The answer as text, which rewards compare and Arrow takes in every row, or LeftOut; repairs
+    are added to `found`.
+    """
     if hasattr(answer, "tolist"):  # numpy's numbers and arrays
         answer = answer.tolist()
     match answer:
@@ -193,12 +280,20 @@ def answer_as_text(answer: Any, found: list[str]) -> str:
         case None:
             raise LeftOut(reasons.NO_ANSWER)
         case bool() | dict():
-            raise LeftOut(answer_is("true or false, not text" if isinstance(answer, bool) else "an object, not text"))
+            raise LeftOut(
+                answer_is(
+                    "true or false, not text" if isinstance(answer, bool) else "an object, not text"
+                )
+            )
         case int() | float():
             if isinstance(answer, float) and not math.isfinite(answer):
                 raise LeftOut(answer_is("not a finite number"))
             # A spreadsheet and JSON both make 4.0 of a whole number now and then.
-            exact = int(answer) if isinstance(answer, int) or (answer == int(answer) and abs(answer) < 1e15) else answer
+            exact = (
+                int(answer)
+                if isinstance(answer, int) or (answer == int(answer) and abs(answer) < 1e15)
+                else answer
+            )
             if isinstance(exact, int) and abs(exact) >= 10**_LONGEST:
                 raise LeftOut(answer_is(f"a number of more than {_LONGEST} digits"))
             text, repair = repr(exact), "number written as text"
@@ -209,7 +304,10 @@ def answer_as_text(answer: Any, found: list[str]) -> str:
             raise LeftOut(answer_is(several if answer else "an empty list"))
         case bytes() | bytearray():
             try:
-                text, repair = answer_as_text(bytes(answer).decode("utf-8"), []), "bytes read as UTF-8"
+                text, repair = (
+                    answer_as_text(bytes(answer).decode("utf-8"), []),
+                    "bytes read as UTF-8",
+                )
             except UnicodeDecodeError:
                 raise LeftOut(answer_is("bytes that are not UTF-8")) from None
         case Decimal() | date():  # a datetime is a date

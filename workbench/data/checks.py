@@ -1,6 +1,8 @@
-"""Checks on rows, one by one: each is kept, repaired by a stated rule and kept, or left out and listed with its reason.
+"""Checks on rows, one by one: each is kept, repaired by a stated rule and kept, or left out and
+listed with its reason.
 
-Rows stream through: only a hash of a row's prompt and answer is kept, and its number if it was not plain.
+Rows stream through: only a hash of a row's prompt and answer is kept, and its number if it was not
+plain.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ from typing import Any
 
 from workbench.data import answer_column as columns
 from workbench.data import prompts, reasons
-from workbench.data.answer_column import LAST_TURN, MARK, PLACEHOLDERS, answer_as_text, extract_answer, is_number, says
+from workbench.data.answer_column import (
+    LAST_TURN,
+    MARK,
+    PLACEHOLDERS,
+    answer_as_text,
+    extract_answer,
+    is_number,
+    says,
+)
 from workbench.data.prompts import comparable, last_turn
 from workbench.data.reasons import LeftOut, Reason, Report
 from workbench.data.sources import Unreadable, open_source
@@ -39,7 +49,8 @@ def check(
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Report:
-    """Check every row of a source and turn those that can be used into prompts; the `Report` shows itself.
+    """Check every row of a source and turn those that can be used into prompts; the `Report` shows
+    itself.
 
     >>> report = wb.check([{"question": "What is 1 + 1?", "answer": 2}, {"question": "", "answer": "2"}], system="tags")
     >>> print(report)
@@ -49,30 +60,45 @@ def check(
 
     Args:
         source: anything that `wb.open_source` takes, or what it returned.
-        prompt_column: None: "prompt", or a well-known other name such as "question", which the report then states.
-        answer_column: likewise; "assistant": the last turn of a chat; "none": the task has no answers.
-        answer_after: mark that the answer stands after; "auto": GSM8K's `####`, where most answers have it; None: none.
-        system: the format that the system message asks for: "tags", "think", "mark", "none", or a text.
+        prompt_column: None: "prompt", or a well-known other name such as "question", which the
+            report then states.
+        answer_column: likewise; "assistant": the last turn of a chat; "none": the task has no
+            answers.
+        answer_after: mark that the answer stands after; "auto": GSM8K's `####`, where most answers
+            have it; None: none.
+        system: the format that the system message asks for: "tags", "think", "mark", "none", or a
+            text.
         worked_example: show one worked example ("tags", "think" and "mark" have one).
-        other: the other split, anything that can be opened: a prompt that is also there is contamination.
+        other: the other split, anything that can be opened: a prompt that is also there is
+            contamination.
         progress: called with the number of rows read, now and then; None: a count in the cell.
         options: `numbers`, `examples`, `as_turns` and `chat`, as for `Checked`.
 
     Raises:
         DataError: if the source cannot be opened, is empty, or its columns are ambiguous.
-    """
+    """  # noqa: E501
     if worked_example:
         options["examples"] = prompts.examples_for(system)
-    options |= {"prompt_column": prompt_column, "answer_column": answer_column, "answer_after": answer_after, "other": other}
-    return Checked(source, system=prompts.prompt_for_system(system), progress=progress or count_line("rows"), **options).collect()
+    options |= {
+        "prompt_column": prompt_column,
+        "answer_column": answer_column,
+        "answer_after": answer_after,
+        "other": other,
+    }
+    return Checked(
+        source,
+        system=prompts.prompt_for_system(system),
+        progress=progress or count_line("rows"),
+        **options,
+    ).collect()
 
 
 @dataclass(eq=False)
 class Checked:
     """The usable rows of a source, one by one; `report` is complete after the last.
 
-    A row of the result has `prompt` (chat messages, or text), `answer` (text) if the task has answers, and every other
-    column as it was. Other arguments and errors are as for `check`.
+    A row of the result has `prompt` (chat messages, or text), `answer` (text) if the task has
+    answers, and every other column as it was. Other arguments and errors are as for `check`.
     """
 
     source: Any
@@ -80,23 +106,33 @@ class Checked:
     prompt_column: str | None = None
     answer_column: str | None = None
     system: str = ""  # text of a system message for prompts that bring none; empty: none
-    examples: Sequence[tuple[str, str]] = ()  # worked (question, answer) pairs to show before a prompt that is text
+    # worked (question, answer) pairs to show before a prompt that is text
+    examples: Sequence[tuple[str, str]] = ()
     as_turns: bool = False  # show the examples as turns of the chat, not in the system message
     chat: bool = True  # make chat messages of prompts that are text; False keeps them text
     answer_after: str | None = "auto"
     numbers: bool = False  # an answer that is no number cannot be right, so its row is left out
-    other: Any = None  # the other split, anything that `open_source` takes: a prompt that stands there too is contamination
+    # the other split, anything that `open_source` takes: a prompt that stands there too is
+    # contamination
+    other: Any = None
     progress: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         if not self.chat and (self.system or self.examples):
-            rule, remedy = "only chats have a system message", "leave chat as it is, or write both into the prompts yourself"
-            raise DataError("chat = False, and a system message or examples", rule=rule, remedy=remedy)
+            rule, remedy = (
+                "only chats have a system message",
+                "leave chat as it is, or write both into the prompts yourself",
+            )
+            raise DataError(
+                "chat = False, and a system message or examples", rule=rule, remedy=remedy
+            )
         self.source = open_source(self.source)
         first = self.source.first()
         taken = {name for row in first for name in row}
         if not first and next(iter(self.source), self) is self:
-            raise DataError(f"{self.source.name}: no rows", rule="a dataset has rows", remedy="check the file")
+            raise DataError(
+                f"{self.source.name}: no rows", rule="a dataset has rows", remedy="check the file"
+            )
         # Where nothing can be read, every row is listed with its reason.
         chosen = columns.Columns("prompt", "answer", [])
         if first:
@@ -108,19 +144,31 @@ class Checked:
         self.reserved = RESERVED_COLUMNS - own
         self.last_turn = self.answer_column == LAST_TURN and LAST_TURN not in taken
         self.notes = [*self.source.notes, *chosen.notes]
-        self.notes += [f"the column {old!r} is kept as {new!r}" for old, new in self.names.items() if old]
+        self.notes += [
+            f"the column {old!r} is kept as {new!r}" for old, new in self.names.items() if old
+        ]
         answers = [row.get(self.answer_column) for row in first] if self.answer_column else []
         if self.last_turn:
             answers = [last_turn(row.get(self.prompt_column), [])[1] for row in first]
         self.mark = self.answer_after
         if self.mark == "auto":
             # Most end with a line that begins with the mark, as GSM8K's do.
-            ends = [text.rstrip().rpartition("\n")[2].lstrip() for text in answers if isinstance(text, str)]
-            self.mark = MARK if sum(end.startswith(MARK) for end in ends) * 2 > len(answers) else None
+            ends = [
+                text.rstrip().rpartition("\n")[2].lstrip()
+                for text in answers
+                if isinstance(text, str)
+            ]
+            self.mark = (
+                MARK if sum(end.startswith(MARK) for end in ends) * 2 > len(answers) else None
+            )
             if self.mark is not None:
-                self.notes.append(f"answer: what stands after {MARK}; the whole text is kept as {self.names['']!r}")
+                self.notes.append(
+                    f"answer: what stands after {MARK}; the whole text is kept as"
+                    f" {self.names['']!r}"
+                )
         self.numeric = _numeric(answers, self.mark)
-        self.elsewhere: set[int] = set()  # hashes of what the other split asks, without system messages
+        # hashes of what the other split asks, without system messages
+        self.elsewhere: set[int] = set()
         other = open_source(() if self.other is None else self.other)
         if other.first(1):
             rows = Checked(other, answer_column="none")
@@ -148,15 +196,23 @@ class Checked:
             if self.progress is not None and number % 1000 == 999:
                 self.progress(number + 1)
         report.notes += units.notes()
-        if answers - {None} and len(answers) == 1 and report.read - len(report.left_out) > columns.FEW:
-            report.notes.append(f"answer: every row has {answers.pop()!r}, which is no answer: choose another column, or none")
+        if (
+            answers - {None}
+            and len(answers) == 1
+            and report.read - len(report.left_out) > columns.FEW
+        ):
+            report.notes.append(
+                f"answer: every row has {answers.pop()!r}, which is no answer: choose another"
+                " column, or none"
+            )
         if self.progress is not None:
             self.progress(report.read)
 
     def begin(self) -> Report:
         """Begin a pass: nothing seen yet, and a report that holds only its notes."""
         self._seen: dict[int, int] = {}  # prompt -> answer, both as hashes
-        # The kind of value in each column and at each place inside it (`meta.level`, `tags[]`): Arrow takes only one.
+        # The kind of value in each column and at each place inside it (`meta.level`, `tags[]`):
+        # Arrow takes only one.
         self._kinds: dict[str, str] = {}
         self._keys: Fields = {}
         self._chat_rows: bool | None = None
@@ -176,7 +232,11 @@ class Checked:
         if not isinstance(raw, dict):
             raise LeftOut(raw.reason if isinstance(raw, Unreadable) else reasons.NOT_AN_OBJECT)
         if not self.reserved.isdisjoint(raw):
-            raise LeftOut(reasons.column_is(min(self.reserved.intersection(raw)), "is reserved by TRL", "rename the column"))
+            raise LeftOut(
+                reasons.column_is(
+                    min(self.reserved.intersection(raw)), "is reserved by TRL", "rename the column"
+                )
+            )
         asked = raw.get(self.prompt_column)
         if self.last_turn:
             asked, answer = last_turn(asked, self._found)
@@ -186,7 +246,9 @@ class Checked:
             self._answer(raw.get(self.answer_column), row)
         for name, value in raw.items():
             if name not in (self.prompt_column, self.answer_column):
-                row[self.names.get(name, name)] = value = prompts.plain_words(name, value, self._found)
+                row[self.names.get(name, name)] = value = prompts.plain_words(
+                    name, value, self._found
+                )
                 self._one_kind(name, value, self._found)
         for message in () if isinstance(row["prompt"], str) else row["prompt"]:
             for name in message.keys() - {"role", "content"}:
@@ -210,7 +272,9 @@ class Checked:
             if not prompt.strip():
                 raise LeftOut(reasons.EMPTY)
             if self.chat:
-                prompt = prompts.to_messages(prompt, self.system, self.examples, as_turns=self.as_turns)
+                prompt = prompts.to_messages(
+                    prompt, self.system, self.examples, as_turns=self.as_turns
+                )
         else:
             prompt = prompts.messages_of(value, self._found)
             size = sum(len(message["content"]) for message in prompt)
@@ -232,7 +296,9 @@ class Checked:
         if self.mark is not None:
             given = extract_answer(value, self.mark) if isinstance(value, str) else None
             if given is None:
-                raise LeftOut(reasons.unmarked(self.mark) if value not in (None, "") else reasons.NO_ANSWER)
+                raise LeftOut(
+                    reasons.unmarked(self.mark) if value not in (None, "") else reasons.NO_ANSWER
+                )
             row[self.names[""]] = prompts.whole(value, self._found)
             value = given
         text = answer_as_text(value, self._found)
@@ -271,9 +337,14 @@ class Checked:
 
 
 def _free_names(taken: set[str], own: set[str | None]) -> dict[str, str]:
-    # What the row's own `prompt` and `answer` displace goes on under a name that no column has; "" is the worked answer.
+    # What the row's own `prompt` and `answer` displace goes on under a name that no column has; ""
+    # is the worked answer.
     found = {}
-    for old, wish in (("prompt", "original_prompt"), ("answer", "original_answer"), ("", "rationale")):
+    for old, wish in (
+        ("prompt", "original_prompt"),
+        ("answer", "original_answer"),
+        ("", "rationale"),
+    ):
         if not old or old in taken - own:
             wishes = itertools.chain([wish], (f"{wish}_{count}" for count in itertools.count(2)))
             found[old] = next(name for name in wishes if name not in {*taken, *found.values()})

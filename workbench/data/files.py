@@ -1,4 +1,6 @@
-"""Readers of data files: each returns (a function whose passes yield dicts, or `Unreadable` in their place; notes)."""
+"""Readers of data files: each returns (a function whose passes yield dicts, or `Unreadable` in
+their place; notes).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def _marked(path: Path) -> tuple[str | None, list[str]]:
         start = data.read(3)
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16", ["read as UTF-16, as its byte order mark says"]
-    return ("utf-8-sig", ["a byte order mark at the start of the file was left out"]) if start == BOM else (None, [])
+    return (
+        ("utf-8-sig", ["a byte order mark at the start of the file was left out"])
+        if start == BOM
+        else (None, [])
+    )
 
 
 def json_lines(path: Path) -> Opened:
@@ -48,7 +54,11 @@ def json_lines(path: Path) -> Opened:
     decode = json.JSONDecoder().decode
 
     def rows() -> Iterator[Any]:
-        with path.open("rb") if encoding != "utf-16" else path.open(encoding=encoding, errors="replace", newline="\n") as lines:
+        with (
+            path.open("rb")
+            if encoding != "utf-16"
+            else path.open(encoding=encoding, errors="replace", newline="\n")
+        ) as lines:
             for number, line in enumerate(lines, start=1):
                 if isinstance(line, str):
                     line = line.encode()
@@ -61,14 +71,21 @@ def json_lines(path: Path) -> Opened:
                 except RecursionError:
                     yield Unreadable(f"line {number}", reasons.TOO_DEEP)
                 except ValueError as error:
-                    reason = reasons.NOT_UTF8 if isinstance(error, UnicodeDecodeError) else reasons.NOT_JSON
-                    yield Unreadable(f"line {number}", reason if line.endswith(b"\n") else reasons.TORN)
+                    reason = (
+                        reasons.NOT_UTF8
+                        if isinstance(error, UnicodeDecodeError)
+                        else reasons.NOT_JSON
+                    )
+                    yield Unreadable(
+                        f"line {number}", reason if line.endswith(b"\n") else reasons.TORN
+                    )
 
     return rows, notes
 
 
 def json_file(path: Path, split: str | None = None) -> Opened:
-    """One JSON document, read whole: a list of objects, an object of such lists (of which `split` names one), or of columns.
+    """One JSON document, read whole: a list of objects, an object of such lists (of which `split`
+    names one), or of columns.
 
     DataError: it is not JSON, of another shape, or has no such split.
     """
@@ -83,41 +100,67 @@ def json_file(path: Path, split: str | None = None) -> Opened:
         return lambda: iter(document), []
     holds = document if isinstance(document, dict) else {}
     lists = {key: value for key, value in holds.items() if isinstance(value, list)}
-    of_objects = [key for key, value in lists.items() if value and all(isinstance(row, dict) for row in value[:10])]
+    of_objects = [
+        key
+        for key, value in lists.items()
+        if value and all(isinstance(row, dict) for row in value[:10])
+    ]
     if of_objects:
         chosen = choose("split", name, split, of_objects, "train")
-        return lambda: iter(lists[chosen]), [f"the rows are the list {chosen!r} of {', '.join(of_objects)}"]
+        return lambda: iter(lists[chosen]), [
+            f"the rows are the list {chosen!r} of {', '.join(of_objects)}"
+        ]
     if split is not None:
         raise no_splits(name, split)
     if lists and len(lists) == len(holds) and len(set(map(len, lists.values()))) == 1:
         return lambda: by_row(lists), [f"the document holds columns: {', '.join(lists)}"]
     keys = f" with {', '.join(map(repr, list(holds)[:8]))}" if isinstance(document, dict) else ""
-    rule, remedy = "a .json file holds a list of objects, or columns of one length", 'write [{"prompt": ..., "answer": ...}, ...]'
+    rule, remedy = (
+        "a .json file holds a list of objects, or columns of one length",
+        'write [{"prompt": ..., "answer": ...}, ...]',
+    )
     raise DataError(f"{name}: a {type(document).__name__}{keys}", rule=rule, remedy=remedy)
 
 
 def by_row(columns: Mapping[str, Sequence[Any]]) -> Iterator[Fields]:
     """The rows of columns of one length."""
-    return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+    return (
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    )
 
 
 def choose(what: str, name: str, asked: str | None, there: Sequence[str], usual: str) -> str:
-    """The requested split or subset, else the usual one, else the only one; DataError if it is missing."""
+    """The requested split or subset, else the usual one, else the only one; DataError if it is
+    missing.
+    """
     chosen = asked or (usual if usual in there else there[0] if len(there) == 1 else None)
     if chosen is None or chosen not in there:
-        value, remedy = f"no {what} {asked!r}" if asked else f"{len(there)} {what}s", ", ".join(there[:12])
-        raise DataError(f"{name}: {value}", rule=f"rows come from one {what}", remedy=f"choose with {what} (--{what}): {remedy}")
+        value, remedy = (
+            f"no {what} {asked!r}" if asked else f"{len(there)} {what}s",
+            ", ".join(there[:12]),
+        )
+        raise DataError(
+            f"{name}: {value}",
+            rule=f"rows come from one {what}",
+            remedy=f"choose with {what} (--{what}): {remedy}",
+        )
     return chosen
 
 
 def no_splits(name: str, split: str) -> DataError:
     """The error for a split requested of something that has none."""
     rule = "only hub datasets, folders, DatasetDicts and JSON objects of lists have splits"
-    return DataError(f"{name}: split {split!r}", rule=rule, remedy="leave split out, or name the file that holds that split")
+    return DataError(
+        f"{name}: split {split!r}",
+        rule=rule,
+        remedy="leave split out, or name the file that holds that split",
+    )
 
 
 def csv_file(path: Path) -> Opened:
-    """Comma-, semicolon- or tab-separated text; DataError where a header line is missing or names two columns alike."""
+    """Comma-, semicolon- or tab-separated text; DataError where a header line is missing or names
+    two columns alike.
+    """
     encoding, notes = _encoding(path)
     csv.field_size_limit(64 * 2**20)  # characters; Python's csv stops at 128 Ki
     open_text = partial(path.open, encoding=encoding, errors="replace", newline="")
@@ -135,28 +178,47 @@ def csv_file(path: Path) -> Opened:
                 try:
                     values = next(reader, None)
                 except csv.Error as error:
-                    values = reasons.OPEN_QUOTE if "end of data" in str(error) else Reason(f"not CSV ({error})")
+                    values = (
+                        reasons.OPEN_QUOTE
+                        if "end of data" in str(error)
+                        else Reason(f"not CSV ({error})")
+                    )
                 if values is None:
                     return
                 if any(values) or len(values) > 1:
                     yield began, values
 
     _, header = next(records(), (0, []))
-    names = [] if isinstance(header, str) else [name.strip() or f"unnamed_{n}" for n, name in enumerate(header)]
+    names = (
+        []
+        if isinstance(header, str)
+        else [name.strip() or f"unnamed_{n}" for n, name in enumerate(header)]
+    )
     twice = sorted({name for name in names if names.count(name) > 1})
     if not names or twice:
-        value, rule = f"two columns are called {twice[0]!r}" if twice else header or "empty", "the first line names the columns"
-        raise DataError(f"{shown(path)}: {value}", rule=f"{rule}, each once", remedy="correct the header line")
+        value, rule = (
+            (f"two columns are called {twice[0]!r}" if twice else header or "empty"),
+            "the first line names the columns",
+        )
+        raise DataError(
+            f"{shown(path)}: {value}", rule=f"{rule}, each once", remedy="correct the header line"
+        )
 
     def rows() -> Iterator[Any]:
         for began, values in itertools.islice(records(), 1, None):
             if isinstance(values, str):
                 yield Unreadable(f"line {began}", values)
             elif len(values) != len(names):
-                yield Unreadable(f"line {began}", reasons.FEWER_FIELDS if len(values) < len(names) else reasons.MORE_FIELDS)
+                yield Unreadable(
+                    f"line {began}",
+                    reasons.FEWER_FIELDS if len(values) < len(names) else reasons.MORE_FIELDS,
+                )
             else:
                 # CSV has no other way to write that there is no value.
-                yield {name: value if value != "" else None for name, value in zip(names, values, strict=True)}
+                yield {
+                    name: value if value != "" else None
+                    for name, value in zip(names, values, strict=True)
+                }
 
     return rows, notes
 
@@ -165,14 +227,17 @@ def _encoding(path: Path) -> tuple[str, list[str]]:
     encoding, notes = _marked(path)
     if encoding == "utf-16":
         return encoding, notes
-    # Windows-1252 is the only other encoding that spreadsheets commonly write; every byte means something in Latin-1.
+    # Windows-1252 is the only other encoding that spreadsheets commonly write; every byte means
+    # something in Latin-1.
     for encoding in ("utf-8-sig", "cp1252"):
         with contextlib.suppress(UnicodeDecodeError), path.open(encoding=encoding) as text:
             deque(iter(partial(text.read, 2**20), ""), maxlen=0)
             break
     else:
         encoding = "latin-1"
-    note = "the file is not UTF-8: read as Windows-1252, as spreadsheets write it; look at its accents"
+    note = (
+        "the file is not UTF-8: read as Windows-1252, as spreadsheets write it; look at its accents"
+    )
     return encoding, notes if encoding == "utf-8-sig" else [note]
 
 
@@ -184,8 +249,13 @@ def parquet_file(path: Path) -> Opened:
     try:
         pq.read_schema(path)
     except (pa.ArrowInvalid, OSError) as error:
-        value, rule = f"{shown(path)}: {str(error).splitlines()[0]}", "a .parquet file is a whole Parquet file"
-        raise DataError(value, rule=rule, remedy="write it again; a file that was cut off cannot be read") from None
+        value, rule = (
+            f"{shown(path)}: {str(error).splitlines()[0]}",
+            "a .parquet file is a whole Parquet file",
+        )
+        raise DataError(
+            value, rule=rule, remedy="write it again; a file that was cut off cannot be read"
+        ) from None
 
     def rows() -> Iterator[Any]:
         with pq.ParquetFile(path) as file:

@@ -1,4 +1,6 @@
-"""Prompts: system prompts, each named after the format it asks for, questions as chat messages, and ready-made chats."""
+"""Prompts: system prompts, each named after the format it asks for, questions as chat messages, and
+ready-made chats.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ THINK_PROMPT = """Think about the question first, then answer it, in this format
 [the final answer and nothing else]
 </answer>"""
 
-MARK_PROMPT = "Solve the problem step by step and write the final answer on a last line of its own, after ####."
+MARK_PROMPT = (
+    "Solve the problem step by step and write the final answer on a last line of its own, after"
+    " ####."
+)
 
 SYSTEM_PROMPTS = {"tags": SYSTEM_PROMPT, "think": THINK_PROMPT, "mark": MARK_PROMPT, "none": ""}
 
@@ -42,39 +47,67 @@ EXAMPLES: dict[str, tuple[str, str]] = {
 }
 
 ROLES = ("system", "user", "assistant", "tool")
-_OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "developer": "system"}
+_OTHER_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "developer": "system",
+}
 _MISREAD = "Ã[\x80-\xbf‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|â€"
 _ODD = re.compile(f"[\x00-\x08\x0b-\x1f\x7f\ufeff\u200b\u2060\ud800-\udfff\ufffd]|{_MISREAD}")
 # A terminal's sequence goes as a whole: without its ESC, `[2J5` would be a wrong answer.
-_CONTROL = re.compile(r"\x1b\][^\x07\x1b]*+(?:\x07|\x1b\\)?|\x1b\[[0-?]*+[ -/]*+[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CONTROL = re.compile(
+    r"\x1b\][^\x07\x1b]*+(?:\x07|\x1b\\)?|\x1b\[[0-?]*+["
+    r" -/]*+[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+)
 _REPAIRS = (
     (re.compile("\r\n?"), "\n", "text: CRLF line ends written as LF"),
     (_CONTROL, "", "text: control characters taken out"),
-    (re.compile("[\ufeff\u200b\u2060]"), "", "text: invisible characters (U+FEFF, U+200B, U+2060) taken out"),
+    (
+        re.compile("[\ufeff\u200b\u2060]"),
+        "",
+        "text: invisible characters (U+FEFF, U+200B, U+2060) taken out",
+    ),
     (re.compile("[\ud800-\udfff]"), "\ufffd", "text: half a surrogate pair replaced by U+FFFD"),
 )
 
 
 def prompt_for_system(which: str | None) -> str:
-    """The text of a named system prompt, or the text itself; None and "none": none. DataError for a word that is no name."""
+    """The text of a named system prompt, or the text itself; None and "none": none. DataError for a
+    word that is no name.
+    """
     if which and which not in SYSTEM_PROMPTS and len(which.split()) < 2:
         rule = f"a system prompt is one of {', '.join(SYSTEM_PROMPTS)}, or a text"
-        raise DataError(f"system_prompt = {which!r}", rule=rule, remedy="choose a name, or write out the text")
+        raise DataError(
+            f"system_prompt = {which!r}", rule=rule, remedy="choose a name, or write out the text"
+        )
     return SYSTEM_PROMPTS.get(which, which) if which else ""
 
 
 def examples_for(which: str | None) -> list[tuple[str, str]]:
     """The worked example of a named system prompt, as a list of one; DataError if it has none."""
     if which not in EXAMPLES:
-        rule, remedy = f"an example ships for each of {', '.join(EXAMPLES)}", "choose one of those, or give your own examples"
-        raise DataError(f"no worked example for system_prompt = {str(which)[:40]!r}", rule=rule, remedy=remedy)
+        rule, remedy = (
+            f"an example ships for each of {', '.join(EXAMPLES)}",
+            "choose one of those, or give your own examples",
+        )
+        raise DataError(
+            f"no worked example for system_prompt = {str(which)[:40]!r}", rule=rule, remedy=remedy
+        )
     return [EXAMPLES[which]]
 
 
 def to_messages(
-    question: str, system: str = "", examples: Sequence[tuple[str, str]] = (), *, as_turns: bool = False
+    question: str,
+    system: str = "",
+    examples: Sequence[tuple[str, str]] = (),
+    *,
+    as_turns: bool = False,
 ) -> list[dict[str, str]]:
-    """A question as chat messages. (question, answer) examples go into the system message (empty: none), or stand `as_turns`."""
+    """A question as chat messages. (question, answer) examples go into the system message (empty:
+    none), or stand `as_turns`.
+    """
     if examples and not as_turns:
         heading = "For example:" if len(examples) == 1 else "For examples:"
         told = "\n\n".join(f"{asked}\n{answered}" for asked, answered in examples)
@@ -86,7 +119,9 @@ def to_messages(
 
 
 def clean_text(text: str, found: list[str]) -> str:
-    """`text` without what no tokenizer should get; each repair and each suspicion is added to `found`."""
+    """`text` without what no tokenizer should get; each repair and each suspicion is added to
+    `found`.
+    """
     if _ODD.search(text) is None:
         return text
     text = whole(text, found, _REPAIRS)
@@ -98,7 +133,9 @@ def clean_text(text: str, found: list[str]) -> str:
 
 
 def whole(text: str, found: list[str], repairs: tuple = _REPAIRS[-1:]) -> str:
-    """`text` after these repairs: without half surrogate pairs, which neither UTF-8 nor Arrow can hold, if none are named."""
+    """`text` after these repairs: without half surrogate pairs, which neither UTF-8 nor Arrow can
+    hold, if none are named.
+    """
     for pattern, instead, rule in repairs:
         text, count = pattern.subn(instead, text)
         if count:
@@ -107,7 +144,9 @@ def whole(text: str, found: list[str], repairs: tuple = _REPAIRS[-1:]) -> str:
 
 
 def plain_words(column: str, value: Any, found: list[str]) -> Any:
-    """A column's value in a form that JSON can hold: arrays as lists, numpy's numbers as numbers, dates and the like as text."""
+    """A column's value in a form that JSON can hold: arrays as lists, numpy's numbers as numbers,
+    dates and the like as text.
+    """
     kind = type(value)
     if kind is str:
         return whole(value, found)
@@ -120,7 +159,10 @@ def plain_words(column: str, value: Any, found: list[str]) -> Any:
     if hasattr(value, "tolist"):
         return plain_words(column, value.tolist(), found)
     as_bytes = isinstance(value, (bytes, bytearray))
-    found.append(f"column {column!r}: " + ("bytes left out of the row" if as_bytes else f"{kind.__name__} written as text"))
+    found.append(
+        f"column {column!r}: "
+        + ("bytes left out of the row" if as_bytes else f"{kind.__name__} written as text")
+    )
     return None if as_bytes else str(value)
 
 
@@ -145,7 +187,9 @@ def messages_of(value: object, found: list[str]) -> list[dict[str, str]]:
 
 
 def last_turn(value: Any, found: list[str]) -> tuple[Any, str | None]:
-    """(a chat without the assistant's last turn, what that turn says); `value` itself and None where it ends otherwise."""
+    """(a chat without the assistant's last turn, what that turn says); `value` itself and None
+    where it ends otherwise.
+    """
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)) and value:
@@ -170,7 +214,10 @@ def _message(raw: object, found: list[str]) -> dict[str, str]:
     if known != role:
         found.append(f"prompt: role {role!r} written as {known!r}")
     if isinstance(content, list):
-        if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content):
+        if not all(
+            isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str)
+            for p in content
+        ):
             raise LeftOut(reasons.NOT_ONLY_TEXT)
         content = "".join(part["text"] for part in content)
         found.append("prompt: a list of text parts joined to one text")
@@ -180,7 +227,9 @@ def _message(raw: object, found: list[str]) -> dict[str, str]:
 
 
 def comparable(prompt: Any, system: bool = True) -> str:
-    """The form in which prompts are compared: any white space is one space; a lone question, without `system`, is its text."""
+    """The form in which prompts are compared: any white space is one space; a lone question,
+    without `system`, is its text.
+    """
     if isinstance(prompt, str):
         return " ".join(prompt.split())
     told = [(message["role"], " ".join(message["content"].split())) for message in prompt]
@@ -190,4 +239,8 @@ def comparable(prompt: Any, system: bool = True) -> str:
 
 def question_text(prompt: Any) -> str:
     """Everything that the user says in a prompt."""
-    return prompt if isinstance(prompt, str) else "\n".join(one["content"] for one in prompt if one["role"] == "user")
+    return (
+        prompt
+        if isinstance(prompt, str)
+        else "\n".join(one["content"] for one in prompt if one["role"] == "user")
+    )

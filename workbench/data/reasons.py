@@ -1,4 +1,6 @@
-"""Why a row was left out, or needs a look, and what to do about it: every such text, and the report of them all."""
+"""Why a row was left out, or needs a look, and what to do about it: every such text, and the report
+of them all.
+"""
 
 from __future__ import annotations
 
@@ -43,17 +45,28 @@ class LeftOut(Exception):
 # Lines and rows of files.
 NOT_UTF8 = Reason("line is not UTF-8", "save the file as UTF-8")
 NOT_JSON = Reason("line is not JSON", "correct or delete those lines")
-TORN = Reason("last line is half-written", "the writer was cut off: write the file again, or delete that line")
+TORN = Reason(
+    "last line is half-written", "the writer was cut off: write the file again, or delete that line"
+)
 TOO_DEEP = Reason("line is nested too deeply")
-OPEN_QUOTE = Reason("a quote is opened and never closed", "close it; everything after it was read as one field")
-FEWER_FIELDS = Reason("row has fewer fields than the header", "quote the fields that hold the separator")
+OPEN_QUOTE = Reason(
+    "a quote is opened and never closed", "close it; everything after it was read as one field"
+)
+FEWER_FIELDS = Reason(
+    "row has fewer fields than the header", "quote the fields that hold the separator"
+)
 MORE_FIELDS = Reason("row has more fields than the header", FEWER_FIELDS.remedy)
-NOT_AN_OBJECT = Reason("row is not an object", 'write one object per row: {"prompt": ..., "answer": ...}')
+NOT_AN_OBJECT = Reason(
+    "row is not an object", 'write one object per row: {"prompt": ..., "answer": ...}'
+)
 
 # Prompts.
 NO_PROMPT = Reason("no prompt", FILL_IN)
 EMPTY = Reason("prompt is empty", FILL_IN)
-NO_MESSAGES = Reason("prompt is neither text nor a list of messages", 'give a text, or a list of {"role", "content"} messages')
+NO_MESSAGES = Reason(
+    "prompt is neither text nor a list of messages",
+    'give a text, or a list of {"role", "content"} messages',
+)
 NO_MESSAGE = Reason("a message is not {role, content}", AS_MESSAGES)
 NO_ROLE = Reason("a message's role is not one of system, user, assistant, tool", AS_MESSAGES)
 NO_TEXT = Reason("a message's content is not text", AS_MESSAGES)
@@ -64,35 +77,68 @@ ANSWERED = Reason(
     "the last message is the assistant's: nothing is left to generate",
     "take it as the right answer (--answer assistant, answer_column='assistant'), or cut it off",
 )
-TOO_LONG = Reason(f"prompt has more than {LONGEST_CHARACTERS} characters", "shorten it: no policy on one GPU reads so much")
-MIXED = Reason("prompt is chat in some rows and text in others", "make all prompts chat messages, or all text")
+TOO_LONG = Reason(
+    f"prompt has more than {LONGEST_CHARACTERS} characters",
+    "shorten it: no policy on one GPU reads so much",
+)
+MIXED = Reason(
+    "prompt is chat in some rows and text in others", "make all prompts chat messages, or all text"
+)
 DUPLICATE = Reason("prompt is a duplicate of an earlier row", "nothing: the first of them was kept")
-CONTRADICTS = Reason(f"{DUPLICATE}, with another answer", "decide which answer is right; the first was kept")
-CONTAMINATED = Reason("prompt is also in the other split", "nothing: if it stood in both, the evaluation would test memory")
+CONTRADICTS = Reason(
+    f"{DUPLICATE}, with another answer", "decide which answer is right; the first was kept"
+)
+CONTAMINATED = Reason(
+    "prompt is also in the other split",
+    "nothing: if it stood in both, the evaluation would test memory",
+)
 OWN_SYSTEM = Reason(
     "prompt brings its own system message, which was kept instead of the one given",
     "check that it asks for the format that the rewards look for",
 )
-NO_EXAMPLE = Reason("prompt is chat already: no worked example was added", "write one into those prompts, or give them as text")
+NO_EXAMPLE = Reason(
+    "prompt is chat already: no worked example was added",
+    "write one into those prompts, or give them as text",
+)
 REPLACED = Reason("text holds U+FFFD: letters were lost when it was decoded", FROM_ITS_SOURCE)
-MOJIBAKE = Reason("text looks like UTF-8 that was read as Windows-1252 (Ã©, â€™)", f"{FROM_ITS_SOURCE}, and read it as UTF-8")
+MOJIBAKE = Reason(
+    "text looks like UTF-8 that was read as Windows-1252 (Ã©, â€™)",
+    f"{FROM_ITS_SOURCE}, and read it as UTF-8",
+)
 
 # Answers.
 NO_ANSWER = Reason("no answer", FILL_IN_ANSWER)
 EMPTY_ANSWER = Reason("answer is empty", FILL_IN_ANSWER)
-NO_TURN = Reason("the last message is not the assistant's: it holds no answer", "end those chats with the answer, or delete them")
-NO_NUMBER = Reason("answer is not a number", "correct those answers, or allow texts (without --numbers)")
-PLACEHOLDER = Reason("answer is a placeholder (N/A, none, unknown, -), and the others are numbers", FILL_IN)
+NO_TURN = Reason(
+    "the last message is not the assistant's: it holds no answer",
+    "end those chats with the answer, or delete them",
+)
+NO_NUMBER = Reason(
+    "answer is not a number", "correct those answers, or allow texts (without --numbers)"
+)
+PLACEHOLDER = Reason(
+    "answer is a placeholder (N/A, none, unknown, -), and the others are numbers", FILL_IN
+)
 PLACEHOLDER_KEPT = Reason(
     "answer looks like a placeholder (N/A, none, unknown, -), and was kept as the right answer",
     f"fine if it is the right answer; otherwise {FILL_IN}",
 )
 MARKED = Reason(
-    "answer contains ####, and all of it was kept", "if the answer is what follows, say so: --answer-after '####' or answer_after"
+    "answer contains ####, and all of it was kept",
+    "if the answer is what follows, say so: --answer-after '####' or answer_after",
 )
-LEAK = Reason("the prompt's last line says the answer", "take it out of the question: a policy that copies it learns nothing")
-EARLIER = Reason("an earlier line of the prompt says the answer", "fine for a worked example; otherwise the policy can copy it")
-VERBATIM = Reason("the prompt contains the answer verbatim", "fine for questions about a text; otherwise the policy can copy it")
+LEAK = Reason(
+    "the prompt's last line says the answer",
+    "take it out of the question: a policy that copies it learns nothing",
+)
+EARLIER = Reason(
+    "an earlier line of the prompt says the answer",
+    "fine for a worked example; otherwise the policy can copy it",
+)
+VERBATIM = Reason(
+    "the prompt contains the answer verbatim",
+    "fine for questions about a text; otherwise the policy can copy it",
+)
 
 
 def answer_is(what: str) -> Reason:
@@ -100,24 +146,36 @@ def answer_is(what: str) -> Reason:
 
 
 def unmarked(mark: str) -> Reason:
-    remedy = "correct those answers, or state that the whole column is the answer (--answer-after none, answer_after=None)"
+    remedy = (
+        "correct those answers, or state that the whole column is the answer (--answer-after none,"
+        " answer_after=None)"
+    )
     return Reason(f"answer has no {mark}", remedy)
 
 
-def column_is(column: str, what: str, remedy: str = "give it one kind of value in every row, or keep it as text") -> Reason:
+def column_is(
+    column: str,
+    what: str,
+    remedy: str = "give it one kind of value in every row, or keep it as text",
+) -> Reason:
     return Reason(f"column {column!r} {what}", remedy)
 
 
 def other_keys(column: str) -> Reason:
-    remedy = "`datasets` gives every row all keys, the missing ones as None: keep such a column as JSON text"
+    remedy = (
+        "`datasets` gives every row all keys, the missing ones as None: keep such a column as JSON"
+        " text"
+    )
     return column_is(column, "is an object with other keys than before", remedy)
 
 
 @dataclass
 class Report:
-    """What was read, what was kept, and why the rest was not: `kept_rows + len(left_out)` always adds up to `read`.
+    """What was read, what was kept, and why the rest was not: `kept_rows + len(left_out)` always
+    adds up to `read`.
 
-    Rows are counted from 0, in the order of the source. `kept` holds the rows themselves where they were collected.
+    Rows are counted from 0, in the order of the source. `kept` holds the rows themselves where they
+    were collected.
     """
 
     source: str = ""
@@ -136,7 +194,9 @@ class Report:
     @property
     def left_out(self) -> list[tuple[int, str]]:
         """(row number, reason) of every row that was left out, in order."""
-        return sorted((number, reason) for reason, numbers in self._left_out.items() for number in numbers)
+        return sorted(
+            (number, reason) for reason, numbers in self._left_out.items() for number in numbers
+        )
 
     # How many rows each of them has.
     reasons = property(lambda self: _counts(self._left_out))
@@ -144,7 +204,9 @@ class Report:
     warnings = property(lambda self: _counts(self._warned))
 
     def keep(self, number: int, found: list[str]) -> None:
-        """Count a row as kept, with the rules that repaired it (texts) and its oddities (reasons)."""
+        """Count a row as kept, with the rules that repaired it (texts) and its oddities
+        (reasons).
+        """
         self.kept_rows += 1
         self.repaired_rows += not all(isinstance(what, Reason) for what in found)
         for what in dict.fromkeys(found):
@@ -152,7 +214,9 @@ class Report:
             group.setdefault(what, array("Q")).append(number)
 
     def leave_out(self, number: int, reason: Reason, row: object) -> None:
-        """Count a row as left out; the first three of each reason are shown, cut after 100 characters."""
+        """Count a row as left out; the first three of each reason are shown, cut after 100
+        characters.
+        """
         self._left_out.setdefault(reason, array("Q")).append(number)
         excerpts = self._excerpts.setdefault(reason, [])
         if len(excerpts) < 3:
@@ -165,7 +229,9 @@ class Report:
         if not self.kept_rows:
             why, count = next(iter(self.reasons.most_common(1)), (Reason("there are no rows"), 0))
             value = f"{self.source}: none of {self.read} rows could be kept; {count} times: {why}"
-            raise DataError(value, rule="a dataset has rows that can be trained on", remedy=why.remedy)
+            raise DataError(
+                value, rule="a dataset has rows that can be trained on", remedy=why.remedy
+            )
         return self.kept
 
     def found(self) -> Fields:
@@ -176,24 +242,43 @@ class Report:
                 remedy = {"do": why.remedy} if isinstance(why, Reason) else {}
                 yield {called: why, "count": len(rows), **remedy, "rows": rows.tolist()}
 
-        counts = dict(read=self.read, kept=self.kept_rows, repaired=self.repaired_rows, left_out=self.read - self.kept_rows)
+        counts = dict(
+            read=self.read,
+            kept=self.kept_rows,
+            repaired=self.repaired_rows,
+            left_out=self.read - self.kept_rows,
+        )
         found = {"source": self.source, **counts, "columns": self.columns, "notes": self.notes}
-        found["reasons"] = [{**one, "examples": self._excerpts[one["reason"]]} for one in listed("reason", self._left_out)]
-        return found | {"repairs": [*listed("rule", self._repaired)], "warnings": [*listed("warning", self._warned)]}
+        found["reasons"] = [
+            {**one, "examples": self._excerpts[one["reason"]]}
+            for one in listed("reason", self._left_out)
+        ]
+        return found | {
+            "repairs": [*listed("rule", self._repaired)],
+            "warnings": [*listed("warning", self._warned)],
+        }
 
     def __repr__(self) -> str:
         left = self.read - self.kept_rows
         repaired = f" ({self.repaired_rows} of them repaired)" if self.repaired_rows else ""
         lines = [f"{self.read} rows read, {self.kept_rows} kept{repaired}, {left} left out"]
-        lines[0] += "; rows are counted from 0" if left or self.repaired_rows or self._warned else ""
+        lines[0] += (
+            "; rows are counted from 0" if left or self.repaired_rows or self._warned else ""
+        )
         lines += [f"  note: {note}" for note in self.notes]
-        groups = {"left out": self._left_out, "repaired and kept": self._repaired, "kept, but look": self._warned}
+        groups = {
+            "left out": self._left_out,
+            "repaired and kept": self._repaired,
+            "kept, but look": self._warned,
+        }
         for title, group in groups.items():
             lines += [f"{title}:"] if group else []
             for why, rows in _ordered(group):
                 some = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
                 lines.append(f"  {len(rows):>7}  {why}  (row{'s' if len(rows) > 1 else ''} {some})")
-                lines += [f"           e.g. {excerpt}" for excerpt in self._excerpts.get(why, [])[:1]]
+                lines += [
+                    f"           e.g. {excerpt}" for excerpt in self._excerpts.get(why, [])[:1]
+                ]
                 lines += [f"           -> {why.remedy}"] if isinstance(why, Reason) else []
         return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """Rows in and out: one call for every kind of source, one shape out.
 
-A source is opened, not loaded: rows come one by one; one that cannot be read comes as `Unreadable`, with the reason.
+A source is opened, not loaded: rows come one by one; one that cannot be read comes as `Unreadable`,
+with the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from workbench.errors import DataError, WorkbenchError, fault_line, nearest
 from workbench.task import EMBEDDED, Row
 from workbench.workspace import find, looked_in, replace_file, resolve, shown
 
-# Questions that travel with the package -> the module that makes them, with a function `source(limit, seed)`.
+# Questions that travel with the package -> the module that makes them, with a function
+# `source(limit, seed)`.
 SHIPPED = {name: module for name, module in EMBEDDED.items() if name != "gsm8k"}
 _READERS = {
     ".jsonl": files.json_lines,
@@ -32,14 +34,21 @@ _READERS = {
     ".tsv": files.csv_file,
     ".parquet": files.parquet_file,
 }
-KINDS = "a .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder in the hub's layout, or a hub name (owner/name)"
+KINDS = (
+    "a .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder in the hub's layout, or a hub name"
+    " (owner/name)"
+)
 BINDINGS = ("get_dataset", "dataset", "train_dataset", "rows")
 # Helpers that snippets call and never define -> what does their job here.
 HELPERS = {
     "extract_answer": "from workbench.data.answer_column import extract_answer",
     "extract_number": "from workbench.data.answer_column import extract_answer as extract_number",
-    "extract_final_answer": "from workbench.rewards.answers import extract_answer as extract_final_answer",
-    "format_prompt": "define it: format_prompt = '{}'.format, or any text that the question should stand in",
+    "extract_final_answer": (
+        "from workbench.rewards.answers import extract_answer as extract_final_answer"
+    ),
+    "format_prompt": (
+        "define it: format_prompt = '{}'.format, or any text that the question should stand in"
+    ),
     "SYSTEM_PROMPT": "from workbench.data.prompts import SYSTEM_PROMPT",
     "CUSTOM_SYSTEM_PROMPT": "define it: CUSTOM_SYSTEM_PROMPT = 'who answers, and in which format'",
     "load_dataset": "from datasets import load_dataset",
@@ -59,8 +68,10 @@ class Source:
 
     name: str  # what was asked for, for people
     open: Callable[[], Iterator[Row | Unreadable]] = field(repr=False)  # begins a new pass
-    notes: list[str] = field(default_factory=list)  # what was decided while opening (an encoding, a split)
-    split_by: str | None = None  # column whose equal values belong on one side of a split; None: the prompt itself
+    # what was decided while opening (an encoding, a split)
+    notes: list[str] = field(default_factory=list)
+    # column whose equal values belong on one side of a split; None: the prompt itself
+    split_by: str | None = None
     salt: str = ""  # makes the split of these rows another than that of others
 
     def __iter__(self) -> Iterator[Row | Unreadable]:
@@ -74,7 +85,12 @@ class Source:
 
 
 def open_source(
-    source: object, *, subset: str | None = None, split: str | None = None, limit: int | None = None, seed: int = 0
+    source: object,
+    *,
+    subset: str | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
 ) -> Source:
     """Open rows of any kind; only the beginning is read yet.
 
@@ -82,10 +98,12 @@ def open_source(
     [{'question': 'What is 1 + 1?', 'answer': '2'}]
 
     Args:
-        source: a shipped name ("arithmetic", "countdown", "csv_qa", "json"); the path of a `.jsonl`, `.json`, `.csv`,
-            `.tsv`, `.parquet` or `.py` file, or of a folder in the hub's layout; a hub name ("openai/gsm8k"); a pandas
-            DataFrame, a `datasets.Dataset`, a list of dicts, a dict of columns, or another `Source`.
-        subset: name of the hub dataset's configuration; None: "main" where there is one, else the only one.
+        source: a shipped name ("arithmetic", "countdown", "csv_qa", "json"); the path of a
+            `.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet` or `.py` file, or of a folder in the hub's
+            layout; a hub name ("openai/gsm8k"); a pandas DataFrame, a `datasets.Dataset`, a list of
+            dicts, a dict of columns, or another `Source`.
+        subset: name of the hub dataset's configuration; None: "main" where there is one, else the
+            only one.
         split: None: "train".
         limit: read at most this many rows.
         seed: for sources that make their rows.
@@ -97,12 +115,18 @@ def open_source(
     if named and str(source) not in SHIPPED:
         opened = _from_path(str(source), subset, split)
     elif subset is not None or (named and split is not None):
-        raise files.no_splits(str(source) if named else f"a {type(source).__name__}", subset or split or "")
+        raise files.no_splits(
+            str(source) if named else f"a {type(source).__name__}", subset or split or ""
+        )
     elif named:
         opened = importlib.import_module(SHIPPED[str(source)]).source(limit, seed)
     else:
         opened = _from_object(source, split)
-    return opened if limit is None else replace(opened, open=lambda: itertools.islice(opened.open(), limit))
+    return (
+        opened
+        if limit is None
+        else replace(opened, open=lambda: itertools.islice(opened.open(), limit))
+    )
 
 
 def _from_path(text: str, subset: str | None, split: str | None) -> Source:
@@ -113,16 +137,26 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
     if path.is_file():
         if kind not in _READERS:
             remedy = "convert it, or read it yourself and give the rows as a list"
-            raise DataError(f"{name}: a {kind or 'nameless'} file", rule=f"rows come from {KINDS}", remedy=remedy)
+            raise DataError(
+                f"{name}: a {kind or 'nameless'} file",
+                rule=f"rows come from {KINDS}",
+                remedy=remedy,
+            )
         if subset is not None or (split is not None and kind != ".json"):
             raise files.no_splits(name, split or subset or "")
-        return Source(name, *(files.json_file(path, split) if kind == ".json" else _READERS[kind](path)))
+        return Source(
+            name, *(files.json_file(path, split) if kind == ".json" else _READERS[kind](path))
+        )
     folder = path.is_dir()
     on_hub = text if folder else hub.MOVED.get(text, text)
-    if not folder and (on_hub.count("/") != 1 or text.startswith((".", "/", "~")) or kind in {*_READERS, ".py"}):
+    if not folder and (
+        on_hub.count("/") != 1 or text.startswith((".", "/", "~")) or kind in {*_READERS, ".py"}
+    ):
         written = "notebook 01 writes it: run that first, or " if path.name == "train.jsonl" else ""
         rule = f"rows come from {KINDS}, or are one of {', '.join(SHIPPED)}"
-        raise DataError(f"{name}: no such file", rule=rule, remedy=f"{written}check the path; {looked_in()}")
+        raise DataError(
+            f"{name}: no such file", rule=rule, remedy=f"{written}check the path; {looked_in()}"
+        )
     called = name if folder else on_hub
     found, notes = hub.load(str(path) if folder else on_hub, called, subset)
     opened = _from_object(found, split, called)
@@ -146,11 +180,19 @@ def _from_object(found: Any, split: str | None, name: str = "") -> Source:
     if hasattr(found, "to_dict") and hasattr(found, "iloc"):
         return Source(name or "a pandas DataFrame", lambda: _frame_rows(found))
     if isinstance(found, dict):
-        sizes = {key: len(value) if isinstance(value, (list, tuple)) else None for key, value in found.items()}
+        sizes = {
+            key: len(value) if isinstance(value, (list, tuple)) else None
+            for key, value in found.items()
+        }
         if not sizes or None in sizes.values() or len(set(sizes.values())) > 1:
-            value = f"a dict with {', '.join(f'{key}: {size}' for key, size in sizes.items()) or 'nothing'}"
+            value = (
+                "a dict with"
+                f" {', '.join(f'{key}: {size}' for key, size in sizes.items()) or 'nothing'}"
+            )
             remedy = "give {'prompt': [...], 'answer': [...]}"
-            raise DataError(value, rule="a dict of columns holds lists of one length", remedy=remedy)
+            raise DataError(
+                value, rule="a dict of columns holds lists of one length", remedy=remedy
+            )
         return Source(name or "a dict of columns", lambda: files.by_row(found))
     if isinstance(found, (bytes, bytearray)) or not hasattr(found, "__iter__"):
         rule = f"rows come from {KINDS}, a DataFrame, a Dataset or a list of dicts"
@@ -174,7 +216,10 @@ def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
     for start in range(0, len(frame), size):
         for row in frame.iloc[start : start + size].to_dict("records"):
             # A missing value is NaN, NaT or NA in pandas, and None everywhere else.
-            yield {str(key): None if pandas.api.types.is_scalar(v) and pandas.isna(v) else v for key, v in row.items()}
+            yield {
+                str(key): None if pandas.api.types.is_scalar(v) and pandas.isna(v) else v
+                for key, v in row.items()
+            }
 
 
 def _rows_of_script(path: Path) -> object:
@@ -199,19 +244,34 @@ def _rows_of_script(path: Path) -> object:
         sys.modules.pop(spec.name, None)
     if found is None:
         rule = "a data file in Python binds its rows as `dataset`, or defines get_dataset()"
-        raise DataError(f"{shown(path)}: binds none of {', '.join(BINDINGS)}", rule=rule, remedy="end it with dataset = ...")
+        raise DataError(
+            f"{shown(path)}: binds none of {', '.join(BINDINGS)}",
+            rule=rule,
+            remedy="end it with dataset = ...",
+        )
     return found
 
 
 def _explain(error: BaseException, path: Path) -> DataError:
     columns: list[str] = []
-    # The row that was asked is a local variable of the innermost call: a dict, or `datasets`' wrapper of one.
-    for frame, _ in traceback.walk_tb(error.__traceback__) if isinstance(error, KeyError) and error.args else ():
+    # The row that was asked is a local variable of the innermost call: a dict, or `datasets`'
+    # wrapper of one.
+    for frame, _ in (
+        traceback.walk_tb(error.__traceback__) if isinstance(error, KeyError) and error.args else ()
+    ):
         for value in frame.f_locals.values() if frame.f_code.co_name != "<module>" else ():
             row = getattr(value, "data", value)
-            if isinstance(row, dict) and row and error.args[0] not in row and all(isinstance(key, str) for key in row):
+            if (
+                isinstance(row, dict)
+                and row
+                and error.args[0] not in row
+                and all(isinstance(key, str) for key in row)
+            ):
                 columns = list(row)
-    offline = any(word in f"{type(error).__name__} {error}" for word in ("Connection", "Offline", "offline", "reach"))
+    offline = any(
+        word in f"{type(error).__name__} {error}"
+        for word in ("Connection", "Offline", "offline", "reach")
+    )
     said, after = f"{type(error).__name__}: {str(error)[:300]}", ""
     rule, remedy = "a data file in Python runs when it is read", "correct that line"
     if isinstance(error, NameError):
@@ -226,25 +286,35 @@ def _explain(error: BaseException, path: Path) -> DataError:
         remedy = f"use {inside!r}" if inside else nearest(word, columns, "use one of those")
     elif offline:
         remedy = "the hub cannot be reached: connect, or load a local file or folder instead"
-    return DataError(f"{shown(path)}: {said}{fault_line(error, path)}{after}", rule=rule, remedy=remedy)
+    return DataError(
+        f"{shown(path)}: {said}{fault_line(error, path)}{after}", rule=rule, remedy=remedy
+    )
 
 
 def load_rows(source: str | Path | Iterable[Row]) -> list[Row]:
-    """All rows of a source that must be whole: how a task file reads the rows that notebook 01 wrote.
+    """All rows of a source that must be whole: how a task file reads the rows that notebook 01
+    wrote.
 
     >>> wb.load_rows([{"prompt": "What is 1 + 1?", "answer": "2"}])
     [{'prompt': 'What is 1 + 1?', 'answer': '2'}]
 
     Raises:
-        DataError: if the source is missing or of another kind, or a row cannot be read (it is named).
+        DataError: if the source is missing or of another kind, or a row cannot be read (it is
+            named).
     """
     opened = open_source(source)
     rows: list[Row] = []
     for row in opened:
         if not isinstance(row, dict):
-            where, reason = row if isinstance(row, Unreadable) else (f"row {len(rows)}", f"a {type(row).__name__}")
+            where, reason = (
+                row
+                if isinstance(row, Unreadable)
+                else (f"row {len(rows)}", f"a {type(row).__name__}")
+            )
             remedy = f"correct or delete it; `workbench check {opened.name}` lists them all"
-            raise DataError(f"{opened.name}, {where}: {reason}", rule="each row is one object", remedy=remedy)
+            raise DataError(
+                f"{opened.name}, {where}: {reason}", rule="each row is one object", remedy=remedy
+            )
         rows.append(dict(row))
     return rows
 
@@ -253,6 +323,9 @@ def save_rows(rows: Iterable[Row], path: str | Path) -> Path:
     """Write rows as JSON lines, atomically; values that JSON cannot hold become text."""
     path = resolve(path)
     # Half a surrogate pair, which UTF-8 cannot hold, is written as JSON's own escape.
-    with replace_file(path) as beside, beside.open("w", encoding="utf-8", errors="backslashreplace") as lines:
+    with (
+        replace_file(path) as beside,
+        beside.open("w", encoding="utf-8", errors="backslashreplace") as lines,
+    ):
         lines.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     return path

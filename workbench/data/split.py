@@ -1,4 +1,6 @@
-"""Splitting by a stable hash, the same on every machine and in any order, and what notebook 01 leaves in a task's folder."""
+"""Splitting by a stable hash, the same on every machine and in any order, and what notebook 01
+leaves in a task's folder.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from workbench.workspace import resolve, shown, write_json
 
 @dataclass(frozen=True)
 class Split:
-    """Rows to train on and rows that are never trained on. `by` records how they were told apart."""
+    """Rows to train on and rows that are never trained on. `by` records how they were told
+    apart.
+    """
 
     train: list[Row]
     held_out: list[Row]
@@ -28,7 +32,9 @@ class Split:
 
     @property
     def shared(self) -> list[Row]:
-        """Held-out rows whose question is also a training one, ignoring case, spaces and closing marks."""
+        """Held-out rows whose question is also a training one, ignoring case, spaces and closing
+        marks.
+        """
 
         def asked(row: Row) -> int:
             return hash(comparable(row["prompt"], system=False).casefold().rstrip(" .?!:"))
@@ -37,7 +43,9 @@ class Split:
         return [row for row in self.held_out if asked(row) in known]
 
     def steps(self, completions_per_step: int, num_generations: int) -> str:
-        """What a training step takes from these rows, in words; DataError: no step of whole groups is possible."""
+        """What a training step takes from these rows, in words; DataError: no step of whole groups
+        is possible.
+        """
         return step_of(len(self.train), completions_per_step, num_generations)
 
     def record(self) -> Fields:
@@ -46,7 +54,10 @@ class Split:
 
     def __repr__(self) -> str:
         by = self.by.get("held_out_split") or self.by.get("key") or "the question"
-        also = f"{len(self.shared)} held-out questions are also training questions (ignoring case, spaces and closing marks)"
+        also = (
+            f"{len(self.shared)} held-out questions are also training questions (ignoring case,"
+            " spaces and closing marks)"
+        )
         return f"{len(self.train)} rows to train on, {len(self.held_out)} held out, by {by}\n{also}"
 
 
@@ -72,7 +83,7 @@ def split(
 
     Raises:
         DataError: if the percentage is not one, or the source's column is missing.
-    """
+    """  # noqa: E501
     if held_out is not None:
         return Split(list(rows), list(held_out), {"held_out_split": held_out_split})
     key, salt = (source.split_by, source.salt) if source is not None else (None, "")
@@ -84,34 +95,59 @@ def step_of(prompts: int, completions_per_step: int, num_generations: int) -> st
     """As `Split.steps`, for a number of prompts."""
     each, rest = divmod(completions_per_step, max(num_generations, 1))
     if num_generations < 2:
-        value, rule = f"num_generations = {num_generations}", "an advantage compares at least 2 completions of a prompt"
+        value, rule = (
+            f"num_generations = {num_generations}",
+            "an advantage compares at least 2 completions of a prompt",
+        )
         remedy = "use 4 to try things out, 8 as a rule"
     elif rest or each < 1:
         nearest = max(each, 1) * num_generations
         value = f"{completions_per_step} completions per step, num_generations = {num_generations}"
-        rule, remedy = "a step holds whole groups", f"take {nearest} or {nearest + num_generations} completions per step"
+        rule, remedy = (
+            "a step holds whole groups",
+            f"take {nearest} or {nearest + num_generations} completions per step",
+        )
     elif prompts < each:
-        value, remedy = f"{prompts} prompts", f"give at least {each} prompts, or take fewer completions per step"
-        rule = f"a step takes {each} different prompts ({completions_per_step} / {num_generations}), or none is trained"
+        value, remedy = (
+            f"{prompts} prompts",
+            f"give at least {each} prompts, or take fewer completions per step",
+        )
+        rule = (
+            f"a step takes {each} different prompts ({completions_per_step} / {num_generations}),"
+            " or none is trained"
+        )
     else:
-        return f"a step takes {each} prompts x {num_generations} completions; steps per epoch: {prompts // each}"
+        return (
+            f"a step takes {each} prompts x {num_generations} completions; steps per epoch:"
+            f" {prompts // each}"
+        )
     raise DataError(value, rule=rule, remedy=remedy)
 
 
-def split_rows(rows: Iterable[Row], held_out_percent: int, key: str | None = None, salt: str = "") -> tuple[list[Row], list[Row]]:
-    """Split rows with a `prompt` into (train, held out); DataError: no percentage, or a row lacks the column `key`.
+def split_rows(
+    rows: Iterable[Row], held_out_percent: int, key: str | None = None, salt: str = ""
+) -> tuple[list[Row], list[Row]]:
+    """Split rows with a `prompt` into (train, held out); DataError: no percentage, or a row lacks
+    the column `key`.
 
-    `key`: column by which rows stay together; None: the prompt without its system message, so that asking for another
-    format keeps the split. `salt` tells this split from other splits by the same keys.
+    `key`: column by which rows stay together; None: the prompt without its system message, so that
+    asking for another format keeps the split. `salt` tells this split from other splits by the same
+    keys.
     """
     if not 0 <= held_out_percent < 100 or 0 < held_out_percent < 1:
-        raise DataError(f"held_out_percent = {held_out_percent}", rule="a percentage lies between 0 and 100", remedy="take 10")
+        raise DataError(
+            f"held_out_percent = {held_out_percent}",
+            rule="a percentage lies between 0 and 100",
+            remedy="take 10",
+        )
     sides: tuple[list[Row], list[Row]] = [], []
     for number, row in enumerate(rows):
         if key is not None and key not in row:
             rule, remedy = "rows stay together by a column", "split by another column"
             raise DataError(f"row {number} has no column {key!r}", rule=rule, remedy=remedy)
-        text = salt + (str(row[key]) if key else prompt_key(comparable(row["prompt"], system=False)))
+        text = salt + (
+            str(row[key]) if key else prompt_key(comparable(row["prompt"], system=False))
+        )
         digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
         sides[bool(int.from_bytes(digest[:4], "big") % 100 < held_out_percent)].append(row)
     return sides
@@ -121,7 +157,11 @@ def fingerprint(rows: Iterable[Row]) -> str:
     """A hash of the rows and their order, 16 hex digits: what the manifest records as the data."""
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace"))
+        digest.update(
+            json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode(
+                "utf-8", "backslashreplace"
+            )
+        )
         digest.update(b"\n")
     return digest.hexdigest()[:16]
 
@@ -132,7 +172,12 @@ class DatasetCard(dict):
     folder: Path
 
     def __repr__(self) -> str:
-        return "\n  ".join([f"written to {shown(self.folder)}", *sorted(file.name for file in self.folder.iterdir())])
+        return "\n  ".join(
+            [
+                f"written to {shown(self.folder)}",
+                *sorted(file.name for file in self.folder.iterdir()),
+            ]
+        )
 
 
 def write_dataset(
@@ -144,7 +189,8 @@ def write_dataset(
     filtered_out: Mapping[str, Sequence[Row]] | None = None,
     **card: Any,
 ) -> DatasetCard:
-    """Write `train.jsonl`, `held_out.jsonl`, `filtered_out.jsonl` (if there are any), `checks.json` and `card.json`.
+    """Write `train.jsonl`, `held_out.jsonl`, `filtered_out.jsonl` (if there are any), `checks.json`
+    and `card.json`.
 
     >>> wb.write_dataset("tasks/mine", halves.train, halves.held_out, report, split=halves)
     written to tasks/mine
@@ -156,13 +202,19 @@ def write_dataset(
 
     Args:
         report: what the checks found; every row goes into `checks.json`, the counts into the card.
-        filtered_out: rows that are kept out of training, by reason; each is written whole, beside its reason.
-        card: further facts: values, or the results of notebook 01 (`lengths=`, `split=`, `difficulty=`).
+        filtered_out: rows that are kept out of training, by reason; each is written whole, beside
+            its reason.
+        card: further facts: values, or the results of notebook 01 (`lengths=`, `split=`,
+            `difficulty=`).
     """
     folder = resolve(folder)
     save_rows(train, folder / "train.jsonl")
     save_rows(held_out, folder / "held_out.jsonl")
-    aside = [{"reason": reason, "row": row} for reason, rows in (filtered_out or {}).items() for row in rows]
+    aside = [
+        {"reason": reason, "row": row}
+        for reason, rows in (filtered_out or {}).items()
+        for row in rows
+    ]
     if aside:
         save_rows(aside, folder / "filtered_out.jsonl")
     else:
@@ -170,9 +222,13 @@ def write_dataset(
     found = report.found()
     write_json(folder / "checks.json", found)
     whole = DatasetCard(source=report.source)
-    whole |= {name: value.record() if hasattr(value, "record") else value for name, value in card.items()}
     whole |= {
-        "checked": {key: found[key] for key in ("read", "kept", "repaired", "left_out", "columns", "notes")},
+        name: value.record() if hasattr(value, "record") else value for name, value in card.items()
+    }
+    whole |= {
+        "checked": {
+            key: found[key] for key in ("read", "kept", "repaired", "left_out", "columns", "notes")
+        },
         "left_out": dict(report.reasons),
         "repairs": dict(report.repairs),
         "rows": {"train": len(train), "held_out": len(held_out), "filtered_out": len(aside)},

@@ -1,6 +1,8 @@
-"""What a policy's chat template makes of prompts: their text, parts of it that make a reward impossible to earn, their tokens.
+"""What a policy's chat template makes of prompts: their text, parts of it that make a reward
+impossible to earn, their tokens.
 
-TRL no longer truncates prompts, and Unsloth cuts the completion instead: what is too long must be left out here.
+TRL no longer truncates prompts, and Unsloth cuts the completion instead: what is too long must be
+left out here.
 """
 
 from __future__ import annotations
@@ -22,38 +24,59 @@ from workbench.workspace import encodable
 _TAG = re.compile(r"<([A-Za-z_]\w*)>")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ROLES = {"system", "user", "assistant", "developer", "model"}
-_KNOWN = {"think", "thinking", "thought", "reasoning", "answer"}  # tags that templates of reasoning models write by themselves
+# tags that templates of reasoning models write by themselves
+_KNOWN = {"think", "thinking", "thought", "reasoning", "answer"}
 
 
 def prompt_text(prompt: object, tokenizer: object) -> str:
-    """The exact text that the model will see for a prompt, generation prompt included; DataError if it is not text."""
-    text = prompt if isinstance(prompt, str) else render(prompt, tokenizer, add_generation_prompt=True)
+    """The exact text that the model will see for a prompt, generation prompt included; DataError if
+    it is not text.
+    """
+    text = (
+        prompt if isinstance(prompt, str) else render(prompt, tokenizer, add_generation_prompt=True)
+    )
     if (found := _SURROGATE.search(text)) is not None:
         value = f"the prompt {encodable(text[max(0, found.start() - 40) : found.end() + 40])!r}"
-        rule = "a tokenizer reads Unicode text, and half of a surrogate pair (\\ud800 to \\udfff) is not text"
+        rule = (
+            "a tokenizer reads Unicode text, and half of a surrogate pair (\\ud800 to \\udfff) is"
+            " not text"
+        )
         raise DataError(value, rule=rule, remedy="read the file as UTF-8, or leave that row out")
     return text
 
 
 def render(messages: Any, tokenizer: Any, add_generation_prompt: bool, **more: object) -> str:
-    """Chat messages through the tokenizer's template, with the `chat_template_kwargs` that the tokenizer carries, and `more`.
+    """Chat messages through the tokenizer's template, with the `chat_template_kwargs` that the
+    tokenizer carries, and `more`.
 
-    The only place that renders a policy's prompt, for every reader; TRL does it with the same arguments, not with those of a
-    row's own column. DataError: there is no template, or it refuses these messages (some refuse a system message).
+    The only place that renders a policy's prompt, for every reader; TRL does it with the same
+    arguments, not with those of a row's own column. DataError: there is no template, or it refuses
+    these messages (some refuse a system message).
     """
     from jinja2 import TemplateError
 
-    name, rule = tokenizer.name_or_path, "chat messages become text through a template of the tokenizer that takes them"
+    name, rule = (
+        tokenizer.name_or_path,
+        "chat messages become text through a template of the tokenizer that takes them",
+    )
     if not tokenizer.chat_template:
-        remedy = "use an instruct model, put a chat_template.jinja beside the weights, or write the prompts as plain text"
+        remedy = (
+            "use an instruct model, put a chat_template.jinja beside the weights, or write the"
+            " prompts as plain text"
+        )
         raise DataError(f"{name}: no chat template", rule=rule, remedy=remedy)
     kwargs = {**getattr(tokenizer, "chat_template_kwargs", {}), **more}
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt, **kwargs)
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt, **kwargs
+        )
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages)
         value = f"{name}: the chat template refuses messages of {roles}: {error}"
-        remedy = 'where it takes no system message, use system_prompt = "none" and say the format in the question'
+        remedy = (
+            'where it takes no system message, use system_prompt = "none" and say the format in the'
+            " question"
+        )
         raise DataError(value, rule=rule, remedy=remedy) from error
 
 
@@ -65,19 +88,27 @@ def template_notes(rows: Sequence[Row], tokenizer: Tokenizer) -> list[str]:
     unread = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", template)]
     notes = [f"chat_template_kwargs: {name!r} changes nothing: {why}" for name in unread]
     if "chat_template_kwargs" in rows[0]:
-        notes.append("GRPOTrainer does not read the column 'chat_template_kwargs': set grpo.chat_template_kwargs")
+        notes.append(
+            "GRPOTrainer does not read the column 'chat_template_kwargs': set"
+            " grpo.chat_template_kwargs"
+        )
     return notes
 
 
 def stream_lengths(
     rows: Iterable[Row], tokenizer: Tokenizer, progress: Callable[[int], None] | None = None
 ) -> Iterator[tuple[Row, int]]:
-    """Each row with its prompt's length in tokens, a thousand rows at a time; `progress` is called with the number done."""
+    """Each row with its prompt's length in tokens, a thousand rows at a time; `progress` is called
+    with the number done.
+    """
     rows, done = iter(rows), 0
     while batch := list(itertools.islice(rows, 1000)):
-        # The template writes the special tokens itself; a plain prompt gets those that the tokenizer adds, as in TRL.
+        # The template writes the special tokens itself; a plain prompt gets those that the
+        # tokenizer adds, as in TRL.
         plain = isinstance(batch[0]["prompt"], str)
-        found = tokenizer([prompt_text(row["prompt"], tokenizer) for row in batch], add_special_tokens=plain)
+        found = tokenizer(
+            [prompt_text(row["prompt"], tokenizer) for row in batch], add_special_tokens=plain
+        )
         yield from zip(batch, map(len, found["input_ids"]), strict=True)
         done += len(batch)
         if progress is not None:
@@ -87,7 +118,9 @@ def stream_lengths(
 def prompt_lengths_tokens(
     rows: Iterable[Row], tokenizer: Tokenizer, progress: Callable[[int], None] | None = None
 ) -> Sequence[int]:
-    """Length of each row's prompt, in tokens, through the chat template: one unsigned number per row."""
+    """Length of each row's prompt, in tokens, through the chat template: one unsigned number per
+    row.
+    """
     return array("L", (length for _, length in stream_lengths(rows, tokenizer, progress)))
 
 
@@ -103,7 +136,11 @@ class PromptLengths:
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt within `max_tokens`."""
-        within = (length for length in self.lengths if self.max_tokens is None or length <= self.max_tokens)
+        within = (
+            length
+            for length in self.lengths
+            if self.max_tokens is None or length <= self.max_tokens
+        )
         return max(within, default=min(self.lengths))
 
     @property
@@ -114,27 +151,46 @@ class PromptLengths:
         return {share: ordered[math.ceil(share * len(ordered) - 1e-9) - 1] for share in shares}
 
     def keep(self, max_tokens: int | None = None) -> tuple[list[Row], list[Row]]:
-        """(rows whose prompt has at most `max_tokens` tokens, the others); None: as measured. DataError: all are longer."""
+        """(rows whose prompt has at most `max_tokens` tokens, the others); None: as measured.
+        DataError: all are longer.
+        """
         limit = self.max_tokens if max_tokens is None else max_tokens
         if limit is not None and len(self.rows) and min(self.lengths) > limit:
-            value = f"max_prompt_length = {limit}: all {len(self.rows)} prompts are longer, the shortest has {min(self.lengths)}"
+            value = (
+                f"max_prompt_length = {limit}: all {len(self.rows)} prompts are longer, the"
+                f" shortest has {min(self.lengths)}"
+            )
             remedy = f"raise it to at least {min(self.lengths)}; {max(self.lengths)} keeps all"
-            raise DataError(value, rule="some prompts must be within the limit, in tokens", remedy=remedy)
+            raise DataError(
+                value, rule="some prompts must be within the limit, in tokens", remedy=remedy
+            )
         sides: tuple[list[Row], list[Row]] = [], []
         for row, length in zip(self.rows, self.lengths, strict=True):
             sides[limit is not None and bool(length > limit)].append(row)
         return sides
 
     def check_budget(self, max_completion_length: int, max_seq_length: int) -> str:
-        """The arithmetic of prompt and completion (tokens), in words; DataError: they do not fit into the context together."""
+        """The arithmetic of prompt and completion (tokens), in words; DataError: they do not fit
+        into the context together.
+        """
         longest, room = self.longest, max_seq_length - max_completion_length
         whole = longest + max_completion_length
         if whole > max_seq_length:
             remedy = f"set max_seq_length to at least {whole}"
             if room >= min(self.lengths):
-                remedy += f", or max_prompt_length to {room} (longer prompts are then left out and counted)"
-            value = f"the longest prompt has {longest} tokens, max_completion_length = {max_completion_length}: {whole} tokens"
-            raise DataError(value, rule=f"prompt + completion fit into max_seq_length = {max_seq_length}", remedy=remedy)
+                remedy += (
+                    f", or max_prompt_length to {room} (longer prompts are then left out and"
+                    " counted)"
+                )
+            value = (
+                f"the longest prompt has {longest} tokens, max_completion_length ="
+                f" {max_completion_length}: {whole} tokens"
+            )
+            raise DataError(
+                value,
+                rule=f"prompt + completion fit into max_seq_length = {max_seq_length}",
+                remedy=remedy,
+            )
         return f"{longest} + {max_completion_length} = {whole} <= {max_seq_length} tokens: fits"
 
     def record(self) -> Fields:
@@ -155,60 +211,90 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class TemplateCard:
-    """What a chat template makes of a prompt. `problems` says in words what would go wrong in training."""
+    """What a chat template makes of a prompt. `problems` says in words what would go wrong in
+    training.
+    """
 
     text: str
-    tokens: list[Token]  # their texts, joined, are `text` up to the last token (and what the tokenizer adds before it)
+    # their texts, joined, are `text` up to the last token (and what the tokenizer adds before it)
+    tokens: list[Token]
     chat: bool
     survives: dict[str, bool]  # tag -> is still there after the trainer has decoded a completion
     eos_tokens: dict[int, str]  # id -> text of the tokens that end a completion
     pad_token: str | None
-    ends_turns: bool | None  # the template closes the assistant's turn with one of them; None: no chat template
+    # the template closes the assistant's turn with one of them; None: no chat template
+    ends_turns: bool | None
     prefilled: str | None  # tag that the generation prompt writes by itself
     keeps_system: bool | None  # the system message is in the text; None: there is none
     doubled_bos: bool
     problems: list[str]
     closed: bool = False  # the generation prompt also closes that tag
-    begins: str = ""  # what the template writes between the generation prompt and an assistant's words
+    # what the template writes between the generation prompt and an assistant's words
+    begins: str = ""
     thinks: str | None = None  # tag that completions of such a model begin with by themselves
     adds: str = ""  # words of the template's own: a default system message, dates
 
 
 def tags_in(prompt: Any) -> tuple[str, ...]:
-    """The tags that a prompt's system message (or the text itself) asks for, as ("<think>", "</think>")."""
-    text = prompt if isinstance(prompt, str) else prompt[0]["content"] if prompt[0]["role"] == "system" else ""
+    """The tags that a prompt's system message (or the text itself) asks for, as ("<think>",
+    "</think>").
+    """
+    text = (
+        prompt
+        if isinstance(prompt, str)
+        else prompt[0]["content"]
+        if prompt[0]["role"] == "system"
+        else ""
+    )
     names = dict.fromkeys(name for name in _TAG.findall(text) if f"</{name}>" in text)
     return tuple(tag for name in names for tag in (f"<{name}>", f"</{name}>"))
 
 
 def ids_that_end(tokenizer: Any) -> list[int]:
-    """The tokens that end a completion: those of the model, where the tokenizer came with one; else the tokenizer's EOS."""
+    """The tokens that end a completion: those of the model, where the tokenizer came with one; else
+    the tokenizer's EOS.
+    """
     found = getattr(tokenizer, "eos_ids", None) or [tokenizer.eos_token_id]
     return [each for each in found if each in range(len(tokenizer))]  # a config may name others
 
 
 def turn_end(tokenizer: Any, prompt: object) -> int | None:
-    """The completion-ending token with which the template closes the assistant's turn; None: none, or a plain prompt."""
+    """The completion-ending token with which the template closes the assistant's turn; None: none,
+    or a plain prompt.
+    """
     if isinstance(prompt, str):
         return None
     _, after = _around_words(tokenizer, prompt)
     after = after.lstrip()
-    return next((each for each in ids_that_end(tokenizer) if after.startswith(tokenizer.convert_ids_to_tokens(each))), None)
+    return next(
+        (
+            each
+            for each in ids_that_end(tokenizer)
+            if after.startswith(tokenizer.convert_ids_to_tokens(each))
+        ),
+        None,
+    )
 
 
 def _around_words(tokenizer: object, prompt: Any) -> tuple[str, str]:
     # What stands before the words of an assistant that has answered, and after them.
     probe = "the policy's own words"
-    whole = render([*prompt, {"role": "assistant", "content": probe}], tokenizer, add_generation_prompt=False)
+    whole = render(
+        [*prompt, {"role": "assistant", "content": probe}], tokenizer, add_generation_prompt=False
+    )
     before, _, after = whole.rpartition(probe)
     return before, after
 
 
-def template_card(tokenizer: Any, prompt: object, tags: Sequence[str] | None = None) -> TemplateCard:
-    """Render a prompt (chat messages or text) and check what matters; DataError if the template refuses it.
+def template_card(
+    tokenizer: Any, prompt: object, tags: Sequence[str] | None = None
+) -> TemplateCard:
+    """Render a prompt (chat messages or text) and check what matters; DataError if the template
+    refuses it.
 
     Args:
-        tags: what the reward functions look for in completions; None: what the system message asks for.
+        tags: what the reward functions look for in completions; None: what the system message asks
+            for.
     """
     chat = not isinstance(prompt, str)
     tags = tags_in(prompt) if tags is None else tags
@@ -222,7 +308,9 @@ def template_card(tokenizer: Any, prompt: object, tags: Sequence[str] | None = N
         tokens=tokens,
         chat=chat,
         survives={tag: tag in tokenizer.decode(ids[tag], skip_special_tokens=True) for tag in tags},
-        eos_tokens={each: tokenizer.convert_ids_to_tokens(each) for each in ids_that_end(tokenizer)},
+        eos_tokens={
+            each: tokenizer.convert_ids_to_tokens(each) for each in ids_that_end(tokenizer)
+        },
         pad_token=tokenizer.pad_token,
         ends_turns=turns.ends,
         prefilled=turns.prefilled,
@@ -234,12 +322,16 @@ def template_card(tokenizer: Any, prompt: object, tags: Sequence[str] | None = N
         thinks=turns.thinks,
         adds=turns.adds,
     )
-    card.problems.extend(problem for there, problem in _problems(tokenizer, card, tags, turns.opening) if there)
+    card.problems.extend(
+        problem for there, problem in _problems(tokenizer, card, tags, turns.opening) if there
+    )
     return card
 
 
 class _Turns(NamedTuple):
-    """What a template makes of the turns of a chat; the fields that `TemplateCard` has mean the same there."""
+    """What a template makes of the turns of a chat; the fields that `TemplateCard` has mean the
+    same there.
+    """
 
     ends: bool | None = None
     prefilled: str | None = None
@@ -253,7 +345,11 @@ class _Turns(NamedTuple):
 
 def _turns(tokenizer: object, prompt: Any, text: str, tags: Sequence[str]) -> _Turns:
     # Calls of tools have no words, and pictures are none.
-    said = [(one["role"], one["content"]) for one in prompt if isinstance(one.get("content"), str) and one["content"].strip()]
+    said = [
+        (one["role"], one["content"])
+        for one in prompt
+        if isinstance(one.get("content"), str) and one["content"].strip()
+    ]
     before, _ = _around_words(tokenizer, prompt)
     without = render(prompt, tokenizer, add_generation_prompt=False)
     opening = text[len(without) :] if text.startswith(without) else text[-60:]
@@ -277,7 +373,11 @@ def _turns(tokenizer: object, prompt: Any, text: str, tags: Sequence[str]) -> _T
     return _Turns(
         ends=turn_end(tokenizer, prompt) is not None,
         prefilled=prefilled,
-        keeps_system="system" not in changed if prompt[0]["role"] == "system" and prompt[0]["content"] else None,
+        keeps_system=(
+            "system" not in changed
+            if prompt[0]["role"] == "system" and prompt[0]["content"]
+            else None
+        ),
         opening=opening,
         begins=begins,
         thinks=thinks,
@@ -290,61 +390,83 @@ def _switched(tokenizer: Any) -> bool:
     return "enable_thinking" in str(tokenizer.chat_template)
 
 
-def _problems(tokenizer: Any, card: TemplateCard, tags: Sequence[str], opening: str) -> Iterator[tuple[Any, str]]:
-    """(whether it is there, in words) of each problem that a template can have, the gravest first."""
+def _problems(
+    tokenizer: Any, card: TemplateCard, tags: Sequence[str], opening: str
+) -> Iterator[tuple[Any, str]]:
+    """(whether it is there, in words) of each problem that a template can have, the gravest
+    first.
+    """
     piece, back = misread(tokenizer, card.text)
     yield piece, f"the tokenizer does not give the text back: {piece!r} becomes {back!r}"
     lost = " ".join(tag for tag in tags if not card.survives[tag])
     yield (
         lost,
         (
-            f"{lost}: special tokens, which vanish when the trainer decodes a completion, so a reward that looks for them can "
-            "never pay; use tags that are plain text"
+            f"{lost}: special tokens, which vanish when the trainer decodes a completion, so a"
+            " reward that looks for them can never pay; use tags that are plain text"
         ),
     )
-    yield not card.eos_tokens, "the tokenizer has no EOS token: the policy cannot end its turn, and every completion is cut"
+    yield (
+        not card.eos_tokens,
+        (
+            "the tokenizer has no EOS token: the policy cannot end its turn, and every completion"
+            " is cut"
+        ),
+    )
     ends = ", ".join(card.eos_tokens.values())
     yield (
         card.eos_tokens and card.ends_turns is False,
         (
-            f"the template closes the assistant's turn with none of the tokens that end a completion ({ends}): a "
-            "policy trained on it may end its turn with another token, and its completions then run to the limit"
+            "the template closes the assistant's turn with none of the tokens that end a"
+            f" completion ({ends}): a policy trained on it may end its turn with another token, and"
+            " its completions then run to the limit"
         ),
     )
     written = f"<{card.prefilled}>"
     yield (
         card.prefilled and not card.closed,
         (
-            f"the template writes {written} by itself: completions begin after it, so a reward that wants to see "
-            f"{written} in the completion can never pay"
+            f"the template writes {written} by itself: completions begin after it, so a reward that"
+            f" wants to see {written} in the completion can never pay"
         ),
     )
     yield (
         card.closed and written in tags,
         (
-            f"the template opens and closes {written} by itself: completions begin after it, and need no {written}, so a "
-            "reward that wants to see it pays only where the policy writes another"
+            f"the template opens and closes {written} by itself: completions begin after it, and"
+            f" need no {written}, so a reward that wants to see it pays only where the policy"
+            " writes another"
         ),
     )
-    off = '; chat_template_kwargs = {"enable_thinking": False} turns that off' if _switched(tokenizer) else ""
+    off = (
+        '; chat_template_kwargs = {"enable_thinking": False} turns that off'
+        if _switched(tokenizer)
+        else ""
+    )
     yield (
         card.thinks and tags and f"<{card.thinks}>" not in tags,
         (
-            f"the model begins its completions with <{card.thinks}> by itself, so a reward that wants them to begin with "
-            f"{''.join(tags[:1])} does not pay{off}"
+            f"the model begins its completions with <{card.thinks}> by itself, so a reward that"
+            f" wants them to begin with {''.join(tags[:1])} does not pay{off}"
         ),
     )
-    left = tokenizer.decode(tokenizer(card.begins, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
+    left = tokenizer.decode(
+        tokenizer(card.begins, add_special_tokens=False)["input_ids"], skip_special_tokens=True
+    )
     yield (
         opening and any(token in card.begins for token in tokenizer.all_special_tokens),
         (
-            f"an assistant's words come after {card.begins!r}, of which decoding leaves {left!r}, as the rest are special "
-            "tokens: a reward that wants a completion to begin with a tag can never pay"
+            f"an assistant's words come after {card.begins!r}, of which decoding leaves {left!r},"
+            " as the rest are special tokens: a reward that wants a completion to begin with a tag"
+            " can never pay"
         ),
     )
     yield (
         card.chat and not opening and card.begins.strip(),
-        ("the template writes no generation prompt: the policy has to begin its own turn, and may continue the user's"),
+        (
+            "the template writes no generation prompt: the policy has to begin its own turn, and"
+            " may continue the user's"
+        ),
     )
     yield card.doubled_bos, "the text begins with two BOS tokens"
     dated = card.chat and _dated(tokenizer, card.text)
@@ -353,7 +475,8 @@ def _problems(tokenizer: Any, card: TemplateCard, tags: Sequence[str], opening: 
 
 
 def misread(tokenizer: Any, text: str) -> tuple[str, str]:
-    """(a line of the text, what is left of it once it was encoded and decoded), for the first that changes; else two "".
+    """(a line of the text, what is left of it once it was encoded and decoded), for the first that
+    changes; else two "".
 
     White space beside special tokens does not count: some are made to absorb it.
     """
@@ -362,26 +485,35 @@ def misread(tokenizer: Any, text: str) -> tuple[str, str]:
         ids = tokenizer(piece, add_special_tokens=False)["input_ids"]
         back = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         if back.strip() != piece.strip():
-            lines = itertools.zip_longest(*(own.strip().split("\n") for own in (piece, back)), fillvalue="")
+            lines = itertools.zip_longest(
+                *(own.strip().split("\n") for own in (piece, back)), fillvalue=""
+            )
             return next((line[:60], other[:60]) for line, other in lines if line != other)
     return "", ""
 
 
 def _changed(content: str, text: str) -> str:
-    # What a template has done to a message, in words; "": it is in the text, but for white space at its ends.
+    # What a template has done to a message, in words; "": it is in the text, but for white space at
+    # its ends.
     if content.strip() in text:
         return ""
     if " ".join(content.split()) in " ".join(text.split()):
         return "has other white space in the text: the template changes it"
     gone = [tag for tag in dict.fromkeys(re.findall(r"</?\w+>", content)) if tag not in text]
-    return "is not in the text: the template drops or changes it" + (f" (without {' '.join(gone)})" if gone else "")
+    return "is not in the text: the template drops or changes it" + (
+        f" (without {' '.join(gone)})" if gone else ""
+    )
 
 
 def _words_of_its_own(tokenizer: Any, said: Sequence[str], text: str) -> str:
     for own in (*said, *tokenizer.get_added_vocab()):
         text = text.replace(own, "\0") if own else text
     pieces = [" ".join(piece.split()) for piece in text.split("\0") if piece.strip() not in _ROLES]
-    return " ".join(pieces).strip() if sum(word.isalpha() for piece in pieces for word in piece.split()) > 2 else ""
+    return (
+        " ".join(pieces).strip()
+        if sum(word.isalpha() for piece in pieces for word in piece.split()) > 2
+        else ""
+    )
 
 
 def _dated(tokenizer: Any, text: str) -> bool:
@@ -392,8 +524,13 @@ def _dated(tokenizer: Any, text: str) -> bool:
 def _tokens(tokenizer: Any, text: str, chat: bool) -> list[Token]:
     special = set(tokenizer.all_special_ids)
     found = tokenizer(text, add_special_tokens=not chat, return_offsets_mapping=tokenizer.is_fast)
-    # A character can take several tokens, and a token alone can lose its space: so the text is cut, not put together.
-    ends = [end for _, end in found["offset_mapping"]] if tokenizer.is_fast else [0] * len(found["input_ids"])
+    # A character can take several tokens, and a token alone can lose its space: so the text is cut,
+    # not put together.
+    ends = (
+        [end for _, end in found["offset_mapping"]]
+        if tokenizer.is_fast
+        else [0] * len(found["input_ids"])
+    )
     tokens, done = [], 0
     for number, end in zip(found["input_ids"], ends, strict=True):
         piece = text[done : max(done, end)] if end else tokenizer.decode([number])

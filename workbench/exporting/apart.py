@@ -1,4 +1,6 @@
-"""Work in a fresh process, where nothing of the caller's is loaded or patched: a request and its result as JSON files."""
+"""Work in a fresh process, where nothing of the caller's is loaded or patched: a request and its
+result as JSON files.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,24 @@ _LINES = 12  # of what a process said last
 def run_apart(module: str, request: Fields, progress: Progress) -> Fields:
     """The JSON object that `python -m MODULE FOLDER` makes of a request.
 
-    The workbench's own errors are raised here as they were there; ExportError with the process's last output if it crashed
-    or was killed. An Interrupt ends the process.
+    The workbench's own errors are raised here as they were there; ExportError with the process's
+    last output if it crashed or was killed. An Interrupt ends the process.
     """
-    with tempfile.TemporaryDirectory(prefix="workbench-") as name, Path(name, "log.txt").open("wb") as log:
+    with (
+        tempfile.TemporaryDirectory(prefix="workbench-") as name,
+        Path(name, "log.txt").open("wb") as log,
+    ):
         write_json(Path(name, "request.json"), request)
         command = [sys.executable, "-m", module, name]
         progress(0, 0)
         # In a session of its own: it and what it starts are ended together.
-        with Popen(command, start_new_session=True, stdin=PIPE, stdout=PIPE, stderr=log, text=True) as child:
+        with Popen(
+            command, start_new_session=True, stdin=PIPE, stdout=PIPE, stderr=log, text=True
+        ) as child:
             try:
                 for line in child.stdout or ():
-                    with contextlib.suppress(ValueError):  # printed before `answer` had taken the stream
+                    # printed before `answer` had taken the stream
+                    with contextlib.suppress(ValueError):
                         done, total = map(int, line.split())
                         progress(done, total)
                 child.wait()
@@ -49,9 +57,20 @@ def run_apart(module: str, request: Fields, progress: Progress) -> Fields:
         if child.returncode == 0 and found is not None:
             if (said := found.get("error")) is None:
                 return found
-            raise getattr(errors, said["type"], ExportError)(said["value"], rule=said["rule"], remedy=said["remedy"])
-        said = Path(name, "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LINES:]
-    how = f"was killed by signal {-child.returncode}" if child.returncode < 0 else f"ended with exit code {child.returncode}"
+            raise getattr(errors, said["type"], ExportError)(
+                said["value"], rule=said["rule"], remedy=said["remedy"]
+            )
+        said = (
+            Path(name, "log.txt")
+            .read_text(encoding="utf-8", errors="replace")
+            .strip()
+            .splitlines()[-_LINES:]
+        )
+    how = (
+        f"was killed by signal {-child.returncode}"
+        if child.returncode < 0
+        else f"ended with exit code {child.returncode}"
+    )
     value = "\n".join([f"{module.rpartition('.')[2]}: the process {how}", *said])
     remedy = "fix what it reports; killed by signal 9, it most likely ran out of memory"
     raise ExportError(value, rule="a model is loaded in a separate process", remedy=remedy)
@@ -64,7 +83,9 @@ def _end_with(caller: int) -> None:
 
 
 def answer(work: Callable[[Fields, Progress], Any]) -> None:
-    """In the process: do the work of the request, and leave its result, or its error, where the caller looks."""
+    """In the process: do the work of the request, and leave its result, or its error, where the
+    caller looks.
+    """
     folder, told = Path(sys.argv[1]), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no progress
     caller, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)

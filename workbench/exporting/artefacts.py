@@ -1,4 +1,6 @@
-"""Artefacts: a run's policy in the forms that others load. Each is a folder that appears atomically."""
+"""Artefacts: a run's policy in the forms that others load. Each is a folder that appears
+atomically.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +16,32 @@ from workbench.run.directory import RunDirectory, open_run
 from workbench.workspace import find, looked_in, resolve, shown
 
 PASSPORT = "passport.json"
-# What a run can be exported as, in the order in which one is made of another; each is a folder of its run's `export/`.
+# What a run can be exported as, in the order in which one is made of another; each is a folder of
+# its run's `export/`.
 FORMATS = ("adapter", "merged_16bit", "merged_4bit", "gguf_f16", "gguf_q8_0", "gguf_q4_k_m")
 QUANTISED = ("merged_4bit", "gguf_q8_0", "gguf_q4_k_m")  # measured, rather than proven equal
-INTO = {"base": "the 16-bit base", "dequantised": "the dequantised 4-bit weights"}  # what an adapter is merged into
+# what an adapter is merged into
+INTO = {"base": "the 16-bit base", "dequantised": "the dequantised 4-bit weights"}
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """One form of a run's policy: a folder with the model, its card (`README.md`) and its `passport.json`."""
+    """One form of a run's policy: a folder with the model, its card (`README.md`) and its
+    `passport.json`.
+    """
 
     path: Path
     format: str  # one of FORMATS
     base: str  # folder or hub name of the 16-bit base
-    into: str = "base"  # what the adapter was merged into: the 16-bit weights, or "dequantised", the 4-bit ones in 16 bits
+    # what the adapter was merged into: the 16-bit weights, or "dequantised", the 4-bit ones in 16
+    # bits
+    into: str = "base"
     run: RunDirectory | None = None  # the run that it was made of, where that is at hand
 
     @property
     def gguf(self) -> Path:
         """The one GGUF file of a `gguf_…` artefact, existing or to be made."""
-        name = f"{self.run.name if self.run else 'model'}-{self.format.removeprefix('gguf_').upper()}.gguf"
+        name = f"{self.run.name if self.run else 'model'}-{self.format.removeprefix('gguf_').upper()}.gguf"  # noqa: E501
         return next(self.path.glob("*.gguf"), self.path / name)
 
 
@@ -43,29 +51,39 @@ class Exported:
 
     run: RunDirectory
     artefacts: dict[str, Artefact]  # by format
-    notes: tuple[str, ...] = ()  # what was kept, what nobody asked for, and what the adapter was merged into
+    # what was kept, what nobody asked for, and what the adapter was merged into
+    notes: tuple[str, ...] = ()
 
     def __getitem__(self, format: str) -> Artefact:
         return self.artefacts[format]
 
     def found(self) -> Fields:
         """For scripts."""
-        into = {name: one.into if name != "adapter" else None for name, one in self.artefacts.items()}
-        made = {name: {"path": str(one.path), "into": into[name]} for name, one in self.artefacts.items()}
+        into = {
+            name: one.into if name != "adapter" else None for name, one in self.artefacts.items()
+        }
+        made = {
+            name: {"path": str(one.path), "into": into[name]}
+            for name, one in self.artefacts.items()
+        }
         return {"run": str(self.run.path), "artefacts": made, "notes": self.notes}
 
     def __str__(self) -> str:
         lines = []
         for artefact in self.artefacts.values():
             lines.append(shown(artefact.path))
-            lines += [f"  {file.name}  {-(-file.stat().st_size // 1024):,} KiB" for file in sorted(artefact.path.iterdir())]
+            lines += [
+                f"  {file.name}  {-(-file.stat().st_size // 1024):,} KiB"
+                for file in sorted(artefact.path.iterdir())
+            ]
         return "\n".join([*lines, *self.notes])
 
     __repr__ = __str__
 
 
 def meant(path: str | Path) -> tuple[RunDirectory | None, list[Path]]:
-    """(None, an artefact, by its folder or passport); or (a run, by path, name or `export` folder; all its artefacts).
+    """(None, an artefact, by its folder or passport); or (a run, by path, name or `export` folder;
+    all its artefacts).
 
     ExportError: it is neither, or a run without artefacts.
     """
@@ -74,7 +92,10 @@ def meant(path: str | Path) -> tuple[RunDirectory | None, list[Path]]:
     if found := [each for each in places if (each / PASSPORT).is_file()]:
         return None, found[:1]
     try:
-        run = open_run(next((each for each in places if (each / "recipe.yaml").is_file()), path), latest="trained")
+        run = open_run(
+            next((each for each in places if (each / "recipe.yaml").is_file()), path),
+            latest="trained",
+        )
     except RunError:
         if str(path) == "latest":
             raise
@@ -84,20 +105,28 @@ def meant(path: str | Path) -> tuple[RunDirectory | None, list[Path]]:
         known += [shown(each.parent) for each in runs.glob(f"*/export/[!.]*/{PASSPORT}")]
         remedy = nearest(str(path), known, "`workbench export RUN` makes one")
         raise ExportError(f"{path}: {what}", rule=rule, remedy=remedy) from None
-    folders = [run.export / format for format in FORMATS if (run.export / format / PASSPORT).is_file()]
-    for folder in sorted({file.parent for file in run.export.glob(f"[!.]*/{PASSPORT}")} - {*folders}):
+    folders = [
+        run.export / format for format in FORMATS if (run.export / format / PASSPORT).is_file()
+    ]
+    for folder in sorted(
+        {file.parent for file in run.export.glob(f"[!.]*/{PASSPORT}")} - {*folders}
+    ):
         try:
             folders.append(open_artefact(folder, run).path)
         except ExportError as error:  # somebody else's, put there
             print(f"left out: {error.value}")
     if folders:
         return run, folders
-    value, remedy = f"{run.name}: no artefact in {shown(run.export)}", f"`workbench export {run.name}` makes them"
+    value, remedy = (
+        f"{run.name}: no artefact in {shown(run.export)}",
+        f"`workbench export {run.name}` makes them",
+    )
     raise ExportError(value, rule=rule, remedy=remedy)
 
 
 def open_artefact(path: str | Path, run: RunDirectory | None = None) -> Artefact:
-    """The artefact in a folder that `export` wrote, by its passport; its run is found from the folder, or given.
+    """The artefact in a folder that `export` wrote, by its passport; its run is found from the
+    folder, or given.
 
     ExportError: there is no passport, or it belongs to another run than the given one.
     """
@@ -107,18 +136,34 @@ def open_artefact(path: str | Path, run: RunDirectory | None = None) -> Artefact
         found = json.loads((folder / PASSPORT).read_text(encoding="utf-8"))
     if not isinstance(found, dict) or found.get("format") not in FORMATS:
         remedy = "give a folder of runs/RUN/export, or make one: `workbench export RUN`"
-        what = "its passport.json is not a passport" if (folder / PASSPORT).exists() else "no passport.json"
-        raise ExportError(f"{shown(folder)}: {what}", rule="an artefact is a folder that `export` wrote", remedy=remedy)
+        what = (
+            "its passport.json is not a passport"
+            if (folder / PASSPORT).exists()
+            else "no passport.json"
+        )
+        raise ExportError(
+            f"{shown(folder)}: {what}",
+            rule="an artefact is a folder that `export` wrote",
+            remedy=remedy,
+        )
 
     def made_it(one: RunDirectory) -> bool:
         with contextlib.suppress(RunError):
-            return one.identity == found.get("run_id") and (bool(one.identity) or one.name == found.get("run"))
+            return one.identity == found.get("run_id") and (
+                bool(one.identity) or one.name == found.get("run")
+            )
         return False
 
     if run is not None and not made_it(run):
         value = f"{shown(folder)}: made from run {found.get('run')!r}, not from {run.name!r}"
-        raise ExportError(value, rule="an artefact is compared with the run that it was made from", remedy="give that run")
+        raise ExportError(
+            value,
+            rule="an artefact is compared with the run that it was made from",
+            remedy="give that run",
+        )
     if run is None and made_it(parent := RunDirectory(folder.absolute().parent.parent)):
         run = parent
     base = str(found.get("base", ""))
-    return Artefact(folder, found["format"], base_of(run) if run else base, found.get("into", "base"), run)
+    return Artefact(
+        folder, found["format"], base_of(run) if run else base, found.get("into", "base"), run
+    )

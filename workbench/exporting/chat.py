@@ -23,22 +23,37 @@ BASE, TRAINED = "base", "trained"
 _MOST = 256  # tokens of an answer, where no run says how long its completions may be
 
 
-def ask(artefact: Any, question: str, system_prompt: str | None = None, *, temperature: float = 0.0, **limits: Any) -> str:
+def ask(
+    artefact: Any,
+    question: str,
+    system_prompt: str | None = None,
+    *,
+    temperature: float = 0.0,
+    **limits: Any,
+) -> str:
     """Ask an exported model one question.
 
     >>> wb.ask(exported, "What is 15 + 27?")
     '...'
 
     Args:
-        artefact: one of an export's; an export, whose `merged_16bit` is then asked; or the folder of any saved model or adapter.
-        system_prompt: None: the one that its run was trained with, from the run or the passport; "": none.
+        artefact: one of an export's; an export, whose `merged_16bit` is then asked; or the folder
+            of any saved model or adapter.
+        system_prompt: None: the one that its run was trained with, from the run or the passport;
+            "": none.
         temperature: 0 takes the likeliest token every time.
         limits: `max_completion_length`, in tokens; None: the run's own.
 
     Raises:
-        PolicyError, DataError, ExportError: if it cannot be loaded, its template refuses the messages, or they are too long.
+        PolicyError, DataError, ExportError: if it cannot be loaded, its template refuses the
+            messages, or they are too long.
     """
-    return Conversation(artefact, system_prompt, **limits).reply(question, temperature).answers[TRAINED].text
+    return (
+        Conversation(artefact, system_prompt, **limits)
+        .reply(question, temperature)
+        .answers[TRAINED]
+        .text
+    )
 
 
 @dataclass
@@ -59,31 +74,43 @@ class Turn:
 
 
 class Conversation:
-    """A conversation with an artefact, read from its own files, and, where its base is known, with the base beside it.
+    """A conversation with an artefact, read from its own files, and, where its base is known, with
+    the base beside it.
 
-    A model is loaded when it is first needed; an adapter and its base are one. Earlier turns are part of the prompt, each
-    model's own answers, unless a run is at hand: its policy was trained on prompts alone, so each question is asked alone.
+    A model is loaded when it is first needed; an adapter and its base are one. Earlier turns are
+    part of the prompt, each model's own answers, unless a run is at hand: its policy was trained on
+    prompts alone, so each question is asked alone.
     """
 
-    def __init__(self, artefact: Any, system_prompt: str | None = None, max_completion_length: int | None = None) -> None:
+    def __init__(
+        self,
+        artefact: Any,
+        system_prompt: str | None = None,
+        max_completion_length: int | None = None,
+    ) -> None:
         self.artefact = _opened(artefact)
         told, settings = "", {}
         if (run := self.artefact.run) is not None:
             told = serving.system_prompt(run)
             settings = run.manifest().get("settings", {}).get("in_force", {})
         else:
-            with contextlib.suppress(ExportError):  # none, or a passport that was changed, says nothing
+            # none, or a passport that was changed, says nothing
+            with contextlib.suppress(ExportError):
                 sample = read_passport(self.artefact.path).get("rollouts")
                 told = serving.system_of(sample[0]["prompt"]) if sample else ""
         self._as_text = told is None  # the run's prompts were plain text, without a template
         self.system_prompt = told or "" if system_prompt is None else system_prompt
-        self.max_completion_length = max_completion_length or settings.get("max_completion_length") or _MOST
-        self.temperature = float(settings.get("temperature") or 0.0)  # at which the run sampled; 0 where that is not known
+        self.max_completion_length = (
+            max_completion_length or settings.get("max_completion_length") or _MOST
+        )
+        # at which the run sampled; 0 where that is not known
+        self.temperature = float(settings.get("temperature") or 0.0)
         self.turns: list[Turn] = []
         self._writers: Fields = {}
 
     def reply(self, question: str, temperature: float = 0.0, base: bool = False) -> Turn:
-        """Answer a question, with the base beside if it is also asked. An Interrupt ends it; the turn stays in `turns`.
+        """Answer a question, with the base beside if it is also asked. An Interrupt ends it; the
+        turn stays in `turns`.
 
         Raises:
             Any error, once it is noted as the answer's end.
@@ -96,8 +123,14 @@ class Conversation:
             try:
                 self._write(who, self._prompt(who, earlier, question), answer, temperature)
             except BaseException as error:
-                said = error.value if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
-                answer.ended = "stopped" if isinstance(error, KeyboardInterrupt) else f"failed: {said}"
+                said = (
+                    error.value
+                    if isinstance(error, WorkbenchError)
+                    else f"{type(error).__name__}: {error}"
+                )
+                answer.ended = (
+                    "stopped" if isinstance(error, KeyboardInterrupt) else f"failed: {said}"
+                )
                 raise
         return turn
 
@@ -108,7 +141,9 @@ class Conversation:
         for turn in earlier:
             if who in turn.answers and (text := turn.answers[who].text):
                 messages += [("user", turn.question), ("assistant", text)]
-        return [{"role": role, "content": content} for role, content in (*messages, ("user", question))]
+        return [
+            {"role": role, "content": content} for role, content in (*messages, ("user", question))
+        ]
 
     def _write(self, who: str, prompt: object, answer: ChatAnswer, temperature: float) -> None:
         if who not in self._writers:
@@ -116,8 +151,13 @@ class Conversation:
         writer = self._writers[who]
         ids = writer.prompt_ids(prompt)
         if (room := writer.context - len(ids)) < 1:
-            value, rule = f"the conversation has {len(ids)} tokens", f"the model reads {writer.context}, its answer included"
-            raise ExportError(value, rule=rule, remedy="start a new conversation, or ask something shorter")
+            value, rule = (
+                f"the conversation has {len(ids)} tokens",
+                f"the model reads {writer.context}, its answer included",
+            )
+            raise ExportError(
+                value, rule=rule, remedy="start a new conversation, or ask something shorter"
+            )
         written = writer.write(ids, min(room, self.max_completion_length), temperature)
         answer.text, answer.length_tokens = writer.decode(written), len(written)
         if written and written[-1] in writer.ends:
@@ -132,14 +172,20 @@ def _load(artefact: Artefact, who: str) -> Fields:
     # What writes, by who it is: an adapter and its base at once, everything else by itself.
     if who == BASE and not artefact.base:
         value = f"{shown(artefact.path)}: its base is not known"
-        raise ExportError(value, rule="an artefact's passport names its base", remedy="give an artefact of `wb.export`")
+        raise ExportError(
+            value,
+            rule="an artefact's passport names its base",
+            remedy="give an artefact of `wb.export`",
+        )
     if artefact.format == "adapter":
         reader = open_reader(artefact)
         alone = copy.copy(reader)
         vars(alone)["alone"] = True
         return {TRAINED: reader, BASE: alone}
     if who == BASE:
-        artefact = Artefact(Path(find_model(artefact.base)), "merged_16bit", artefact.base, run=artefact.run)
+        artefact = Artefact(
+            Path(find_model(artefact.base)), "merged_16bit", artefact.base, run=artefact.run
+        )
     return {who: open_reader(artefact)}
 
 

@@ -1,4 +1,6 @@
-"""What a proof consists of: single checks, each with its numbers and, where it fails, the cause and the remedy."""
+"""What a proof consists of: single checks, each with its numbers and, where it fails, the cause and
+the remedy.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,15 @@ class Check:
     """One thing that was checked."""
 
     level: str  # one of LEVELS
-    name: str  # what was looked at, in a few words: "tensors of the base", "ids of 1,000 rendered prompts"
+    # what was looked at, in a few words: "tensors of the base", "ids of 1,000 rendered prompts"
+    name: str
     passed: bool | None  # None: cannot be told here, or `measured`
     found: str  # what was seen, in numbers
     cause: str = ""  # one of CAUSES, where it failed
     remedy: str = ""
     numbers: Fields = field(default_factory=dict)  # the same for scripts
-    rounding: bool = False  # it cannot be told because rounding takes the step away, which is no fault
+    # it cannot be told because rounding takes the step away, which is no fault
+    rounding: bool = False
     measured: bool = False  # for its numbers alone: there is no limit that it could pass
 
     @property
@@ -37,9 +41,17 @@ CAUSES = {
     "not_merged": "nothing was merged: the weights are the base's",
     "merged_twice": "the adapter was merged more than once",
     "layer_skipped": "the adapter was merged into some layers, and not into others",
-    "wrong_base": "what training left alone differs from the base: another base, or another adapter that changes more layers",
-    "other_adapter": "it holds another change than the run's adapter: from another adapter, base or scale",
-    "off_grid": "the adapter was trained beside the 4-bit weights, and together with the 16-bit ones it is worse",
+    "wrong_base": (
+        "what training left alone differs from the base: another base, or another adapter that"
+        " changes more layers"
+    ),
+    "other_adapter": (
+        "it holds another change than the run's adapter: from another adapter, base or scale"
+    ),
+    "off_grid": (
+        "the adapter was trained beside the 4-bit weights, and together with the 16-bit ones it is"
+        " worse"
+    ),
     "tied_head_lost": "the output head is no longer tied to the embeddings as in the base",
     "module_lost": "a module that was trained or saved whole is missing",
     "template_lost": "the chat template is missing, or renders other text",
@@ -61,7 +73,8 @@ class Proof:
     format: str
     checks: tuple[Check, ...]
     unproven: tuple[str, ...] = ()  # what cannot be told here, in words
-    measured: Fields = field(default_factory=dict)  # reward, pass@1, KL per token, EOS share, with intervals
+    # reward, pass@1, KL per token, EOS share, with intervals
+    measured: Fields = field(default_factory=dict)
     into: str = ""  # what it was merged into, in words; empty for an adapter
     reference: str = ""  # stands for what it was compared with: run, base, task, rewards, libraries
     note: str = ""  # what became of a proof that was on record
@@ -94,17 +107,26 @@ class Proof:
             return f"{what}: FAILED: {CAUSES.get(self.cause, 'nothing was looked at')}"
         untold = f"; cannot be told: {', '.join(self.untold)}" if self.untold else ""
         note = f"; {self.note}" if self.note else ""
-        return f"{what}: passed, {sum(check.passed is True for check in self.checks)} checks{untold}{note}"
+        return (
+            f"{what}: passed, {sum(check.passed is True for check in self.checks)}"
+            f" checks{untold}{note}"
+        )
 
     def require(self) -> None:
         """ExportError, naming the cause, if it is not the trained policy."""
         if not self.passed:
             first = next(iter(self.failed), Check("files", "", False, "no check was made"))
             remedy = first.remedy or "prove it again"
-            raise ExportError(f"{self.verdict} ({first.found})", rule="an export is the policy that was trained", remedy=remedy)
+            raise ExportError(
+                f"{self.verdict} ({first.found})",
+                rule="an export is the policy that was trained",
+                remedy=remedy,
+            )
 
     def __str__(self) -> str:
-        lines = [f"  {check.mark}: {check.level}: {check.name}: {check.found}" for check in self.checks]
+        lines = [
+            f"  {check.mark}: {check.level}: {check.name}: {check.found}" for check in self.checks
+        ]
         lines += [f"  remedy: {check.remedy}" for check in self.failed[:1] if check.remedy]
         return "\n".join([self.verdict, *lines, *(f"  unproven: {line}" for line in self.unproven)])
 
@@ -129,7 +151,10 @@ class Proofs(list[Proof]):
         for proof in self:
             share = proof.measured.get("of_the_run") or {}
             if proof.passed and share.get("high", 1.0) < 0.5:
-                last += f"; {proof.format} keeps only {share['share']:.0%} of the run's change: take the adapter"
+                last += (
+                    f"; {proof.format} keeps only {share['share']:.0%} of the run's change: take"
+                    " the adapter"
+                )
         last = f"{len(failed)} of {count} FAILED: {', '.join(failed)}" if failed else last
         return "\n".join([*map(str, self), *[last] * (count > 1)])
 

@@ -1,4 +1,6 @@
-"""GGUF: made by llama.cpp's own converter and quantiser, read back by llama.cpp. Nothing is installed or built here."""
+"""GGUF: made by llama.cpp's own converter and quantiser, read back by llama.cpp. Nothing is
+installed or built here.
+"""
 
 from __future__ import annotations
 
@@ -27,56 +29,96 @@ from workbench.training.loading import load_tokenizer
 from workbench.workspace import replace_folder, shown
 
 KINDS = {"q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0", "q4_k_m": "LLAMA_FTYPE_MOSTLY_Q4_K_M"}
-INSTALL = "uv pip install llama-cpp-python==0.3.36: it compiles llama.cpp, for minutes, with the C++ compiler of this machine"
+INSTALL = (
+    "uv pip install llama-cpp-python==0.3.36: it compiles llama.cpp, for minutes, with the C++"
+    " compiler of this machine"
+)
 _CONVERTER = "convert_hf_to_gguf.py"
-_RULE = "GGUF is made and read by llama.cpp: by the library of llama-cpp-python, and the converter in its source package"
-_ELSEWHERE = "set LLAMA_CPP to a newer llama.cpp, which may know it, or serve merged_16bit with vLLM or transformers"
+_RULE = (
+    "GGUF is made and read by llama.cpp: by the library of llama-cpp-python, and the converter in"
+    " its source package"
+)
+_ELSEWHERE = (
+    "set LLAMA_CPP to a newer llama.cpp, which may know it, or serve merged_16bit with vLLM or"
+    " transformers"
+)
 _REFUSALS = {  # what the converter says -> what that means
-    "BPE pre-tokenizer was not recognized": "llama.cpp does not know how this tokenizer splits text",
+    "BPE pre-tokenizer was not recognized": (
+        "llama.cpp does not know how this tokenizer splits text"
+    ),
     "is not supported": "llama.cpp does not know this architecture",
 }
-_UNWRITTEN = re.compile(r"requested and \d+ written|iostream error|No space left|quota exceeded")  # what both say of a full disk
+# what both say of a full disk
+_UNWRITTEN = re.compile(r"requested and \d+ written|iostream error|No space left|quota exceeded")
 # What llama.cpp's server falls back to where a file has no chat template.
 _CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content"
+    " }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
 def check_tools() -> Path:
-    """The folder of llama.cpp's converter, fetched if needed; ExportError names what is missing and how to get it."""
+    """The folder of llama.cpp's converter, fetched if needed; ExportError names what is missing and
+    how to get it.
+    """
     llama_cpp()
     return converter() or fetch()
 
 
 def converter() -> Path | None:
-    """The folder of llama.cpp's converter, if it is here: a checkout that LLAMA_CPP names, Unsloth's own, or in our cache."""
+    """The folder of llama.cpp's converter, if it is here: a checkout that LLAMA_CPP names,
+    Unsloth's own, or in our cache.
+    """
     given = os.environ.get("LLAMA_CPP")
     for folder in [Path(given)] if given else [Path.home() / ".unsloth" / "llama.cpp", _cached()]:
         if (folder / _CONVERTER).is_file() and (folder / "gguf-py" / "gguf").is_dir():
             return folder
     if given:
         remedy = "set it to the folder of a llama.cpp checkout, or unset it"
-        raise ExportError(f"LLAMA_CPP={given}: no {_CONVERTER} with its gguf-py there", rule=_RULE, remedy=remedy)
+        raise ExportError(
+            f"LLAMA_CPP={given}: no {_CONVERTER} with its gguf-py there", rule=_RULE, remedy=remedy
+        )
     return None
 
 
 def fetch() -> Path:
-    """Put the installed llama.cpp's converter into our cache, from its source package (77 MB); returns its folder.
+    """Put the installed llama.cpp's converter into our cache, from its source package (77 MB);
+    returns its folder.
 
     pip downloads it from its configured index; ExportError if it cannot.
     """
-    pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else ["uv", "tool", "run", "pip"]
+    pip = (
+        [sys.executable, "-m", "pip"]
+        if importlib.util.find_spec("pip")
+        else ["uv", "tool", "run", "pip"]
+    )
     package = f"llama-cpp-python=={_version()}"
     with tempfile.TemporaryDirectory() as folder:
-        command = [*pip, "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python", package, "--dest", folder]
+        command = [
+            *pip,
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-binary",
+            "llama-cpp-python",
+            package,
+            "--dest",
+            folder,
+        ]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
-            remedy = "connect to the network, or set LLAMA_CPP to the folder of a llama.cpp checkout"
-            raise ExportError(f"the source of {package} cannot be downloaded: {said}", rule=_RULE, remedy=remedy) from error
-        with tarfile.open(next(Path(folder).glob("*.tar.gz"))) as tar, replace_folder(_cached()) as beside:
+            remedy = (
+                "connect to the network, or set LLAMA_CPP to the folder of a llama.cpp checkout"
+            )
+            raise ExportError(
+                f"the source of {package} cannot be downloaded: {said}", rule=_RULE, remedy=remedy
+            ) from error
+        with (
+            tarfile.open(next(Path(folder).glob("*.tar.gz"))) as tar,
+            replace_folder(_cached()) as beside,
+        ):
             for member in tar:
                 name = member.name.partition("/vendor/llama.cpp/")[2]
                 if name.split("/")[0] in (_CONVERTER, "conversion", "gguf-py", "LICENSE"):
@@ -85,45 +127,67 @@ def fetch() -> Path:
 
 
 def convert(merged: Path, out: Path, *, chat: bool = True, name: str = "") -> None:
-    """A merged 16-bit folder as one f16 GGUF file; ExportError, with the cause, if llama.cpp's converter refuses it.
+    """A merged 16-bit folder as one f16 GGUF file; ExportError, with the cause, if llama.cpp's
+    converter refuses it.
 
-    `chat`: the run's prompts were chat messages, to which training adds no BOS beyond the template's. For text, the
-    file adds what the tokenizer does. `name`: the model's name to write into the file; else the file's.
+    `chat`: the run's prompts were chat messages, to which training adds no BOS beyond the
+    template's. For text, the file adds what the tokenizer does. `name`: the model's name to write
+    into the file; else the file's.
     """
     tools, tokenizer = check_tools(), load_tokenizer(merged)
     ids = [-1] if chat and tokenizer.chat_template else tokenizer("a")["input_ids"]
-    adds = {"add_bos_token": ids[0] == tokenizer.bos_token_id, "add_eos_token": ids[-1] == tokenizer.eos_token_id}
+    adds = {
+        "add_bos_token": ids[0] == tokenizer.bos_token_id,
+        "add_eos_token": ids[-1] == tokenizer.eos_token_id,
+    }
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as beside:
         links = Path(beside) / "model"  # the converter writes this name into the file
         links.mkdir()
-        # Added tokens, and what is added to a text, are read from a file into which transformers 5 no longer writes them:
-        # without, `<answer>` is many tokens, and BOS a guess. A card would give its own names to the model.
+        # Added tokens, and what is added to a text, are read from a file into which transformers 5
+        # no longer writes them: without, `<answer>` is many tokens, and BOS a guess. A card would
+        # give its own names to the model.
         for file in merged.iterdir():
             if file.suffix != ".md" and file.name != "tokenizer_config.json":
                 (links / file.name).symlink_to(file.absolute())
         config = json.loads((merged / "tokenizer_config.json").read_text(encoding="utf-8")) | adds
-        config["added_tokens_decoder"] = {index: token.__getstate__() for index, token in tokenizer.added_tokens_decoder.items()}
+        config["added_tokens_decoder"] = {
+            index: token.__getstate__() for index, token in tokenizer.added_tokens_decoder.items()
+        }
         (links / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
         options = ["--outfile", str(out), "--outtype", "f16", "--model-name", name or out.stem]
         command = [sys.executable, str(tools / _CONVERTER), str(links), *options]
-        offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # it would run the code that a tokenizer names
+        # it would run the code that a tokenizer names
+        offline = os.environ | {"HF_HUB_OFFLINE": "1"}
         done = subprocess.run(command, env=offline, capture_output=True, text=True)
     if done.returncode:
         _check_written(said := done.stderr.strip() or f"exit code {done.returncode}")
-        what = next((means for words, means in _REFUSALS.items() if words in said), "llama.cpp's converter failed")
-        value, rule = f"{what}: {said.splitlines()[-1]}", "llama.cpp's converter knows a model and its tokenizer"
+        what = next(
+            (means for words, means in _REFUSALS.items() if words in said),
+            "llama.cpp's converter failed",
+        )
+        value, rule = (
+            f"{what}: {said.splitlines()[-1]}",
+            "llama.cpp's converter knows a model and its tokenizer",
+        )
         raise ExportError(value, rule=rule, remedy=_ELSEWHERE)
     reader = gguf_py(tools).GGUFReader(out, "r+")
     # tokenizer.json has a say in these, too. What the converter left out keeps llama.cpp's default.
     for field_name, value in (adds | {"eos_token_id": tokenizer.eos_token_id}).items():
-        if (field := reader.get_field(f"tokenizer.ggml.{field_name}")) is not None and value is not None:
+        if (
+            field := reader.get_field(f"tokenizer.ggml.{field_name}")
+        ) is not None and value is not None:
             field.parts[field.data[0]][0] = value
     reader.data.flush()
     if len(tokenizer.eos_ids) > 1:
         with _log(llama_cpp()):
             known = llama_cpp().Llama(str(out), vocab_only=True, verbose=False)
-        # llama.cpp knows the usual ones by their texts. For others a file has two places besides that of EOS.
-        ends = [each for each in tokenizer.eos_ids if not llama_cpp().llama_vocab_is_eog(known._model.vocab, each)]
+        # llama.cpp knows the usual ones by their texts. For others a file has two places besides
+        # that of EOS.
+        ends = [
+            each
+            for each in tokenizer.eos_ids
+            if not llama_cpp().llama_vocab_is_eog(known._model.vocab, each)
+        ]
         known.close()
         add_ids(tools, out, dict(zip(("eom", "eot"), ends, strict=False)))
 
@@ -133,9 +197,15 @@ def add_ids(tools: Path, file: Path, ids: dict[str, int]) -> None:
     if not ids:
         return
     library, beside = gguf_py(tools), file.with_suffix(".part")
-    script, kind = importlib.import_module("gguf.scripts.gguf_new_metadata"), library.GGUFValueType.UINT32
+    script, kind = (
+        importlib.import_module("gguf.scripts.gguf_new_metadata"),
+        library.GGUFValueType.UINT32,
+    )
     reader = library.GGUFReader(file)
-    new = {f"tokenizer.ggml.{name}_token_id": script.MetadataDetails(kind, each) for name, each in ids.items()}
+    new = {
+        f"tokenizer.ggml.{name}_token_id": script.MetadataDetails(kind, each)
+        for name, each in ids.items()
+    }
     writer = library.GGUFWriter(beside, reader.get_field("general.architecture").contents())
     with contextlib.redirect_stderr(io.StringIO()):  # a bar
         script.copy_with_new_metadata(reader, writer, new, [])
@@ -152,7 +222,9 @@ def gguf_py(tools: Path) -> Any:
 
 
 def rounded(rows: object, kind: Any) -> Any:
-    """A matrix, numpy float32 `[rows, columns]`, quantised by llama.cpp to a `GGMLQuantizationType` and read back."""
+    """A matrix, numpy float32 `[rows, columns]`, quantised by llama.cpp to a `GGMLQuantizationType`
+    and read back.
+    """
     import numpy as np
 
     library = importlib.import_module("gguf")
@@ -161,54 +233,92 @@ def rounded(rows: object, kind: Any) -> Any:
     out = np.empty((len(rows), rows.shape[1] // size * stored), dtype=np.uint8)
     given, taken = rows.ctypes.data_as(ctypes.c_void_p), out.ctypes.data_as(ctypes.c_void_p)
     count, columns = (ctypes.c_int64(each) for each in rows.shape)
-    llama_cpp().llama_cpp._lib.ggml_quantize_chunk(int(kind), given, taken, ctypes.c_int64(0), count, columns, None)
+    llama_cpp().llama_cpp._lib.ggml_quantize_chunk(
+        int(kind), given, taken, ctypes.c_int64(0), count, columns, None
+    )
     return library.quants.dequantize(out, kind)
 
 
 def quantise(f16: Path, out: Path, kind: str) -> str:
-    """An f16 GGUF as `q8_0` or `q4_k_m`, by llama.cpp's own quantiser; returns which tensors it stored otherwise, or ""."""
+    """An f16 GGUF as `q8_0` or `q4_k_m`, by llama.cpp's own quantiser; returns which tensors it
+    stored otherwise, or "".
+    """
     library = llama_cpp()
     asked = library.llama_model_quantize_default_params()
     asked.ftype = getattr(library, KINDS[kind])
     with _log(library) as lines:
-        failed = library.llama_model_quantize(str(f16).encode(), str(out).encode(), ctypes.byref(asked))
+        failed = library.llama_model_quantize(
+            str(f16).encode(), str(out).encode(), ctypes.byref(asked)
+        )
     if failed:
         _check_written("".join(lines))
         remedy = "gguf_f16 and gguf_q8_0 take every model"
         raise ExportError(f"{kind}: {''.join(lines)[-400:].strip()}", rule=_RULE, remedy=remedy)
-    found = Counter(re.findall(r"not divisible by +(\d+) .*?falling back to +(\w+)", "".join(lines)))
-    return "; ".join(f"{count} tensors as {name}: rows not a multiple of {size}" for (size, name), count in found.items())
+    found = Counter(
+        re.findall(r"not divisible by +(\d+) .*?falling back to +(\w+)", "".join(lines))
+    )
+    return "; ".join(
+        f"{count} tensors as {name}: rows not a multiple of {size}"
+        for (size, name), count in found.items()
+    )
 
 
 class Gguf:
-    """Like `reading.HFReader`: a GGUF file in llama.cpp, on the CPU, with room for `n_ctx` tokens, which grows. ExportError."""
+    """Like `reading.HFReader`: a GGUF file in llama.cpp, on the CPU, with room for `n_ctx` tokens,
+    which grows. ExportError.
+    """
 
     def __init__(self, file: Path, n_ctx: int = 4096) -> None:
         self._library, self._file = llama_cpp(), file
         self._open(n_ctx)
         self.template = self._llama.metadata.get("tokenizer.chat_template")
-        self.ends = {each for each in range(self._llama.n_vocab()) if self._library.llama_vocab_is_eog(self._model.vocab, each)}
-        self.eos, self.bos = (None if token < 0 else token for token in (self._llama.token_eos(), self._llama.token_bos()))
+        self.ends = {
+            each
+            for each in range(self._llama.n_vocab())
+            if self._library.llama_vocab_is_eog(self._model.vocab, each)
+        }
+        self.eos, self.bos = (
+            None if token < 0 else token
+            for token in (self._llama.token_eos(), self._llama.token_bos())
+        )
 
     def _open(self, n_ctx: int) -> None:
         self.context = n_ctx
         threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // 2))
-        options = {"n_ctx": n_ctx, "n_threads": threads, "n_threads_batch": threads, "logits_all": True, "verbose": False}
+        options = {
+            "n_ctx": n_ctx,
+            "n_threads": threads,
+            "n_threads_batch": threads,
+            "logits_all": True,
+            "verbose": False,
+        }
         with _log(self._library) as lines, _without_repacking(self._library):
             try:
                 self._llama = self._library.Llama(str(self._file), **options)
             except Exception as error:  # a broken file: of every kind
-                said = "; ".join([line.strip() for line in lines if re.search("error|fail", line)][:2])
+                said = "; ".join(
+                    [line.strip() for line in lines if re.search("error|fail", line)][:2]
+                )
                 value, remedy = f"{shown(self._file)}: {said or error}", "export it again"
-                raise ExportError(value, rule="a GGUF file loads in llama.cpp", remedy=remedy) from error
+                raise ExportError(
+                    value, rule="a GGUF file loads in llama.cpp", remedy=remedy
+                ) from error
         self._model = self._llama._model
-        self.close = weakref.finalize(self, self._llama.close)  # at the latest when Python ends: too late for the library's own
+        # at the latest when Python ends: too late for the library's own
+        self.close = weakref.finalize(self, self._llama.close)
 
     def render(self, prompt: object) -> str | None:
-        return prompt if isinstance(prompt, str) else self._formatter(messages=prompt).prompt if self.template else None
+        return (
+            prompt
+            if isinstance(prompt, str)
+            else self._formatter(messages=prompt).prompt
+            if self.template
+            else None
+        )
 
     def prompt_ids(self, prompt: object) -> list[int]:
-        """Rendered (without a template, in ChatML), with the BOS and EOS that the file asks for, regardless of the template.
+        """Rendered (without a template, in ChatML), with the BOS and EOS that the file asks for,
+        regardless of the template.
 
         llama.cpp's own server removes one of two BOS tokens; not all software does.
         """
@@ -221,13 +331,17 @@ class Gguf:
     def decode(self, ids: Sequence[int]) -> str:
         text = ctypes.create_string_buffer(1024 * (len(ids) + 1))  # a token of many blanks is long
         tokens = (ctypes.c_int32 * len(ids))(*ids)
-        size = self._library.llama_detokenize(self._model.vocab, tokens, len(ids), text, len(text), False, False)
+        size = self._library.llama_detokenize(
+            self._model.vocab, tokens, len(ids), text, len(text), False, False
+        )
         return text.raw[: max(size, 0)].decode(errors="replace")
 
     def write(self, ids: Sequence[int], most: int, temperature: float = 0.0) -> list[int]:
         self._make_room(len(ids) + most)
         written: list[int] = []
-        for token in self._llama.generate(ids, temp=temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0):
+        for token in self._llama.generate(
+            ids, temp=temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0
+        ):
             written.append(token)
             if token in self.ends or len(written) == most:
                 break
@@ -245,8 +359,13 @@ class Gguf:
 
     @functools.cached_property
     def _formatter(self) -> Any:
-        eos, bos = ("" if token is None else self._model.token_get_text(token) for token in (self.eos, self.bos))
-        return self._library.llama_chat_format.Jinja2ChatFormatter(self.template or _CHATML, eos, bos)
+        eos, bos = (
+            "" if token is None else self._model.token_get_text(token)
+            for token in (self.eos, self.bos)
+        )
+        return self._library.llama_chat_format.Jinja2ChatFormatter(
+            self.template or _CHATML, eos, bos
+        )
 
     def _make_room(self, tokens: int) -> None:
         if tokens > self.context:
@@ -257,7 +376,8 @@ class Gguf:
 
 @contextlib.contextmanager
 def _without_repacking(library: Any) -> Generator[None, None, None]:
-    # Weights repacked for AMX (Intel, since 2023) end the process where a matrix is small: a segmentation fault in 0.3.36.
+    # Weights repacked for AMX (Intel, since 2023) end the process where a matrix is small: a
+    # segmentation fault in 0.3.36.
     module, own = library.llama_cpp, library.llama_cpp.llama_model_default_params
 
     def params() -> Any:
@@ -273,11 +393,15 @@ def _without_repacking(library: Any) -> Generator[None, None, None]:
 
 
 def llama_cpp() -> Any:
-    """The library; ExportError, with the command that installs it, where it is missing or does not work."""
+    """The library; ExportError, with the command that installs it, where it is missing or does not
+    work.
+    """
     try:
         return importlib.import_module("llama_cpp")
     except Exception as error:  # built for another machine: of every kind
-        raise ExportError(f"llama-cpp-python: {type(error).__name__}: {error}", rule=_RULE, remedy=INSTALL) from error
+        raise ExportError(
+            f"llama-cpp-python: {type(error).__name__}: {error}", rule=_RULE, remedy=INSTALL
+        ) from error
 
 
 def _version() -> str:
@@ -298,7 +422,9 @@ def _check_written(said: str) -> None:
 def _log(library: Any) -> Generator[list[str]]:
     # What llama.cpp says, kept rather than printed.
     lines: list[str] = []
-    collect = library.llama_log_callback(lambda level, text, data: lines.append(text.decode(errors="replace")))
+    collect = library.llama_log_callback(
+        lambda level, text, data: lines.append(text.decode(errors="replace"))
+    )
     library.llama_log_set(collect, None)
     try:
         yield lines

@@ -1,8 +1,9 @@
 """Base and adapter become one model: in 32 bits, rounded once, through plain transformers and PEFT.
 
-The adapter was trained beside 4-bit weights. "base" is the sum with the 16-bit weights that these were rounded from, which is
-better where the two lie close together; "dequantised" is the sum with the 4-bit weights themselves, written in 16 bits, which
-is what was trained. (Written in 4 bits, the sum would be rounded to them again.)
+The adapter was trained beside 4-bit weights. "base" is the sum with the 16-bit weights that these
+were rounded from, which is better where the two lie close together; "dequantised" is the sum with
+the 4-bit weights themselves, written in 16 bits, which is what was trained. (Written in 4 bits, the
+sum would be rounded to them again.)
 """
 
 from __future__ import annotations
@@ -35,14 +36,18 @@ from workbench.training.loading import (
 )
 from workbench.workspace import resolve, shown
 
-NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}  # as a policy is loaded
+# as a policy is loaded
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 Tensors = dict[str, Callable[[], Tensor]]  # name -> a function that reads it
 PUT_BACK = "restore its files, or its revision; or train on the base as it is now"
-FourBit = Callable[[str, Any], Any]  # (layer, its 16-bit weight or None) -> what the live policy computes with, float32; or None
+# (layer, its 16-bit weight or None) -> what the live policy computes with, float32; or None
+FourBit = Callable[[str, Any], Any]
 
 
 def copy_adapter(adapter: str | Path, out: str | Path) -> Path:
-    """Copy a saved adapter (weights and tokenizer) without pickles, optimiser and state; PolicyError if there is none."""
+    """Copy a saved adapter (weights and tokenizer) without pickles, optimiser and state;
+    PolicyError if there is none.
+    """
     adapter, out = find_adapter(adapter), resolve(out)
     out.mkdir(parents=True, exist_ok=True)
     for file in Path(adapter).iterdir():
@@ -55,38 +60,61 @@ def copy_adapter(adapter: str | Path, out: str | Path) -> Path:
 def is_quantised(source: str | Path) -> bool:
     """Whether a folder holds already quantised weights; a hub name is not looked up."""
     config = Path(source) / "config.json"
-    return config.is_file() and "quantization_config" in json.loads(config.read_text(encoding="utf-8"))
+    return config.is_file() and "quantization_config" in json.loads(
+        config.read_text(encoding="utf-8")
+    )
 
 
 def sixteen_bit_base(source: str | Path) -> str:
-    """The 16-bit model behind a policy's source: its name without `-bnb-4bit`; ExportError for a 4-bit folder."""
+    """The 16-bit model behind a policy's source: its name without `-bnb-4bit`; ExportError for a
+    4-bit folder.
+    """
     if is_quantised(source):
-        value, rule = f"{shown(source)}: the weights are quantised", "the 16-bit base is a model whose weights are not quantised"
-        raise ExportError(value, rule=rule, remedy='merge into the 4-bit weights themselves: into="dequantised"')
-    return str(source) if Path(source).is_dir() else re.sub(r"-(unsloth-)?bnb-4bit$", "", str(source), flags=re.IGNORECASE)
+        value, rule = (
+            f"{shown(source)}: the weights are quantised",
+            "the 16-bit base is a model whose weights are not quantised",
+        )
+        raise ExportError(
+            value, rule=rule, remedy='merge into the 4-bit weights themselves: into="dequantised"'
+        )
+    return (
+        str(source)
+        if Path(source).is_dir()
+        else re.sub(r"-(unsloth-)?bnb-4bit$", "", str(source), flags=re.IGNORECASE)
+    )
 
 
 def source_of(run: RunDirectory) -> str:
-    """Folder or hub name that a run's policy was loaded from; by its recipe's name if the run is from another machine."""
+    """Folder or hub name that a run's policy was loaded from; by its recipe's name if the run is
+    from another machine.
+    """
     source = run.manifest()["policy"]["source"]
     elsewhere = Path(source).is_absolute() and not Path(source).is_dir()
     return find_model(run.recipe().policy.name, ask_hub=False) if elsewhere else source
 
 
 def base_now(run: RunDirectory) -> Fields:
-    """The current state of the base that a run's policy was loaded from, from `base_files`; empty if it is not here."""
+    """The current state of the base that a run's policy was loaded from, from `base_files`; empty
+    if it is not here.
+    """
     with contextlib.suppress(PolicyError):
-        return loading.base_files((run.manifest()["policy"].get("base") or {}).get("name") or source_of(run))
+        return loading.base_files(
+            (run.manifest()["policy"].get("base") or {}).get("name") or source_of(run)
+        )
     return {}
 
 
 def merge_base_differs(run: RunDirectory) -> str | None:
-    """How a run's base has changed since training loaded it, in words; None: its state then or now is not known."""
+    """How a run's base has changed since training loaded it, in words; None: its state then or now
+    is not known.
+    """
     return loading.base_differs(run.manifest()["policy"].get("base"), base_now(run))
 
 
 def base_of(run: RunDirectory) -> str:
-    """Folder or hub name of the 16-bit model behind a run's policy; the 4-bit folder itself if it was trained from one."""
+    """Folder or hub name of the 16-bit model behind a run's policy; the 4-bit folder itself if it
+    was trained from one.
+    """
     source = source_of(run)
     return source if is_quantised(source) else sixteen_bit_base(source)
 
@@ -96,7 +124,11 @@ def tensors_in(files: Iterable[Path]) -> Tensors:
     from safetensors import safe_open
 
     opened = [safe_open(file, "pt") for file in files]
-    return {name: functools.partial(file.get_tensor, name) for file in opened for name in file.keys()}  # noqa: SIM118
+    return {
+        name: functools.partial(file.get_tensor, name)
+        for file in opened
+        for name in file.keys()  # noqa: SIM118 - a safe_open file is no dict
+    }
 
 
 def tensors_of(source: str | Path) -> Tensors:
@@ -107,35 +139,54 @@ def tensors_of(source: str | Path) -> Tensors:
     found = find_model(source)
     with reading(f"weights of {str(source)!r}"):
         patterns = ["model*.safetensors", "*.json"]
-        folder = Path(found if Path(found).is_dir() else snapshot_download(found, allow_patterns=patterns))
+        folder = Path(
+            found if Path(found).is_dir() else snapshot_download(found, allow_patterns=patterns)
+        )
         # Beside them a repository may hold the same in another layout (consolidated.safetensors).
         index = folder / "model.safetensors.index.json"
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else []
+        shards = (
+            json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            if index.is_file()
+            else []
+        )
         return tensors_in(folder / name for name in sorted({*shards} or {"model.safetensors"}))
 
 
 def deltas(adapter: str | Path) -> Tensors:
-    """Layer that a saved LoRA adapter changes -> a function that returns its s B A, float32 `[out, in]`."""
+    """Layer that a saved LoRA adapter changes -> a function that returns its s B A, float32 `[out,
+    in]`.
+    """
     with quiet_imports():
         from peft import PeftConfig
         from peft.utils.other import get_pattern_key
 
     with reading(f"adapter {shown(adapter)}"):
-        config, saved = PeftConfig.from_pretrained(str(adapter)), tensors_in([Path(adapter) / "adapter_model.safetensors"])
+        config, saved = (
+            PeftConfig.from_pretrained(str(adapter)),
+            tensors_in([Path(adapter) / "adapter_model.safetensors"]),
+        )
 
     def delta(layer: str) -> Tensor:
         a, b = (saved[f"base_model.model.{layer}.lora_{which}.weight"]().float() for which in "AB")
-        alpha = config.alpha_pattern.get(get_pattern_key(list(config.alpha_pattern), layer), config.lora_alpha)
+        alpha = config.alpha_pattern.get(
+            get_pattern_key(list(config.alpha_pattern), layer), config.lora_alpha
+        )
         return alpha / (len(a) ** 0.5 if config.use_rslora else len(a)) * (b @ a)
 
     end = ".lora_A.weight"
-    names = [name.removeprefix("base_model.model.").removesuffix(end) for name in saved if name.endswith(end)]
-    names.sort(key=lambda name: [part.zfill(6) for part in name.split(".")])  # layer 10 after layer 9
+    names = [
+        name.removeprefix("base_model.model.").removesuffix(end)
+        for name in saved
+        if name.endswith(end)
+    ]
+    # layer 10 after layer 9
+    names.sort(key=lambda name: [part.zfill(6) for part in name.split(".")])
     return {name: functools.partial(delta, name) for name in names}
 
 
 def four_bit(run: RunDirectory) -> FourBit:
-    """What the run's live policy held in 4 bits, layer by layer: its stored weights, or its base quantised as in loading.
+    """What the run's live policy held in 4 bits, layer by layer: its stored weights, or its base
+    quantised as in loading.
 
     ExportError: the run trained beside 16-bit weights.
     """
@@ -144,12 +195,16 @@ def four_bit(run: RunDirectory) -> FourBit:
     policy = run.manifest()["policy"]
     if policy["precision"] != "nf4":
         value = f"{run.name}: its policy was stored in {policy['precision']}"
-        raise ExportError(value, rule="only 4-bit weights can be dequantised", remedy='merge into "base"')
+        raise ExportError(
+            value, rule="only 4-bit weights can be dequantised", remedy='merge into "base"'
+        )
     if stored := _quantised_source(run):
         tensors = tensors_of(stored)
 
         def held(layer: str, weight: object) -> Any:
-            return None if (four := dequantised(tensors, f"{layer}.weight")) is None else four.float()
+            return (
+                None if (four := dequantised(tensors, f"{layer}.weight")) is None else four.float()
+            )
 
         return held
     layers, computes = _quantised_in_loading(base_of(run)), getattr(torch, policy["compute_dtype"])
@@ -163,29 +218,44 @@ def four_bit(run: RunDirectory) -> FourBit:
 
 
 def dequantised(tensors: Tensors, name: str) -> Tensor | None:
-    """A stored 4-bit weight, in the 16-bit type that it was quantised from; None if it is stored otherwise."""
+    """A stored 4-bit weight, in the 16-bit type that it was quantised from; None if it is stored
+    otherwise.
+    """
     with quiet_imports():
         import torch
         from bitsandbytes.functional import QuantState, dequantize_4bit
 
     state = {each: tensors[each]() for each in tensors if each.startswith(f"{name}.")}
-    return dequantize_4bit(tensors[name](), QuantState.from_dict(state, torch.device("cpu"))) if state else None
+    return (
+        dequantize_4bit(tensors[name](), QuantState.from_dict(state, torch.device("cpu")))
+        if state
+        else None
+    )
 
 
 def in_nf4(weight: Tensor) -> Tensor:
-    """A weight quantised by bitsandbytes, as a policy and `merged_4bit` are loaded, and read back in its own type."""
+    """A weight quantised by bitsandbytes, as a policy and `merged_4bit` are loaded, and read back
+    in its own type.
+    """
     with quiet_imports():
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
-    packed = quantize_4bit(weight.contiguous(), blocksize=NF4_BLOCK, compress_statistics=True, quant_type="nf4")
+    packed = quantize_4bit(
+        weight.contiguous(), blocksize=NF4_BLOCK, compress_statistics=True, quant_type="nf4"
+    )
     return dequantize_4bit(*packed)
 
 
 def _quantised_source(run: RunDirectory) -> str:
-    # Unsloth loads a ready-made 4-bit repository in the place of a 16-bit name that it knows; PEFT writes down which.
-    said = json.loads((run.adapter / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+    # Unsloth loads a ready-made 4-bit repository in the place of a 16-bit name that it knows; PEFT
+    # writes down which.
+    said = json.loads((run.adapter / "adapter_config.json").read_text(encoding="utf-8")).get(
+        "base_model_name_or_path"
+    )
     names = [str(name) for name in (run.manifest()["policy"]["source"], said) if name]
-    return next((name for name in names if is_quantised(name) or name.lower().endswith("-bnb-4bit")), "")
+    return next(
+        (name for name in names if is_quantised(name) or name.lower().endswith("-bnb-4bit")), ""
+    )
 
 
 def _quantised_in_loading(base: str) -> set[str]:
@@ -196,7 +266,9 @@ def _quantised_in_loading(base: str) -> set[str]:
         from transformers.quantizers import AutoHfQuantizer
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(find_model(base), trust_remote_code=False))
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(find_model(base), trust_remote_code=False)
+        )
     quantiser = AutoHfQuantizer.from_config(BitsAndBytesConfig(**NF4), pre_quantized=False)
     quantiser.preprocess_model(model, device_map={"": "cpu"})
     found = set(map(id, linear4bit_layers(model)))
@@ -212,14 +284,17 @@ def write_merged(
     chat_template_kwargs: Fields | None = None,
     eos_ids: Sequence[int] = (),
 ) -> Path:
-    """Merge the adapter that PEFT saved into its 16-bit base (folder or hub name); the whole model with its tokenizer.
+    """Merge the adapter that PEFT saved into its 16-bit base (folder or hub name); the whole model
+    with its tokenizer.
 
-    The sum is made in 32 bits, one layer at a time, and rounded once, to the base's own 16-bit type.
+    The sum is made in 32 bits, one layer at a time, and rounded once, to the base's own 16-bit
+    type.
 
     Args:
         folder: where it is written; existing files are overwritten.
         held: the 4-bit weights to merge into, from `four_bit`; None: the base's own.
-        chat_template_kwargs: what the run's prompts were rendered with; they become the saved template's defaults.
+        chat_template_kwargs: what the run's prompts were rendered with; they become the saved
+            template's defaults.
         eos_ids: tokens that ended completions in training, besides the base's and the tokenizer's.
     """
     with quiet_imports():
@@ -229,7 +304,9 @@ def write_merged(
 
     source = find_model(base)
     with reading(f"base {str(base)!r}"), bars_for(source):
-        stored: Any = AutoModelForCausalLM.from_pretrained(source, dtype="auto", trust_remote_code=False).eval()
+        stored: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype="auto", trust_remote_code=False
+        ).eval()
     if quantised := getattr(stored.config, "quantization_config", None) is not None:
         if held is None:
             sixteen_bit_base(source)
@@ -243,23 +320,37 @@ def write_merged(
                 under.weight.data = weight
             layer.merge()
             under.to(dtype)
-        elif held is not None and isinstance(layer, torch.nn.Linear) and (weight := held(name, layer.weight)) is not None:
+        elif (
+            held is not None
+            and isinstance(layer, torch.nn.Linear)
+            and (weight := held(name, layer.weight)) is not None
+        ):
             layer.weight.data = weight.to(dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the layers are merged already
         merged = wrapped.merge_and_unload().to(dtype)
-    _end_as(save_tokenizer(adapter, folder, load_tokenizer(source), chat_template_kwargs), merged, eos_ids)
+    _end_as(
+        save_tokenizer(adapter, folder, load_tokenizer(source), chat_template_kwargs),
+        merged,
+        eos_ids,
+    )
     with bars_for(source):
-        merged.save_pretrained(folder, save_original_format=not quantised)  # which would want to undo the dequantising
-    # transformers saves its own form of the tokenizer only; converters to other formats ask for the original.
+        # which would want to undo the dequantising
+        merged.save_pretrained(folder, save_original_format=not quantised)
+    # transformers saves its own form of the tokenizer only; converters to other formats ask for the
+    # original.
     original = Path(source) / "tokenizer.model"
     if original.is_file():
         shutil.copyfile(original, folder / original.name)
     return folder
 
 
-def save_tokenizer(adapter: str | Path, folder: Path, base: Any = None, kwargs: Fields | None = None) -> Any:
-    """The tokenizer of training, with `chat_template_kwargs` baked into its template; the base's if it was not saved."""
+def save_tokenizer(
+    adapter: str | Path, folder: Path, base: Any = None, kwargs: Fields | None = None
+) -> Any:
+    """The tokenizer of training, with `chat_template_kwargs` baked into its template; the base's if
+    it was not saved.
+    """
     with quiet_imports():
         import transformers
 
@@ -267,25 +358,36 @@ def save_tokenizer(adapter: str | Path, folder: Path, base: Any = None, kwargs: 
     if any(Path(adapter).glob("tokenizer*")):
         with reading(f"tokenizer of {shown(adapter)}"):
             tokenizer = auto.from_pretrained(str(adapter), trust_remote_code=False)
-        # Training sets these to its own ends: the length of its context, the side that its batches are padded on.
+        # Training sets these to its own ends: the length of its context, the side that its batches
+        # are padded on.
         for name in ("model_max_length", "padding_side") if base is not None else ():
             setattr(tokenizer, name, getattr(base, name))
     if kwargs and isinstance(tokenizer.chat_template, str):
         tokenizer.chat_template = with_defaults(tokenizer.chat_template, kwargs)
     here = ("is_local", "local_files_only")  # how it was read on this machine
-    tokenizer.init_kwargs = {name: own for name, own in tokenizer.init_kwargs.items() if name not in here}
+    tokenizer.init_kwargs = {
+        name: own for name, own in tokenizer.init_kwargs.items() if name not in here
+    }
     tokenizer.save_pretrained(folder)
     return tokenizer
 
 
 def with_defaults(template: str, kwargs: Fields) -> str:
-    """A chat template in which these arguments have these values, unless its caller gives others."""
-    said = "".join(f"{{% if {key} is not defined %}}{{% set {key} = {value!r} %}}{{% endif %}}" for key, value in kwargs.items())
-    return f"{said}\n{template}"  # chat templates are rendered with trim_blocks: this line end is not in the text
+    """A chat template in which these arguments have these values, unless its caller gives
+    others.
+    """
+    said = "".join(
+        f"{{% if {key} is not defined %}}{{% set {key} = {value!r} %}}{{% endif %}}"
+        for key, value in kwargs.items()
+    )
+    # chat templates are rendered with trim_blocks: this line end is not in the text
+    return f"{said}\n{template}"
 
 
 def ended_with(run: RunDirectory, tokenizer: Tokenizer) -> list[int]:
-    """The tokens that ended completions in a run's training; for a run of an older version, without them, the tokenizer's EOS."""
+    """The tokens that ended completions in a run's training; for a run of an older version, without
+    them, the tokenizer's EOS.
+    """
     return run.manifest().get("eos_ids") or with_eos(None, tokenizer)
 
 
@@ -303,5 +405,7 @@ def _end_as(tokenizer: Any, model: Model, trained: Sequence[int] = ()) -> None:
     if tokenizer.pad_token_id is not None:
         said.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
     # Old bases say "temperature" and "greedy" at once, which transformers refuses to save.
-    if not said.do_sample and any(getattr(said, name, None) not in (None, 1.0) for name in ("temperature", "top_p")):
+    if not said.do_sample and any(
+        getattr(said, name, None) not in (None, 1.0) for name in ("temperature", "top_p")
+    ):
         said.do_sample = True

@@ -1,8 +1,9 @@
-"""The proof: an artefact, loaded back in a separate process, compared with the live policy that was trained.
+"""The proof: an artefact, loaded back in a separate process, compared with the live policy that was
+trained.
 
-From cheap to expensive: sums of files, tensors, token ids, what it writes. Where a cheap level fails, the cause is known and the
-expensive ones are skipped. Two fresh processes: the live policy on the run's own backend (once per run), and the artefact as
-others load it, without unsloth.
+From cheap to expensive: sums of files, tensors, token ids, what it writes. Where a cheap level
+fails, the cause is known and the expensive ones are skipped. Two fresh processes: the live policy
+on the run's own backend (once per run), and the artefact as others load it, without unsloth.
 """
 
 from __future__ import annotations
@@ -32,8 +33,14 @@ from workbench.task import Task
 from workbench.workspace import shown
 
 _NO_MEMORY = re.compile(r"out of memory|MemoryError|allocate memory", re.IGNORECASE)
-_ENGINES = "the kernels of vLLM, and of other software on a GPU: they round in their own ways, and were not run here"
-_ON_16_BITS = "the adapter on the 16-bit base, which is how vLLM loads it: `merged_16bit`, made with `--into base`, is that sum"
+_ENGINES = (
+    "the kernels of vLLM, and of other software on a GPU: they round in their own ways, and were"
+    " not run here"
+)
+_ON_16_BITS = (
+    "the adapter on the 16-bit base, which is how vLLM loads it: `merged_16bit`, made with `--into"
+    " base`, is that sum"
+)
 _OLLAMA = "Ollama's template, which it takes from the file if it knows it: Ollama was not run here"
 
 
@@ -45,40 +52,57 @@ def prove(
     task: Task | None = None,
     progress: Callable[[str], Progress] = progress_line,
 ) -> Proof | Proofs:
-    """Compare an artefact with the policy that its run trained, from cheap to expensive; leaves `proof.json` beside it.
+    """Compare an artefact with the policy that its run trained, from cheap to expensive; leaves
+    `proof.json` beside it.
 
     >>> proof = wb.prove(wb.export(wb.open_run())["adapter"], prompts=16)
     >>> proof.passed, proof.failed
     (True, [])
 
     Args:
-        artefact: one; all that `export` made; the folder of either; or a run, by its folder or name.
-        prompts: this many of the task's held-out prompts, the first ones; with fewer than 10, damage cannot be told from chance.
+        artefact: one; all that `export` made; the folder of either; or a run, by its folder or
+            name.
+        prompts: this many of the task's held-out prompts, the first ones; with fewer than 10,
+            damage cannot be told from chance.
         run: the run that it was made from, where its folder does not tell.
         task: the run's task; None: the one that it started with.
 
     Raises:
-        ExportError: if it is not an artefact, its run is not known, or the live policy cannot be measured.
+        ExportError: if it is not an artefact, its run is not known, or the live policy cannot be
+            measured.
         RunError: if its run is one of your own trainer, and `task` is None.
         DataError: if the task has no held-out prompts.
     """
     if prompts < 2:
         remedy = "give 10 or more"
-        raise ExportError(f"prompts = {prompts}", rule="a proof needs at least 2 held-out prompts", remedy=remedy)
+        raise ExportError(
+            f"prompts = {prompts}", rule="a proof needs at least 2 held-out prompts", remedy=remedy
+        )
     if isinstance(artefact, Exported):
         return Proofs(_prove(each, prompts, task, progress) for each in artefact.artefacts.values())
     if isinstance(artefact, Artefact):
         return _prove(artefact, prompts, task, progress)
     of_run, folders = meant(artefact)
-    proofs = Proofs(_prove(open_artefact(each, of_run or run), prompts, task, progress) for each in folders)
+    proofs = Proofs(
+        _prove(open_artefact(each, of_run or run), prompts, task, progress) for each in folders
+    )
     return proofs if of_run else proofs[0]
 
 
-def _prove(artefact: Artefact, prompts: int, task: Task | None, progress: Callable[[str], Progress]) -> Proof:
+def _prove(
+    artefact: Artefact, prompts: int, task: Task | None, progress: Callable[[str], Progress]
+) -> Proof:
     run = artefact.run
     if run is None:
-        rule, remedy = "an artefact is compared with the policy of its run", "give the run: run=wb.open_run(...), --run"
-        raise ExportError(f"{shown(artefact.path)}: the run that it was made from is not here", rule=rule, remedy=remedy)
+        rule, remedy = (
+            "an artefact is compared with the policy of its run",
+            "give the run: run=wb.open_run(...), --run",
+        )
+        raise ExportError(
+            f"{shown(artefact.path)}: the run that it was made from is not here",
+            rule=rule,
+            remedy=remedy,
+        )
     with contextlib.closing(suite_of_run(run, task)) as suite:
         request = request_of(run, suite, prompts)
         checks, measured, kept = [_files(artefact), _base(artefact, run)], {}, None
@@ -86,13 +110,18 @@ def _prove(artefact: Artefact, prompts: int, task: Task | None, progress: Callab
             kept = measured_reference(run, suite, request, progress)
         told = vars(artefact) | {"path": str(artefact.path), "run": str(run.path)}
         request = replace(request, artefact=told, sampled_ids=kept and kept.sampled_ids)
-        # A process that was killed, or had no memory, says nothing of the artefact: that is raised, and no proof is written.
-        answer = apart.run_apart("workbench.exporting.proving", vars(request), progress(artefact.format))
+        # A process that was killed, or had no memory, says nothing of the artefact: that is raised,
+        # and no proof is written.
+        answer = apart.run_apart(
+            "workbench.exporting.proving", vars(request), progress(artefact.format)
+        )
         examined = Examined(**answer)
         checks += [Check(**each) for each in examined.checks]
         if kept and examined.written is not None:
             # No check failed, so the step survived rounding.
-            vouched = all(each.passed or each.rounding for each in checks if each.level == "weights")
+            vouched = all(
+                each.passed or each.rounding for each in checks if each.level == "weights"
+            )
             more, measured = check_behaviour(artefact, examined.written, kept, suite, vouched)
             checks += more
     if all(check.passed is not False for check in checks if check.level != "behaviour"):
@@ -105,23 +134,33 @@ def _prove(artefact: Artefact, prompts: int, task: Task | None, progress: Callab
         unproven.append(_ON_16_BITS)
     into = INTO.get(artefact.into, "") if artefact.format != "adapter" else ""
     key = kept.key if kept else ""
-    proof = Proof(shown(artefact.path), artefact.format, tuple(checks), tuple(unproven), measured, into, key)
+    proof = Proof(
+        shown(artefact.path), artefact.format, tuple(checks), tuple(unproven), measured, into, key
+    )
     return _recorded(artefact, proof)
 
 
 def _recorded(artefact: Artefact, proof: Proof) -> Proof:
-    # The proof on record stays where it saw more; one that failed, or was made against something else, is recorded all the same.
+    # The proof on record stays where it saw more; one that failed, or was made against something
+    # else, is recorded all the same.
     with contextlib.suppress(ExportError):  # a passport that was changed takes no proof
         record = passport.read_passport(artefact.path).get("proof") or {}
-        before, over = record.get("measured", {}).get("prompts", 0), proof.measured.get("prompts", 0)
+        before, over = (
+            record.get("measured", {}).get("prompts", 0),
+            proof.measured.get("prompts", 0),
+        )
         if not proof.passed or before <= over or record.get("reference") != proof.reference:
             passport.add_proof(artefact, proof)
         elif record["passed"]:
             return replace(proof, note=f"the proof on record, over {before} prompts, was kept")
         else:  # of the same files: fewer prompts see less
-            cause = next((each["cause"] for each in record["checks"] if each["passed"] is False), "")
+            cause = next(
+                (each["cause"] for each in record["checks"] if each["passed"] is False), ""
+            )
             name = f"the proof on record, over {before} prompts"
-            failed = Check("behaviour", name, False, "FAILED", cause, f"prove it over {before} prompts again")
+            failed = Check(
+                "behaviour", name, False, "FAILED", cause, f"prove it over {before} prompts again"
+            )
             return replace(proof, checks=(*proof.checks, failed))
     return proof
 
@@ -129,37 +168,74 @@ def _recorded(artefact: Artefact, proof: Proof) -> Proof:
 def _files(artefact: Artefact) -> Check:
     name, again = "sums of its files", "export it again, with --overwrite, or put the file back"
     try:
-        wrong, count = passport.changed_files(artefact.path), len(passport.read_passport(artefact.path)["files"])
+        wrong, count = (
+            passport.changed_files(artefact.path),
+            len(passport.read_passport(artefact.path)["files"]),
+        )
     except ExportError as error:
         return Check("files", name, False, error.value, "changed_file", again)
     if wrong:
-        return Check("files", name, False, f"not as exported: {', '.join(wrong)}", "changed_file", again)
+        return Check(
+            "files", name, False, f"not as exported: {', '.join(wrong)}", "changed_file", again
+        )
     return Check("files", name, True, f"{count} files and the passport are as exported")
 
 
 def _base(artefact: Artefact, run: RunDirectory) -> Check:
-    name, source, differs = "the base that it was trained on", merging.source_of(run), merging.merge_base_differs(run)
+    name, source, differs = (
+        "the base that it was trained on",
+        merging.source_of(run),
+        merging.merge_base_differs(run),
+    )
     if differs:
         found = f"{public_name(source)} is not as the run loaded it: {differs}"
         return Check("files", name, False, found, "wrong_base", merging.PUT_BACK)
     if differs is None:
-        return Check("files", name, None, f"{public_name(source)}: what the run loaded is not on record, or not here")
+        return Check(
+            "files",
+            name,
+            None,
+            f"{public_name(source)}: what the run loaded is not on record, or not here",
+        )
     if artefact.format != "adapter" and artefact.into == "base" and artefact.base != source:
-        return Check("files", name, None, f"{public_name(source)} is as the run loaded it; its 16-bit base is not on record")
+        return Check(
+            "files",
+            name,
+            None,
+            f"{public_name(source)} is as the run loaded it; its 16-bit base is not on record",
+        )
     return Check("files", name, True, f"{public_name(source)} is as the run loaded it")
 
 
 def _named(artefact: Artefact, checks: list[Check]) -> list[Check]:
-    # The tensors are right, and yet it is worse: was it merged into weights that the run never had beside its adapter?
-    if artefact.into != "base" or artefact.format == "adapter" or not any(check.cause == "worse" for check in checks):
+    # The tensors are right, and yet it is worse: was it merged into weights that the run never had
+    # beside its adapter?
+    if (
+        artefact.into != "base"
+        or artefact.format == "adapter"
+        or not any(check.cause == "worse" for check in checks)
+    ):
         return checks
     assert artefact.run is not None
     found = risk.merge_risk(artefact.run)
     if found.layers and found.quantiles()[1] <= risk.LOW:
         return checks
-    command = f"`workbench export {artefact.run.name} --format {artefact.format} --into dequantised --overwrite`"
-    more = {"cause": "off_grid", "remedy": f"merge into the weights that it was trained beside: {command}"}
-    return [replace(each, found=f"{each.found}; {found.verdict}", **more) if each.cause == "worse" else each for each in checks]
+    command = (
+        f"`workbench export {artefact.run.name} --format {artefact.format} --into dequantised"
+        " --overwrite`"
+    )
+    more = {
+        "cause": "off_grid",
+        "remedy": f"merge into the weights that it was trained beside: {command}",
+    }
+    return [
+        (
+            replace(each, found=f"{each.found}; {found.verdict}", **more)
+            if each.cause == "worse"
+            else each
+        )
+        for each in checks
+    ]
 
 
 class Examined(NamedTuple):
@@ -171,7 +247,9 @@ class Examined(NamedTuple):
 
 
 def examine(request: Fields, progress: Progress) -> Fields:
-    """In the artefact's process: tensors and token ids; and, where nothing failed, what it writes."""
+    """In the artefact's process: tensors and token ids; and, where nothing failed, what it
+    writes.
+    """
     asked, written, unproven = ProofRequest(**request), None, []
     told: Fields = {"path": Path(asked.artefact["path"]), "run": RunDirectory(Path(asked.run))}
     artefact = Artefact(**{**asked.artefact, **told})
@@ -180,17 +258,26 @@ def examine(request: Fields, progress: Progress) -> Fields:
         reader = open_reader(artefact)
     except WorkbenchError as error:
         if _NO_MEMORY.search(error.value):
-            remedy = "free memory (on a GPU, end other notebooks' kernels first), and prove it again"
-            raise ExportError(error.value, rule="an artefact is proven where it has room", remedy=remedy) from error
+            remedy = (
+                "free memory (on a GPU, end other notebooks' kernels first), and prove it again"
+            )
+            raise ExportError(
+                error.value, rule="an artefact is proven where it has room", remedy=remedy
+            ) from error
         if isinstance(error, BaseUnread):
-            checks.append(Check("tokens", "loads", None, f"its base cannot be loaded here: {error.value}"))
+            checks.append(
+                Check("tokens", "loads", None, f"its base cannot be loaded here: {error.value}")
+            )
         else:
             checks.append(Check("tokens", "loads", False, error.value, "unreadable", error.remedy))
     else:
         checks += check_tokens(artefact, reader)
         if {*(instead := getattr(reader, "of_base", reader.ends))} != {*reader.ends}:
             theirs, own = map(merging.one_or_list, (sorted(instead), sorted(reader.ends)))
-            ends = f"PEFT takes EOS from the base's generation_config.json, which says {theirs}; the adapter's says {own}"
+            ends = (
+                f"PEFT takes EOS from the base's generation_config.json, which says {theirs}; the"
+                f" adapter's says {own}"
+            )
             unproven.append(f"{ends}: generate with eos_token_id={own}")
         if asked.sampled_ids is not None and all(check.passed is not False for check in checks):
             written = written_by(reader, asked, asked.sampled_ids, progress)

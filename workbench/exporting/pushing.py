@@ -1,4 +1,6 @@
-"""Push an artefact to the hub, once its proof holds and no file contains secrets or paths of this machine."""
+"""Push an artefact to the hub, once its proof holds and no file contains secrets or paths of this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,21 @@ from workbench.secret import KEYS, secret_variables
 from workbench.workspace import shown, workspace
 
 # What was found is never printed.
-_HELD = KEYS | {r"(?:/home/|/Users/|[A-Z]:\\{1,2}Users\\{1,2})[\w.-]+": "a path of somebody's machine"}
+_HELD = KEYS | {
+    r"(?:/home/|/Users/|[A-Z]:\\{1,2}Users\\{1,2})[\w.-]+": "a path of somebody's machine"
+}
 
 
 def push(artefact: Artefact, repo: str, *, unproven: bool = False) -> str:
-    """Upload an artefact with its card to the hub as `repo` (OWNER/NAME), created private if missing; returns its address.
+    """Upload an artefact with its card to the hub as `repo` (OWNER/NAME), created private if
+    missing; returns its address.
 
-    The token is HF_TOKEN, or that of `hf auth login`. `unproven`: push also without a proof that holds.
+    The token is HF_TOKEN, or that of `hf auth login`. `unproven`: push also without a proof that
+    holds.
 
     Raises:
-        ExportError: a file was changed, there is no proof or it failed, a file holds a secret or a path of this machine, or
-            the hub refuses or cannot be reached (`network` is then True).
+        ExportError: a file was changed, there is no proof or it failed, a file holds a secret or a
+            path of this machine, or the hub refuses or cannot be reached (`network` is then True).
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -31,34 +37,60 @@ def push(artefact: Artefact, repo: str, *, unproven: bool = False) -> str:
     try:
         api = HfApi()
         address = api.create_repo(repo, private=True, exist_ok=True)
-        api.upload_folder(repo_id=address.repo_id, folder_path=artefact.path, commit_message=artefact.format)
+        api.upload_folder(
+            repo_id=address.repo_id, folder_path=artefact.path, commit_message=artefact.format
+        )
         return str(address)
     except HFValidationError as error:
-        raise ExportError(f"repo {repo!r}", rule="a repository is OWNER/NAME", remedy="letters, digits, '.', '_', '-'") from error
+        raise ExportError(
+            f"repo {repo!r}",
+            rule="a repository is OWNER/NAME",
+            remedy="letters, digits, '.', '_', '-'",
+        ) from error
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else None
-        value = f"{repo}: the hub answers {status}: {error.server_message or str(error).splitlines()[0]}"
+        value = (
+            f"{repo}: the hub answers {status}:"
+            f" {error.server_message or str(error).splitlines()[0]}"
+        )
         rule = "a push needs a token that may write to the owner's repositories"
         remedy = "set HF_TOKEN to such a token" if status in (401, 403) else "try again later"
         raise ExportError(value, rule=rule, remedy=remedy) from error
     except Exception as error:  # of the client's HTTP library, of many kinds
-        value, rule = f"{repo}: the hub cannot be reached ({type(error).__name__})", "an artefact is uploaded over the network"
-        remedy = "connect to the network, unset HF_HUB_OFFLINE, and push again: what was uploaded is not sent twice"
+        value, rule = (
+            f"{repo}: the hub cannot be reached ({type(error).__name__})",
+            "an artefact is uploaded over the network",
+        )
+        remedy = (
+            "connect to the network, unset HF_HUB_OFFLINE, and push again: what was uploaded is not"
+            " sent twice"
+        )
         raise ExportError(value, rule=rule, remedy=remedy, network=True) from error
 
 
 def _check(artefact: Artefact, unproven: bool) -> None:
     if others := passport.changed_files(artefact.path):
         value = f"{shown(artefact.path)}: {', '.join(others)}: not as exported"
-        raise ExportError(value, rule="what is uploaded is what was exported", remedy="export again with overwrite=True")
+        raise ExportError(
+            value,
+            rule="what is uploaded is what was exported",
+            remedy="export again with overwrite=True",
+        )
     proof = passport.read_passport(artefact.path).get("proof") or {}
     if not unproven and not proof.get("passed"):
         value = f"{shown(artefact.path)}: {'its proof failed' if proof else 'not proven'}"
         remedy = f"`workbench prove {shown(artefact.path)}`; unproven=True uploads it all the same"
-        raise ExportError(value, rule="an artefact is uploaded only once it is proven to be what was trained", remedy=remedy)
+        raise ExportError(
+            value,
+            rule="an artefact is uploaded only once it is proven to be what was trained",
+            remedy=remedy,
+        )
     for file in sorted(artefact.path.rglob("*")):
         if file.is_file() and (kind := secret_in(file)):
-            rule, remedy = "nothing of a machine or an account is uploaded", "take it out, and export again"
+            rule, remedy = (
+                "nothing of a machine or an account is uploaded",
+                "take it out, and export again",
+            )
             raise ExportError(f"{shown(file)}: {kind}", rule=rule, remedy=remedy)
 
 
@@ -69,8 +101,13 @@ def secret_in(file: Path) -> str:
     text = file.read_text(encoding="utf-8", errors="replace")
     if any(own in text for own in secret_variables()):
         return "the content of a secret variable of the environment"
-    # A folder of one part may be a word of the vocabulary: "/root", "/content". What lies in it is none.
+    # A folder of one part may be a word of the vocabulary: "/root", "/content". What lies in it is
+    # none.
     here = [(re.escape(str(folder)), len(folder.parts)) for folder in (Path.home(), workspace())]
-    if any(re.search(folder + (r"(?![\w-])" if parts > 2 else r"/\w"), text) for folder, parts in here if parts > 1):
+    if any(
+        re.search(folder + (r"(?![\w-])" if parts > 2 else r"/\w"), text)
+        for folder, parts in here
+        if parts > 1
+    ):
         return "a path of this machine"
     return next((kind for pattern, kind in _HELD.items() if re.search(pattern, text)), "")

@@ -1,4 +1,6 @@
-"""Artefacts read back as a stranger would: transformers and PEFT for folders of safetensors, llama.cpp for GGUF."""
+"""Artefacts read back as a stranger would: transformers and PEFT for folders of safetensors,
+llama.cpp for GGUF.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from workbench.training.sampling import logprobs_of, until_eos
 if TYPE_CHECKING:
     from workbench.exporting.gguf import Gguf
 
-Reader: TypeAlias = "HFReader | Gguf"  # an artefact in memory; log-probabilities are natural, at temperature 1
+# an artefact in memory; log-probabilities are natural, at temperature 1
+Reader: TypeAlias = "HFReader | Gguf"
 
 
 class BaseUnread(ExportError):
@@ -29,8 +32,9 @@ class BaseUnread(ExportError):
 def open_reader(artefact: Artefact) -> Reader:
     """Load an artefact; PolicyError or ExportError if it cannot be.
 
-    A merged model is read from its own folder. An adapter goes on the base as in training: quantised to NF4 again where the
-    run trained in 4 bits. On a CPU 16-bit weights compute in 32 bits.
+    A merged model is read from its own folder. An adapter goes on the base as in training:
+    quantised to NF4 again where the run trained in 4 bits. On a CPU 16-bit weights compute in 32
+    bits.
     """
     run, adapter = artefact.run, artefact.format == "adapter"
     policy = run.manifest()["policy"] if run else {}
@@ -43,19 +47,29 @@ def open_reader(artefact: Artefact) -> Reader:
 
     def loaded(source: str, in_4bit: bool) -> Any:
         with reading(f"model {source!r}"), bars_for(source):
-            how = {"load_in_4bit": in_4bit, "max_seq_length": policy.get("max_seq_length") or 2**20, "dtype": None}
+            how = {
+                "load_in_4bit": in_4bit,
+                "max_seq_length": policy.get("max_seq_length") or 2**20,
+                "dtype": None,
+            }
             return plain.load_base(source, **how)[0]
 
     if adapter:
         try:
-            model = loaded(find_model(source_of(run) if run else artefact.base), policy.get("precision") == "nf4")
+            model = loaded(
+                find_model(source_of(run) if run else artefact.base),
+                policy.get("precision") == "nf4",
+            )
         except WorkbenchError as error:
             raise BaseUnread(error.value, rule=error.rule, remedy=error.remedy) from error
         model = with_adapter(model, artefact.path)
     else:
         model = loaded(find_model(artefact.path), False)
     with reading(f"tokenizer and generation_config.json in {artefact.path.name}"):
-        tokenizer, ends = AutoTokenizer.from_pretrained(artefact.path, trust_remote_code=False), None
+        tokenizer, ends = (
+            AutoTokenizer.from_pretrained(artefact.path, trust_remote_code=False),
+            None,
+        )
         if adapter and (said := artefact.path / "generation_config.json").is_file():
             ends = json.loads(said.read_text(encoding="utf-8")).get("eos_token_id")
     model.config.use_cache = True
@@ -69,20 +83,30 @@ class HFReader:
         self.model, self.tokenizer = model, tokenizer
         models = model.generation_config.eos_token_id
         self.of_base, self.ends = (
-            [each] if isinstance(each, int) else list(each or []) for each in (models, models if ends is None else ends)
+            [each] if isinstance(each, int) else list(each or [])
+            for each in (models, models if ends is None else ends)
         )
-        self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20  # tokens
+        # tokens
+        self.context = (
+            getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
+        )
         self.alone = False  # whether an adapter's base writes, without it
 
     def render(self, prompt: object) -> str | None:
-        """A prompt's text by the artefact's own chat template; None if it has none. Text stays as it is."""
+        """A prompt's text by the artefact's own chat template; None if it has none. Text stays as
+        it is.
+        """
         no_template = not isinstance(prompt, str) and not self.tokenizer.chat_template
         return None if no_template else prompt_text(prompt, self.tokenizer)
 
     def prompt_ids(self, prompt: object) -> list[int]:
-        """What software that loads this artefact feeds it for a prompt: rendered, tokenised, with any BOS that this adds."""
+        """What software that loads this artefact feeds it for a prompt: rendered, tokenised, with
+        any BOS that this adds.
+        """
         # A template writes the special tokens itself, and those who use one add no others.
-        return self.tokenizer(prompt_text(prompt, self.tokenizer), add_special_tokens=isinstance(prompt, str))["input_ids"]
+        return self.tokenizer(
+            prompt_text(prompt, self.tokenizer), add_special_tokens=isinstance(prompt, str)
+        )["input_ids"]
 
     def ids(self, text: str) -> list[int]:
         """The ids of a text, nothing added, special tokens recognised."""
@@ -99,18 +123,37 @@ class HFReader:
         with self.model.disable_adapter() if self.alone else contextlib.nullcontext():
             return self.generate([ids], most, temperature)[0]
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_completion_length: int, temperature: float = 0.0) -> list[list[int]]:
-        """Completions of several prompts, generated together; they end at the EOS tokens of its generation_config."""
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_completion_length: int, temperature: float = 0.0
+    ) -> list[list[int]]:
+        """Completions of several prompts, generated together; they end at the EOS tokens of its
+        generation_config.
+        """
         import torch
 
         pad, width = self.tokenizer.pad_token_id or 0, max(map(len, prompts))
-        ids = torch.tensor([[pad] * (width - len(own)) + list(own) for own in prompts], device=self.model.device)
-        mask = torch.tensor([[0] * (width - len(own)) + [1] * len(own) for own in prompts], device=self.model.device)
+        ids = torch.tensor(
+            [[pad] * (width - len(own)) + list(own) for own in prompts], device=self.model.device
+        )
+        mask = torch.tensor(
+            [[0] * (width - len(own)) + [1] * len(own) for own in prompts], device=self.model.device
+        )
         shape: Fields = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
         shape = shape if temperature else dict.fromkeys(shape)
         # What its generation_config asks for besides is not what it was trained under.
-        shape |= {"do_sample": temperature > 0, "min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
-        more = {"max_new_tokens": max_completion_length, "pad_token_id": pad, "eos_token_id": self.ends or None}
+        shape |= {
+            "do_sample": temperature > 0,
+            "min_p": None,
+            "repetition_penalty": 1.0,
+            "no_repeat_ngram_size": 0,
+        }
+        more = {
+            "max_new_tokens": max_completion_length,
+            "pad_token_id": pad,
+            "eos_token_id": self.ends or None,
+        }
         with torch.inference_mode():
-            written = self.model.generate(input_ids=ids, attention_mask=mask, **shape, **more)[:, width:].tolist()
+            written = self.model.generate(input_ids=ids, attention_mask=mask, **shape, **more)[
+                :, width:
+            ].tolist()
         return [until_eos(row, self.ends)[0] for row in written]

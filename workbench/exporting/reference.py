@@ -1,6 +1,8 @@
-"""What the live policy writes: the run's own backend, adapter and weights, in a fresh process. A proof's reference.
+"""What the live policy writes: the run's own backend, adapter and weights, in a fresh process. A
+proof's reference.
 
-`export/reference.json` keeps it, for as long as the run, its rewards, its prompts and the libraries are the same.
+`export/reference.json` keeps it, for as long as the run, its rewards, its prompts and the libraries
+are the same.
 """
 
 from __future__ import annotations
@@ -29,13 +31,16 @@ FILE = "export/reference.json"
 
 @dataclass(frozen=True)
 class ProofRequest:
-    """The requests to the two processes of a proof, as JSON: the live policy's, then the artefact's."""
+    """The requests to the two processes of a proof, as JSON: the live policy's, then the
+    artefact's.
+    """
 
     run: str  # its folder
     prompts: list[Any]  # the first held-out ones
     max_completion_length: int  # tokens
     artefact: Fields = field(default_factory=dict)  # of the second: fields of `Artefact`
-    sampled_ids: list[list[int]] | None = None  # of the second: completions whose probabilities are wanted; None: no behaviour
+    # of the second: completions whose probabilities are wanted; None: no behaviour
+    sampled_ids: list[list[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,49 +59,72 @@ class Reference:
 
     policy: Written
     base: Written
-    # Sampled at temperature 1, whatever training used: of another temperature's completions the KL divergence would be biased.
+    # Sampled at temperature 1, whatever training used: of another temperature's completions the KL
+    # divergence would be biased.
     sampled_ids: list[list[int]]
     policy_logprobs: list[list[float]]  # of the tokens sampled, at temperature 1
     base_logprobs: list[list[float]]
     key: str = ""  # stands for all that it depends on, but how many prompts
-    # For each greedy answer of the policy: (place, token) of the likeliest tokens, several where its precision cannot part them.
+    # For each greedy answer of the policy: (place, token) of the likeliest tokens, several where
+    # its precision cannot part them.
     ties: list[list[tuple[int, int]]] = field(default_factory=list)
 
 
 def suite_of_run(run: RunDirectory, task: Task | None) -> RewardSuite:
-    """The rewards and held-out prompts that prove an export: those of the given task, or the run's own.
+    """The rewards and held-out prompts that prove an export: those of the given task, or the run's
+    own.
 
     Raises:
-        RunError: if the run is one of your own trainer, or its task has changed, and `task` is None.
+        RunError: if the run is one of your own trainer, or its task has changed, and `task` is
+            None.
         DataError: if there are no held-out prompts.
     """
     if task is None and run.manifest().get("attached"):
-        value = f"{run.name}: recorded from your own trainer, so no task of the workbench belongs to it"
+        value = (
+            f"{run.name}: recorded from your own trainer, so no task of the workbench belongs to it"
+        )
         remedy = "pass one: wb.prove(artefact, task=wb.Task(..., held_out=rows))"
-        raise RunError(value, rule="held-out prompts are scored by a task's reward functions", remedy=remedy)
+        raise RunError(
+            value, rule="held-out prompts are scored by a task's reward functions", remedy=remedy
+        )
     recipe = run.recipe()
     try:
         task = task or begun_task(run, recipe)
     except WorkbenchError as error:  # what it says is about going on with the run
         remedy = "put it back; or pass the task: wb.prove(artefact, task=wb.load_task(...))"
-        raise RunError(error.value, rule="an export is proven with its run's own rewards and prompts", remedy=remedy) from error
+        raise RunError(
+            error.value,
+            rule="an export is proven with its run's own rewards and prompts",
+            remedy=remedy,
+        ) from error
     if len(task.held_out) < 2:
         value = f"task {task.name!r}: {len(task.held_out)} held-out prompts"
         remedy = "give a task that has some: wb.prove(artefact, task=wb.Task(..., held_out=rows))"
-        raise DataError(value, rule="a proof compares answers to prompts that were not trained on, at least 2", remedy=remedy)
+        raise DataError(
+            value,
+            rule="a proof compares answers to prompts that were not trained on, at least 2",
+            remedy=remedy,
+        )
     return RewardSuite(task, 2, recipe.reward_weights)
 
 
 def request_of(run: RunDirectory, suite: RewardSuite, prompts: int) -> ProofRequest:
     """Answers to the first held-out prompts, as long as in training."""
     length = run.manifest()["settings"]["in_force"]["max_completion_length"]
-    return ProofRequest(str(run.path), [row["prompt"] for row in suite.task.held_out[:prompts]], length)
+    return ProofRequest(
+        str(run.path), [row["prompt"] for row in suite.task.held_out[:prompts]], length
+    )
 
 
 def measured_reference(
-    run: RunDirectory, suite: RewardSuite, request: ProofRequest, progress: Callable[[str], Progress]
+    run: RunDirectory,
+    suite: RewardSuite,
+    request: ProofRequest,
+    progress: Callable[[str], Progress],
 ) -> Reference:
-    """The reference of a run: as measured before, over as many prompts or more, if nothing has changed; else measured now."""
+    """The reference of a run: as measured before, over as many prompts or more, if nothing has
+    changed; else measured now.
+    """
     from pydantic import TypeAdapter
 
     recipe, rows = run.recipe(), suite.task.held_out[: (count := len(request.prompts))]
@@ -115,13 +143,19 @@ def measured_reference(
     }
     kept = run.read_json(FILE) if (run.path / FILE).is_file() else {}
     if kept.get("key") != key or len(kept["sampled_ids"]) < count:
-        found = apart.run_apart("workbench.exporting.reference", vars(request), progress(f"the policy of {run.name}"))
+        found = apart.run_apart(
+            "workbench.exporting.reference", vars(request), progress(f"the policy of {run.name}")
+        )
         scores = {who: scored(suite, rows, **found[who]) for who in ("policy", "base")}
         run.write_json(FILE, {"key": key, **found, **scores})
         kept = run.read_json(FILE)
 
     def first(own: Any) -> Any:
-        return own[:count] if isinstance(own, list) else {name: first(each) for name, each in own.items()}
+        return (
+            own[:count]
+            if isinstance(own, list)
+            else {name: first(each) for name, each in own.items()}
+        )
 
     content = {name: first(own) for name, own in kept.items() if name != "key"}
     return TypeAdapter(Reference).validate_python(content | {"key": fingerprint([key])})
@@ -133,7 +167,13 @@ def _rendered(recipe: Recipe, rows: Sequence[Row]) -> str:
     return fingerprint([{"text": prompt_text(row["prompt"], tokenizer)} for row in rows])
 
 
-def scored(suite: RewardSuite, rows: Sequence[Row], ids: list[list[int]], texts: list[str], ended: list[bool]) -> Written:
+def scored(
+    suite: RewardSuite,
+    rows: Sequence[Row],
+    ids: list[list[int]],
+    texts: list[str],
+    ended: list[bool],
+) -> Written:
     """Completions, with their scores from the task's functions."""
     import numpy as np
 
@@ -152,21 +192,31 @@ def measure(request: Fields, progress: Progress) -> Fields:
     policy = load_policy(run.recipe(), adapter=run.adapter)
     tokenizer, found = policy.tokenizer, {}
     how: Fields = {"max_completion_length": asked.max_completion_length}
-    shapes = {"policy": {"temperature": 0.0}, "base": {"temperature": 0.0, "base": True}, "sampled": {"temperature": 1.0}}
+    shapes = {
+        "policy": {"temperature": 0.0},
+        "base": {"temperature": 0.0, "base": True},
+        "sampled": {"temperature": 1.0},
+    }
     for turn, (who, shape) in enumerate(shapes.items()):
 
         def told(done: int, count: int, before: int = turn) -> None:
             progress(before * count + done, len(shapes) * count)
 
         written = [own for [own] in sample(policy, prompts, progress=told, **how, **shape)]
-        ids, texts, ended = [own.ids for own in written], [own.text for own in written], [own.finished for own in written]
+        ids, texts, ended = (
+            [own.ids for own in written],
+            [own.text for own in written],
+            [own.finished for own in written],
+        )
         found[who] = {"ids": ids, "texts": texts, "ended": ended}
     found["sampled_ids"] = found.pop("sampled")["ids"]
     texts = [prompt_text(prompt, tokenizer) for prompt in prompts]
     prompt_ids = tokenizer(texts, add_special_tokens=isinstance(prompts[0], str))["input_ids"]
     for who in ("policy", "base"):
         with policy.generating(base=who == "base") as model:
-            found[f"{who}_logprobs"] = logprobs_of(model, list(zip(prompt_ids, found["sampled_ids"], strict=True)))
+            found[f"{who}_logprobs"] = logprobs_of(
+                model, list(zip(prompt_ids, found["sampled_ids"], strict=True))
+            )
             if who == "policy":
                 greedy = list(zip(prompt_ids, found["policy"]["ids"], strict=True))
                 found["ties"] = ties_of(model, greedy, policy.compute_dtype)

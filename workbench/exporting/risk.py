@@ -1,4 +1,6 @@
-"""Merge risk: how far the 16-bit weights lie from the 4-bit ones that the adapter was trained beside, relative to its step."""
+"""Merge risk: how far the 16-bit weights lie from the 4-bit ones that the adapter was trained
+beside, relative to its step.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,15 @@ from workbench.exporting import merging
 from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
 
-# Above 1, merging moves the median layer further by undoing the rounding to 4 bits than by adding what was trained: the sum is
-# another model than the one that earned its rewards. The embedded policy, whose base was trained on the grid of NF4, lies at
-# 0.02 to 0.04; a 7B model whose adapter adds 1 % to its weights, at about 9 (NF4 moves a Gaussian matrix by 9.2 % of its
-# norm); models whose merge wrote nonsense, at 10 to 150. Below 0.1 the shift is a tenth of the step, and no case is known.
+# Above 1, merging moves the median layer further by undoing the rounding to 4 bits than by adding
+# what was trained: the sum is another model than the one that earned its rewards. The embedded
+# policy, whose base was trained on the grid of NF4, lies at
+# 0.02 to 0.04; a 7B model whose adapter adds 1 % to its weights, at about 9 (NF4 moves a Gaussian
+# matrix by 9.2 % of its norm); models whose merge wrote nonsense, at 10 to 150. Below 0.1 the shift
+# is a tenth of the step, and no case is known.
 LOW, HIGH = 0.1, 1.0
-# Of a layer's norm, what training added. The demo adds 0.08; two steps at its learning rate 0.008, at a hundredth of it 0.00008.
+# Of a layer's norm, what training added. The demo adds 0.08; two steps at its learning rate 0.008,
+# at a hundredth of it 0.00008.
 _NOTHING = 1e-4
 
 
@@ -37,7 +42,10 @@ class MergeRisk:
             return self.verdict
         least, median, most = self.quantiles()
         worst = max(self.layers, key=self.layers.__getitem__)
-        spread = f"{len(self.layers)} layers: {_said(least)} to {_said(most)}, median {_said(median)}; highest: {worst}"
+        spread = (
+            f"{len(self.layers)} layers: {_said(least)} to {_said(most)}, median {_said(median)};"
+            f" highest: {worst}"
+        )
         return f"{self.verdict}\n  shift of the base / what training added, {spread}"
 
 
@@ -53,11 +61,16 @@ def merge_risk(run: RunDirectory) -> MergeRisk:
     policy, base = run.manifest()["policy"], merging.base_of(run)
     if policy["precision"] != "nf4":
         said = (
-            f"none: it was trained beside {policy['precision']} weights, which are the base's; `prove` measures what 16 bits keep"
+            f"none: it was trained beside {policy['precision']} weights, which are the base's;"
+            " `prove` measures what 16 bits keep"
         )
         return MergeRisk(dict.fromkeys(merging.deltas(adapter), 0.0), said, "base")
     if merging.is_quantised(base):
-        return MergeRisk({}, "not measured: the policy's folder holds 4-bit weights, and no 16-bit base is known", "dequantised")
+        return MergeRisk(
+            {},
+            "not measured: the policy's folder holds 4-bit weights, and no 16-bit base is known",
+            "dequantised",
+        )
     held, deltas, stored = merging.four_bit(run), merging.deltas(adapter), merging.tensors_of(base)
     there = [layer for layer in deltas if f"{layer}.weight" in stored]
     found, moved, update = {}, [], progress_line("merge risk")
@@ -69,7 +82,10 @@ def merge_risk(run: RunDirectory) -> MergeRisk:
         moved.append(added / (float(weight.norm()) or 1.0))
         update(done, len(there))
     if not found:
-        value = f"{base}: none of its tensors has the name of an adapted layer ({next(iter(deltas), 'there is none')})"
+        value = (
+            f"{base}: none of its tensors has the name of an adapted layer"
+            f" ({next(iter(deltas), 'there is none')})"
+        )
         remedy = 'choose yourself: into="base" or into="dequantised"'
         raise ExportError(value, rule="merge risk compares tensors by name", remedy=remedy)
     return _judged(found, sorted(moved)[(len(moved) - 1) // 2])
@@ -80,16 +96,33 @@ def _judged(layers: dict[str, float], moved: float) -> MergeRisk:
     median = sorted(layers.values())[len(layers) // 2]
     if median <= LOW:
         return MergeRisk(
-            layers, "low: the 16-bit base is close enough to the weights of training to merge into it safely", "base"
+            layers,
+            "low: the 16-bit base is close enough to the weights of training to merge into it"
+            " safely",
+            "base",
         )
     if median <= HIGH:
-        return MergeRisk(layers, "moderate: merged into the 16-bit base, it may differ from what was trained", "base")
-    said = f"the 16-bit base lies {_said(median)} times as far from the weights of training as training moved them"
+        return MergeRisk(
+            layers,
+            "moderate: merged into the 16-bit base, it may differ from what was trained",
+            "base",
+        )
+    said = (
+        f"the 16-bit base lies {_said(median)} times as far from the weights of training as"
+        " training moved them"
+    )
     said += "; several times or more is usual for a large model in NF4"
     if moved < _NOTHING:
-        few = "next to nothing (under 0.01 % of their size): its steps were few, or its learning rate low"
+        few = (
+            "next to nothing (under 0.01 % of their size): its steps were few, or its learning"
+            " rate low"
+        )
         said = f"training moved these layers by {few if moved else 'nothing'}"
-    return MergeRisk(layers, f"high: {said}. Unless told otherwise, the merge goes into the dequantised weights", "dequantised")
+    return MergeRisk(
+        layers,
+        f"high: {said}. Unless told otherwise, the merge goes into the dequantised weights",
+        "dequantised",
+    )
 
 
 def _said(ratio: float) -> str:

@@ -1,4 +1,6 @@
-"""How an artefact is served elsewhere: an Ollama Modelfile, and the commands for vLLM, llama.cpp and MLX."""
+"""How an artefact is served elsewhere: an Ollama Modelfile, and the commands for vLLM, llama.cpp
+and MLX.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from workbench.training.loading import load_tokenizer
 _TEMPLATE = """\
 # Ollama takes the chat template from the GGUF file if it is one that it knows, and otherwise sends your text as it is: compare
 # `ollama show --template`. Where it differs, let the client render the prompt with the file's own template, and ask with
-# "raw": true. Ollama was not run here."""
+# "raw": true. Ollama was not run here."""  # noqa: E501
 
 
 def commands(artefact: Artefact) -> dict[str, str]:
@@ -27,20 +29,34 @@ def commands(artefact: Artefact) -> dict[str, str]:
     name = artefact.run.name.lower() if artefact.run else "policy"
     if artefact.format.startswith("gguf"):
         serve = f"llama-server --model {shlex.quote(f'./{artefact.gguf.name}')} --jinja"
-        return {"llama.cpp": serve, "Ollama": f"ollama create {name} -f ./Modelfile && ollama run {name}"}
+        return {
+            "llama.cpp": serve,
+            "Ollama": f"ollama create {name} -f ./Modelfile && ollama run {name}",
+        }
     if artefact.format == "adapter":
         rank = artefact.run.recipe().lora.r if artefact.run else 16
-        most = next((each for each in (8, 16, 32, 64, 128, 256, 320) if rank <= each), 512)  # vLLM knows no other
-        serve = f"vllm serve {shlex.quote(artefact.base)} --enable-lora --max-lora-rank {most} --lora-modules {name}=."
+        # vLLM knows no other
+        most = next((each for each in (8, 16, 32, 64, 128, 256, 320) if rank <= each), 512)
+        serve = (
+            f"vllm serve {shlex.quote(artefact.base)} --enable-lora --max-lora-rank {most}"
+            f" --lora-modules {name}=."
+        )
         return {"vLLM": serve, "transformers": "peft.AutoPeftModelForCausalLM.from_pretrained('.')"}
-    found = {"vLLM": "vllm serve .", "transformers": "transformers.pipeline(\"text-generation\", model='.')"}
-    return found | ({"MLX": "mlx_lm.convert --hf-path . -q"} if artefact.format == "merged_16bit" else {})
+    found = {
+        "vLLM": "vllm serve .",
+        "transformers": "transformers.pipeline(\"text-generation\", model='.')",
+    }
+    return found | (
+        {"MLX": "mlx_lm.convert --hf-path . -q"} if artefact.format == "merged_16bit" else {}
+    )
 
 
 def write(folder: Path, artefact: Artefact) -> None:
-    """Write the Modelfile of a `gguf_…` artefact into the folder of its files; other formats need none.
+    """Write the Modelfile of a `gguf_…` artefact into the folder of its files; other formats need
+    none.
 
-    The tokens that end a completion are read from the `merged_16bit` beside the artefact's final place.
+    The tokens that end a completion are read from the `merged_16bit` beside the artefact's final
+    place.
     """
     if not artefact.format.startswith("gguf"):
         return
@@ -48,8 +64,14 @@ def write(folder: Path, artefact: Artefact) -> None:
     manifest = run.manifest() if run else {}
     trained = stage_in(manifest, (manifest.get("stages") or [{}])[-1].get("name"))["settings"]
     values: Fields = {"num_ctx": run.recipe().policy.max_seq_length} if run else {}
-    values |= {"temperature": trained.get("temperature") or 1.0, "top_p": trained.get("top_p") or 1.0}
-    values |= {"top_k": trained.get("top_k") or 0, "repeat_penalty": trained.get("repetition_penalty") or 1.0}
+    values |= {
+        "temperature": trained.get("temperature") or 1.0,
+        "top_p": trained.get("top_p") or 1.0,
+    }
+    values |= {
+        "top_k": trained.get("top_k") or 0,
+        "repeat_penalty": trained.get("repetition_penalty") or 1.0,
+    }
     lines = [f"FROM ./{next(folder.glob('*.gguf')).name}", _TEMPLATE]
     system = system_prompt(run) if run else None
     if system and '"""' not in system:
@@ -61,12 +83,19 @@ def write(folder: Path, artefact: Artefact) -> None:
 
 
 def system_prompt(run: RunDirectory) -> str | None:
-    """What a run's prompts begin with, "" if they have no system message; None if they are plain text, without a template."""
-    with contextlib.suppress(WorkbenchError, LookupError):  # a run without a record says nothing of its prompts
+    """What a run's prompts begin with, "" if they have no system message; None if they are plain
+    text, without a template.
+    """
+    # a run without a record says nothing of its prompts
+    with contextlib.suppress(WorkbenchError, LookupError):
         return system_of(batch_and_place(run)[0].prompts[0])
     return ""
 
 
 def system_of(prompt: Any) -> str | None:
     """A prompt's system message, "" if it has none; None if it is plain text."""
-    return None if isinstance(prompt, str) else next((own["content"] for own in prompt if own["role"] == "system"), "")
+    return (
+        None
+        if isinstance(prompt, str)
+        else next((own["content"] for own in prompt if own["role"] == "system"), "")
+    )

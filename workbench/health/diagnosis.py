@@ -1,4 +1,6 @@
-"""What is wrong with this run: verdicts with their evidence, for a running and for a recorded run."""
+"""What is wrong with this run: verdicts with their evidence, for a running and for a recorded
+run.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from typing import Any
 from workbench.errors import TaskError
 from workbench.health.rules import RULES
 from workbench.health.summary import StepSummary, summaries_of
-from workbench.health.verdicts import ALARM, NAMES, OK, SKIPPED, STATES, WARNING, ExaminedRun, RunConfig, Verdict
+from workbench.health.verdicts import (
+    ALARM,
+    NAMES,
+    OK,
+    SKIPPED,
+    STATES,
+    WARNING,
+    ExaminedRun,
+    RunConfig,
+    Verdict,
+)
 from workbench.kinds import Fields
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import max_score_of
@@ -26,10 +38,15 @@ BUDGET = 0.005  # share of the run's time that looking may take
 
 
 class Verdicts(list[Verdict]):
-    """The verdicts on a run, one per issue: a list that a cell shows as a report, problems first."""
+    """The verdicts on a run, one per issue: a list that a cell shows as a report, problems
+    first.
+    """
 
     def __str__(self) -> str:
-        wrong = sorted((each for each in self if each.state not in (OK, SKIPPED)), key=lambda each: STATES.index(each.state))
+        wrong = sorted(
+            (each for each in self if each.state not in (OK, SKIPPED)),
+            key=lambda each: STATES.index(each.state),
+        )
         return "\n".join(map(str, wrong)) or "no issue found"
 
     __repr__ = __str__
@@ -41,14 +58,17 @@ def diagnose(
     config: RunConfig,
     held_out: Sequence[Fields] = (),
 ) -> Verdicts:
-    """What can be said about a run at the end of these batches: a verdict for each issue, in a fixed order.
+    """What can be said about a run at the end of these batches: a verdict for each issue, in a
+    fixed order.
 
-    It looks at the latest stage; the latest 20 batches describe the current state, and trends are sought in up to 100.
-    Given the last 200 batches and rows it takes a few milliseconds, so it can run at every step.
+    It looks at the latest stage; the latest 20 batches describe the current state, and trends are
+    sought in up to 100. Given the last 200 batches and rows it takes a few milliseconds, so it can
+    run at every step.
 
     Args:
         summaries: of the batches, in order.
-        rows: of the metrics, in order, as logged or as in `metrics.jsonl`: keys may be absent, values None, "inf" or "-inf".
+        rows: of the metrics, in order, as logged or as in `metrics.jsonl`: keys may be absent,
+            values None, "inf" or "-inf".
         config: the run's requested settings.
         held_out: as for `ExaminedRun`.
     """
@@ -57,16 +77,20 @@ def diagnose(
 
 
 def worsened(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[Verdict]:
-    """The alarms and warnings of `after` that are new or worse than in `before`: those worth an event."""
+    """The alarms and warnings of `after` that are new or worse than in `before`: those worth an
+    event.
+    """
     known, badness = {verdict.key: verdict.state for verdict in before}, STATES.index
     wrong = [verdict for verdict in after if verdict.state in (ALARM, WARNING)]
     return [each for each in wrong if badness(each.state) < badness(known.get(each.key, SKIPPED))]
 
 
 def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = None) -> RunConfig:
-    """The requested settings of a run's `stage` (None: it has no stages), from its manifest and recipe.
+    """The requested settings of a run's `stage` (None: it has no stages), from its manifest and
+    recipe.
 
-    `task` is the run's, whose functions declare their maximum, if they are unchanged; None: the recipe's, if it loads.
+    `task` is the run's, whose functions declare their maximum, if they are unchanged; None: the
+    recipe's, if it loads.
     """
     recipe, known, changed = run.recipe(), stage_in(run.manifest(), stage), RunState.of(run)
     settings, rewards = {**recipe.grpo, **known["settings"]}, known["rewards"]
@@ -77,13 +101,16 @@ def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = N
     steps = settings.get("max_steps")
     return RunConfig.of(
         settings,
-        best=rewards.get("best") or _best(rewards.get("functions") or {}, task, known["task"] or recipe.task),
+        best=rewards.get("best")
+        or _best(rewards.get("functions") or {}, task, known["task"] or recipe.task),
         right_by=known["right_by"],
         unstated_right=unstated_right(run.manifest()),
         format_by=known["format_by"],
         total_steps=steps if isinstance(steps, int) and steps > 0 else None,
         fp16=settings.get("fp16") is True,
-        asked=tuple({**((run.manifest().get("settings") or {}).get("asked") or recipe.grpo), **own}),
+        asked=tuple(
+            {**((run.manifest().get("settings") or {}).get("asked") or recipe.grpo), **own}
+        ),
         warm_start=run.warm_start.is_file(),
         attached=bool(run.manifest().get("attached")),
     )
@@ -95,13 +122,21 @@ def _best(hashes: dict[str, str], task: Task | None, source: str) -> dict[str, f
     except TaskError:
         return {}
     functions = zip(task.function_names, task.reward_funcs, strict=True)
-    return {name: max_score_of(function) for name, function in functions if hashes.get(name) == reward_hash(function)}
+    return {
+        name: max_score_of(function)
+        for name, function in functions
+        if hashes.get(name) == reward_hash(function)
+    }
 
 
 def examine_run(
-    run: RunDirectory, task: Task | None = None, last: int | None = None, known: dict[Any, Any] | None = None
+    run: RunDirectory,
+    task: Task | None = None,
+    last: int | None = None,
+    known: dict[Any, Any] | None = None,
 ) -> Verdicts:
-    """What is wrong with a recorded run, judged at its end: a verdict for each issue, with evidence, cause and remedy.
+    """What is wrong with a recorded run, judged at its end: a verdict for each issue, with
+    evidence, cause and remedy.
 
     >>> print(wb.examine_run(wb.open_run("latest")))
     ...
@@ -119,7 +154,8 @@ def examine_run(
 
 
 class Watchdog:
-    """A run's health while it trains: checked after every step, unless that would cost too large a share of the run's time.
+    """A run's health while it trains: checked after every step, unless that would cost too large a
+    share of the run's time.
 
     `config` is called at each check, as weights and settings may change; `held_out`, which is as
     for `ExaminedRun`, may grow.
@@ -145,7 +181,9 @@ class Watchdog:
         self._rows.append({"step": step, **values})
 
     def forget(self) -> None:
-        """Other reward functions are effective: forget the batches seen, which say nothing about them."""
+        """Other reward functions are effective: forget the batches seen, which say nothing about
+        them.
+        """
         self._summaries.clear()
 
     def due(self) -> bool:
@@ -156,7 +194,10 @@ class Watchdog:
     def look(self) -> list[Verdict]:
         """Check the run, and return the alarms and warnings that are new since the last check."""
         started = time.perf_counter()
-        before, self.verdicts = self.verdicts, diagnose(self._summaries, self._rows, self.config(), self.held_out)
+        before, self.verdicts = (
+            self.verdicts,
+            diagnose(self._summaries, self._rows, self.config(), self.held_out),
+        )
         self._cost_s = time.perf_counter() - started
         self.seconds += self._cost_s
         return worsened(before, self.verdicts)
@@ -170,5 +211,9 @@ class Watchdog:
         """Those in a line, by state and issue; empty if there are none."""
         functions: dict[str, list[str]] = {}
         for each in self.found():
-            functions.setdefault(f"{each['state']}: {NAMES[each['name']]}", []).extend(filter(None, [each["function"]]))
-        return ", ".join(f"{kind} ({', '.join(named)})" if named else kind for kind, named in functions.items())
+            functions.setdefault(f"{each['state']}: {NAMES[each['name']]}", []).extend(
+                filter(None, [each["function"]])
+            )
+        return ", ".join(
+            f"{kind} ({', '.join(named)})" if named else kind for kind, named in functions.items()
+        )

@@ -14,7 +14,14 @@ import numpy as np
 
 from workbench.errors import RunError
 from workbench.kinds import Fields
-from workbench.rewards.groups import CANCELLED, DEAD_KINDS, IDENTICAL, attribution, cancelling, dead_kinds
+from workbench.rewards.groups import (
+    CANCELLED,
+    DEAD_KINDS,
+    IDENTICAL,
+    attribution,
+    cancelling,
+    dead_kinds,
+)
 from workbench.run.batch import Groups, ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, MIXED
@@ -34,7 +41,8 @@ class FunctionSummary(NamedTuple):
     low: float | None
     high: float | None
     varies: int  # groups within which its scores differ
-    share: float | None  # of the advantages' variance, mean over the groups that are not dead; None if all are
+    # of the advantages' variance, mean over the groups that are not dead; None if all are
+    share: float | None
     unscored: int  # completions that it gave no score
 
 
@@ -45,12 +53,15 @@ class GroupSummary(NamedTuple):
     dead: str | None  # one of DEAD_KINDS; None if something is learnt from it
     right: int  # completions
     clipped: int  # completions
-    cancels: tuple[tuple[str, float], ...] = ()  # function -> weighted difference, where that is why it is dead
+    # function -> weighted difference, where that is why it is dead
+    cancels: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
 class StepSummary:
-    """One generation batch of B completions in P groups of G. Counts are of completions unless they say groups."""
+    """One generation batch of B completions in P groups of G. Counts are of completions unless they
+    say groups.
+    """
 
     step: int
     stage: str
@@ -59,11 +70,13 @@ class StepSummary:
     functions: tuple[FunctionSummary, ...]
     group_std: float | None  # mean over the groups of the std of the totals
     nonfinite: int  # totals or advantages that are infinite, or advantages that are no number
-    metrics: dict[str, float]  # what its groups were like, by the run's names: their mean std, and shares of the groups
+    # what its groups were like, by the run's names: their mean std, and shares of the groups
+    metrics: dict[str, float]
     dead: dict[str, int]  # groups by kind, all DEAD_KINDS
     identical_right: int  # groups of identical texts that are right
     distinct: int  # texts in the batch
-    distinct_in_groups: float  # mean share of a group's texts that are distinct; 1 / G when they are all the same
+    # mean share of a group's texts that are distinct; 1 / G when they are all the same
+    distinct_in_groups: float
     commonest: str  # the text that was written most often, cut
     commonest_count: int
     commonest_right: int
@@ -75,7 +88,8 @@ class StepSummary:
     right: int
     formatted: int | None  # that keep the format, by the task's `format_by`; None if it names none
     formatted_right: int | None  # that keep it and are right
-    length_correlation: float | None  # of total and length, within groups; None where one of them does not vary
+    # of total and length, within groups; None where one of them does not vary
+    length_correlation: float | None
     groups: tuple[GroupSummary, ...]  # the first MOST_GROUPS
 
     @property
@@ -97,52 +111,113 @@ def summarise(batch: ScoredBatch) -> StepSummary:
 def _summaries(batches: Iterable[ScoredBatch]) -> list[StepSummary]:
     # Those that are alike, together: for many small batches that takes a fraction of the time.
     def kind(batch: ScoredBatch) -> tuple[Any, ...]:
-        alone = id(batch) if batch.aggregation == "normalize_then_sum" else 0  # which knows no groups
+        # which knows no groups
+        alone = id(batch) if batch.aggregation == "normalize_then_sum" else 0
         sizes = batch.num_generations, len(batch.completions), batch.finished is None
         return alone, batch.names, batch.weights, sizes, batch.format_by
 
-    return [summary for _, alike in itertools.groupby(batches, key=kind) for summary in _summarised(list(alike))]
+    return [
+        summary
+        for _, alike in itertools.groupby(batches, key=kind)
+        for summary in _summarised(list(alike))
+    ]
 
 
 def _summarised(batches: list[ScoredBatch]) -> Iterator[StepSummary]:
     one, size = batches[0], batches[0].num_generations
-    arrays: Fields = {name: np.concatenate([getattr(each, name) for each in batches]) for name in ("scores", "lengths", "right")}
-    arrays["finished"] = None if one.finished is None else np.concatenate([each.finished for each in batches])
-    arrays["groups"] = Groups(*map(np.concatenate, zip(*(each.groups for each in batches), strict=True)))
-    whole = dataclasses.replace(one, completions=[text for each in batches for text in each.completions], **arrays)
+    arrays: Fields = {
+        name: np.concatenate([getattr(each, name) for each in batches])
+        for name in ("scores", "lengths", "right")
+    }
+    arrays["finished"] = (
+        None if one.finished is None else np.concatenate([each.finished for each in batches])
+    )
+    arrays["groups"] = Groups(
+        *map(np.concatenate, zip(*(each.groups for each in batches), strict=True))
+    )
+    whole = dataclasses.replace(
+        one, completions=[text for each in batches for text in each.completions], **arrays
+    )
 
     def by_batch(values: np.ndarray) -> np.ndarray:
         return np.reshape(values, (len(batches), -1))
 
     right, lengths, totals, stds = map(
-        by_batch, (whole.right.astype(bool), np.nan_to_num(whole.lengths), whole.totals, whole.groups.stds[::size])
+        by_batch,
+        (
+            whole.right.astype(bool),
+            np.nan_to_num(whole.lengths),
+            whole.totals,
+            whole.groups.stds[::size],
+        ),
     )
-    unended = np.zeros(right.shape, dtype=bool) if whole.finished is None else by_batch(~whole.finished)
-    # Older records know the tokenizer's EOS alone, and stop strings end completions, too; what is cut is cut at one length.
+    unended = (
+        np.zeros(right.shape, dtype=bool) if whole.finished is None else by_batch(~whole.finished)
+    )
+    # Older records know the tokenizer's EOS alone, and stop strings end completions, too; what is
+    # cut is cut at one length.
     clipped = unended & (lengths == lengths.max(axis=1, keepdims=True))
-    right_in, clipped_in = (flags.reshape(*stds.shape, size).sum(axis=2) for flags in (right, clipped))
+    right_in, clipped_in = (
+        flags.reshape(*stds.shape, size).sum(axis=2) for flags in (right, clipped)
+    )
     kinds = dead_kinds(whole)
-    dead, all_right, all_wrong = by_batch(np.array([kind is not None for kind in kinds])), right_in == size, right_in == 0
-    counted = {MIXED: ~(all_right | all_wrong), ALL_RIGHT: all_right, ALL_WRONG: all_wrong, DEAD: dead}
+    dead, all_right, all_wrong = (
+        by_batch(np.array([kind is not None for kind in kinds])),
+        right_in == size,
+        right_in == 0,
+    )
+    counted = {
+        MIXED: ~(all_right | all_wrong),
+        ALL_RIGHT: all_right,
+        ALL_WRONG: all_wrong,
+        DEAD: dead,
+    }
     infinite = np.isinf(totals) | ~np.isfinite(by_batch(whole.advantages))
-    flags = {"right": right, "nonfinite": infinite, "unended": unended, "clipped": clipped, "clipped_right": clipped & right}
+    flags = {
+        "right": right,
+        "nonfinite": infinite,
+        "unended": unended,
+        "clipped": clipped,
+        "clipped_right": clipped & right,
+    }
     if one.format_by in one.names:
         formatted = by_batch(np.nan_to_num(whole.scores[:, one.names.index(one.format_by)]) > 0)
         flags |= {"formatted": formatted, "formatted_right": formatted & right}
     numbers: Fields = {name: own.sum(axis=1).tolist() for name, own in flags.items()}
-    numbers |= {"length": lengths.mean(axis=1).tolist(), "longest": lengths.max(axis=1).astype(int).tolist()}
-    numbers |= {"functions": _functions(whole, ~dead), "length_correlation": _correlations(totals, lengths, size)}
-    shares = {name: (groups.sum(axis=1) / stds.shape[1]).tolist() for name, groups in counted.items()}
+    numbers |= {
+        "length": lengths.mean(axis=1).tolist(),
+        "longest": lengths.max(axis=1).astype(int).tolist(),
+    }
+    numbers |= {
+        "functions": _functions(whole, ~dead),
+        "length_correlation": _correlations(totals, lengths, size),
+    }
+    shares = {
+        name: (groups.sum(axis=1) / stds.shape[1]).tolist() for name, groups in counted.items()
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a batch that nothing has scored
         shares = {GROUP_STD: np.nanmean(stds, axis=1).tolist(), **shares}
     for n, batch in enumerate(batches):
         texts, own = batch.completions, kinds[n * stds.shape[1] : (n + 1) * stds.shape[1]]
         commonest, commonest_count = Counter(texts).most_common(1)[0]
-        cancels = [cancelling(batch, place) if kind == CANCELLED else () for place, kind in enumerate(own)]
-        by_group = zip(batch.prompt_ids[::size], own, right_in[n].tolist(), clipped_in[n].tolist(), cancels, strict=True)
+        cancels = [
+            cancelling(batch, place) if kind == CANCELLED else () for place, kind in enumerate(own)
+        ]
+        by_group = zip(
+            batch.prompt_ids[::size],
+            own,
+            right_in[n].tolist(),
+            clipped_in[n].tolist(),
+            cancels,
+            strict=True,
+        )
         metrics = {name: values[n] for name, values in shares.items()}
-        more: Fields = {"formatted": None, "formatted_right": None, **{name: own[n] for name, own in numbers.items()}}
+        more: Fields = {
+            "formatted": None,
+            "formatted_right": None,
+            **{name: own[n] for name, own in numbers.items()},
+        }
         yield StepSummary(
             step=batch.step,
             stage=batch.stage,
@@ -151,12 +226,20 @@ def _summarised(batches: list[ScoredBatch]) -> Iterator[StepSummary]:
             group_std=None if np.isnan(metrics[GROUP_STD]) else metrics[GROUP_STD],
             metrics=metrics,
             dead={kind: own.count(kind) for kind in DEAD_KINDS},
-            identical_right=sum(kind == IDENTICAL and bool(every) for kind, every in zip(own, all_right[n], strict=True)),
+            identical_right=sum(
+                kind == IDENTICAL and bool(every)
+                for kind, every in zip(own, all_right[n], strict=True)
+            ),
             distinct=len(set(texts)),
-            distinct_in_groups=sum(len(set(texts[start : start + size])) for start in range(0, len(texts), size)) / len(texts),
+            distinct_in_groups=sum(
+                len(set(texts[start : start + size])) for start in range(0, len(texts), size)
+            )
+            / len(texts),
             commonest=commonest[:LONGEST_TEXT],
             commonest_count=commonest_count,
-            commonest_right=sum(bool(own) for text, own in zip(texts, right[n], strict=True) if text == commonest),
+            commonest_right=sum(
+                bool(own) for text, own in zip(texts, right[n], strict=True) if text == commonest
+            ),
             groups=tuple(map(GroupSummary._make, itertools.islice(by_group, MOST_GROUPS))),
             **more,
         )
@@ -165,7 +248,8 @@ def _summarised(batches: list[ScoredBatch]) -> Iterator[StepSummary]:
 def summaries_of(
     run: RunDirectory, last: int | None = None, known: dict[Any, list[StepSummary]] | None = None
 ) -> list[StepSummary]:
-    """A summary of each batch in a run's record, in order; a part that cannot be read is skipped, with a warning that names it.
+    """A summary of each batch in a run's record, in order; a part that cannot be read is skipped,
+    with a warning that names it.
 
     Args:
         last: only this many of the latest; None: all.
@@ -183,7 +267,9 @@ def summaries_of(
         try:
             # A run that is continued writes its steps anew.
             key = file.name, file.stat().st_mtime_ns if file.exists() else 0
-            found[key] = before[key] if key in before else _summaries(read_part(file, manifest, bare=True))
+            found[key] = (
+                before[key] if key in before else _summaries(read_part(file, manifest, bare=True))
+            )
             count += len(found[key])
         except RunError as error:
             warnings.warn(f"{error.value}: skipped", stacklevel=2)
@@ -200,17 +286,33 @@ def _functions(batch: ScoredBatch, alive: np.ndarray) -> list[tuple[FunctionSumm
     low, high = np.where(absent, np.inf, grouped), np.where(absent, -np.inf, grouped)
     varies = (high.max(axis=2) > low.min(axis=2)).sum(axis=1).tolist()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a column without a number has no mean; it becomes None below
-        # Within a group shares do not depend on what the advantages are divided by, so each counts the same.
+        # a column without a number has no mean; it becomes None below
+        warnings.simplefilter("ignore", RuntimeWarning)
+        # Within a group shares do not depend on what the advantages are divided by, so each counts
+        # the same.
         shares = np.nanmean(attribution(batch, "none").shares.reshape(*alive.shape, -1), axis=1)
-        numbers = np.stack([np.nanmean(scores, axis=1), low.min(axis=(1, 2)), high.max(axis=(1, 2)), shares], axis=2)
+        numbers = np.stack(
+            [np.nanmean(scores, axis=1), low.min(axis=(1, 2)), high.max(axis=(1, 2)), shares],
+            axis=2,
+        )
     known = np.where(np.isfinite(numbers), numbers, np.array(None)).tolist()
     found = []
-    for some_alive, *of_batch in zip(np.asarray(alive.any(axis=1)), varies, absent.sum(axis=(1, 2)).tolist(), known, strict=True):
+    for some_alive, *of_batch in zip(
+        np.asarray(alive.any(axis=1)), varies, absent.sum(axis=(1, 2)).tolist(), known, strict=True
+    ):
         own = zip(batch.names, map(float, batch.weights), *of_batch, strict=True)
         found.append(
             tuple(
-                FunctionSummary(name, weight, mean, least, most, differs, share if some_alive else None, unscored)
+                FunctionSummary(
+                    name,
+                    weight,
+                    mean,
+                    least,
+                    most,
+                    differs,
+                    share if some_alive else None,
+                    unscored,
+                )
                 for name, weight, differs, unscored, (mean, least, most, share) in own
             )
         )
@@ -219,8 +321,15 @@ def _functions(batch: ScoredBatch, alive: np.ndarray) -> list[tuple[FunctionSumm
 
 def _correlations(totals: np.ndarray, lengths: np.ndarray, size: int) -> list[float | None]:
     # Of N batches: [N, B].
-    grouped = [values.reshape(len(totals), -1, size) for values in (np.nan_to_num(totals), lengths.astype(np.float64))]
-    reward, length = ((values - values.mean(axis=2, keepdims=True)).reshape(totals.shape) for values in grouped)
+    grouped = [
+        values.reshape(len(totals), -1, size)
+        for values in (np.nan_to_num(totals), lengths.astype(np.float64))
+    ]
+    reward, length = (
+        (values - values.mean(axis=2, keepdims=True)).reshape(totals.shape) for values in grouped
+    )
     scales = (reward**2).sum(axis=1) * (length**2).sum(axis=1)
     both = zip((reward * length).sum(axis=1).tolist(), scales.tolist(), strict=True)
-    return [together / scale**0.5 if 1e-12 < scale < float("inf") else None for together, scale in both]
+    return [
+        together / scale**0.5 if 1e-12 < scale < float("inf") else None for together, scale in both
+    ]

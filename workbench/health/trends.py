@@ -1,8 +1,8 @@
 """Intervals for a run's numbers: shares, differences of shares, slopes.
 
-At 99 % unless they say 95: verdicts are repeated at every step, so one in twenty would soon be wrong. The formulas are
-scipy.stats' (a test compares them); written out, they are three hundred times faster than `binomtest`, as a check at every
-step requires.
+At 99 % unless they say 95: verdicts are repeated at every step, so one in twenty would soon be
+wrong. The formulas are scipy.stats' (a test compares them); written out, they are three hundred
+times faster than `binomtest`, as a check at every step requires.
 """
 
 from __future__ import annotations
@@ -45,26 +45,33 @@ def change_of_share(before: tuple[float, float], after: tuple[float, float]) -> 
 
 
 def paired_difference(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
-    """(mean, low, high) of after - before, [P, G] on the same prompts in the same order, with Student's 95 % t interval.
+    """(mean, low, high) of after - before, [P, G] on the same prompts in the same order, with
+    Student's 95 % t interval.
 
-    Each prompt counts once, with the mean of its completions. ValueError if the prompts differ in number, or there are fewer
-    than 2.
+    Each prompt counts once, with the mean of its completions. ValueError if the prompts differ in
+    number, or there are fewer than 2.
     """
     if len(before) != len(after) or len(before) < 2:
-        raise ValueError(f"{len(before)} and {len(after)} prompts: give the same prompts to both, at least 2")
+        raise ValueError(
+            f"{len(before)} and {len(after)} prompts: give the same prompts to both, at least 2"
+        )
     mean, half = t_interval(after.mean(axis=1) - before.mean(axis=1))
     return mean, mean - half, mean + half
 
 
 def paired_gain(before: np.ndarray, after: np.ndarray) -> Interval:
-    """`paired_difference`, never narrower than what P prompts leave open: 3 / P for something that none of them does."""
+    """`paired_difference`, never narrower than what P prompts leave open: 3 / P for something that
+    none of them does.
+    """
     mean, low, high = paired_difference(before, after)
     least = 3 / len(before)
     return Interval(mean, max(-1.0, min(low, mean - least)), min(1.0, max(high, mean + least)))
 
 
 def paired_trend(measured: np.ndarray) -> Interval:
-    """What P prompts gained from the first of M measurements [M, P] to the last, by least squares; as wide as `paired_gain`."""
+    """What P prompts gained from the first of M measurements [M, P] to the last, by least squares;
+    as wide as `paired_gain`.
+    """
     count, prompts = measured.shape
     places = np.arange(count) - (count - 1) / 2
     gained = places @ measured / (places**2).sum() * (count - 1)
@@ -73,7 +80,9 @@ def paired_trend(measured: np.ndarray) -> Interval:
 
 def t_interval(values: np.ndarray) -> tuple[float, float]:
     """(mean, half the width of its 95 % t interval)."""
-    return float(values.mean()), t_value(len(values)) * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return float(values.mean()), t_value(len(values)) * float(values.std(ddof=1)) / math.sqrt(
+        len(values)
+    )
 
 
 def t_value(count: int) -> float:
@@ -84,7 +93,9 @@ def t_value(count: int) -> float:
 
 
 def slope(values: Sequence[float]) -> Interval:
-    """Change from one value to the next, by least squares; without bounds where there are fewer than three values."""
+    """Change from one value to the next, by least squares; without bounds where there are fewer
+    than three values.
+    """
     from scipy.special import stdtrit
 
     count = len(values)
@@ -94,14 +105,18 @@ def slope(values: Sequence[float]) -> Interval:
     spread = float((places**2).sum())
     value = float((places * numbers).sum()) / spread
     left = numbers - numbers.mean() - value * places
-    half = float(stdtrit(count - 2.0, 0.995)) * math.sqrt(float((left**2).sum()) / (count - 2) / spread)
+    half = float(stdtrit(count - 2.0, 0.995)) * math.sqrt(
+        float((left**2).sum()) / (count - 2) / spread
+    )
     return Interval(value, value - half, value + half)
 
 
 def steps_to_tell(values: Sequence[float], rise: float) -> int | None:
-    """Number of steps until a total rise of `rise` stands out from the noise of these values; None: no rise.
+    """Number of steps until a total rise of `rise` stands out from the noise of these values; None:
+    no rise.
 
-    The half-width of a slope over n values is about t * noise * sqrt(12 / n^3), and that slope times n is the rise.
+    The half-width of a slope over n values is about t * noise * sqrt(12 / n^3), and that slope
+    times n is the rise.
     """
     trend = slope(values)
     count = len(values)

@@ -24,8 +24,8 @@ WINDOW = 20  # batches that describe the current state
 LONG_WINDOW = 100  # batches over which a trend is looked for
 MOST_PROMPTS = 8  # ids that a verdict names
 
-# The issues in the order of their verdicts, in words that go both before what is wrong and after "no sign of". The keys, which
-# are their rules' names, are for scripts.
+# The issues in the order of their verdicts, in words that go both before what is wrong and after
+# "no sign of". The keys, which are their rules' names, are for scripts.
 NAMES = {
     "non_finite": "NaN or infinite values",
     "zero_gradient": "vanishing gradients",
@@ -50,7 +50,8 @@ NAMES = {
 class Verdict:
     """One thing that can go wrong, and whether it has.
 
-    "alarm" means stop and look, "note" is worth knowing; "skipped" has in `evidence` the key `missing`, or what it `needs`.
+    "alarm" means stop and look, "note" is worth knowing; "skipped" has in `evidence` the key
+    `missing`, or what it `needs`.
     """
 
     name: str  # the issue, a word for scripts
@@ -65,7 +66,9 @@ class Verdict:
     remedy: str = ""  # what to do
 
     def __str__(self) -> str:
-        return f"{self.state}: {self.title}: {self.line}" + (f"\n  -> {self.remedy}" if self.remedy else "")
+        return f"{self.state}: {self.title}: {self.line}" + (
+            f"\n  -> {self.remedy}" if self.remedy else ""
+        )
 
     @property
     def title(self) -> str:
@@ -80,15 +83,19 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A run's requested settings, as far as verdicts need them. None: not known, as with a trainer that has no recipe."""
+    """A run's requested settings, as far as verdicts need them. None: not known, as with a trainer
+    that has no recipe.
+    """
 
-    best: dict[str, float | None] = field(default_factory=dict)  # by reward function: its declared maximum
+    # by reward function: its declared maximum
+    best: dict[str, float | None] = field(default_factory=dict)
     max_completion_length: int | None = None  # tokens
     beta: float | None = None
     learning_rate: float | None = None
     temperature: float | None = None
     right_by: str | None = None
-    unstated_right: str = ""  # what right means where nobody has said it, as `run.rollouts.unstated_right` has it
+    # what right means where nobody has said it, as `run.rollouts.unstated_right` has it
+    unstated_right: str = ""
     format_by: str | None = None
     total_steps: int | None = None
     fp16: bool = False
@@ -99,17 +106,20 @@ class RunConfig:
 
     @classmethod
     def of(cls, settings: Fields, **more: object) -> RunConfig:
-        """From GRPOConfig's names: those of `settings` that verdicts need, and `more` of the fields."""
+        """From GRPOConfig's names: those of `settings` that verdicts need, and `more` of the
+        fields.
+        """
         asked = ("max_completion_length", "beta", "learning_rate", "temperature")
         known: Fields = {name: settings.get(name) for name in asked}
         return cls(**known, settings=settings, **more)
 
 
 class ExaminedRun:
-    """One run as it is examined: the batches of its latest stage, the metrics of the same steps, and its configuration.
+    """One run as it is examined: the batches of its latest stage, the metrics of the same steps,
+    and its configuration.
 
-    `held_out` is as `run.held_out` reads it. A new stage has other prompts, rewards or settings, so nothing is compared across
-    its beginning.
+    `held_out` is as `run.held_out` reads it. A new stage has other prompts, rewards or settings, so
+    nothing is compared across its beginning.
     """
 
     def __init__(
@@ -126,17 +136,22 @@ class ExaminedRun:
             begin -= 1
         self.batches = self.everything[begin:]
         self.recent = self.batches[-WINDOW:]
-        # Rows before the stage's first batch belong to another stage; without any batch there is one stage only.
+        # Rows before the stage's first batch belong to another stage; without any batch there is
+        # one stage only.
         first = self.batches[0].step if begin else -math.inf
         self.rows = [row for row in self.all_rows if (row.get("step") or 0) >= first]
 
     def numbers(self, key: str) -> list[tuple[int, float]]:
         """(step, value) of a metric, where it is a finite number."""
-        return [(row.get("step") or 0, float(row[key])) for row in self.rows if is_finite(row.get(key))]
+        return [
+            (row.get("step") or 0, float(row[key])) for row in self.rows if is_finite(row.get(key))
+        ]
 
     @cached_property
     def kl(self) -> list[tuple[int, float]]:
-        """(step, KL) where it was measured: with beta = 0 a trainer may log a 0.0 that nobody measured."""
+        """(step, KL) where it was measured: with beta = 0 a trainer may log a 0.0 that nobody
+        measured.
+        """
         values = self.numbers(KL)
         return values if self.config.beta != 0 or any(value for _, value in values) else []
 
@@ -147,7 +162,12 @@ class ExaminedRun:
 
     def history(self, function: str) -> list[tuple[StepSummary, FunctionSummary]]:
         """Every batch that a function scored, with its numbers."""
-        return [(batch, own) for batch in self.batches for own in batch.functions if own.name == function]
+        return [
+            (batch, own)
+            for batch in self.batches
+            for own in batch.functions
+            if own.name == function
+        ]
 
     @cached_property
     def rewards(self) -> list[float]:
@@ -155,10 +175,16 @@ class ExaminedRun:
         return self.rewards_of(self.batches[-LONG_WINDOW:])
 
     def rewards_of(self, batches: Sequence[StepSummary]) -> list[float]:
-        """Mean reward of each batch under the latest weights, so that a change of weights does not look like a trend."""
+        """Mean reward of each batch under the latest weights, so that a change of weights does not
+        look like a trend.
+        """
         weights = {function.name: function.weight for function in self.functions}
         return [
-            sum(weights[own.name] * own.mean for own in batch.functions if own.name in weights and own.mean is not None)
+            sum(
+                weights[own.name] * own.mean
+                for own in batch.functions
+                if own.name in weights and own.mean is not None
+            )
             for batch in batches
         ]
 
@@ -169,30 +195,48 @@ class ExaminedRun:
 
     @property
     def helps_to_begin(self) -> str:
-        """The remedy for a policy that is right in fewer than one of 50 completions, if the rewards can pay; empty for others."""
-        if self.config.attached or 50 * self.total("right", self.batches) >= self.total("completions", self.batches):
+        """The remedy for a policy that is right in fewer than one of 50 completions, if the rewards
+        can pay; empty for others.
+        """
+        if self.config.attached or 50 * self.total("right", self.batches) >= self.total(
+            "completions", self.batches
+        ):
             return ""
         if self.config.warm_start:
-            return "; its warm start was too small: take more samples, more epochs or a higher learning_rate there"
-        return "; if the rewards can pay, `warm_start: 32` in the recipe, which trains on rare right completions first"
+            return (
+                "; its warm start was too small: take more samples, more epochs or a higher"
+                " learning_rate there"
+            )
+        return (
+            "; if the rewards can pay, `warm_start: 32` in the recipe, which trains on rare right"
+            " completions first"
+        )
 
     def ends(self) -> tuple[list[StepSummary], list[StepSummary]]:
-        """The first and the last batches of the stage, a quarter each, at least 3 and at most 10."""
+        """The first and the last batches of the stage, a quarter each, at least 3 and at most
+        10.
+        """
         count = min(10, max(3, len(self.batches) // 4))
         return self.batches[:count], self.batches[-count:]
 
     def rise(self, of: str) -> tuple[float, float, Interval]:
-        """Share of the completions that are `of` this kind: (in the first batches, in the last ones, how much it rose)."""
+        """Share of the completions that are `of` this kind: (in the first batches, in the last
+        ones, how much it rose).
+        """
         first, last = (counts(batches, of) for batches in self.ends())
         end, risen = share(*last).value, change_of_share(first, last)
         return end - risen.value, end, risen
 
     def total(self, of: str, batches: Sequence[StepSummary] | None = None) -> int:
         """Sum of one count over some batches; None: the recent ones."""
-        return sum(getattr(batch, of) or 0 for batch in (self.recent if batches is None else batches))
+        return sum(
+            getattr(batch, of) or 0 for batch in (self.recent if batches is None else batches)
+        )
 
     def dead_kinds(self, batches: Sequence[StepSummary] | None = None) -> Counter[str]:
-        """Dead groups by kind. Identical texts that are right count as all right: late in a run that is how success looks."""
+        """Dead groups by kind. Identical texts that are right count as all right: late in a run
+        that is how success looks.
+        """
         kinds = Counter(dict.fromkeys(DEAD_KINDS, 0))
         for batch in self.recent if batches is None else batches:
             kinds.update(batch.dead)
@@ -200,10 +244,19 @@ class ExaminedRun:
             kinds[ALL_RIGHT] += batch.identical_right
         return kinds
 
-    def prompts(self, wanted: Callable[[GroupSummary], Any], batches: Sequence[StepSummary] | None = None) -> tuple[str, ...]:
-        """Ids of the prompts whose groups are `wanted`, latest first, each once, at most `MOST_PROMPTS`."""
+    def prompts(
+        self, wanted: Callable[[GroupSummary], Any], batches: Sequence[StepSummary] | None = None
+    ) -> tuple[str, ...]:
+        """Ids of the prompts whose groups are `wanted`, latest first, each once, at most
+        `MOST_PROMPTS`.
+        """
         latest_first = reversed(self.recent if batches is None else batches)
-        ids = (group.prompt_id for batch in latest_first for group in batch.groups if group.prompt_id and wanted(group))
+        ids = (
+            group.prompt_id
+            for batch in latest_first
+            for group in batch.groups
+            if group.prompt_id and wanted(group)
+        )
         return tuple(dict.fromkeys(ids))[:MOST_PROMPTS]
 
     def verdict(
@@ -217,35 +270,47 @@ class ExaminedRun:
         over: Sequence[StepSummary] | tuple[int | None, int | None] | None = None,
         **more: object,
     ) -> Verdict:
-        """A verdict of the calling rule, `over` some batches or from a first to a last step; None: the recent batches.
+        """A verdict of the calling rule, `over` some batches or from a first to a last step; None:
+        the recent batches.
 
         A verdict of ok has neither cause nor remedy. `more`: `prompts`, `function`.
         """
         over = self.recent if over is None else over
-        steps: Any = over if isinstance(over, tuple) else (over[0].step, over[-1].step) if over else ()
+        steps: Any = (
+            over if isinstance(over, tuple) else (over[0].step, over[-1].step) if over else ()
+        )
         why = {} if state == OK else {"cause": cause, "remedy": remedy}
         line = qualified(line, self.config.unstated_right)
         return Verdict("", state, line, evidence, *steps, **why, **more)
 
     def too_few(self, batches: int = 3, groups: int = 16, completions: int = 0) -> Verdict | None:
-        """A skipped verdict where the window holds less than is needed; None where it holds enough."""
+        """A skipped verdict where the window holds less than is needed; None where it holds
+        enough.
+        """
         if not self.batches:
             return not_examined("rollouts", "no batch was recorded")
         has = (len(self.batches), self.total("group_count"), self.total("completions"))
-        wanted = zip((batches, groups, completions), has, ("batches", "groups", "completions"), strict=True)
+        wanted = zip(
+            (batches, groups, completions), has, ("batches", "groups", "completions"), strict=True
+        )
         return next((early(*each) for each in wanted if each[1] < each[0]), None)
 
 
 def rule(batches: int = 3, groups: int = 16, completions: int = 0) -> Function:
     """Makes a function of an `ExaminedRun` a rule: its verdicts carry its name.
 
-    They wait until the view holds this many batches, groups and completions; 0 batches: the function checks for itself.
+    They wait until the view holds this many batches, groups and completions; 0 batches: the
+    function checks for itself.
     """
 
-    def made(looks: Callable[[ExaminedRun], Verdict | list[Verdict]]) -> Callable[[ExaminedRun], list[Verdict]]:
+    def made(
+        looks: Callable[[ExaminedRun], Verdict | list[Verdict]],
+    ) -> Callable[[ExaminedRun], list[Verdict]]:
         @functools.wraps(looks)
         def examine(view: ExaminedRun) -> list[Verdict]:
-            verdicts = (view.too_few(batches, groups, completions) if batches else None) or looks(view)
+            verdicts = (view.too_few(batches, groups, completions) if batches else None) or looks(
+                view
+            )
             if not isinstance(verdicts, list):
                 verdicts = [verdicts]
             return [dataclasses.replace(verdict, name=examine.__name__) for verdict in verdicts]
@@ -262,7 +327,12 @@ def not_examined(key: str, why: str) -> Verdict:
 
 def early(needs: int, has: int, of: str, what: str = "") -> Verdict:
     """A verdict that has to wait for more."""
-    return Verdict("", SKIPPED, f"too early to say: {has} of {needs} {what or of}", {"needs": needs, "has": has, "of": of})
+    return Verdict(
+        "",
+        SKIPPED,
+        f"too early to say: {has} of {needs} {what or of}",
+        {"needs": needs, "has": has, "of": of},
+    )
 
 
 def is_finite(value: object) -> bool:
@@ -272,4 +342,6 @@ def is_finite(value: object) -> bool:
 
 def counts(batches: Sequence[StepSummary], of: str) -> tuple[int, int]:
     """(completions that are `of` this kind, completions) in some batches."""
-    return sum(getattr(batch, of) or 0 for batch in batches), sum(batch.completions for batch in batches)
+    return sum(getattr(batch, of) or 0 for batch in batches), sum(
+        batch.completions for batch in batches
+    )

@@ -1,6 +1,7 @@
 """04: what the run gained, and how it got there.
 
-Every view of a run is here by its name, `workbench.inspection.regressions`, and is imported when it is first used.
+Every view of a run is here by its name, `workbench.inspection.regressions`, and is imported when it
+is first used.
 """
 
 import importlib

@@ -1,4 +1,6 @@
-"""A page of the rollout record: filtered by an expression, sorted by any column, read by DuckDB however long the record."""
+"""A page of the rollout record: filtered by an expression, sorted by any column, read by DuckDB
+however long the record.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,27 @@ from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import prompt_of, query
 
 PAGE = 20  # completions
-EXAMPLES = "step > 100, total < 0, not \"right\", finish_reason = 'length', completion like '%sorry%', dead, error is not null"
+EXAMPLES = (
+    "step > 100, total < 0, not \"right\", finish_reason = 'length', completion like '%sorry%',"
+    " dead, error is not null"
+)
 
 
-def browse(run: RunDirectory, where: str = "", sort: str = "", page: int = 0, size: int = PAGE) -> Listing:
-    """One page of a run's completions, filtered and sorted; only that page is read, however long the record.
+def browse(
+    run: RunDirectory, where: str = "", sort: str = "", page: int = 0, size: int = PAGE
+) -> Listing:
+    """One page of a run's completions, filtered and sorted; only that page is read, however long
+    the record.
 
     >>> found = wb.inspection.browse(wb.open_run(), where='"right" and step = 1', sort="total desc")
     >>> bool((found.frame["total"].diff().dropna() <= 0).all())
     True
 
     Args:
-        where: an expression in DuckDB's SQL over the record's columns, such as `total < 0 and finish_reason = 'length'`; a
-            score is `"score.correctness_reward"`. `prompt` is what it asks, as shown; `dead` is true in groups without spread,
-            `error` holds what functions raised.
+        where: an expression in DuckDB's SQL over the record's columns, such as `total < 0 and
+            finish_reason = 'length'`; a score is `"score.correctness_reward"`. `prompt` is what it
+            asks, as shown; `dead` is true in groups without spread, `error` holds what functions
+            raised.
         sort: a column or an expression, with `desc` for the largest first; empty: as recorded.
         page: counted from 0.
 
@@ -37,32 +46,58 @@ def browse(run: RunDirectory, where: str = "", sort: str = "", page: int = 0, si
     there = list(query(run.rollouts, "select * from rollouts limit 0").columns)
     scores = [name for name in there if name.startswith("score.")]
     errors = ", ".join(_quoted(name) for name in there if name.startswith("error.")) or "null"
-    # What a prompt asks, as a page shows it, is what a filter means by it; a column that is not asked for costs nothing.
+    # What a prompt asks, as a page shows it, is what a filter means by it; a column that is not
+    # asked for costs nothing.
     asks = (
-        "coalesce(json_extract_string(case when prompt like '[{%' then try_cast(prompt as json) end, '$[#-1].content'), prompt)"
+        "coalesce(json_extract_string(case when prompt like '[{%' then try_cast(prompt as json)"
+        " end, '$[#-1].content'), prompt)"
     )
     made = (
-        f"prompt as recorded_prompt, coalesce(group_std, 0) < {NO_SPREAD} as dead, nullif(concat_ws('; ', {errors}), '') as error"
+        f"prompt as recorded_prompt, coalesce(group_std, 0) < {NO_SPREAD} as dead,"
+        f" nullif(concat_ws('; ', {errors}), '') as error"
     )
-    shown = ["step", '"group"', "generation", "total", "advantage", *map(_quoted, scores), "length_tokens", "finish_reason"]
+    shown = [
+        "step",
+        '"group"',
+        "generation",
+        "total",
+        "advantage",
+        *map(_quoted, scores),
+        "length_tokens",
+        "finish_reason",
+    ]
     made = f"(select * replace ({asks} as prompt), {made} from rollouts)"
     sql = f"select {', '.join(shown)}, recorded_prompt as prompt, completion from {made}"
-    sql += f" where ({where})" * bool(where.strip()) + f' order by {sort}, step, "group", generation' * bool(sort.strip())
+    sql += f" where ({where})" * bool(
+        where.strip()
+    ) + f' order by {sort}, step, "group", generation' * bool(sort.strip())
     sql += f" limit {int(size) + 1} offset {int(page) * int(size)}"
     try:
         if len(duckdb.extract_statements(sql)) != 1:
             raise duckdb.ParserException("more than one statement")
         frame = query(run.rollouts, sql)
     except duckdb.Error as error:
-        said = [line for line in str(error).splitlines() if line and not line.startswith(("LINE", " "))]
+        said = [
+            line for line in str(error).splitlines() if line and not line.startswith(("LINE", " "))
+        ]
         value = f"{' sorted by '.join(filter(None, (where, sort)))}: {' '.join(said)}"
-        columns = [name if name.isidentifier() and name not in ("group", "right") else _quoted(name) for name in there]
-        rule = f"filter and order are expressions over the record's columns: {', '.join(columns)}, dead, error"
+        columns = [
+            name if name.isidentifier() and name not in ("group", "right") else _quoted(name)
+            for name in there
+        ]
+        rule = (
+            f"filter and order are expressions over the record's columns: {', '.join(columns)},"
+            " dead, error"
+        )
         raise RunError(value, rule=rule, remedy=f"for example: {EXAMPLES}") from None
     more, frame = len(frame) > size, frame.head(size)
     frame["prompt"] = [question(prompt_of(own)) for own in frame["prompt"]]
     first = page * size
-    verdict = f"completions {first + 1:,} to {first + len(frame):,}" if len(frame) else f"no {'more ' * bool(page)}completions"
+    verdict = (
+        f"completions {first + 1:,} to {first + len(frame):,}"
+        if len(frame)
+        else f"no {'more ' * bool(page)}completions"
+    )
     verdict += f" where {where}" * bool(where.strip()) + f", sorted by {sort}" * bool(sort.strip())
     return Listing(verdict + "; there are more" * more, frame, {"more": more, "page": page})
 

@@ -16,11 +16,15 @@ SHOWN = 12  # rows in a cell
 
 
 def frame_of(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> pandas.DataFrame:
-    """Rows as a frame. A lone surrogate in a text, legal in Python, is escaped: no column of texts could hold it."""
+    """Rows as a frame. A lone surrogate in a text, legal in Python, is escaped: no column of texts
+    could hold it.
+    """
     import pandas
 
     def held(value: object) -> Any:
-        return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+        return (
+            value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+        )
 
     return pandas.DataFrame([[held(value) for value in row] for row in rows], columns=list(columns))
 
@@ -32,7 +36,8 @@ class Listing:
     verdict: str  # in a line or a few
     frame: pandas.DataFrame
     numbers: Fields = field(default_factory=dict)  # the verdict's, for scripts
-    spread: bool = False  # a cell shows rows spread over the table, the last one among them, and not its first
+    # a cell shows rows spread over the table, the last one among them, and not its first
+    spread: bool = False
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -42,7 +47,10 @@ class Listing:
         """The rows that a cell shows."""
         if not self.spread:
             return self.frame.head(SHOWN)
-        return self.frame.iloc[sorted({*range(0, len(self), max(1, len(self) // 6)), len(self) - 1})]  # six, or a few more
+        # six, or a few more
+        return self.frame.iloc[
+            sorted({*range(0, len(self), max(1, len(self) // 6)), len(self) - 1})
+        ]
 
     @property
     def left_out(self) -> str:
@@ -51,7 +59,11 @@ class Listing:
         return f"and {more:,} more rows, in `.frame`" if more else ""
 
     def __str__(self) -> str:
-        some = self.some.to_string(index=False, float_format="%.3g", max_colwidth=60) if len(self) else ""
+        some = (
+            self.some.to_string(index=False, float_format="%.3g", max_colwidth=60)
+            if len(self)
+            else ""
+        )
         return "\n".join(filter(None, [printable(self.verdict), printable(some), self.left_out]))
 
     __repr__ = __str__

@@ -10,7 +10,8 @@ from workbench.run.rollouts import KEY, prompt_of, qualified, query, unstated_ri
 
 
 def through_time(run: RunDirectory, prompt: str) -> Listing:
-    """Every group that a prompt was drawn for, in order: its rewards, how many were right, and its best completion.
+    """Every group that a prompt was drawn for, in order: its rewards, how many were right, and its
+    best completion.
 
     >>> asked = wb.inspection.never_mixed(wb.open_run(), least=1).frame["prompt"]
     >>> # wb.inspection.through_time(wb.open_run(), asked[0])
@@ -25,27 +26,46 @@ def through_time(run: RunDirectory, prompt: str) -> Listing:
         RunError: if no prompt on record fits, or several do.
     """
     needs(run, RunDirectory)
-    found = query(run.rollouts, f"select {KEY} as key, any_value(prompt) as prompt from rollouts group by key")
+    found = query(
+        run.rollouts, f"select {KEY} as key, any_value(prompt) as prompt from rollouts group by key"
+    )
     prompt = str(prompt)
     fits = found[found["key"] == prompt]
     if fits.empty:
         fits = found[[prompt in question(prompt_of(own)) for own in found["prompt"]]]
     if len(fits) != 1:
         some = ", ".join(repr(question(prompt_of(own))) for own in fits["prompt"][:3])
-        value = f"{prompt!r}: {len(fits)} prompts on record fit" + (f": {some}, ..." if some else "")
-        raise RunError(value, rule="one prompt is followed", remedy="give its prompt_id, or more of its words")
+        value = f"{prompt!r}: {len(fits)} prompts on record fit" + (
+            f": {some}, ..." if some else ""
+        )
+        raise RunError(
+            value, rule="one prompt is followed", remedy="give its prompt_id, or more of its words"
+        )
     key = fits["key"].iloc[0]
     columns = """step, list(nullif(total, 'nan') order by total desc) as rewards,
         cast(sum(cast("right" as int)) as int) as right, cast(count(*) as int) as "of",
         avg(length_tokens) as length_tokens, arg_max(completion, total) as best"""
     ours = f"""{KEY} = '{key.replace("'", "''")}'"""
-    frame = query(run.rollouts, f'select {columns} from rollouts where {ours} group by step, "group" order by step, "group"')
-    frame["rewards"] = [" ".join("-" if own is None else f"{own:.3g}" for own in each) for each in frame["rewards"]]
+    frame = query(
+        run.rollouts,
+        f'select {columns} from rollouts where {ours} group by step, "group" order by step,'
+        ' "group"',
+    )
+    frame["rewards"] = [
+        " ".join("-" if own is None else f"{own:.3g}" for own in each) for each in frame["rewards"]
+    ]
     solved = frame[frame["right"] == frame["of"]]["step"]
     when = f"all right first at step {solved.iloc[0]}" if len(solved) else "never all right"
-    verdict = f"{question(prompt_of(fits['prompt'].iloc[0]))}: drawn {len(frame)} times, right {_shares(frame)}; {when}"
+    verdict = (
+        f"{question(prompt_of(fits['prompt'].iloc[0]))}: drawn {len(frame)} times, right"
+        f" {_shares(frame)}; {when}"
+    )
     verdict = qualified(verdict, unstated_right(run.manifest()))
-    return Listing(verdict, frame, {"prompt_id": key, "solved_at": int(solved.iloc[0]) if len(solved) else None})
+    return Listing(
+        verdict,
+        frame,
+        {"prompt_id": key, "solved_at": int(solved.iloc[0]) if len(solved) else None},
+    )
 
 
 def _shares(frame) -> str:
@@ -54,26 +74,30 @@ def _shares(frame) -> str:
 
 
 def never_mixed(run: RunDirectory, least: int | None = None) -> Listing:
-    """Prompts whose groups never held both right and wrong completions: too hard (never right), or too easy (always right).
+    """Prompts whose groups never held both right and wrong completions: too hard (never right), or
+    too easy (always right).
 
     >>> wb.inspection.never_mixed(wb.open_run()).numbers.keys()
     dict_keys(['prompts', 'often', 'never_right', 'always_right', 'now_right'])
 
-    A prompt that was all wrong and later all right was learnt from others: it is counted as `now_right`, and not listed.
+    A prompt that was all wrong and later all right was learnt from others: it is counted as
+    `now_right`, and not listed.
 
     Args:
         least: groups that a prompt must have had; None: 2, or 1 where no prompt had more.
 
     Returns:
-        `frame`, the most often drawn first, and among them the hard ones: prompt, kind ("never right", "always right" or "no
-        longer right"), groups, reward (mean), example, prompt_id.
+        `frame`, the most often drawn first, and among them the hard ones: prompt, kind ("never
+        right", "always right" or "no longer right"), groups, reward (mean), example, prompt_id.
     """
     needs(run, RunDirectory)
-    drawn = f'select {KEY} as key, count(distinct (step, "group")) as groups from rollouts group by 1'
+    drawn = (
+        f'select {KEY} as key, count(distinct (step, "group")) as groups from rollouts group by 1'
+    )
     times = query(run.rollouts, drawn)["groups"]
     least = least or (2 if (times > 1).any() else 1)
     groups = f"""select {KEY} as key, step, "group", any_value(prompt) as prompt, avg(cast("right" as double)) as share,
-        avg(total) as reward, arg_max(completion, total) as example from rollouts group by key, step, "group" """
+        avg(total) as reward, arg_max(completion, total) as example from rollouts group by key, step, "group" """  # noqa: E501
     frame = query(
         run.rollouts,
         f"""select any_value(prompt) as prompt,
@@ -82,18 +106,38 @@ def never_mixed(run: RunDirectory, least: int | None = None) -> Listing:
         when arg_max(share, step) = 1 then 'now right'
         else 'no longer right' end as kind, count(*) as groups, avg(reward) as reward, any_value(example) as example, key
         from ({groups}) group by key having bool_and(share in (0, 1)) and count(*) >= {int(least)}
-        order by groups desc, kind = 'never right' desc, key""",
+        order by groups desc, kind = 'never right' desc, key""",  # noqa: E501
     )
     drawn, often = len(times), int((times >= least).sum())
     frame["prompt"] = [question(prompt_of(own)) for own in frame["prompt"]]
-    kinds = {f"{kind}_right": int((frame["kind"] == f"{kind} right").sum()) for kind in ("never", "always", "now")}
+    kinds = {
+        f"{kind}_right": int((frame["kind"] == f"{kind} right").sum())
+        for kind in ("never", "always", "now")
+    }
     listed = frame[frame["kind"] != "now right"].reset_index(drop=True)
-    told = f"{kinds['never_right']} never right (too hard), {kinds['always_right']} always right (too easy)"
-    how = f"{least} times or more" if least > 1 else "once or more" if (times > 1).any() else "once each"
-    verdict = f"of {often} prompts drawn {how}, {len(listed)} never had right and wrong in one group: {told}"
+    told = (
+        f"{kinds['never_right']} never right (too hard), {kinds['always_right']} always right (too"
+        " easy)"
+    )
+    how = (
+        f"{least} times or more"
+        if least > 1
+        else "once or more"
+        if (times > 1).any()
+        else "once each"
+    )
+    verdict = (
+        f"of {often} prompts drawn {how}, {len(listed)} never had right and wrong in one group:"
+        f" {told}"
+    )
     if not often:
-        verdict = f"none of the {drawn} prompts was drawn {least} times or more; more epochs, or a lower least, would tell"
+        verdict = (
+            f"none of the {drawn} prompts was drawn {least} times or more; more epochs, or a lower"
+            " least, would tell"
+        )
     verdict = qualified(verdict, unstated_right(run.manifest()))
     return Listing(
-        verdict, listed.drop(columns="key").assign(prompt_id=listed["key"]), {"prompts": drawn, "often": often, **kinds}
+        verdict,
+        listed.drop(columns="key").assign(prompt_id=listed["key"]),
+        {"prompts": drawn, "often": often, **kinds},
     )

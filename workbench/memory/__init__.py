@@ -1,9 +1,20 @@
-"""Will it fit: GPU memory from a recipe alone, what one step measured, and what helps when it does not fit."""
+"""Will it fit: GPU memory from a recipe alone, what one step measured, and what helps when it does
+not fit.
+"""
 
-from workbench.memory.advice import OutOfMemory, Trained, choose_checkpointing, explain_oom, hints, idle_checkpointing, is_oom
+from workbench.memory.advice import (
+    OutOfMemory,
+    Trained,
+    choose_checkpointing,
+    explain_oom,
+    hints,
+    idle_checkpointing,
+    is_oom,
+)
 from workbench.memory.estimate import UNCALIBRATED, MemoryEstimate, card, estimate, measured_peak
 
 __all__ = [
-    "UNCALIBRATED", "MemoryEstimate", "OutOfMemory", "Trained", "card", "choose_checkpointing", "estimate", "explain_oom",
+    "UNCALIBRATED", "MemoryEstimate", "OutOfMemory", "Trained", "card", "choose_checkpointing",
+    "estimate", "explain_oom",
     "hints", "idle_checkpointing", "is_oom", "measured_peak",
 ]  # fmt: skip

@@ -1,12 +1,15 @@
-"""Will it fit? GPU memory of a recipe, estimated from its configuration alone, before anything is loaded.
+"""Will it fit? GPU memory of a recipe, estimated from its configuration alone, before anything is
+loaded.
 
-A step has two phases. Generation holds the keys and values of the whole generation batch; training holds activations,
-log-probabilities and gradients of one `per_device_train_batch_size`. Weights, LoRA and optimiser are there in both, so
-the peak is the larger of the two, not their sum. (Scoring the reference, between them and without gradients, never decides.)
+A step has two phases. Generation holds the keys and values of the whole generation batch; training
+holds activations, log-probabilities and gradients of one `per_device_train_batch_size`. Weights,
+LoRA and optimiser are there in both, so the peak is the larger of the two, not their sum. (Scoring
+the reference, between them and without gradients, never decides.)
 
-Counted exactly: weights, LoRA, its gradients, the optimiser's states, keys and values. The rest (activations,
-log-probabilities, scratch, the CUDA context, what the allocator cannot use) is an estimate with one range for all of it, and
-**has been compared with no GPU yet**: a run's manifest keeps what its first step measured beside it. GB is 10^9 bytes.
+Counted exactly: weights, LoRA, its gradients, the optimiser's states, keys and values. The rest
+(activations, log-probabilities, scratch, the CUDA context, what the allocator cannot use) is an
+estimate with one range for all of it, and **has been compared with no GPU yet**: a run's manifest
+keeps what its first step measured beside it. GB is 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +19,19 @@ import sys
 from collections.abc import Sequence
 
 from workbench.kinds import Fields
-from workbench.memory.parts import PHASES, Inputs, Part, Phase, Span, add, generation, in_gb, overhead, static_parts, training
+from workbench.memory.parts import (
+    PHASES,
+    Inputs,
+    Part,
+    Phase,
+    Span,
+    add,
+    generation,
+    in_gb,
+    overhead,
+    static_parts,
+    training,
+)
 from workbench.memory.shapes import ModelShape, shape_of
 from workbench.recipe import Recipe
 
@@ -26,7 +41,8 @@ UNCALIBRATED = "what is not counted exactly is not calibrated against any GPU ye
 class MemoryEstimate:
     """What a recipe needs, by part and phase, against the card.
 
-    `peak_phase` decides. `fits` is None where the two ends of the `peak` do not agree, or no card is known.
+    `peak_phase` decides. `fits` is None where the two ends of the `peak` do not agree, or no card
+    is known.
     """
 
     def __init__(self, inputs: Inputs, parts: Sequence[Part]) -> None:
@@ -36,7 +52,9 @@ class MemoryEstimate:
         self.vram_bytes = inputs.vram_bytes  # of the card; None: not known
         self.peak_phase: Phase = max(PHASES, key=lambda phase: self.total(phase).bytes)
         self.peak = Span(*map(max, zip(*map(self.total, PHASES), strict=True)))
-        certain = self.vram_bytes is not None and not self.peak.low <= self.vram_bytes < self.peak.high
+        certain = (
+            self.vram_bytes is not None and not self.peak.low <= self.vram_bytes < self.peak.high
+        )
         self.fits: bool | None = self.peak.high <= self.vram_bytes if certain else None
 
     def of(self, phase: Phase) -> list[Part]:
@@ -63,7 +81,10 @@ class MemoryEstimate:
         return {
             "policy": self.shape.name,
             "parameters": self.shape.parameters,
-            **{name: getattr(self, name) for name in ("verdict", "fits", "vram_bytes", "peak_phase")},
+            **{
+                name: getattr(self, name)
+                for name in ("verdict", "fits", "vram_bytes", "peak_phase")
+            },
             "phases": {phase: self.total(phase)._asdict() for phase in PHASES},
             "parts": [dataclasses.asdict(part) for part in self.parts],
             "sequences": inputs.sequences,
@@ -73,12 +94,19 @@ class MemoryEstimate:
         }
 
     def __str__(self) -> str:
-        kernels = "Unsloth's kernels" if self.inputs.kernels == "unsloth" else "PyTorch's operations"
+        kernels = (
+            "Unsloth's kernels" if self.inputs.kernels == "unsloth" else "PyTorch's operations"
+        )
         lines = [f"{self.shape.name} ({kernels}): {self.verdict}"]
         width = max(len(part.name) for part in self.parts)
         for part in self.parts:
-            mark, ends = (" ", "exact") if part.exact else ("~", f"{in_gb(part.low)} to {in_gb(part.high)}")
-            lines.append(f"  {mark}{in_gb(part.bytes).rjust(9)}  {part.name.ljust(width)}  {part.phase}, {ends}")
+            mark, ends = (
+                (" ", "exact") if part.exact else ("~", f"{in_gb(part.low)} to {in_gb(part.high)}")
+            )
+            lines.append(
+                f"  {mark}{in_gb(part.bytes).rjust(9)}  {part.name.ljust(width)}  {part.phase},"
+                f" {ends}"
+            )
         lines += [f"  {phase}: {self.total(phase)}" for phase in PHASES]
         return "\n".join([*lines, f"  ~ {UNCALIBRATED}"])
 
@@ -92,18 +120,22 @@ def estimate(
     vram_gb: float | None = None,
     device: str = "cuda",
 ) -> MemoryEstimate:
-    """Memory that a recipe needs on one device, by part and phase; not calibrated against any GPU yet.
+    """Memory that a recipe needs on one device, by part and phase; not calibrated against any GPU
+    yet.
 
     Args:
         settings: what GRPOConfig is built from (of a stage: with the stage's own over it).
         shape: the policy's; None: read from its config.json, which may need the hub.
-        longest_prompt_tokens: of the task; None: `max_prompt_length`, or else all that `max_seq_length` leaves.
+        longest_prompt_tokens: of the task; None: `max_prompt_length`, or else all that
+            `max_seq_length` leaves.
         vram_gb: of the card, in 10^9 bytes (`card()` knows that of this machine); None: no verdict.
         device: "cuda", or "cpu", where Unsloth's kernels do not run and no CUDA context is needed.
 
     Raises:
-        PolicyError: if the policy's configuration cannot be found, or its parameters cannot be counted.
-        RecipeError: if the batch is impossible, no room is left for a prompt, or vLLM takes a share of an unknown card.
+        PolicyError: if the policy's configuration cannot be found, or its parameters cannot be
+            counted.
+        RecipeError: if the batch is impossible, no room is left for a prompt, or vLLM takes a share
+            of an unknown card.
     """
     shape = shape or shape_of(recipe.policy.name)
     inputs = Inputs(recipe, settings, shape, longest_prompt_tokens, vram_gb, device)
@@ -114,9 +146,15 @@ def estimate(
 
 
 def measured_peak() -> int | None:
-    """Peak bytes that torch has allocated on this GPU since `torch.cuda.reset_peak_memory_stats()`; None without a GPU."""
+    """Peak bytes that torch has allocated on this GPU since `torch.cuda.reset_peak_memory_stats()`;
+    None without a GPU.
+    """
     torch = sys.modules.get("torch")  # what has not been imported has allocated nothing
-    return torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_available() else None
+    return (
+        torch.cuda.max_memory_allocated()
+        if torch is not None and torch.cuda.is_available()
+        else None
+    )
 
 
 def card() -> tuple[str, int] | None:

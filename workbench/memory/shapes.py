@@ -1,4 +1,5 @@
-"""The shape of a policy, from its config.json alone: transformers builds it on the meta device, where weights take no memory.
+"""The shape of a policy, from its config.json alone: transformers builds it on the meta device,
+where weights take no memory.
 
 Where unsloth will be used, it must have been imported before (planning a run does that).
 """
@@ -21,7 +22,8 @@ from workbench.recipe import LoraPart
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import resolve
 
-KNOWN_FILE = Path(__file__).with_name("shapes.json")  # configurations of models on the hub, for use without it
+# configurations of models on the hub, for use without it
+KNOWN_FILE = Path(__file__).with_name("shapes.json")
 
 
 class Matrix(NamedTuple):
@@ -38,7 +40,9 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The properties of a policy that decide its memory. Sizes are numbers of elements, not bytes."""
+    """The properties of a policy that decide its memory. Sizes are numbers of elements, not
+    bytes.
+    """
 
     name: str
     model_type: str
@@ -51,28 +55,35 @@ class ModelShape:
     intermediate_size: int
     vocab_size: int
     tied: bool  # the output layer is the embedding
-    matrices: tuple[Matrix, ...]  # of all blocks; the embedding and the output layer are not among them
+    # of all blocks; the embedding and the output layer are not among them
+    matrices: tuple[Matrix, ...]
     norms_per_layer: int
     qk_norm: bool
     windows: tuple[int | None, ...]  # per layer: tokens that its attention reaches back; None: all
     caches: tuple[str, ...]  # the classes of transformers that keep its layers' keys and values
-    stacked: int  # weights of experts that are kept as one parameter a layer, which bitsandbytes does not quantise
+    # weights of experts that are kept as one parameter a layer, which bitsandbytes does not
+    # quantise
+    stacked: int
     quantised: bool  # the stored weights are NF4 already
     kept_16bit: tuple[str, ...]  # modules that a quantised repository left alone, as it names them
     local: bool  # read from a folder
     config: str = field(repr=False, compare=False)  # JSON of the config.json
 
     def is_quantised(self, matrix: Matrix) -> bool:
-        """Whether `matrix` is kept in NF4 when the model is loaded in 4 bits: all are, except those excluded by name."""
+        """Whether `matrix` is kept in NF4 when the model is loaded in 4 bits: all are, except those
+        excluded by name.
+        """
         full = f"model.{matrix.path}"
         # transformers' own rule: the name, as a pattern at the start, or as an ending.
         return not any(re.match(key, full) or full.endswith(key) for key in self.kept_16bit)
 
 
 def shape_of(name: str | Path = "tiny") -> ModelShape:
-    """The shape of a policy by the name that a recipe gives it; PolicyError as `from_config`, or if nothing has it.
+    """The shape of a policy by the name that a recipe gives it; PolicyError as `from_config`, or if
+    nothing has it.
 
-    Looked for in this order: the embedded policy, a local folder, the hub's cache, the configurations that ship, the hub.
+    Looked for in this order: the embedded policy, a local folder, the hub's cache, the
+    configurations that ship, the hub.
     """
     text = str(name)
     folder = MODEL_DIR if text == "tiny" else resolve(text)
@@ -85,12 +96,17 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
     if (cached := _cached(text)) is not None:
         return from_config(_read(cached.parent, text), text)
     if (known := _known(text)) is None:
-        check_hub(text)  # a download tries five times over half a minute, and writes a line each time
+        # a download tries five times over half a minute, and writes a line each time
+        check_hub(text)
     return from_config(known or _read(text, text), text)
 
 
-def from_config(config: Mapping[str, object], name: str = "model", *, local: bool = False) -> ModelShape:
-    """The shape of the model that the content of a config.json describes; PolicyError if transformers builds none from it."""
+def from_config(
+    config: Mapping[str, object], name: str = "model", *, local: bool = False
+) -> ModelShape:
+    """The shape of the model that the content of a config.json describes; PolicyError if
+    transformers builds none from it.
+    """
     return _built(json.dumps(dict(config), sort_keys=True), name, local)
 
 
@@ -105,7 +121,12 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
         full, model = _on_meta(config)
         text = full.get_text_config()
         hidden, heads = text.hidden_size, text.num_attention_heads
-        sizes = dict(hidden_size=hidden, layers=text.num_hidden_layers, heads=heads, vocab_size=text.vocab_size)
+        sizes = dict(
+            hidden_size=hidden,
+            layers=text.num_hidden_layers,
+            heads=heads,
+            vocab_size=text.vocab_size,
+        )
         sizes["kv_heads"] = getattr(text, "num_key_value_heads", None) or heads
         sizes["head_dim"] = getattr(text, "head_dim", None) or hidden // heads
         sizes["intermediate_size"] = getattr(text, "intermediate_size", None) or 4 * hidden
@@ -114,13 +135,27 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
         cache = DynamicCache(config=full).layers
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        rule = "memory is estimated of models that the installed transformers builds from their config.json"
-        value, remedy = f"policy {name!r}: model_type = {kind!r}: {first[:200]}", "check config.json, or measure one step instead"
+        rule = (
+            "memory is estimated of models that the installed transformers builds from their"
+            " config.json"
+        )
+        value, remedy = (
+            f"policy {name!r}: model_type = {kind!r}: {first[:200]}",
+            "check config.json, or measure one step instead",
+        )
         raise PolicyError(value, rule=rule, remedy=remedy) from error
     modules = {path.removeprefix("model."): module for path, module in model.named_modules()}
     output = model.get_output_embeddings()
-    linear = {path: one for path, one in modules.items() if isinstance(one, torch.nn.Linear) and one is not output}
-    norms = [path for path, one in modules.items() if "layers.0." in path and "Norm" in type(one).__name__]
+    linear = {
+        path: one
+        for path, one in modules.items()
+        if isinstance(one, torch.nn.Linear) and one is not output
+    }
+    norms = [
+        path
+        for path, one in modules.items()
+        if "layers.0." in path and "Norm" in type(one).__name__
+    ]
     of_heads = [path for path in norms if path.endswith(("q_norm", "k_norm"))]
     in_4bit = quantised.get("load_in_4bit") or quantised.get("_load_in_4bit")
     return ModelShape(
@@ -129,7 +164,9 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
         parameters=sum(one.numel() for one in model.parameters()),
         **sizes,
         tied=bool(full.tie_word_embeddings),
-        matrices=tuple(Matrix(path, one.out_features, one.in_features) for path, one in linear.items()),
+        matrices=tuple(
+            Matrix(path, one.out_features, one.in_features) for path, one in linear.items()
+        ),
         norms_per_layer=len(norms) - len(of_heads),
         qk_norm=bool(of_heads),
         windows=tuple(getattr(layer, "sliding_window", None) for layer in cache),
@@ -144,7 +181,10 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
 
 def unquantised(stacked: int, parameters: int) -> str:
     """How much of a 4-bit model is not in 4 bits, besides what never is, in words."""
-    return f"{stacked / parameters:.0%} of the weights are not in 4 bits: experts in stacked parameters, which stay as they are"
+    return (
+        f"{stacked / parameters:.0%} of the weights are not in 4 bits: experts in stacked"
+        " parameters, which stay as they are"
+    )
 
 
 class Adapter(NamedTuple):
@@ -155,7 +195,8 @@ class Adapter(NamedTuple):
 
 
 def adapter_on(shape: ModelShape, lora: LoraPart, *, experts: bool = False) -> Adapter:
-    """The adapter as PEFT itself puts it on, without memory; RecipeError for what it refuses of this model.
+    """The adapter as PEFT itself puts it on, without memory; RecipeError for what it refuses of
+    this model.
 
     Args:
         experts: also on all stacked parameters.
@@ -164,25 +205,44 @@ def adapter_on(shape: ModelShape, lora: LoraPart, *, experts: bool = False) -> A
 
 
 @functools.lru_cache(maxsize=64)
-def _adapter(config: str, r: int, targets: tuple[str, ...], dropout: float, experts: bool) -> Adapter:
+def _adapter(
+    config: str, r: int, targets: tuple[str, ...], dropout: float, experts: bool
+) -> Adapter:
     from peft import LoraConfig, get_peft_model
 
     model = _on_meta(config)[1]
-    stacked = [name.rpartition(".")[2] for name, one in model.named_parameters() if one.dim() == 3 and experts]
-    how: Fields = {"target_modules": list(targets), "lora_dropout": dropout, "target_parameters": sorted(set(stacked)) or None}
+    stacked = [
+        name.rpartition(".")[2]
+        for name, one in model.named_parameters()
+        if one.dim() == 3 and experts
+    ]
+    how: Fields = {
+        "target_modules": list(targets),
+        "lora_dropout": dropout,
+        "target_parameters": sorted(set(stacked)) or None,
+    }
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = get_peft_model(model, LoraConfig(r=r, task_type="CAUSAL_LM", **how), low_cpu_mem_usage=True)
+            model = get_peft_model(
+                model, LoraConfig(r=r, task_type="CAUSAL_LM", **how), low_cpu_mem_usage=True
+            )
     except ValueError as error:
-        rule, remedy = "PEFT can put the adapter on this model", "change lora.target_modules, or the setting that it names"
+        rule, remedy = (
+            "PEFT can put the adapter on this model",
+            "change lora.target_modules, or the setting that it names",
+        )
         raise RecipeError(f"lora: {error}", rule=rule, remedy=remedy) from error
-    return Adapter(tuple(one.numel() for one in model.parameters() if one.requires_grad), unmatched(model, targets))
+    return Adapter(
+        tuple(one.numel() for one in model.parameters() if one.requires_grad),
+        unmatched(model, targets),
+    )
 
 
 def unmatched(model: Any, target_modules: Sequence[str]) -> tuple[str, ...]:
     """The target modules that match no layer of a model with a new adapter on it."""
-    # Those that PEFT has moved to parameters of stacked experts are no longer among its own targets.
+    # Those that PEFT has moved to parameters of stacked experts are no longer among its own
+    # targets.
     own = model.peft_config["default"].target_modules
     ends = [f".{name}" for name in model.base_model.targeted_module_names]
     left = [each for each in target_modules if isinstance(own, set) and each in own]
@@ -206,7 +266,10 @@ def _known(name: str) -> Fields | None:
     # A repository of NF4 weights has the shape of the model that it was made from.
     plain = re.sub(r"(-unsloth)?-bnb-4bit$", "", model)
     known = json.loads(KNOWN_FILE.read_text(encoding="utf-8"))
-    return next((e["config"] for e in known if plain in e["models"] and owner in (e["owner"], "unsloth")), None)
+    return next(
+        (e["config"] for e in known if plain in e["models"] and owner in (e["owner"], "unsloth")),
+        None,
+    )
 
 
 def _cached(name: str) -> Path | None:
@@ -225,4 +288,6 @@ def _read(place: str | Path, name: str) -> Fields:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         rule = "memory is estimated from the config.json that transformers' save_pretrained wrote"
         remedy = "check the folder, or the model's page on the hub (a gated model needs HF_TOKEN)"
-        raise PolicyError(f"policy {name!r}: config.json: {first}", rule=rule, remedy=remedy) from error
+        raise PolicyError(
+            f"policy {name!r}: config.json: {first}", rule=rule, remedy=remedy
+        ) from error

@@ -1,8 +1,9 @@
 """02: completions -> numbers.
 
-Every reward function and every factory is here by its name, `workbench.rewards.correctness_reward`, and is imported when it
-is first used. `dir(workbench.rewards)` lists them; `help(...)` on one says what it pays. A factory makes your own
-function, `make_length_reward(200, unit="tokens")`; the helpers that functions need (find an answer, compare two) are beside them.
+Every reward function and every factory is here by its name, `workbench.rewards.correctness_reward`,
+and is imported when it is first used. `dir(workbench.rewards)` lists them; `help(...)` on one says
+what it pays. A factory makes your own function, `make_length_reward(200, unit="tokens")`; the
+helpers that functions need (find an answer, compare two) are beside them.
 """
 
 import importlib
@@ -10,14 +11,17 @@ from typing import Any
 
 _LIBRARY = {
     "library": (
-        "correctness_reward", "lenient_correctness_reward", "mark_correctness_reward", "boxed_correctness_reward",
+        "correctness_reward", "lenient_correctness_reward", "mark_correctness_reward",
+        "boxed_correctness_reward",
         "last_line_reward", "closeness_reward", "strict_format_reward", "incremental_format_reward",
-        "think_answer_format_reward", "length_reward", "style_reward", "repetition_reward", "make_answer_reward",
+        "think_answer_format_reward", "length_reward", "style_reward", "repetition_reward",
+        "make_answer_reward",
         "make_closeness_reward", "make_tags_reward", "make_length_reward", "make_repetition_reward",
         "make_overlong_reward", "make_pattern_reward", "make_weighted_reward", "max_score",
     ),
     "verifiers": (
-        "json_schema_reward", "json_values_reward", "json_right_reward", "countdown_reward", "numbers_used_reward",
+        "json_schema_reward", "json_values_reward", "json_right_reward", "countdown_reward",
+        "numbers_used_reward",
         "make_json_reward",
     ),
     "answers": ("completion_text", "extract_answer", "find_answer"),

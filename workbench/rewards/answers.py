@@ -1,6 +1,7 @@
 """Finding the answer in a completion; `workbench.rewards.compare` says whether it is the right one.
 
-Every parser here is linear in the length of the text, as the usual regular expressions for tags are not.
+Every parser here is linear in the length of the text, as the usual regular expressions for tags are
+not.
 """
 
 from __future__ import annotations
@@ -20,40 +21,60 @@ PLACES = ("only", "tag", "mark", "boxed", "number", "plain", "any")
 _DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})++(?!\d)|\d++)"
 _DECIMALS = rf"(?:{_DIGITS}(?:\.\d++)?|(?<!\d)\.\d++)"
 _WITHIN = re.compile(
-    # A sign is one where no sum or range stands before it: 10-5 ends with 5. What cannot begin a number is passed at once.
+    # A sign is one where no sum or range stands before it: 10-5 ends with 5. What cannot begin a
+    # number is passed at once.
     rf"(?=[-+−$\\.\d])(?:(?<![\w)\]}}])[-+−]|(?<==[ ])[-−][ ])?\$?(?:(?<![\w)\]}}])[-+−])?"
     r"(?:\\[dt]?frac\{-?\d{1,40}\}\{-?\d{1,40}\}"
-    rf"|(?:\d{{1,9}}[ ](?=\d{{1,9}}/\d))?{_DECIMALS}(?:[eE][-+]?\d{{1,3}}(?![\d.])|/\d++(?![./]\d))?)"
+    r"|(?:\d{1,9}["
+    rf" ](?=\d{{1,9}}/\d))?{_DECIMALS}(?:[eE][-+]?\d{{1,3}}(?![\d.])|/\d++(?![./]\d))?)"
     r"(?:[ ]?\\?%)?",
     re.ASCII,
 )
 _BOX = re.compile(r"\\boxed\s*+\{|\\[{}]|[{}]")
 _BETWEEN = re.compile(r"(?:\\text\{|\\q?quad|\b(?:and|or)\b|[\s,;.$&}\\])*+")
-# Two answers side by side. A comma alone is a list's only where the sentence ends: on day 3, 42 apples remain.
+# Two answers side by side. A comma alone is a list's only where the sentence ends: on day 3, 42
+# apples remain.
 _BESIDE = re.compile(r"[\s$*)}]{0,9},?\s{1,9}(?:and|or(?:\s[a-z]+){0,2})\s[\s$*({]{0,9}", re.I)
 _LISTED = re.compile(rf"{_BESIDE.pattern}|[\s$*)}}]{{0,9}}[,;]\s[\s$*({{]{{0,9}}", re.I)
 _ENDS = re.compile(r"[\s$*_`)\]}.!]*(?:\n|$)")
 _STOP = re.compile(r"[.!?](?=\s)|\n\s*\n")
 _NEAR = 80  # characters around an answer, within which a word can take it back
-# A denial reaches an answer over four words, unless another clause begins. "I can't believe it's 42!" is no denial.
+# A denial reaches an answer over four words, unless another clause begins. "I can't believe it's
+# 42!" is no denial.
 _DENIED = re.compile(
     r"\b(?!can(?:not|n?['’]?t)\s+believe\b)(?:not|never|neither|nor|cannot|rul(?:e[sd]?|ing)\s+out|exclud(?:e[sd]?|ing)"
     r"|instead\s+of|rather\s+than|(?:is|are|was|were|do|does|did|ca|wo|could|would|should)n['’]?t)\b[:,]?"
     r"(?:\s+(?!(?:so|but|then|hence|thus|only|just|sure|certain|know|more|less|fewer|than|exceed|until|if"
     r"|hard|difficult|surpris\w+)\b)[\w'’]+){0,4}[\s$*_`\"(\[{\\]*(?:boxed\s*\{[\s$]*)?$"
 )
-_HINTS = ("not", "n't", "n’t", "ant", "ont", "snt", "never", "neither", "nor", "rul", "exclud", "instead", "rather")
+_HINTS = (
+    "not",
+    "n't",
+    "n’t",
+    "ant",
+    "ont",
+    "snt",
+    "never",
+    "neither",
+    "nor",
+    "rul",
+    "exclud",
+    "instead",
+    "rather",
+)
 _NO = (
     r"(?:(?:is|was|seems|be|['’]s)\s+(?:\w+\s+)?(?:wrong|incorrect|false|impossible)"
     r"|(?:not|n['’]t)\s+(?:be\s+)?(?:the\s+|a\s+)?(?:right|correct|true|answer|it|solution)|ruled\s+out)\b"
 )
 _REFUTED = re.compile(
-    rf"(?:[^.!?\n]{{0,60}}?\b|[^\w?]*(?:(?:but|no|wait|actually)\b[\s,]*)*(?:that|this|it)\b[^.!?\n]{{0,30}}?){_NO}", re.I
+    rf"(?:[^.!?\n]{{0,60}}?\b|[^\w?]*(?:(?:but|no|wait|actually)\b[\s,]*)*(?:that|this|it)\b[^.!?\n]{{0,30}}?){_NO}",
+    re.I,
 )
 _ASKED = re.compile(r"[^.!?\n]{0,200}\?")
 # What stands before the last of several words: Rome, Paris or London; not: so, London.
 _SEVERAL = re.compile(
-    r"\b(?:or|nor)\s+$|(?:^|,|\bis|:)\s*(?!(?:so|well|thus|hence|yes|no|ok|okay|then|finally)\b)[^\s,]+,\s*(?:and\s+)?$", re.I
+    r"\b(?:or|nor)\s+$|(?:^|,|\bis|:)\s*(?!(?:so|well|thus|hence|yes|no|ok|okay|then|finally)\b)[^\s,]+,\s*(?:and\s+)?$",
+    re.I,
 )
 _MATH = re.compile(r"\${1,2}+[^$]{1,300}+\${1,2}+|\\[(\[](?:(?!\\[)\]]).){1,300}+\\[)\]]", re.S)
 
@@ -88,22 +109,26 @@ def blocks(text: str, tag: str) -> list[str]:
 
 
 def extract_answer(text: str) -> str | None:
-    """The content of the one answer block, stripped; None when there is none, it is empty, or there are several (a hedge)."""
+    """The content of the one answer block, stripped; None when there is none, it is empty, or there
+    are several (a hedge).
+    """
     found = blocks(text, "answer")
     return found[0].strip() or None if len(found) == 1 and "<answer>" not in found[0] else None
 
 
 def find_answer(text: str, where: str = "any", tag: str = "answer") -> str | None:
-    """The answer in a text, stripped; None when there is none or it is empty. RewardError if there is no such place.
+    """The answer in a text, stripped; None when there is none or it is empty. RewardError if there
+    is no such place.
 
     Args:
-        where: "only": the one `<answer>` block, of several none; "tag": the last `<answer>` block; "mark": the line after
-            the last `####`; "boxed": the `\\boxed{}` that opens last; "number": the last number; "plain": the last line
-            that is not empty; "any": the first of "tag", "mark", "boxed" and "number" that finds something after the
-            reasoning, if that has tags of its own.
+        where: "only": the one `<answer>` block, of several none; "tag": the last `<answer>` block;
+            "mark": the line after the last `####`; "boxed": the `\\boxed{}` that opens last;
+            "number": the last number; "plain": the last line that is not empty; "any": the first of
+            "tag", "mark", "boxed" and "number" that finds something after the reasoning, if that
+            has tags of its own.
 
-    A number or a box that the text denies ("is not 42"), or only asks for, is none. Several numbers or boxes side by side
-    ("41 or 42") are one answer, a list.
+    A number or a box that the text denies ("is not 42"), or only asks for, is none. Several numbers
+    or boxes side by side ("41 or 42") are one answer, a list.
 
     >>> text = "#### 7\\n<answer>8</answer> so \\\\boxed{\\\\frac{9}{2}} costs $1,000.50."
     >>> [find_answer(text, where) for where in ("tag", "mark", "boxed", "number", "any")]
@@ -126,29 +151,47 @@ def find_answer(text: str, where: str = "any", tag: str = "answer") -> str | Non
         case "any":
             return _shown(text, tag) or find_answer(_conclusion(text), "number")
     remedy = f"use one of {', '.join(map(repr, PLACES))}"
-    raise RewardError(f"where = {where!r}", rule="an answer is looked for in one of the known places", remedy=remedy)
+    raise RewardError(
+        f"where = {where!r}",
+        rule="an answer is looked for in one of the known places",
+        remedy=remedy,
+    )
 
 
 def answer_like(text: str, right: object) -> str | None:
-    """`find_answer(text)` for a right answer of this kind: for words or a formula how the last line ends; with a unit, 5 km."""
+    """`find_answer(text)` for a right answer of this kind: for words or a formula how the last line
+    ends; with a unit, 5 km.
+    """
     if shown := _shown(text):
         return shown
     text = _conclusion(text)
     if is_number(str(right)):
-        alone = len(text) <= _NEAR and quick_same(text, right)  # - 5, which within a text would be a line of a list
+        # - 5, which within a text would be a line of a list
+        alone = len(text) <= _NEAR and quick_same(text, right)
         return text.strip() if alone else find_answer(text, "number")
     if (unit := unit_of(str(right))) and (place := _stated(text)):
-        after = [word.strip(".,;:!?)*$") for word in text[place[1] : place[1] + _NEAR].split()[: len(unit.split())]]
-        return " ".join([text[slice(*place)], *(word for word in after if word != "in" and word[:1].isalpha())])
+        after = [
+            word.strip(".,;:!?)*$")
+            for word in text[place[1] : place[1] + _NEAR].split()[: len(unit.split())]
+        ]
+        return " ".join(
+            [text[slice(*place)], *(word for word in after if word != "in" and word[:1].isalpha())]
+        )
     number, end = find_answer(text, "number"), ending(find_answer(text, "plain") or "", right)
     # The end of a sentence with neither is no answer to what is no word.
-    return end if end and (number is None or any(map(str.isdigit, end)) or quick_same(end, right)) else number
+    return (
+        end
+        if end and (number is None or any(map(str.isdigit, end)) or quick_same(end, right))
+        else number
+    )
 
 
 def ending(line: str, right: object) -> str | None:
-    """What a line ends with that could be this right answer; None if the line denies it, or names others beside it.
+    """What a line ends with that could be this right answer; None if the line denies it, or names
+    others beside it.
 
-    A number or a list of them as a word of its own; else the line, if no sentence, the last formula, or as many words.
+    A number or a list of them as a word of its own; else the line, if no sentence, the last
+    formula, or as many words.
     """
     line = _conclusion(line).strip(" *_`")
     if quick_same(line, right):
@@ -180,12 +223,19 @@ def _shown(text: str, tag: str = "answer") -> str | None:
 
 
 def _conclusion(text: str) -> str:
-    # What follows the reasoning, where that has tags. An answer that stands only in there was not given.
-    return text[max(text.rfind(mark) + len(mark) if mark in text else 0 for mark in ("</think>", "</reasoning>")) :]
+    # What follows the reasoning, where that has tags. An answer that stands only in there was not
+    # given.
+    return text[
+        max(
+            text.rfind(mark) + len(mark) if mark in text else 0
+            for mark in ("</think>", "</reasoning>")
+        ) :
+    ]
 
 
 def _denied(text: str, start: int, end: int, floor: int = 0) -> bool:
-    # Whether the sentence takes back what stands at start to end; what stands before `floor` has been answered for.
+    # Whether the sentence takes back what stands at start to end; what stands before `floor` has
+    # been answered for.
     before = text[max(floor, start - _NEAR) : start].lower()
     # Most texts hold none of these, and looking for them takes a tenth of the time.
     if any(hint in before for hint in _HINTS) and _DENIED.search(before):
@@ -194,7 +244,9 @@ def _denied(text: str, start: int, end: int, floor: int = 0) -> bool:
 
 
 def _stated(text: str, begin: int | None = None) -> tuple[int, int] | None:
-    """(start, end) of the last number that a text states, or of the list that it ends; looked for from `begin` on."""
+    """(start, end) of the last number that a text states, or of the list that it ends; looked for
+    from `begin` on.
+    """
     if begin is None:  # at the end of a long text, mostly
         begin = text.rfind(" ", 0, max(0, len(text) - 2 * _NEAR)) + 1
     numbers = [found.span() for found in _WITHIN.finditer(text, begin)]
@@ -217,7 +269,9 @@ def _stated(text: str, begin: int | None = None) -> tuple[int, int] | None:
 
 
 class _Box(NamedTuple):
-    """A \\boxed{...} by positions in the text: where it begins, and its content from `start` to `end`."""
+    """A \\boxed{...} by positions in the text: where it begins, and its content from `start` to
+    `end`.
+    """
 
     begin: int
     start: int
@@ -225,7 +279,8 @@ class _Box(NamedTuple):
 
 
 def _last_box(text: str) -> str | None:
-    # One pass: looking for the end of each box separately would take the square of the length for boxes that never end.
+    # One pass: looking for the end of each box separately would take the square of the length for
+    # boxes that never end.
     opened: list[tuple[int, int]] = []  # where the content begins, and the box itself (-1: no box)
     boxes: list[_Box] = []
     for found in _BOX.finditer(text):

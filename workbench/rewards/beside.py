@@ -1,5 +1,5 @@
-"""Reward functions that run beside the trainer, in its process: their changes there are undone, and coroutines are awaited
-in separate loops, where one that blocks stops no other.
+"""Reward functions that run beside the trainer, in its process: their changes there are undone, and
+coroutines are awaited in separate loops, where one that blocks stops no other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from workbench.kinds import Fields, Function
 from workbench.rewards.tracing import code_objects
 from workbench.rewards.worker import ends_if_forked, names_kept
 
-NO_LIST = (dict, str, bytes, set, frozenset)  # what can be gone through, and is not one score per completion in order
+# what can be gone through, and is not one score per completion in order
+NO_LIST = (dict, str, bytes, set, frozenset)
 _GRACE_S = 0.5  # in which a coroutine that was cancelled has to end
 
 
@@ -35,12 +36,14 @@ class Answer(NamedTuple):
 
     result: Any = None
     error: BaseException | None = None
-    late: str | None = None  # why the loop is still busy; empty if it is free again, None if the call was in time
+    # why the loop is still busy; empty if it is free again, None if the call was in time
+    late: str | None = None
 
 
 async def answer_of(function: Function, call: Fields, deadline_s: float | None) -> Answer:
     """Await a coroutine function in its own loop, for `deadline_s` at most (None: no limit)."""
-    # In a separate loop: one that blocks, or stops its loop, takes neither the trainer's along nor that of another function.
+    # In a separate loop: one that blocks, or stops its loop, takes neither the trainer's along nor
+    # that of another function.
     loop = CoroutineLoop.of(function)
     task = loop.begin(_caught(function, call))
     waiting = asyncio.wrap_future(task)
@@ -52,8 +55,8 @@ async def answer_of(function: Function, call: Fields, deadline_s: float | None) 
             task.cancel()  # which also cancels it where it runs
             late = await asyncio.to_thread(loop.busy, _GRACE_S)
             if late:
-                # Left behind, with its thread, for ever: what swallows its cancellation would swallow its deletion, too,
-                # and never come back from it.
+                # Left behind, with its thread, for ever: what swallows its cancellation would
+                # swallow its deletion, too, and never come back from it.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(loop.left_behind()))
     return task.result() if late is None else Answer(late=late)
 
@@ -78,9 +81,11 @@ def run_alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class CoroutineLoop:
-    """An event loop in a thread, kept as long as its coroutine function, whose clients and limits belong to it.
+    """An event loop in a thread, kept as long as its coroutine function, whose clients and limits
+    belong to it.
 
-    Measuring, planning and training with one function use the same loop, and so do functions that use the same object.
+    Measuring, planning and training with one function use the same loop, and so do functions that
+    use the same object.
     """
 
     _all: ClassVar[list[CoroutineLoop]] = []
@@ -88,22 +93,37 @@ class CoroutineLoop:
 
     def __init__(self) -> None:
         self.loop, self._ended = asyncio.new_event_loop(), False
-        self._users, self._used = 0, set[int]()  # functions that live; ids of those and of the objects that they use
+        # functions that live; ids of those and of the objects that they use
+        self._users, self._used = 0, set[int]()
         threading.Thread(target=self._run, name="reward coroutine", daemon=True).start()
 
     @classmethod
     def of(cls, function: Function) -> CoroutineLoop:
         """The loop of a coroutine function, started with its first call."""
         while isinstance(function, functools.partial) or hasattr(function, "beneath"):
-            function = function.func if isinstance(function, functools.partial) else vars(function)["beneath"]
-        owner = getattr(function, "__self__", function)  # of a method, which is another object each time
-        used = {id(owner), *map(id, filter(_keeps_state, [*reached(function), *getattr(owner, "__dict__", {}).values()]))}
+            function = (
+                function.func
+                if isinstance(function, functools.partial)
+                else vars(function)["beneath"]
+            )
+        # of a method, which is another object each time
+        owner = getattr(function, "__self__", function)
+        used = {
+            id(owner),
+            *map(
+                id,
+                filter(
+                    _keeps_state, [*reached(function), *getattr(owner, "__dict__", {}).values()]
+                ),
+            ),
+        }
         with cls._lock:
             loop = next((each for each in cls._all if each._used & used), None)
             if loop is None:
                 cls._all.append(loop := cls())
             if id(owner) not in loop._used:
-                with contextlib.suppress(TypeError):  # it takes no weak references, and the loop stays
+                # it takes no weak references, and the loop stays
+                with contextlib.suppress(TypeError):
                     loop._users += 1
                     weakref.finalize(owner, loop._forget, id(owner)).atexit = False
             loop._used |= used
@@ -123,7 +143,8 @@ class CoroutineLoop:
         return self
 
     def _run(self) -> None:
-        while not self._ended:  # a function may stop it, or end it with a task that raises SystemExit
+        # a function may stop it, or end it with a task that raises SystemExit
+        while not self._ended:
             with contextlib.suppress(BaseException):
                 self.loop.run_forever()
         self.loop.close()
@@ -140,7 +161,11 @@ class CoroutineLoop:
         try:
             others = self.begin(rest()).result(within_s)
         except TimeoutError:
-            return ": it blocks instead of awaiting" if self._users < 2 else ": it, or one that uses the same objects, blocks"
+            return (
+                ": it blocks instead of awaiting"
+                if self._users < 2
+                else ": it, or one that uses the same objects, blocks"
+            )
         if others and self.begin(asyncio.wait(others, timeout=within_s)).result(2 * within_s)[1]:
             return ", and did not end when it was cancelled"
         return ""
@@ -151,11 +176,13 @@ class CoroutineLoop:
 
 
 class ProcessState:
-    """While functions run beside the trainer: their changes to its process are undone when the last of them has ended.
+    """While functions run beside the trainer: their changes to its process are undone when the last
+    of them has ended.
 
-    Covered are the current folder, torch's default dtype and gradient mode, replacements in `builtins`, `json`, `math` and
-    `re`, and the random numbers of Python, numpy and torch. The functions have separate random streams, which begin as
-    the trainer's are at the first call and continue from call to call: merely restored, they would repeat the same numbers.
+    Covered are the current folder, torch's default dtype and gradient mode, replacements in
+    `builtins`, `json`, `math` and `re`, and the random numbers of Python, numpy and torch. The
+    functions have separate random streams, which begin as the trainer's are at the first call and
+    continue from call to call: merely restored, they would repeat the same numbers.
     """
 
     def __init__(self) -> None:
@@ -189,7 +216,8 @@ class ProcessState:
 
 
 def _random_streams() -> list[tuple[Callable[[Any], Any], Any]]:
-    # (What sets a stream, its state now). torch only where it is loaded: the policy has to bring it in first.
+    # (What sets a stream, its state now). torch only where it is loaded: the policy has to bring it
+    # in first.
     streams = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
     if (torch := sys.modules.get("torch")) is not None:
         streams.append((torch.set_rng_state, torch.get_rng_state()))

@@ -1,7 +1,8 @@
 """Whether a reward function was written for chat or for text, and how it gets that format.
 
-TRL passes a function messages or strings, as the dataset's prompts are. A function written for one reads the other wrongly,
-not always with an error. So each is tried with both; if it understands only one, it always gets that one.
+TRL passes a function messages or strings, as the dataset's prompts are. A function written for one
+reads the other wrongly, not always with an error. So each is tried with both; if it understands
+only one, it always gets that one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from typing import Any, Literal, NamedTuple
 from workbench.errors import RewardError
 from workbench.kinds import Function
 from workbench.rewards.answers import completion_text
-from workbench.rewards.execution import AWAITED, HOLDS_MODEL, Call, RewardExecutor, RewardFailure, check_scores
+from workbench.rewards.execution import (
+    AWAITED,
+    HOLDS_MODEL,
+    Call,
+    RewardExecutor,
+    RewardFailure,
+    check_scores,
+)
 
 # Second parameters of the (prompts, responses) style, which TRL's keyword call does not know.
 _RESPONSES = ("responses", "response", "outputs", "generations", "texts", "samples")
@@ -30,7 +38,8 @@ _TRIED = (
 class InputFormat(NamedTuple):
     """How a function reads chat and text."""
 
-    format: Literal["either", "chat", "text"] = "either"  # the one that it understands; "either": both, or neither
+    # the one that it understands; "either": both, or neither
+    format: Literal["either", "chat", "text"] = "either"
     note: str = ""  # the difference in words; empty: there is none
 
 
@@ -39,31 +48,47 @@ def detect_input_format(executor: RewardExecutor, name: str, call: Call) -> Inpu
     if executor.places[name] in (AWAITED, HOLDS_MODEL):
         return InputFormat()  # each call may cost
     chat, text = _both(executor, name, call, _TRIED)
-    if isinstance(chat, str) and isinstance(text, str):  # it may be the empty one that it cannot read
+    # it may be the empty one that it cannot read
+    if isinstance(chat, str) and isinstance(text, str):
         chat, text = _both(executor, name, call, _TRIED[1:])
     if chat == text or (isinstance(chat, str) and isinstance(text, str)):
         return InputFormat()
     if isinstance(chat, str) or isinstance(text, str):
-        only, reads, did = ("text", "plain text", chat) if isinstance(chat, str) else ("chat", "messages", text)
-        return InputFormat(only, f"it reads {reads} only: with the other it {str(did).partition(' (')[0]}")
+        only, reads, did = (
+            ("text", "plain text", chat) if isinstance(chat, str) else ("chat", "messages", text)
+        )
+        return InputFormat(
+            only, f"it reads {reads} only: with the other it {str(did).partition(' (')[0]}"
+        )
     if (len(set(chat)) == 1) != (len(set(text)) == 1):
         deaf_to_text = "chat", "messages", "plain", text[0]
-        only, reads, other, score = deaf_to_text if len(set(text)) == 1 else ("text", "plain text", "chat", chat[0])
+        only, reads, other, score = (
+            deaf_to_text if len(set(text)) == 1 else ("text", "plain text", "chat", chat[0])
+        )
         shown = "None" if score is None else f"{score:g}"
         return InputFormat(only, f"it reads {reads} only: every {other} completion scores {shown}")
     same = "the same completions score differently"
     again, _ = _both(executor, name, call, _TRIED[-len(chat) :])
-    return InputFormat(note=f"{same} as messages and as plain text" if again == chat else f"{same} each time")
+    return InputFormat(
+        note=f"{same} as messages and as plain text" if again == chat else f"{same} each time"
+    )
 
 
-def _both(executor: RewardExecutor, name: str, call: Call, texts: Sequence[str]) -> list[list[float | None] | str]:
-    # One row's call for several completions, as chat and as text: its scores, or what it did instead.
-    wide = {key: value * len(texts) if isinstance(value, list) else value for key, value in call.items()}
+def _both(
+    executor: RewardExecutor, name: str, call: Call, texts: Sequence[str]
+) -> list[list[float | None] | str]:
+    # One row's call for several completions, as chat and as text: its scores, or what it did
+    # instead.
+    wide = {
+        key: value * len(texts) if isinstance(value, list) else value for key, value in call.items()
+    }
     wide |= {"completions": list(texts), "completion_ids": [list(text.encode()) for text in texts]}
     found: list[list[float | None] | str] = []
     for own in (convert_call(wide, to_chat=True), convert_call(wide, to_chat=False)):
         try:
-            scores = check_scores(name, executor.call(name, own, 2.0, quiet=True), own["prompts"], own["completions"]).scores
+            scores = check_scores(
+                name, executor.call(name, own, 2.0, quiet=True), own["prompts"], own["completions"]
+            ).scores
             found.append([None if score != score else score for score in scores])
         except (RewardFailure, RewardError) as error:
             found.append(error.value)
@@ -73,8 +98,12 @@ def _both(executor: RewardExecutor, name: str, call: Call, texts: Sequence[str])
 def convert_call(call: Call, to_chat: bool) -> Call:
     """A call with its prompts and completions as messages, or as text."""
     if to_chat:
-        prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in call["prompts"]]
-        completions = [[{"role": "assistant", "content": completion_text(c)}] for c in call["completions"]]
+        prompts = [
+            [{"role": "user", "content": p}] if isinstance(p, str) else p for p in call["prompts"]
+        ]
+        completions = [
+            [{"role": "assistant", "content": completion_text(c)}] for c in call["completions"]
+        ]
     else:
         prompts = [p if isinstance(p, str) else p[-1]["content"] for p in call["prompts"]]
         completions = [completion_text(c) for c in call["completions"]]
@@ -82,25 +111,32 @@ def convert_call(call: Call, to_chat: bool) -> Call:
 
 
 def responses_parameter(function: Function, columns: Sequence[str] = ()) -> str | None:
-    """Name of the second parameter, if a function is written as `(prompts, responses)`; None if it is not."""
+    """Name of the second parameter, if a function is written as `(prompts, responses)`; None if it
+    is not.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return None
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    fits = len(named) == 2 and named[0] in ("prompts", "prompt", "queries") and named[1] in _RESPONSES
+    fits = (
+        len(named) == 2 and named[0] in ("prompts", "prompt", "queries") and named[1] in _RESPONSES
+    )
     return named[1] if fits and named[1] not in columns else None
 
 
 def positional_reward(function: Function) -> Function:
-    """A `(prompts, responses) -> scores` function in TRL's signature: both are handed to it as plain text.
+    """A `(prompts, responses) -> scores` function in TRL's signature: both are handed to it as
+    plain text.
 
     >>> positional_reward(lambda prompts, responses: [len(r) for r in responses])(prompts=["?"], completions=["abc"])
     [3]
-    """
+    """  # noqa: E501
 
     def adapted(prompts: Sequence[object], completions: Sequence[object], **kwargs: object) -> Any:
-        call = convert_call({"prompts": list(prompts), "completions": list(completions)}, to_chat=False)
+        call = convert_call(
+            {"prompts": list(prompts), "completions": list(completions)}, to_chat=False
+        )
         return function(call["prompts"], call["completions"])
 
     functools.update_wrapper(adapted, function)

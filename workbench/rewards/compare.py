@@ -1,7 +1,8 @@
 """Whether a given answer is the right one: the same words, the same number, or the same formula.
 
-Words and numbers are compared here, exactly. Formulas go to math-verify, which hangs on a tower of powers (`9^{9^{9^9}}`).
-So it runs in one worker process for the whole program (`judge`), and a pair that takes too long ends that process.
+Words and numbers are compared here, exactly. Formulas go to math-verify, which hangs on a tower of
+powers (`9^{9^{9^9}}`). So it runs in one worker process for the whole program (`judge`), and a pair
+that takes too long ends that process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from workbench.rewards.worker import Worker, WorkerDied, inside_worker
 
 Pair = tuple[str, str]
 DEADLINE_S = 5.0
-FIRST_SLICE_S = 0.3  # for a pair, most of which take 5 to 50 ms; a busy machine may stand still in between
+# for a pair, most of which take 5 to 50 ms; a busy machine may stand still in between
+FIRST_SLICE_S = 0.3
 GROWTH = 3  # of the slice, each time that a pair has run over it
 REMEMBERED = 4096  # verdicts; at most 16 MB of text
 LONGEST = 2_000  # characters of an answer that can be a number or a formula
@@ -31,17 +33,23 @@ _TEN = r"10\^(?P<{}>\{{[-+]?\d{{1,3}}\}}|[-+]?\d{{1,3}})"
 _NUMBER = re.compile(
     r"(?P<minus>[-+]? ?)\$?(?P<second>[-+]?)"
     r"(?:(?P<whole>[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?P<decimals>\.\d*)?"
-    rf"(?:[eE](?P<power>[-+]?\d{{1,3}})| ?(?:\\times|\\cdot|[*×·]) ?{_TEN.format('times')})?|{_TEN.format('ten')}"
+    r"(?:[eE](?P<power>[-+]?\d{1,3})| ?(?:\\times|\\cdot|[*×·])"
+    rf" ?{_TEN.format('times')})?|{_TEN.format('ten')}"
     r"|(?:(?P<mixed>\d+) )?(?P<top>\d+)/(?P<bottom>\d+)"
-    r"|(?:(?P<parts>\d+) ?)?\\[dt]?frac(?:\{(?P<over>-?\d+)\}\{(?P<under>-?\d+)\}|(?P<digit>\d)(?P<by>\d)))"
+    r"|(?:(?P<parts>\d+)"
+    r" ?)?\\[dt]?frac(?:\{(?P<over>-?\d+)\}\{(?P<under>-?\d+)\}|(?P<digit>\d)(?P<by>\d)))"
     r"(?P<percent> ?\\?%)?\$?",
     re.ASCII,
 )
 _TEXT = re.compile(r"\$?\\(?:text|textbf|mathrm)\{([^{}\\$]*+)\}\$?")
 _MOST_DIGITS = 12  # of a number with decimals, within the 15 that math-verify calculates with
-_ROUNDED = Fraction(2, 10**6)  # math-verify rounds to six places: what is nearer than this is its own to judge
+# math-verify rounds to six places: what is nearer than this is its own to judge
+_ROUNDED = Fraction(2, 10**6)
 _LATEX = str.maketrans({"−": "-", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"})
-_LATEX |= {ord(sign): rf"\{name} " for sign, name in zip("∞±≤≥≠∈", ["infty", "pm", "le", "ge", "ne", "in"], strict=True)}
+_LATEX |= {
+    ord(sign): rf"\{name} "
+    for sign, name in zip("∞±≤≥≠∈", ["infty", "pm", "le", "ge", "ne", "in"], strict=True)
+}
 _MONEY = re.compile(r"(?<!\\)\\\$|(?<=,)\\! ?")
 _SIGNS = frozenset("\\$^=+*/()[]{}|<>_%~√π∞≤≥≠±×÷·°")
 _DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
@@ -53,14 +61,20 @@ _MEASURE = re.compile(
     r"(?P<unit>(?:\s++[^\W\d_]++|[^\W\d_]{2,}+)?+(?:[ /][^\W\d_]++)?+)[.%]?",
     re.ASCII,
 )
-_SYMBOLS = frozenset("msghdtlLKCFNJWVATH")  # of units; any other single letter after a number is a variable: 3 n
+# of units; any other single letter after a number is a variable: 3 n
+_SYMBOLS = frozenset("msghdtlLKCFNJWVATH")
 _UNITS = {
     "second": "s sec", "minute": "min", "hour": "h hr", "day": "d", "week": "wk", "year": "yr",
-    "meter": "m metre", "kilometer": "km kilometre", "centimeter": "cm centimetre", "millimeter": "mm millimetre",
-    "inch": "in inches", "foot": "ft feet", "yard": "yd", "mile": "mi", "square": "sq", "cubic": "cu",
-    "gram": "g gm", "kilogram": "kg kilo", "milligram": "mg", "ton": "t tonne", "pound": "lb", "ounce": "oz",
-    "liter": "l L litre", "milliliter": "ml millilitre", "dollar": "usd", "euro": "eur", "cent": "", "percent": "pct",
-    "degree": "deg", "celsius": "C", "fahrenheit": "F", "kelvin": "K", "newton": "N", "joule": "J", "watt": "W",
+    "meter": "m metre", "kilometer": "km kilometre", "centimeter": "cm centimetre",
+    "millimeter": "mm millimetre",
+    "inch": "in inches", "foot": "ft feet", "yard": "yd", "mile": "mi", "square": "sq",
+    "cubic": "cu",
+    "gram": "g gm", "kilogram": "kg kilo", "milligram": "mg", "ton": "t tonne", "pound": "lb",
+    "ounce": "oz",
+    "liter": "l L litre", "milliliter": "ml millilitre", "dollar": "usd", "euro": "eur", "cent": "",
+    "percent": "pct",
+    "degree": "deg", "celsius": "C", "fahrenheit": "F", "kelvin": "K", "newton": "N", "joule": "J",
+    "watt": "W",
     "volt": "V", "amp": "A ampere", "tesla": "T", "henry": "H", "hertz": "hz",
 }  # fmt: skip
 _NAMED = {alias: name for name, aliases in _UNITS.items() for alias in (name, *aliases.split())}
@@ -68,7 +82,8 @@ _RATES = {"mph": "mile/hour", "kph": "kilometer/hour"}
 _PLURALS = {"people": "person", "men": "man", "women": "woman", "children": "child"}
 _TOP_COMMA = re.compile(r",(?![^()\[\]{}]*+[)\]}])")  # none within parentheses
 _ARTICLE = re.compile(r"^(?:the|an?) ", re.I)
-# 1,3 is two answers. 3,14 is the decimal of other countries beside one that is no list; nobody lists 1 and 05.
+# 1,3 is two answers. 3,14 is the decimal of other countries beside one that is no list; nobody
+# lists 1 and 05.
 _PAIR = re.compile(r"-?\d+,(?P<second>\d+)", re.ASCII)
 _LIST = re.compile(r",(?!\d{3}(?!\d))|;|±|\\pm|\\\{|\b(?:and|or)\b")
 _SCALED = re.compile(r"\$?([-+]?(?:\d++\.?\d*+|\.\d++))[eE]([-+]?\d{1,3})\$?", re.ASCII)
@@ -78,16 +93,21 @@ _NAMES = r"(?:sin|cos|tan|cot|log|ln|exp|sqrt|pi|and|or)\b"
 _SENTENCE = re.compile(rf"(?:^|\s)(?!{_NAMES})[^\W\d_]{{2,}}+(?=[\s.,;:!?]|$)|\d\s++\d")
 # Where =, + or ^ stands, two letters are a product sooner than a word: mx + b.
 _OPERATOR = re.compile(r"[=+^\\]")
-_SPOKEN = re.compile(rf"(?:^|\s)(?!{_NAMES})(?:[^\W\d_]{{4,}}+|(?i:the|is|are|so|we|if|for|to|of))(?=[\s.,;:!?]|$)|\d\s++\d")
+_SPOKEN = re.compile(
+    rf"(?:^|\s)(?!{_NAMES})(?:[^\W\d_]{{4,}}+|(?i:the|is|are|so|we|if|for|to|of))(?=[\s.,;:!?]|$)|\d\s++\d"
+)
 # Signs that math-verify does not read, in LaTeX.
-_ROOT = re.compile(r"(?:√|(?<![A-Za-z\\])sqrt)\s?(?:\(([^()]*+)\)|\{([^{}]*+)\}|(\d++(?:\.\d++)?|[^\W\d_](?![^\W\d_])))")
+_ROOT = re.compile(
+    r"(?:√|(?<![A-Za-z\\])sqrt)\s?(?:\(([^()]*+)\)|\{([^{}]*+)\}|(\d++(?:\.\d++)?|[^\W\d_](?![^\W\d_])))"
+)
 _WORD = re.compile(r"(?<![A-Za-z\\])(?:pi|infinity)(?![A-Za-z])")
 _POWER = re.compile(r"(?<=[abnxyz\d)])[²³]")  # not those of m²
 _STEEP = ("^", "**", "!", "\\sum", "\\prod", "\\int", "\\binom")
 
 _lock = threading.Lock()
-# Both are UserDicts, since a reward function's hash covers the plain tables that it uses, and these change with use.
-# By process, as a fork must not talk through its parent's pipes. The one thread serves first come, first served.
+# Both are UserDicts, since a reward function's hash covers the plain tables that it uses, and these
+# change with use. By process, as a fork must not talk through its parent's pipes. The one thread
+# serves first come, first served.
 _workers: UserDict[int, tuple[Worker, ThreadPoolExecutor]] = UserDict()
 _known: UserDict[Pair, bool] = UserDict()
 # Of what runs here: (its deadline, indexes of what was not judged in it).
@@ -95,7 +115,8 @@ _watch: ContextVar[tuple[float, set[int]] | None] = ContextVar("watch", default=
 
 
 def same_answer(given: object, right: object, deadline_s: float = 5.0) -> bool:
-    """Whether two answers are the same words, the same number (`$1,000.00` is `1000`) or the same formula.
+    """Whether two answers are the same words, the same number (`$1,000.00` is `1000`) or the same
+    formula.
 
     False also for a formula that math-verify could not judge within the deadline.
 
@@ -105,24 +126,36 @@ def same_answer(given: object, right: object, deadline_s: float = 5.0) -> bool:
     return same_answers([str(given)], [right], deadline_s)[0] is True
 
 
-def same_answers(given: Sequence[str | None], right: Sequence[object], deadline_s: float | None = None) -> list[bool | None]:
-    """`same_answer` of many pairs at once: [B] True, False (also for None), or None for a pair that was not judged in time.
+def same_answers(
+    given: Sequence[str | None], right: Sequence[object], deadline_s: float | None = None
+) -> list[bool | None]:
+    """`same_answer` of many pairs at once: [B] True, False (also for None), or None for a pair that
+    was not judged in time.
 
-    Words and numbers are compared here (`quick_same`), and the rest goes to math-verify in one call. A text without
-    math delimiters is read as one formula (`x+1` as `$x+1$`), not searched for a number, unless it is a sum, a number
-    with a unit, or a sentence; a right answer that is a sentence has only the same text for its equal. Two different
-    units are different answers, and `1,3` is two numbers, never 1.3; `x <= 2` is the interval `(-oo, 2]` as well. The deadline
-    (None: that of `watched`) is for the whole batch; the start of the worker, once in a program, comes on top.
+    Words and numbers are compared here (`quick_same`), and the rest goes to math-verify in one
+    call. A text without math delimiters is read as one formula (`x+1` as `$x+1$`), not searched for
+    a number, unless it is a sum, a number with a unit, or a sentence; a right answer that is a
+    sentence has only the same text for its equal. Two different units are different answers, and
+    `1,3` is two numbers, never 1.3; `x <= 2` is the interval `(-oo, 2]` as well. The deadline
+    (None: that of `watched`) is for the whole batch; the start of the worker, once in a program,
+    comes on top.
     """
     watched_s, late = _watch.get() or (DEADLINE_S, set())
-    results = [False if one is None else quick_same(one, other) for one, other in zip(given, right, strict=True)]
+    results = [
+        False if one is None else quick_same(one, other)
+        for one, other in zip(given, right, strict=True)
+    ]
     asked: dict[int, Pair] = {}
     for index in [index for index, same in enumerate(results) if same is None]:
         if pair := _readable(_written(str(given[index])), _written(str(right[index]))):
             asked[index] = pair
         else:
             results[index] = False
-    judged = verdicts([*asked.values()], watched_s if deadline_s is None else deadline_s) if asked else []
+    judged = (
+        verdicts([*asked.values()], watched_s if deadline_s is None else deadline_s)
+        if asked
+        else []
+    )
     for index, same in zip(asked, judged, strict=True):
         results[index] = same
         if same is None:
@@ -132,7 +165,9 @@ def same_answers(given: Sequence[str | None], right: Sequence[object], deadline_
 
 @contextlib.contextmanager
 def watched(deadline_s: float | None) -> Generator[set[int]]:
-    """`same_answers` keeps this deadline (None: the usual one) in here, and adds what it did not judge in time to the set."""
+    """`same_answers` keeps this deadline (None: the usual one) in here, and adds what it did not
+    judge in time to the set.
+    """
     late: set[int] = set()
     before = _watch.set((DEADLINE_S if deadline_s is None else min(DEADLINE_S, deadline_s), late))
     try:
@@ -142,14 +177,16 @@ def watched(deadline_s: float | None) -> Generator[set[int]]:
 
 
 def quick_same(given: object, right: object) -> bool | None:
-    """Whether two answers are the same, where words and exact numbers can tell; None where math-verify has to.
+    """Whether two answers are the same, where words and exact numbers can tell; None where
+    math-verify has to.
 
-    For two numbers it says what math-verify says (50% is both 0.5 and 50), and it reads some that math-verify does not:
-    `+5`, `- 5`, `(5)`, `-.5`, `1e3`, `1 1/2`, `\\$5`. Words are the same whatever their case, and with an article or without.
+    For two numbers it says what math-verify says (50% is both 0.5 and 50), and it reads some that
+    math-verify does not: `+5`, `- 5`, `(5)`, `-.5`, `1e3`, `1 1/2`, `\\$5`. Words are the same
+    whatever their case, and with an article or without.
 
     >>> quick_same("3/4", "0.75"), quick_same("Paris", "paris"), quick_same("five", "5"), quick_same("$x+1$", "$1+x$")
     (True, True, False, None)
-    """
+    """  # noqa: E501
     given, right = _tidy(given), _tidy(right)
     if given == right:
         return bool(given)
@@ -167,7 +204,9 @@ def quick_same(given: object, right: object) -> bool | None:
 
 
 def legible(answer: object) -> str:
-    """An answer in ASCII, and without what LaTeX needs to print a sum of money: `\\$32,\\!348` is `32,348`."""
+    """An answer in ASCII, and without what LaTeX needs to print a sum of money: `\\$32,\\!348` is
+    `32,348`.
+    """
     text = str(answer)
     if not text.isascii():
         text = text.translate(_LATEX)
@@ -181,7 +220,9 @@ def _tidy(answer: object) -> str:
     if not (text[:1] == "(" and text[-1] == ")"):
         return text
     inside = text[1:-1]
-    return inside if (len(inside) == 1 and inside.isalpha()) or _number(inside) is not None else text
+    return (
+        inside if (len(inside) == 1 and inside.isalpha()) or _number(inside) is not None else text
+    )
 
 
 def _is_words(text: str) -> bool:
@@ -217,7 +258,9 @@ def _number(text: str) -> _Number | None:
         value = beside + Fraction(int(top), int(bottom))
     elif digits or decimals:
         # A Fraction would take minutes over an exponent of a billion digits; this one has three.
-        value = Fraction(int(digits + decimals), 10 ** len(decimals)) * Fraction(10) ** int((power or "0").strip("{}"))
+        value = Fraction(int(digits + decimals), 10 ** len(decimals)) * Fraction(10) ** int(
+            (power or "0").strip("{}")
+        )
     else:
         return None
     if "-" in (found["minus"].strip(), found["second"]):
@@ -232,15 +275,19 @@ def _number(text: str) -> _Number | None:
 def _same_number(one: _Number, other: _Number) -> bool | None:
     if one.value == other.value:
         return True
-    if one.face == other.face:  # one is a percentage: 50% is 50, but of 0.5% and 0.5 math-verify compares the text
+    # one is a percentage: 50% is 50, but of 0.5% and 0.5 math-verify compares the text
+    if one.face == other.face:
         return True if one.whole and other.whole else None
-    # To six places 1e-7 would be 2e-7: what is written with a power of ten is as close as its own size says.
+    # To six places 1e-7 would be 2e-7: what is written with a power of ten is as close as its own
+    # size says.
     near = _ROUNDED * min(1, abs(other.value)) if one.scaled or other.scaled else _ROUNDED
     return None if abs(one.value - other.value) < near else False
 
 
 def _readable(given: str, right: str) -> Pair | None:
-    """The two as they are handed to math-verify; None where nothing can be the same: a sentence, or another unit."""
+    """The two as they are handed to math-verify; None where nothing can be the same: a sentence, or
+    another unit.
+    """
     wanted = _formula(right, given, listed=True)
     units = [found["unit"] if found else "" for found in map(_MEASURE.fullmatch, (given, right))]
     if wanted is None or (all(units) and not _same_unit(*units)):
@@ -259,22 +306,31 @@ def _written(text: str) -> str:
 
 
 def _both_signs(text: str) -> str:
-    # math-verify reads no \pm within a fraction or parentheses, and then compares what stands before it.
+    # math-verify reads no \pm within a fraction or parentheses, and then compares what stands
+    # before it.
     inside = text.strip("$")
     if inside.startswith(r"\boxed{") and inside.endswith("}"):
         inside = inside[7:-1]
-    signed = [(part, sign) for part in _TOP_COMMA.split(inside) for sign in ("+-", "-+") if r"\pm" in part or sign == "+-"]
+    signed = [
+        (part, sign)
+        for part in _TOP_COMMA.split(inside)
+        for sign in ("+-", "-+")
+        if r"\pm" in part or sign == "+-"
+    ]
     each = [part.replace(r"\pm", sign[0]).replace(r"\mp", sign[1]) for part, sign in signed]
     return text.replace(inside, ",".join(each))
 
 
 def is_sentence(text: str) -> bool:
-    """Whether a text is read as a sentence, in which no formula is looked for: `it is 5`, not `mx + b`."""
+    """Whether a text is read as a sentence, in which no formula is looked for: `it is 5`, not `mx +
+    b`.
+    """
     return _formula(_written(text), "", listed=True) is None
 
 
 def _formula(text: str, other: str, listed: bool) -> str | None:
-    # None for a sentence and for numbers side by side. `other` is compared with it; `listed`: 1,3 is a list, and no decimal.
+    # None for a sentence and for numbers side by side. `other` is compared with it; `listed`: 1,3
+    # is a list, and no decimal.
     if pair := _PAIR.fullmatch(text):
         decimal = len(pair["second"]) > 1 and (not listed or pair["second"][0] == "0")
         return text if decimal else f"${text}$"
@@ -293,7 +349,8 @@ def _formula(text: str, other: str, listed: bool) -> str | None:
 
 
 def _same_unit(first: str, second: str) -> bool:
-    # Whether two units may be one: 5 km and 5 kilometers, 7 apples and 7 red apples; not 5 km and 5 m, nor 7 oranges.
+    # Whether two units may be one: 5 km and 5 kilometers, 7 apples and 7 red apples; not 5 km and 5
+    # m, nor 7 oranges.
     one, other = (_RATES.get(unit.strip().casefold(), unit).split("/") for unit in (first, second))
     return len(one) == len(other) and all(map(_same_words, one, other))
 
@@ -301,8 +358,13 @@ def _same_unit(first: str, second: str) -> bool:
 def _same_words(first: str, second: str) -> bool:
     one, other = ({_singular(word) for word in text.split()} for text in (first, second))
     more, less = one - other, other - one
-    # A unit of the table beside a word that is not in it is not judged: it may be its name in another language.
-    return bool(more & _UNITS.keys()) != bool(less & _UNITS.keys()) if more and less else not (more | less) & _UNITS.keys()
+    # A unit of the table beside a word that is not in it is not judged: it may be its name in
+    # another language.
+    return (
+        bool(more & _UNITS.keys()) != bool(less & _UNITS.keys())
+        if more and less
+        else not (more | less) & _UNITS.keys()
+    )
 
 
 def _singular(word: str) -> str:
@@ -313,19 +375,25 @@ def _singular(word: str) -> str:
 
 
 def verdicts(pairs: Sequence[Pair], deadline_s: float = DEADLINE_S) -> list[bool | None]:
-    """What math-verify says of (given, right) pairs: [B] True, False, or None for one that was not judged: in time, or at all.
+    """What math-verify says of (given, right) pairs: [B] True, False, or None for one that was not
+    judged: in time, or at all.
 
-    Back within `deadline_s` + 1 s, however hostile some pairs are. A text of more than 2,000 characters is compared as text.
+    Back within `deadline_s` + 1 s, however hostile some pairs are. A text of more than 2,000
+    characters is compared as text.
     """
-    found = {pair: pair[0] == pair[1] if max(map(len, pair)) > LONGEST else _known.get(pair) for pair in pairs}
+    found = {
+        pair: pair[0] == pair[1] if max(map(len, pair)) > LONGEST else _known.get(pair)
+        for pair in pairs
+    }
     if waiting := [pair for pair, same in found.items() if same is None]:
         found |= _judged(waiting, deadline_s)
     return [found[pair] for pair in pairs]
 
 
 def _judged(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool]:
-    # Each gets a small slice of time, and a larger one if that was not enough; what looks steep waits for the others.
-    # A turn ends with each degree of steepness, and where one was late: the pairs of other threads come in between.
+    # Each gets a small slice of time, and a larger one if that was not enough; what looks steep
+    # waits for the others. A turn ends with each degree of steepness, and where one was late: the
+    # pairs of other threads come in between.
     if inside_worker():
         from workbench.rewards.judge import agrees_within as ask
 

@@ -1,7 +1,9 @@
-"""Calling reward functions: each where it can be stopped, on copies of its inputs, with its kinds of error distinguished.
+"""Calling reward functions: each where it can be stopped, on copies of its inputs, with its kinds
+of error distinguished.
 
-A user's function runs in a worker process with a deadline. The workbench's own run here: they are linear in
-the text. So do those that cannot be pickled or must not be copied: coroutines (awaited), objects with a state, and models.
+A user's function runs in a worker process with a deadline. The workbench's own run here: they are
+linear in the text. So do those that cannot be pickled or must not be copied: coroutines (awaited),
+objects with a state, and models.
 """
 
 from __future__ import annotations
@@ -22,15 +24,31 @@ from typing import Any, NamedTuple
 from workbench.errors import RewardError, fault_line
 from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
-from workbench.rewards.beside import NO_LIST, ProcessState, answer_of, plain_result, reached, run_alone
+from workbench.rewards.beside import (
+    NO_LIST,
+    ProcessState,
+    answer_of,
+    plain_result,
+    reached,
+    run_alone,
+)
 from workbench.rewards.compare import watched
 from workbench.rewards.tracing import Trace, traced
-from workbench.rewards.worker import DeadlineError, Foreign, RemoteError, Worker, WorkerDied, ends_if_forked, packed
+from workbench.rewards.worker import (
+    DeadlineError,
+    Foreign,
+    RemoteError,
+    Worker,
+    WorkerDied,
+    ends_if_forked,
+    packed,
+)
 from workbench.run.metrics import is_own
 
 Call = Fields
 DEADLINE_S = 60.0
-# TRL computes advantages in 32 bits, where the square of 1.8e19 is infinite; a batch adds up the squares of thousands.
+# TRL computes advantages in 32 bits, where the square of 1.8e19 is infinite; a batch adds up the
+# squares of thousands.
 LARGEST = 1e15
 HOLDS_MODEL, OWN, AWAITED = "here: it holds a model", "here: the workbench's own", "awaited"
 _OF_TRAINER = ("trainer_state", "log_extra", "log_metric")
@@ -39,24 +57,44 @@ FROM_TRL = frozenset({"prompts", "completions", "completion_ids", *_OF_TRAINER})
 _MODELS = ("torch", "transformers", "peft", "unsloth", "vllm")
 _BATCH_SHARE = 0.4  # of the deadline: a batch that is not back by then is gone through one by one
 _SHORTEST_S = 0.02  # for one completion
-_GRACE_S = 0.5  # after the deadline, in which the last completions of a batch still get the shortest time
-UNJUDGED = "its formula was not judged in time, or math-verify failed on it (left unscored; training continues)"
-_DID: dict[type[Exception], str] = {DeadlineError: "was", WorkerDied: "ended its worker:", RemoteError: "raised"}
+# after the deadline, in which the last completions of a batch still get the shortest time
+_GRACE_S = 0.5
+UNJUDGED = (
+    "its formula was not judged in time, or math-verify failed on it (left unscored; training"
+    " continues)"
+)
+_DID: dict[type[Exception], str] = {
+    DeadlineError: "was",
+    WorkerDied: "ended its worker:",
+    RemoteError: "raised",
+}
 
 
 class RewardFailure(Exception):
-    """A function that gave no scores. `value` says why: "raised ValueError: ...", "was not back after 60 s"."""
+    """A function that gave no scores. `value` says why: "raised ValueError: ...", "was not back
+    after 60 s".
+    """
 
-    def __init__(self, value: str, in_time: bool = True, cause: BaseException | None = None) -> None:
+    def __init__(
+        self, value: str, in_time: bool = True, cause: BaseException | None = None
+    ) -> None:
         super().__init__(value)
         self.value, self.in_time, self.__cause__ = value, in_time, cause
 
     def error(self, name: str, where: str) -> RewardError:
         """The error to raise where it may not be skipped."""
         rule = "a reward function scores every completion in time; an exception never becomes 0"
-        remedy = "handle it in the function, return None where it does not apply, or let on_error be skip"
-        late = "if it hangs (a pattern, a number that explodes), fix it; if it is slow, raise deadline_s"
-        error = RewardError(f"{name} {self.value} {where}", rule=rule, remedy=remedy if self.in_time else late)
+        remedy = (
+            "handle it in the function, return None where it does not apply, or let on_error be"
+            " skip"
+        )
+        late = (
+            "if it hangs (a pattern, a number that explodes), fix it; if it is slow, raise"
+            " deadline_s"
+        )
+        error = RewardError(
+            f"{name} {self.value} {where}", rule=rule, remedy=remedy if self.in_time else late
+        )
         error.__cause__ = self.__cause__
         return error
 
@@ -69,20 +107,28 @@ class Scored(NamedTuple):
 
 
 class RewardExecutor:
-    """A suite's functions by name, and where each runs (`places`: "here: why", "worker" or "awaited").
+    """A suite's functions by name, and where each runs (`places`: "here: why", "worker" or
+    "awaited").
 
     Args:
         deadline_s: for one function and one batch; None: none.
-        skip: leave completions on which a function fails without a score and continue; False: the first one is an error.
-        keep_state: objects that keep state run here, within reach and without a deadline; else in the worker.
+        skip: leave completions on which a function fails without a score and continue; False: the
+            first one is an error.
+        keep_state: objects that keep state run here, within reach and without a deadline; else in
+            the worker.
     """
 
-    def __init__(self, functions: dict[str, Function], deadline_s: float | None, skip: bool, keep_state: bool) -> None:
+    def __init__(
+        self, functions: dict[str, Function], deadline_s: float | None, skip: bool, keep_state: bool
+    ) -> None:
         self.functions, self.deadline_s, self.skip = functions, deadline_s, skip
-        self._unjudged: set[int] = set()  # of the latest call: formulas that were not judged in time
+        # of the latest call: formulas that were not judged in time
+        self._unjudged: set[int] = set()
         self.places = {name: _place(function, keep_state) for name, function in functions.items()}
         self._kept = ProcessState()
-        sent = {name: function for name, function in functions.items() if self.places[name] == "worker"}
+        sent = {
+            name: function for name, function in functions.items() if self.places[name] == "worker"
+        }
         self._worker = Worker(functools.partial(_call_one, sent)) if sent else None
 
     def __getitem__(self, name: str) -> Function:
@@ -94,7 +140,8 @@ class RewardExecutor:
             self._worker.close()
 
     def score(self, name: str, call: Call, quiet: bool = False) -> Scored:
-        """One function's scores of a batch. If it fails, it is called again for each completion alone, to find the culprits.
+        """One function's scores of a batch. If it fails, it is called again for each completion
+        alone, to find the culprits.
 
         RewardError names function, prompt and completion.
         """
@@ -103,18 +150,23 @@ class RewardExecutor:
             with ThreadPoolExecutor(max_workers=1) as pool:
                 return pool.submit(run_alone, self.ascore(name, call)).result()
         started = time.monotonic()
-        # The whole deadline for one completion; of a batch's, most is kept for finding out which completion it was.
+        # The whole deadline for one completion; of a batch's, most is kept for finding out which
+        # completion it was.
         share = 1.0 if len(call["completions"]) == 1 else _BATCH_SHARE
         try:
             result = self.call(name, call, self.deadline_s and self.deadline_s * share, quiet)
         except RewardFailure as error:
             return self._one_by_one(name, call, error, started)
         found = check_scores(name, result, call["prompts"], call["completions"], self.skip)
-        found.errors.update({index: UNJUDGED for index in self._unjudged if math.isnan(found.scores[index])})
+        found.errors.update(
+            {index: UNJUDGED for index in self._unjudged if math.isnan(found.scores[index])}
+        )
         return found
 
     async def ascore(self, name: str, call: Call) -> Scored:
-        """`score` for a coroutine function. A judge's calls may cost: it is not called again, and the error names the batch."""
+        """`score` for a coroutine function. A judge's calls may cost: it is not called again, and
+        the error names the batch.
+        """
         prompts, completions = call["prompts"], call["completions"]
         own = _copies(_with_own_metrics(name, call))
         with self._kept:
@@ -125,11 +177,17 @@ class RewardExecutor:
         if answer.late is None and answer.error is not None:
             failure = _raised(answer.error)
         else:
-            failure = RewardFailure(f"was not back after {self.deadline_s:g} s{answer.late}", in_time=False)
+            failure = RewardFailure(
+                f"was not back after {self.deadline_s:g} s{answer.late}", in_time=False
+            )
         if self.skip:
-            return Scored([math.nan] * len(completions), dict.fromkeys(range(len(completions)), failure.value))
+            return Scored(
+                [math.nan] * len(completions), dict.fromkeys(range(len(completions)), failure.value)
+            )
         first = quote(prompts[0], completions[0])
-        raise failure.error(name, f"on a batch of {len(completions)} completions; the first was {first}")
+        raise failure.error(
+            name, f"on a batch of {len(completions)} completions; the first was {first}"
+        )
 
     def call(self, name: str, call: Call, deadline_s: float | None, quiet: bool = False) -> Any:
         """What a function (not a coroutine) returns, tensors and generators as lists.
@@ -139,13 +197,19 @@ class RewardExecutor:
         self._unjudged, call = set(), _with_own_metrics(name, call)
         if self._worker is not None and self.places[name] == "worker":
             try:
-                result, changed, logged = self._worker(name, _picklable(call), deadline_s=deadline_s, quiet=quiet)
+                result, changed, logged = self._worker(
+                    name, _picklable(call), deadline_s=deadline_s, quiet=quiet
+                )
             except (DeadlineError, WorkerDied, RemoteError) as error:
                 in_time = not isinstance(error, DeadlineError)
                 raise RewardFailure(f"{_DID[type(error)]} {error}", in_time) from None
             for logger, args, kwargs in logged:
                 args = [
-                    [str(item) if isinstance(item, Foreign) else item for item in own] if isinstance(own, list) else own
+                    (
+                        [str(item) if isinstance(item, Foreign) else item for item in own]
+                        if isinstance(own, list)
+                        else own
+                    )
                     for own in args
                 ]
                 try:
@@ -158,11 +222,13 @@ class RewardExecutor:
         kept, process = contextlib.nullcontext() if own else self._kept, os.getpid()
         with silence, kept, watched(deadline_s) as late:
             try:
-                # Those of the workbench change nothing, and copies of a million completions take their time.
+                # Those of the workbench change nothing, and copies of a million completions take
+                # their time.
                 result, changed = _run(self.functions[name], call, copied=not own)
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # SystemExit, too: it is the function's own end, not the run's
+            except BaseException as error:
+                # SystemExit, too: it is the function's own end, not the run's
                 ends_if_forked(process, error)
                 raise _raised(error) from error
             ends_if_forked(process)  # or two of them would train
@@ -170,12 +236,16 @@ class RewardExecutor:
         return _unchanged(name, result, changed)
 
     def trace(self, name: str, call: Call) -> Trace | None:
-        """Which parts of the function a call reaches; None if it cannot be followed (a coroutine, a model) or fails."""
+        """Which parts of the function a call reaches; None if it cannot be followed (a coroutine, a
+        model) or fails.
+        """
         if self.places[name] in (AWAITED, HOLDS_MODEL):
             return None
         try:
             if self._worker is not None and self.places[name] == "worker":
-                return self._worker(name, _picklable(call), True, deadline_s=self.deadline_s, quiet=True)[0]
+                return self._worker(
+                    name, _picklable(call), True, deadline_s=self.deadline_s, quiet=True
+                )[0]
             with contextlib.redirect_stdout(io.StringIO()):
                 return _run(self.functions[name], call, follow=True)[0]
         except tuple(_DID):
@@ -191,7 +261,9 @@ class RewardExecutor:
         # Without failures it was late as a batch, and no completion is to blame.
         if failures and not self.skip:
             raise self._blamed(name, call, whole, failures)
-        scored = Scored([math.nan] * count, {index: failure.value for index, failure in failures.items()})
+        scored = Scored(
+            [math.nan] * count, {index: failure.value for index, failure in failures.items()}
+        )
         for index, result in results.items():
             one = check_scores(name, result, [prompts[index]], [completions[index]], skip=True)
             scored.scores[index] = one.scores[0]
@@ -199,15 +271,21 @@ class RewardExecutor:
                 scored.errors[index] = one.errors[0]
         return scored
 
-    def _alone(self, name: str, call: Call, started: float) -> tuple[dict[int, Any], dict[int, RewardFailure]]:
+    def _alone(
+        self, name: str, call: Call, started: float
+    ) -> tuple[dict[int, Any], dict[int, RewardFailure]]:
         """The function's result for each completion alone, and its failures, both by index."""
         results: dict[int, Any] = {}
         failures: dict[int, RewardFailure] = {}
         count = len(call["completions"])
         for index in range(count):
-            left_s = None if self.deadline_s is None else started + self.deadline_s - time.monotonic()
+            left_s = (
+                None if self.deadline_s is None else started + self.deadline_s - time.monotonic()
+            )
             if left_s is not None and left_s < -_GRACE_S:
-                failures[index] = RewardFailure("was not called: the batch's time was over", in_time=False)
+                failures[index] = RewardFailure(
+                    "was not called: the batch's time was over", in_time=False
+                )
                 continue
             # Each may take twice its share of the time that is left, so that half of them may hang.
             share_s = None if left_s is None else max(_SHORTEST_S, 2 * left_s / (count - index))
@@ -216,12 +294,16 @@ class RewardExecutor:
             except RewardFailure as error:
                 failures[index] = error
                 if not error.in_time:
-                    failures[index] = RewardFailure(f"{error.value}, its share of the batch's time", in_time=False)
+                    failures[index] = RewardFailure(
+                        f"{error.value}, its share of the batch's time", in_time=False
+                    )
                 elif not self.skip:
                     break
         return results, failures
 
-    def _blamed(self, name: str, call: Call, whole: RewardFailure, failures: dict[int, RewardFailure]) -> RewardError:
+    def _blamed(
+        self, name: str, call: Call, whole: RewardFailure, failures: dict[int, RewardFailure]
+    ) -> RewardError:
         """The error that names one completion: one that raised goes before one that was late."""
         count = len(call["completions"])
         index = min(failures, key=lambda index: (not failures[index].in_time, index))
@@ -232,18 +314,24 @@ class RewardExecutor:
         if count > 1:
             late = f"called one by one, {len(failures)} timed out; the first was"
             where = f"{count} completions; {late} {where}"
-        return RewardFailure(f"was not back after {self.deadline_s:g} s", in_time=False).error(name, f"for {where}")
+        return RewardFailure(f"was not back after {self.deadline_s:g} s", in_time=False).error(
+            name, f"for {where}"
+        )
 
 
 def _place(function: Function, keep_state: bool) -> str:
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__
+    ):
         return AWAITED
     beneath = function
     while isinstance(beneath, functools.partial):
         beneath = beneath.func
     if getattr(beneath, "runs_in_process", False):
         return HOLDS_MODEL
-    if (getattr(beneath, "__module__", "") or "").startswith("workbench.") and not getattr(beneath, "runs_in_worker", False):
+    if (getattr(beneath, "__module__", "") or "").startswith("workbench.") and not getattr(
+        beneath, "runs_in_worker", False
+    ):
         return OWN
     if keep_state and not inspect.isfunction(beneath) and not inspect.isbuiltin(beneath):
         return "here: an object that keeps state, which stays where you can reach it"
@@ -260,13 +348,16 @@ def _model_in(function: Function) -> str:
     # A model must not be copied to another process; one on a GPU cannot even be.
     for value in reached(function):
         of_library = type(value).__module__.partition(".")[0] in _MODELS
-        if of_library and any(hasattr(value, part) for part in ("parameters", "device", "model", "vocab")):
+        if of_library and any(
+            hasattr(value, part) for part in ("parameters", "device", "model", "vocab")
+        ):
             return f"a {type(value).__name__}"
     return ""
 
 
 def _with_own_metrics(function: str, call: Call) -> Call:
-    # What a function logs must not take the place of the trainer's own numbers, nor end the run steps later.
+    # What a function logs must not take the place of the trainer's own numbers, nor end the run
+    # steps later.
     if "log_metric" not in call:
         return call
 
@@ -289,15 +380,26 @@ def _call_one(functions: dict[str, Function], name: str, call: Call, follow: boo
     # In the worker. What the function logs is collected, and logged where the trainer is.
     logged: list[tuple[str, Sequence[Any], dict]] = []
     for key in call.keys() & {"log_extra", "log_metric"}:
-        call[key] = lambda *args, _key=key, **kwargs: logged.append((_key, [*map(plain_result, args)], kwargs))
+        call[key] = lambda *args, _key=key, **kwargs: logged.append(
+            (_key, [*map(plain_result, args)], kwargs)
+        )
     return *_run(functions[name], call, follow=follow), logged
 
 
-def _run(function: Function, call: Call, copied: bool = True, follow: bool = False) -> tuple[Any, str]:
-    """(What the function returned, or with `follow` its trace; the input that it changed, "" if it changed none)."""
+def _run(
+    function: Function, call: Call, copied: bool = True, follow: bool = False
+) -> tuple[Any, str]:
+    """(What the function returned, or with `follow` its trace; the input that it changed, "" if it
+    changed none).
+    """
     own = _copies(call) if copied else call
     if follow:
-        return traced(function, [completion_text(completion) for completion in call["completions"]], **own), ""
+        return (
+            traced(
+                function, [completion_text(completion) for completion in call["completions"]], **own
+            ),
+            "",
+        )
     return plain_result(function(**own)), _changed(call, own) if copied else ""
 
 
@@ -317,7 +419,9 @@ def _copies(call: Call) -> Call:
     own = {key: value if key in _OF_TRAINER else _copy(value) for key, value in call.items()}
     if (state := call.get("trainer_state")) is not None:  # with it the trainer counts its steps
         own["trainer_state"] = copy.copy(state)
-        vars(own["trainer_state"]).update({name: _copy(value) for name, value in vars(state).items()})
+        vars(own["trainer_state"]).update(
+            {name: _copy(value) for name, value in vars(state).items()}
+        )
     return own
 
 
@@ -332,7 +436,11 @@ def _changed(given: Call, own: Call) -> str:
     for key, value in given.items():
         # NaN is not equal to itself, and no change; arrays are not compared.
         with contextlib.suppress(ValueError):
-            if isinstance(value, list) and value != own.get(key) and repr(value) != repr(own.get(key)):
+            if (
+                isinstance(value, list)
+                and value != own.get(key)
+                and repr(value) != repr(own.get(key))
+            ):
                 return key
     return ""
 
@@ -340,39 +448,63 @@ def _changed(given: Call, own: Call) -> str:
 def _picklable(call: Call) -> Call:
     found = {key: None if key.startswith("log_") else value for key, value in call.items()}
     if (state := call.get("trainer_state")) is not None:
-        simple = {key: value for key, value in vars(state).items() if isinstance(value, (int, float, str))}
+        simple = {
+            key: value for key, value in vars(state).items() if isinstance(value, (int, float, str))
+        }
         found["trainer_state"] = SimpleNamespace(**simple)
     return found
 
 
 def _single(call: Call, index: int) -> Call:
     count = len(call["completions"])
-    single = {key: [value[index]] if isinstance(value, list) and len(value) == count else value for key, value in call.items()}
+    single = {
+        key: [value[index]] if isinstance(value, list) and len(value) == count else value
+        for key, value in call.items()
+    }
     if "log_extra" in single:
         single["log_extra"] = lambda *_, **__: None  # the trainer's log takes whole batches only
     return single
 
 
-def check_scores(name: str, result: Any, prompts: Sequence[object], completions: Sequence[object], skip: bool = False) -> Scored:
+def check_scores(
+    name: str,
+    result: Any,
+    prompts: Sequence[object],
+    completions: Sequence[object],
+    skip: bool = False,
+) -> Scored:
     """What a reward function returned, as floats (None becomes NaN: "does not apply").
 
-    Raises RewardError, naming function, prompt and completion, unless there is one score or None per completion
-    that TRL can compute with; with `skip` that is the completion's failure instead.
+    Raises RewardError, naming function, prompt and completion, unless there is one score or None
+    per completion that TRL can compute with; with `skip` that is the completion's failure instead.
     """
     rule = "a reward function returns a list with one score (or None) per completion, in order"
     if result is None or isinstance(result, NO_LIST) or not hasattr(result, "__iter__"):
         shown = f" {result!r}" if isinstance(result, (int, float, str)) else ""
         kind = result.kind if isinstance(result, Foreign) else type(result).__name__
-        remedy = f"return [score for completion in completions]{'; is a `return` missing?' if result is None else ''}"
+        remedy = (
+            "return [score for completion in"
+            f" completions]{'; is a `return` missing?' if result is None else ''}"
+        )
         raise RewardError(f"{name} returned {kind}{shown}", rule=rule, remedy=remedy)
     values = list(result)
     if len(values) != len(completions):
         said = f"{name} returned {len(values)} scores for {len(completions)} completions"
-        raise RewardError(said, rule=rule, remedy="score every completion, and use None where the function does not apply")
+        raise RewardError(
+            said,
+            rule=rule,
+            remedy="score every completion, and use None where the function does not apply",
+        )
     scored = Scored([], {})
     for index, value in enumerate(values):
         try:
-            score = math.nan if value is None else math.inf if isinstance(value, (str, bytes)) else float(value)
+            score = (
+                math.nan
+                if value is None
+                else math.inf
+                if isinstance(value, (str, bytes))
+                else float(value)
+            )
         except (TypeError, ValueError, OverflowError):
             score = math.inf
         if value is not None and not abs(score) <= LARGEST:
@@ -382,9 +514,19 @@ def check_scores(name: str, result: Any, prompts: Sequence[object], completions:
                 text = f"a {type(value).__name__} of more than 4,300 digits"
             said = f"returned {text if len(text) <= 60 else f'{text[:57]}...'}"
             if not skip:
-                rule = f"a score is None or a finite number, at most {LARGEST:g} in size: TRL computes advantages in 32 bits"
-                remedy = "correct the function for this completion, or bound its scores with min() and max()"
-                raise RewardError(f"{name} {said} for {quote(prompts[index], completions[index])}", rule=rule, remedy=remedy)
+                rule = (
+                    f"a score is None or a finite number, at most {LARGEST:g} in size: TRL computes"
+                    " advantages in 32 bits"
+                )
+                remedy = (
+                    "correct the function for this completion, or bound its scores with min() and"
+                    " max()"
+                )
+                raise RewardError(
+                    f"{name} {said} for {quote(prompts[index], completions[index])}",
+                    rule=rule,
+                    remedy=remedy,
+                )
             score, scored.errors[index] = math.nan, said
         scored.scores.append(score)
     return scored
@@ -394,4 +536,7 @@ def quote(prompt: Any, completion: object, limit: int = 200) -> str:
     """A completion and its prompt, shortened for an error message."""
     question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     text = completion_text(completion)
-    return f"the completion {text[:limit]!r}{'…' if len(text) > limit else ''} to the prompt {question[:limit]!r}"
+    return (
+        f"the completion {text[:limit]!r}{'…' if len(text) > limit else ''} to the prompt"
+        f" {question[:limit]!r}"
+    )

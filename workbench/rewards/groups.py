@@ -1,7 +1,8 @@
 """Groups and advantages: what a step learns from. A group is the G completions of one prompt.
 
-The arithmetic is that of trl 1.14.2's `GRPOTrainer` (`_generate_and_score_completions`), in numpy, so that it can be shown,
-recorded and replayed without a trainer; a test compares it with the running trainer.
+The arithmetic is that of trl 1.14.2's `GRPOTrainer` (`_generate_and_score_completions`), in numpy,
+so that it can be shown, recorded and replayed without a trainer; a test compares it with the
+running trainer.
 """
 
 from __future__ import annotations
@@ -20,18 +21,28 @@ EPSILON = 1e-4  # added by TRL to the std before dividing
 SCALES = ("group", "batch", "none")
 AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 
-DEAD_KINDS = "identical texts", "all right", "all wrong", "same score", "not scored", "functions cancel"
+DEAD_KINDS = (
+    "identical texts",
+    "all right",
+    "all wrong",
+    "same score",
+    "not scored",
+    "functions cancel",
+)
 IDENTICAL, ALL_RIGHT, ALL_WRONG, SAME_SCORE, NOT_SCORED, CANCELLED = DEAD_KINDS
 
 
 def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") -> np.ndarray:
-    """The advantage of each completion of a group: how much better its reward was than the group's mean, in units of its std.
+    """The advantage of each completion of a group: how much better its reward was than the group's
+    mean, in units of its std.
 
     A_i = (r_i - mean(r)) / (std(r) + 1e-4), as TRL computes it, with the Bessel-corrected std.
 
     Args:
-        rewards: [G]; NaN for a completion to which no reward function applied, whose advantage is 0.
-        scale_rewards: "group" (or "batch", the same for one group) divides by the std, "none" by nothing.
+        rewards: [G]; NaN for a completion to which no reward function applied, whose advantage is
+            0.
+        scale_rewards: "group" (or "batch", the same for one group) divides by the std, "none" by
+            nothing.
 
     >>> wb.advantages([0.5, 0.9, 0.6, 0.4]).round(2).tolist()
     [-0.46, 1.39, 0.0, -0.93]
@@ -40,7 +51,10 @@ def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") ->
     """
     rewards_G = np.asarray(rewards, dtype=float)
     if rewards_G.ndim != 1 or not len(rewards_G):
-        rule, remedy = "the rewards of one group are a list of numbers", "call it once for each group, or score(...).advantages"
+        rule, remedy = (
+            "the rewards of one group are a list of numbers",
+            "call it once for each group, or score(...).advantages",
+        )
         raise RewardError(f"rewards of shape {list(rewards_G.shape)}", rule=rule, remedy=remedy)
     applied = np.sum(~np.isnan(rewards_G))
     mean = np.nansum(rewards_G) / max(applied, 1)
@@ -51,8 +65,8 @@ def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") ->
     return np.nan_to_num(advantages_G, nan=0.0)
 
 
-# Below: the same for a whole batch of several functions, in 32 or 64 bits. tests/rewards/test_groups.py holds the one above
-# equal to it, bit for bit.
+# Below: the same for a whole batch of several functions, in 32 or 64 bits.
+# tests/rewards/test_groups.py holds the one above equal to it, bit for bit.
 
 
 def batch_advantages(
@@ -62,13 +76,16 @@ def batch_advantages(
     scale_rewards: str | bool = "group",
     aggregation: str = "sum_then_normalize",
 ) -> Groups:
-    """Scores [B, F] of B completions, in groups of G, by F functions -> totals, group statistics and advantages.
+    """Scores [B, F] of B completions, in groups of G, by F functions -> totals, group statistics
+    and advantages.
 
     ValueError if B is not a multiple of G, or a setting is unknown.
 
     Args:
-        scores: NaN where a function did not apply. Given in 32 bits, everything is computed in 32 bits, as in TRL.
-        scale_rewards: "group" (or True) divides by the group's std, "batch" by the batch's, "none" (or False) by nothing.
+        scores: NaN where a function did not apply. Given in 32 bits, everything is computed in 32
+            bits, as in TRL.
+        scale_rewards: "group" (or True) divides by the group's std, "batch" by the batch's, "none"
+            (or False) by nothing.
         aggregation: TRL's `multi_objective_aggregation`.
     """
     weighed = _weighed(scores, weights, num_generations, scale_rewards, aggregation)
@@ -82,7 +99,9 @@ def batch_advantages(
 
 
 class _Weighed(NamedTuple):
-    """What advantages are made of: each sum, less the mean of its block of `size` completions, by the spread."""
+    """What advantages are made of: each sum, less the mean of its block of `size` completions, by
+    the spread.
+    """
 
     scores_BF: np.ndarray
     weights_F: np.ndarray
@@ -100,36 +119,56 @@ def _scale(scale_rewards: str | bool) -> str:
 
 
 def _weighed(
-    scores: np.ndarray, weights: Sequence[float] | np.ndarray, num_generations: int, scale_rewards: str | bool, aggregation: str
+    scores: np.ndarray,
+    weights: Sequence[float] | np.ndarray,
+    num_generations: int,
+    scale_rewards: str | bool,
+    aggregation: str,
 ) -> _Weighed:
-    scores = np.asarray(scores, dtype=np.float32 if getattr(scores, "dtype", None) == np.float32 else np.float64)
+    scores = np.asarray(
+        scores, dtype=np.float32 if getattr(scores, "dtype", None) == np.float32 else np.float64
+    )
     weights = np.asarray(weights, dtype=scores.dtype)
     scale = _scale(scale_rewards)
     if aggregation not in AGGREGATIONS:
-        raise ValueError(f"multi_objective_aggregation = {aggregation!r}: must be 'sum_then_normalize' or 'normalize_then_sum'")
+        raise ValueError(
+            f"multi_objective_aggregation = {aggregation!r}: must be 'sum_then_normalize' or"
+            " 'normalize_then_sum'"
+        )
     if len(scores) % num_generations:
-        raise ValueError(f"{len(scores)} completions are not a multiple of num_generations = {num_generations}")
+        raise ValueError(
+            f"{len(scores)} completions are not a multiple of num_generations = {num_generations}"
+        )
     values = scores
     size = num_generations
     whole = max(1, len(scores))
-    if aggregation == "normalize_then_sum":  # z-scores of each function within the group; their sums, within the batch
+    # z-scores of each function within the group; their sums, within the batch
+    if aggregation == "normalize_then_sum":
         scores_PGF = scores.reshape(-1, num_generations, scores.shape[1])
         z_PGF = (scores_PGF - _mean(scores_PGF)[:, None]) / (_std(scores_PGF)[:, None] + EPSILON)
         values = z_PGF.reshape(scores.shape)
         size, scale = whole, "batch"
     terms = values * weights
     sums = np.where(np.isnan(scores).all(axis=1), np.nan, np.nansum(terms, axis=1))
-    spread = 1.0 if scale == "none" else _by_block(_std, sums, whole if scale == "batch" else size) + EPSILON
+    spread = (
+        1.0
+        if scale == "none"
+        else _by_block(_std, sums, whole if scale == "batch" else size) + EPSILON
+    )
     return _Weighed(scores, weights, terms, sums, size, spread)
 
 
-def _by_block(statistic: Callable[[np.ndarray], np.ndarray], values: np.ndarray, size: int) -> np.ndarray:
+def _by_block(
+    statistic: Callable[[np.ndarray], np.ndarray], values: np.ndarray, size: int
+) -> np.ndarray:
     return np.repeat(statistic(values.reshape(-1, size, *values.shape[1:])), size, axis=0)
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
     count = np.sum(~np.isnan(values), axis=1)
-    return np.where(count > 0, np.nansum(values, axis=1) / np.maximum(count, 1).astype(values.dtype), np.nan)
+    return np.where(
+        count > 0, np.nansum(values, axis=1) / np.maximum(count, 1).astype(values.dtype), np.nan
+    )
 
 
 def _std(values: np.ndarray) -> np.ndarray:
@@ -148,7 +187,9 @@ def dead_flags(batch: ScoredBatch) -> np.ndarray:
 
 
 def dead_kinds(batch: ScoredBatch) -> list[str | None]:
-    """Why each of the P groups is dead, one of `DEAD_KINDS` (the plainest reason first); None for a group that is not."""
+    """Why each of the P groups is dead, one of `DEAD_KINDS` (the plainest reason first); None for a
+    group that is not.
+    """
 
     size = batch.num_generations
     whole_P = np.isfinite(batch.groups.means[::size])
@@ -170,20 +211,26 @@ def dead_kinds(batch: ScoredBatch) -> list[str | None]:
 
 
 def _differ(batch: ScoredBatch) -> np.ndarray:
-    # [P, F] how far apart a function's weighted scores lie within each group. None counts as 0, as in the sum.
+    # [P, F] how far apart a function's weighted scores lie within each group. None counts as 0, as
+    # in the sum.
     terms = np.nan_to_num(batch.scores * batch.weights, posinf=0.0, neginf=0.0)
     return np.ptp(terms.reshape(-1, batch.num_generations, len(batch.names)), axis=1)
 
 
 def cancelling(batch: ScoredBatch, index: int) -> tuple[tuple[str, float], ...]:
-    """(function, weighted difference) for those that cancel in a group, gains first: between the completions that the first
-    of these functions scores highest and lowest. The differences sum to 0.
+    """(function, weighted difference) for those that cancel in a group, gains first: between the
+    completions that the first of these functions scores highest and lowest. The differences sum to
+    0.
     """
     group = slice(index * batch.num_generations, (index + 1) * batch.num_generations)
     terms_GF = np.nan_to_num(batch.scores[group] * batch.weights)
     first_G = terms_GF[:, int((_differ(batch)[index] > NO_SPREAD).argmax())]
     between_F = terms_GF[first_G.argmax()] - terms_GF[first_G.argmin()]
-    pairs = [(name, float(f"{by:.3g}")) for name, by in zip(batch.names, between_F, strict=True) if abs(by) > NO_SPREAD]
+    pairs = [
+        (name, float(f"{by:.3g}"))
+        for name, by in zip(batch.names, between_F, strict=True)
+        if abs(by) > NO_SPREAD
+    ]
     return tuple(sorted(pairs, key=lambda pair: -pair[1]))
 
 
@@ -197,7 +244,8 @@ class Attribution(NamedTuple):
     """Which function made the advantages what they are; B = P * G completions, F functions."""
 
     contributions: np.ndarray  # [B, F]; rows add up to the advantages
-    shares: np.ndarray  # [P, F] of the group's advantage variance; rows add up to 1, NaN in a dead group
+    # [P, F] of the group's advantage variance; rows add up to 1, NaN in a dead group
+    shares: np.ndarray
     deciders: np.ndarray  # [P] index of the function with the largest share; -1 in a dead group
 
 
@@ -205,10 +253,15 @@ def attribution(batch: ScoredBatch, scale_rewards: str | bool | None = None) -> 
     """Attribute a batch's advantages to the functions, under its own or another scaling.
 
     Exact, as the advantage is linear in the functions for a given spread. A function that does not
-    apply counts as 0, as in TRL's sum. A function's share is the covariance of what it adds with the advantage, over the
-    advantage's variance: negative where it pulled against the others and lost; another's share is then above 1.
+    apply counts as 0, as in TRL's sum. A function's share is the covariance of what it adds with
+    the advantage, over the advantage's variance: negative where it pulled against the others and
+    lost; another's share is then above 1.
     """
-    settings = (batch.num_generations, batch.scale_rewards if scale_rewards is None else scale_rewards, batch.aggregation)
+    settings = (
+        batch.num_generations,
+        batch.scale_rewards if scale_rewards is None else scale_rewards,
+        batch.aggregation,
+    )
     weighed = _weighed(batch.scores, batch.weights, *settings)
     terms_BF = np.where(np.isnan(weighed.terms_BF), 0.0, weighed.terms_BF)
     terms_BF[np.isnan(weighed.sums_B)] = np.nan
@@ -220,7 +273,8 @@ def attribution(batch: ScoredBatch, scale_rewards: str | bool | None = None) -> 
     dead_P = dead_flags(batch)
     variance_P = np.where(dead_P, np.nan, (whole_PG**2).sum(axis=1))
     shares_PF = np.einsum("pgf,pg->pf", parts_PGF, whole_PG) / variance_P[:, None]
-    # Two functions that say the same share evenly but for rounding, and that must not choose between them.
+    # Two functions that say the same share evenly but for rounding, and that must not choose
+    # between them.
     deciders_P = np.where(dead_P, -1, np.nan_to_num(shares_PF).round(9).argmax(axis=1))
     return Attribution(parts_BF, shares_PF, deciders_P)
 
@@ -243,19 +297,29 @@ class ExplainedGroup:
     decider: str | None  # the function with the largest share; None in a dead group
     dead: str | None  # one of DEAD_KINDS; None if something is learnt from the group
     labels: tuple[str, ...] = ()  # [G] what the views call the completions; empty: their numbers
-    cancels: tuple[tuple[str, float], ...] = ()  # as `cancelling` has them, in a group that is dead by that
+    # as `cancelling` has them, in a group that is dead by that
+    cancels: tuple[tuple[str, float], ...] = ()
 
     @property
     def verdict(self) -> str:
         """One sentence: which function decided the group, or why it teaches nothing."""
         if self.cancels:
-            return f"dead: {cancel_words(self.cancels)} cancel, so nothing is learnt from this group"
+            return (
+                f"dead: {cancel_words(self.cancels)} cancel, so nothing is learnt from this group"
+            )
         if self.decider is None:
             return f"dead ({self.dead}): nothing is learnt from this group"
         order = np.argsort(-self.shares, kind="stable")
-        others = [f"{self.names[f]} {self.shares[f]:.0%}" for f in order[1:] if abs(self.shares[f]) >= 0.005]
+        others = [
+            f"{self.names[f]} {self.shares[f]:.0%}"
+            for f in order[1:]
+            if abs(self.shares[f]) >= 0.005
+        ]
         rest = f" ({', '.join(others)})" if others else ""
-        return f"{self.decider} decided this group: {max(self.shares):.0%} of the advantages' variance{rest}"
+        return (
+            f"{self.decider} decided this group: {max(self.shares):.0%} of the advantages'"
+            f" variance{rest}"
+        )
 
     def __str__(self) -> str:
         return self.verdict
@@ -272,9 +336,17 @@ def batch_of(
     aggregation: str = "sum_then_normalize",
     **more: object,
 ) -> ScoredBatch:
-    """A batch from its scores, [B, F], with its totals and advantages; `more` is for `ScoredBatch`."""
+    """A batch from its scores, [B, F], with its totals and advantages; `more` is for
+    `ScoredBatch`.
+    """
     scores = np.asarray(scores, dtype=np.float64)
-    given: Fields = {"step": 0, "prompts": [""] * len(scores), "columns": {}, "lengths": np.zeros(len(scores), int), **more}
+    given: Fields = {
+        "step": 0,
+        "prompts": [""] * len(scores),
+        "columns": {},
+        "lengths": np.zeros(len(scores), int),
+        **more,
+    }
     return ScoredBatch(
         names=list(names),
         weights=[float(weight) for weight in weights],
@@ -290,7 +362,9 @@ def batch_of(
 
 
 def explain_in(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
-    """A group's scores, its advantages under every scaling, and the function that decided it; IndexError if there is none."""
+    """A group's scores, its advantages under every scaling, and the function that decided it;
+    IndexError if there is none.
+    """
     size, groups = batch.num_generations, batch.groups
     if not 0 <= index < batch.group_count:
         raise IndexError(f"group {index} of {batch.group_count}")
@@ -298,7 +372,10 @@ def explain_in(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
     own = slice(index * size, (index + 1) * size)
     decider = int(attributed.deciders[index])
     dead = dead_kinds(batch)[index]
-    scaled = {scale: batch_advantages(batch.scores, batch.weights, size, scale).advantages[own] for scale in SCALES}
+    scaled = {
+        scale: batch_advantages(batch.scores, batch.weights, size, scale).advantages[own]
+        for scale in SCALES
+    }
     return ExplainedGroup(
         names=batch.names,
         weights=batch.weights,

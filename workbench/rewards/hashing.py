@@ -1,4 +1,6 @@
-"""Identifies a reward function by a hash of what it does, so that scores of different rewards are never confused."""
+"""Identifies a reward function by a hash of what it does, so that scores of different rewards are
+never confused.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,34 @@ from workbench.rewards.tracing import code_within
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _PYTHON = os.path.dirname(os.__file__)
-_VALUES = (str, bytes, int, float, complex, tuple, list, dict, set, frozenset, re.Pattern, type(None))
+_VALUES = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    tuple,
+    list,
+    dict,
+    set,
+    frozenset,
+    re.Pattern,
+    type(None),
+)
 
 
 def reward_hash(func: Function) -> str:
-    """12 hex digits that change when a reward function's behaviour changes, and are the same in every process.
+    """12 hex digits that change when a reward function's behaviour changes, and are the same in
+    every process.
 
-    They cover its source, its defaults, the values that it closes over or was made with (factories, partials,
-    instances), the values that it uses by name (patterns, lists, tables), and the functions that it calls by name or as
-    `module.function` of a module that is not an installed library.
+    They cover its source, its defaults, the values that it closes over or was made with (factories,
+    partials, instances), the values that it uses by name (patterns, lists, tables), and the
+    functions that it calls by name or as `module.function` of a module that is not an installed
+    library.
     """
-    return hashlib.sha256("\n".join(_parts_of(func, set())).encode("utf-8", "backslashreplace")).hexdigest()[:12]
+    return hashlib.sha256(
+        "\n".join(_parts_of(func, set())).encode("utf-8", "backslashreplace")
+    ).hexdigest()[:12]
 
 
 def _parts_of(value: object, seen: set[int]) -> list[str]:
@@ -47,13 +66,31 @@ def _parts_of(value: object, seen: set[int]) -> list[str]:
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         names = sorted({name for each in code_within(code) for name in each.co_names})
         used = [value.__globals__[name] for name in names if name in value.__globals__]
-        files = [(each, getattr(each, "__file__", None) or _PYTHON) for each in used if inspect.ismodule(each)]
-        modules = [module for module, file in files if "site-packages" not in file and not file.startswith(_PYTHON)]
+        files = [
+            (each, getattr(each, "__file__", None) or _PYTHON)
+            for each in used
+            if inspect.ismodule(each)
+        ]
+        modules = [
+            module
+            for module, file in files
+            if "site-packages" not in file and not file.startswith(_PYTHON)
+        ]
         used += [vars(module)[name] for module in modules for name in names if name in vars(module)]
-        called = [other for other in used if inspect.isfunction(other) or isinstance(other, _VALUES)]
-        beneath = [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *called]
+        called = [
+            other for other in used if inspect.isfunction(other) or isinstance(other, _VALUES)
+        ]
+        beneath = [
+            *cells,
+            *(value.__defaults__ or ()),
+            *(value.__kwdefaults__ or {}).values(),
+            *called,
+        ]
     elif not isinstance(value, type) and hasattr(value, "__dict__"):
-        own, beneath = [_source(type(value)) or type(value).__qualname__], itertools.chain(*sorted(vars(value).items()))
+        own, beneath = (
+            [_source(type(value)) or type(value).__qualname__],
+            itertools.chain(*sorted(vars(value).items())),
+        )
     else:
         return [_text_of(value)]
     return own + [part for each in beneath for part in _parts_of(each, seen)]
@@ -70,12 +107,16 @@ def _text_of(value: object) -> str:
 
 
 def _instructions(code: CodeType) -> str:
-    inner = [_instructions(each) if isinstance(each, CodeType) else _text_of(each) for each in code.co_consts]
+    inner = [
+        _instructions(each) if isinstance(each, CodeType) else _text_of(each)
+        for each in code.co_consts
+    ]
     return "".join([code.co_code.hex(), *inner])
 
 
 def _source(thing: Any) -> str | None:
     try:
         return inspect.getsource(thing)
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # no file, or one that has been changed since
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+        # no file, or one that has been changed since
         return None

@@ -1,6 +1,7 @@
 """What runs in the worker of `compare`: math-verify.
 
-Importing it imports sympy and reads one formula of each kind (a second or two), so every process forked afterwards starts ready.
+Importing it imports sympy and reads one formula of each kind (a second or two), so every process
+forked afterwards starts ready.
 """
 
 from __future__ import annotations
@@ -29,13 +30,22 @@ _WARMING = (
 
 
 def agrees(given: str, right: str) -> bool | None:
-    """What math-verify says, without its own clock (which works only on the main thread); None if it fails."""
+    """What math-verify says, without its own clock (which works only on the main thread); None if
+    it fails.
+    """
     try:
-        # With the last, an inequality is also the interval that it describes when the interval is the right answer.
-        return bool(verify(_parsed(right), _parsed(given), timeout_seconds=None, allow_set_relation_comp=True))
-    except (RecursionError, MemoryError):  # nested too deeply: not an answer that anything could be the same as
+        # With the last, an inequality is also the interval that it describes when the interval is
+        # the right answer.
+        return bool(
+            verify(
+                _parsed(right), _parsed(given), timeout_seconds=None, allow_set_relation_comp=True
+            )
+        )
+    except (RecursionError, MemoryError):
+        # nested too deeply: not an answer that anything could be the same as
         return False
-    except Exception:  # a bug in that library must not become a 0: the caller records that the pair was not judged
+    except Exception:
+        # a bug in that library must not become a 0: the caller records that the pair was not judged
         return None
 
 
@@ -49,7 +59,9 @@ class _OutOfTime(BaseException):  # no Exception: sympy and math-verify catch th
 
 
 def agrees_within(given: str, right: str, deadline_s: float) -> bool | None:
-    """`agrees`, stopped after so many seconds by a TimeoutError, if on the main thread and it listens."""
+    """`agrees`, stopped after so many seconds by a TimeoutError, if on the main thread and it
+    listens.
+    """
     if threading.current_thread() is not threading.main_thread():
         return agrees(given, right)
 
@@ -68,7 +80,8 @@ def agrees_within(given: str, right: str, deadline_s: float) -> bool | None:
         signal.signal(signal.SIGALRM, before)
 
 
-for _name in ("math_verify", "latex2sympy2_extended"):  # they warn of every text that they cannot read
+# they warn of every text that they cannot read
+for _name in ("math_verify", "latex2sympy2_extended"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 for _given, _right in _WARMING:
     agrees(_given, _right)

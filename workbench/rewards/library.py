@@ -1,12 +1,14 @@
 """The reward functions that pay, and the factories that make them, in TRL's own signature.
 
-Each takes chat or plain completions and returns one score per completion, or None where it cannot say. It states the most
-that it pays (`max_score`), and pays nothing for silence, empty tags or tag soup. Everything here is linear in the length of
-a completion. A factory makes your own function, `make_length_reward(200, unit="tokens")`; it raises TaskError for an
-argument that makes no sense, and without a `name` it builds one from its settings.
+Each takes chat or plain completions and returns one score per completion, or None where it cannot
+say. It states the most that it pays (`max_score`), and pays nothing for silence, empty tags or tag
+soup. Everything here is linear in the length of a completion. A factory makes your own function,
+`make_length_reward(200, unit="tokens")`; it raises TaskError for an argument that makes no sense,
+and without a `name` it builds one from its settings.
 
-Two of them do what functions of `trl.rewards` do. They are here because a task file is imported before the policy is loaded,
-and importing TRL before Unsloth leaves Unsloth's changes out on a GPU. JSON and Countdown are in `verifiers`.
+Two of them do what functions of `trl.rewards` do. They are here because a task file is imported
+before the policy is loaded, and importing TRL before Unsloth leaves Unsloth's changes out on a GPU.
+JSON and Countdown are in `verifiers`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ from typing import Any, Protocol, TypeVar, cast
 from workbench.data.answer_column import is_number
 from workbench.errors import TaskError
 from workbench.kinds import Function
-from workbench.rewards.answers import PLACES, TAGS, answer_like, completion_text, ending, extract_answer, find_answer
+from workbench.rewards.answers import (
+    PLACES,
+    TAGS,
+    answer_like,
+    completion_text,
+    ending,
+    extract_answer,
+    find_answer,
+)
 from workbench.rewards.compare import quick_same, same_answers
 from workbench.task import function_name
 
@@ -35,7 +45,8 @@ _ONE_NUMBER = re.compile(r"\d[\d.,]*(?:[eE][-+]?\d+)?")
 _WORDS = {
     "only": "in the one answer block (of several, none counts)", "tag": "in the last answer block",
     "mark": "after the last ####", "boxed": "in the last \\boxed{}", "number": "as the last number",
-    "plain": "as the last line", "any": "in the last answer block, else after ####, else boxed, else as the last number",
+    "plain": "as the last line", "any": "in the last answer block, else after ####, else boxed, "
+                                        "else as the last number",
 }  # fmt: skip
 
 
@@ -65,7 +76,9 @@ def max_score(most: float) -> Callable[[Reward], Reward]:
 
 
 def max_score_of(func: object) -> float | None:
-    """The most that a reward function says it pays; None if it does not say. Looks through `functools.partial`."""
+    """The most that a reward function says it pays; None if it does not say. Looks through
+    `functools.partial`.
+    """
     while not hasattr(func, "max_score") and isinstance(func, functools.partial):
         func = func.func
     stated = getattr(func, "max_score", None)
@@ -73,7 +86,9 @@ def max_score_of(func: object) -> float | None:
 
 
 def named(func: Function, name: str, says: str, most: float | None) -> Scorer:
-    """Give a function that was made its name, which is its curve's label, a docstring, and the most that it pays, if known."""
+    """Give a function that was made its name, which is its curve's label, a docstring, and the most
+    that it pays, if known.
+    """
     made = cast(FunctionType, func)
     made.__name__ = made.__qualname__ = name
     made.__doc__ = says
@@ -81,7 +96,10 @@ def named(func: Function, name: str, says: str, most: float | None) -> Scorer:
 
 
 def require(
-    holds: object, value: str, rule: str, remedy: str = "correct that argument where the reward function is made"
+    holds: object,
+    value: str,
+    rule: str,
+    remedy: str = "correct that argument where the reward function is made",
 ) -> None:
     """TaskError with this value, rule and remedy if an argument of a factory does not hold."""
     if not holds:
@@ -104,10 +122,12 @@ def keeps_strict_format(text: str, tags: Sequence[str] = TAGS) -> bool:
 
 
 def format_share(text: str, tags: Sequence[str] = TAGS) -> float:
-    """How much of a format in tags is there: 0 to 1, an equal share for each opening and each closing tag.
+    """How much of a format in tags is there: 0 to 1, an equal share for each opening and each
+    closing tag.
 
-    A tag counts that stands once, in its place and with something in its block; an opening tag counts without its
-    closing one. Each character after the last tag costs 0.001, all of them together at most one share.
+    A tag counts that stands once, in its place and with something in its block; an opening tag
+    counts without its closing one. Each character after the last tag costs 0.001, all of them
+    together at most one share.
     """
     marks, earned, last = _marks(tags), 0, -1
     for opening, closing in zip(marks[::2], marks[1::2]):
@@ -131,12 +151,18 @@ def _marks(tags: Sequence[str]) -> list[str]:
 
 
 def make_tags_reward(
-    tags: Sequence[str] = THINK_TAGS, maximum: float = 1.0, strict: bool = True, opened: bool = False, name: str | None = None
+    tags: Sequence[str] = THINK_TAGS,
+    maximum: float = 1.0,
+    strict: bool = True,
+    opened: bool = False,
+    name: str | None = None,
 ) -> Scorer:
-    """A reward of `maximum` for one non-empty block of each tag, in their order, and nothing else; otherwise 0.
+    """A reward of `maximum` for one non-empty block of each tag, in their order, and nothing else;
+    otherwise 0.
 
-    Unless `strict`, an equal share for each opening and each closing tag in its place, as `format_share` says. `opened`: the
-    chat template writes the first tag itself, so that a completion begins inside its block.
+    Unless `strict`, an equal share for each opening and each closing tag in its place, as
+    `format_share` says. `opened`: the chat template writes the first tag itself, so that a
+    completion begins inside its block.
     """
     tags = tuple(tags)
     fit = tags and all(re.fullmatch(r"[\w-]+", tag) for tag in tags) and len({*tags}) == len(tags)
@@ -145,12 +171,23 @@ def make_tags_reward(
     before, kept = f"<{tags[0]}>" if opened else "", keeps_strict_format if strict else format_share
 
     def tags_reward(completions: Sequence[object], **kwargs: object) -> list[float]:
-        return [maximum * kept(before + completion_text(completion), tags) for completion in completions]
+        return [
+            maximum * kept(before + completion_text(completion), tags) for completion in completions
+        ]
 
     blocks = " and ".join(f"<{tag}>" for tag in tags)
-    rest = ", and nothing else; otherwise 0." if strict else "; a share of it for each tag in its place."
+    rest = (
+        ", and nothing else; otherwise 0."
+        if strict
+        else "; a share of it for each tag in its place."
+    )
     says = f"{maximum:g} for one block each of {blocks}, not empty and in order{rest}"
-    return named(tags_reward, name or f"{'_'.join(tags)}_{'strict' if strict else 'tags'}_reward", says, maximum)
+    return named(
+        tags_reward,
+        name or f"{'_'.join(tags)}_{'strict' if strict else 'tags'}_reward",
+        says,
+        maximum,
+    )
 
 
 strict_format_reward = make_tags_reward(TAGS, name="strict_format_reward")
@@ -166,25 +203,32 @@ incremental_format_reward.__doc__ += """
 >>> from workbench.rewards import incremental_format_reward
 >>> incremental_format_reward(["<reasoning>6 * 7</reasoning><answer>42</answer>", "<answer>42</answer>", "42"])
 [1.0, 0.5, 0.0]
-"""
-# Where a chat template opens the <think> block itself, a completion lacks that tag: make_tags_reward(opened=True).
+"""  # noqa: E501
+# Where a chat template opens the <think> block itself, a completion lacks that tag:
+# make_tags_reward(opened=True).
 think_answer_format_reward = make_tags_reward(THINK_TAGS, name="think_answer_format_reward")
 think_answer_format_reward.__doc__ += """
 
 >>> from workbench.rewards import think_answer_format_reward
 >>> think_answer_format_reward(["<think>6 * 7</think><answer>42</answer>", "<think></think><answer>42</answer>"])
 [1.0, 0.0]
-"""
+"""  # noqa: E501
 
 
-def answer_scores(given: Sequence[str | None], right: Sequence[object], maximum: float, bare: bool = False) -> list[float | None]:
-    """`maximum` for each answer that is the right one, else 0.0; None where a formula was not judged in time.
+def answer_scores(
+    given: Sequence[str | None], right: Sequence[object], maximum: float, bare: bool = False
+) -> list[float | None]:
+    """`maximum` for each answer that is the right one, else 0.0; None where a formula was not
+    judged in time.
 
-    Where a whole number is right, a text with several numbers is wrong: a sum or a division that was copied from the
-    question and left undone, or a hedge. `given` and `right` are [B]; with `bare` a right number has to stand alone,
-    without a unit or words.
+    Where a whole number is right, a text with several numbers is wrong: a sum or a division that
+    was copied from the question and left undone, or a hedge. `given` and `right` are [B]; with
+    `bare` a right number has to stand alone, without a unit or words.
     """
-    stated = [None if _says_too_much(one, other, bare) else one for one, other in zip(given, right, strict=True)]
+    stated = [
+        None if _says_too_much(one, other, bare) else one
+        for one, other in zip(given, right, strict=True)
+    ]
     return [None if same is None else maximum * same for same in same_answers(stated, right)]
 
 
@@ -204,21 +248,39 @@ def _says_too_much(given: str | None, right: object, bare: bool) -> bool:
     return (bare or several) and (whole or number_of(given) is None)
 
 
-def make_answer_reward(where: str = "any", maximum: float = 2.0, name: str | None = None, bare: bool = False) -> Scorer:
-    """A reward of `maximum` for the right answer in one place, else 0; None where a formula was not judged in time.
+def make_answer_reward(
+    where: str = "any", maximum: float = 2.0, name: str | None = None, bare: bool = False
+) -> Scorer:
+    """A reward of `maximum` for the right answer in one place, else 0; None where a formula was not
+    judged in time.
 
-    `where` is "only", "tag", "mark", "boxed", "number", "plain" or "any", as in `find_answer`; with `bare` a right number
-    has to stand alone there, without a unit or words. For "any" an answer that is no number is looked for at the end, too.
+    `where` is "only", "tag", "mark", "boxed", "number", "plain" or "any", as in `find_answer`; with
+    `bare` a right number has to stand alone there, without a unit or words. For "any" an answer
+    that is no number is looked for at the end, too.
     """
     known = f"use one of {', '.join(map(repr, PLACES))}"
-    require(where in PLACES, f"where = {where!r}", "an answer is looked for in one of the known places", known)
+    require(
+        where in PLACES,
+        f"where = {where!r}",
+        "an answer is looked for in one of the known places",
+        known,
+    )
 
-    def answer_reward(completions: Sequence[object], answer: Sequence[object], **kwargs: object) -> list[float | None]:
+    def answer_reward(
+        completions: Sequence[object], answer: Sequence[object], **kwargs: object
+    ) -> list[float | None]:
         texts = map(completion_text, completions)
-        found = map(answer_like, texts, answer) if where == "any" else (find_answer(text, where) for text in texts)
+        found = (
+            map(answer_like, texts, answer)
+            if where == "any"
+            else (find_answer(text, where) for text in texts)
+        )
         return answer_scores([*found], answer, maximum, bare)
 
-    says = f"{maximum:g} for the right answer {_WORDS[where]}{', without a unit or words' if bare else ''}; else 0."
+    says = (
+        f"{maximum:g} for the right answer"
+        f" {_WORDS[where]}{', without a unit or words' if bare else ''}; else 0."
+    )
     return named(answer_reward, name or f"{where}_answer_reward", says, maximum)
 
 
@@ -228,14 +290,14 @@ correctness_reward.__doc__ += """
 >>> from workbench.rewards import correctness_reward
 >>> correctness_reward(["<answer>42</answer>", "<answer>42 apples</answer>", "42"], answer=["42", "42", "42"])
 [2.0, 0.0, 0.0]
-"""
+"""  # noqa: E501
 lenient_correctness_reward = make_answer_reward("any", name="lenient_correctness_reward")
 lenient_correctness_reward.__doc__ += """
 
 >>> from workbench.rewards import lenient_correctness_reward
 >>> lenient_correctness_reward(["<answer>42 apples</answer>", "It is 42.", "It is 41."], answer=["42", "42", "42"])
 [2.0, 2.0, 0.0]
-"""
+"""  # noqa: E501
 mark_correctness_reward = make_answer_reward("mark", name="mark_correctness_reward", bare=True)
 mark_correctness_reward.__doc__ += """
 
@@ -253,8 +315,11 @@ boxed_correctness_reward.__doc__ += """
 
 
 @max_score(2.0)
-def last_line_reward(completions: Sequence[object], answer: Sequence[object], **kwargs: object) -> list[float | None]:
-    """2.0 if the last line that is not empty is the right answer, or ends with it as a separate word, else 0.0.
+def last_line_reward(
+    completions: Sequence[object], answer: Sequence[object], **kwargs: object
+) -> list[float | None]:
+    """2.0 if the last line that is not empty is the right answer, or ends with it as a separate
+    word, else 0.0.
 
     >>> from workbench.rewards import last_line_reward
     >>> last_line_reward(["6 * 7\\nThe answer is 42", "42, I think"], answer=["42", "42"])
@@ -267,38 +332,52 @@ def last_line_reward(completions: Sequence[object], answer: Sequence[object], **
 def make_closeness_reward(
     scale: float | None = None, maximum: float = 1.0, where: str = "tag", name: str | None = None
 ) -> Scorer:
-    """A reward of `maximum` for the right number, falling to 0 for one that is `scale` away; None if no number is right.
+    """A reward of `maximum` for the right number, falling to 0 for one that is `scale` away; None
+    if no number is right.
 
-    Without a `scale` it is the right number's own size, and 1 where that is smaller. `where` is as in `find_answer`.
+    Without a `scale` it is the right number's own size, and 1 where that is smaller. `where` is as
+    in `find_answer`.
     """
     fits = scale is None or (scale > 0 and math.isfinite(scale))
     require(fits, f"scale = {scale!r}", "a distance is a positive number")
 
-    def closeness_reward(completions: Sequence[object], answer: Sequence[object], **kwargs: object) -> list[float | None]:
+    def closeness_reward(
+        completions: Sequence[object], answer: Sequence[object], **kwargs: object
+    ) -> list[float | None]:
         given = [number_of(find_answer(completion_text(each), where)) for each in completions]
-        return [closeness(found, number_of(right)) for found, right in zip(given, answer, strict=True)]
+        return [
+            closeness(found, number_of(right)) for found, right in zip(given, answer, strict=True)
+        ]
 
     def closeness(given: Fraction | None, wanted: Fraction | None) -> float | None:
         if given is None or wanted is None:
             return None if wanted is None else 0.0
-        # In fractions, since neither the difference nor the quotient of two long numbers need be a float.
+        # In fractions, since neither the difference nor the quotient of two long numbers need be a
+        # float.
         width = max(abs(wanted), Fraction(1)) if scale is None else Fraction(scale)
         return maximum * float(1 - min(Fraction(1), abs(given - wanted) / width))
 
-    away, part = ("as far away as its own size", "") if scale is None else (f"{scale:g} away", f"_{scale:g}")
+    away, part = (
+        ("as far away as its own size", "") if scale is None else (f"{scale:g} away", f"_{scale:g}")
+    )
     says = f"Up to {maximum:g}: all of it for the right number, nothing for one that is {away}."
     return named(closeness_reward, name or f"closeness{part}_reward", says, maximum)
 
 
 def number_of(answer: object) -> Fraction | None:
-    """The one number that an answer is, exactly; a percent sign is left out. None if it is not one number.
+    """The one number that an answer is, exactly; a percent sign is left out. None if it is not one
+    number.
 
     >>> number_of("-$1,000.50"), number_of("3/4"), number_of("12 apples"), number_of("1/0")
     (Fraction(-2001, 2), Fraction(3, 4), None, None)
     """
     text = str(answer if answer is not None else "").replace("\u2212", "-").strip().rstrip(".")
     try:
-        return Fraction(text.replace(",", "").replace("$", "").rstrip("%")) if is_number(text) else None
+        return (
+            Fraction(text.replace(",", "").replace("$", "").rstrip("%"))
+            if is_number(text)
+            else None
+        )
     except (ValueError, ZeroDivisionError):
         return None
 
@@ -309,35 +388,53 @@ closeness_reward.__doc__ += """
 >>> from workbench.rewards import closeness_reward
 >>> closeness_reward(["<answer>42</answer>", "<answer>21</answer>", "<answer>0</answer>"], answer=["42", "42", "42"])
 [1.0, 0.5, 0.0]
-"""
+"""  # noqa: E501
 
 
 def make_length_reward(
-    target: int, unit: str = "characters", maximum: float = 0.5, answer_in: str | None = "tag", name: str | None = None
+    target: int,
+    unit: str = "characters",
+    maximum: float = 0.5,
+    answer_in: str | None = "tag",
+    name: str | None = None,
 ) -> Scorer:
-    """A reward of `maximum` up to `target` "characters" of the text or "tokens" of the policy, falling to 0 at twice as many.
+    """A reward of `maximum` up to `target` "characters" of the text or "tokens" of the policy,
+    falling to 0 at twice as many.
 
-    To earn anything, a completion needs an answer in the place `answer_in`, as in `find_answer`; None: any text that is not
-    blank will do, and then one letter earns the most.
+    To earn anything, a completion needs an answer in the place `answer_in`, as in `find_answer`;
+    None: any text that is not blank will do, and then one letter earns the most.
     """
     require(target > 0, f"target = {target!r}", "a length is at least 1")
-    require(unit in ("characters", "tokens"), f"unit = {unit!r}", "a length is counted in characters or tokens")
+    require(
+        unit in ("characters", "tokens"),
+        f"unit = {unit!r}",
+        "a length is counted in characters or tokens",
+    )
 
     def length_reward(
-        completions: Sequence[object], completion_ids: Sequence[Sequence[int]] = (), **kwargs: object
+        completions: Sequence[object],
+        completion_ids: Sequence[Sequence[int]] = (),
+        **kwargs: object,
     ) -> list[float]:
         scores = []
-        for completion, parts in zip(completions, _parts(unit, completions, completion_ids), strict=True):
+        for completion, parts in zip(
+            completions, _parts(unit, completions, completion_ids), strict=True
+        ):
             over, text = max(0, len(parts) - target) / target, completion_text(completion)
             earns = text.strip() if answer_in is None else find_answer(text, answer_in)
             scores.append(maximum * max(0.0, 1.0 - over) if earns else 0.0)
         return scores
 
-    says = f"Up to {maximum:g} for a short completion: all of it within {target} {unit}, nothing at {2 * target}."
+    says = (
+        f"Up to {maximum:g} for a short completion: all of it within {target} {unit}, nothing at"
+        f" {2 * target}."
+    )
     return named(length_reward, name or f"length_{target}_{unit}_reward", says, maximum)
 
 
-def _parts(unit: str, completions: Sequence[object], completion_ids: Sequence[Sequence[int]]) -> Sequence[Sequence[Any]]:
+def _parts(
+    unit: str, completions: Sequence[object], completion_ids: Sequence[Sequence[int]]
+) -> Sequence[Sequence[Any]]:
     if unit == "tokens":
         return completion_ids
     texts = [completion_text(completion) for completion in completions]
@@ -356,36 +453,61 @@ length_reward.__doc__ += """
 
 @max_score(0.25)
 def style_reward(completions: Sequence[object], **kwargs: object) -> list[float]:
-    """0.25 if the answer block holds the bare answer: one line, no sentence, at most 20 characters; else 0.0.
+    """0.25 if the answer block holds the bare answer: one line, no sentence, at most 20 characters;
+    else 0.0.
 
     >>> from workbench.rewards import style_reward
     >>> style_reward(["<answer>42</answer>", "<answer>It is 42.</answer>"])
     [0.25, 0.0]
     """
     answers = [extract_answer(completion_text(completion)) or "" for completion in completions]
-    return [0.25 if len(each) <= 20 and len(each.split()) == 1 and not each.endswith(".") else 0.0 for each in answers]
+    return [
+        0.25 if len(each) <= 20 and len(each.split()) == 1 and not each.endswith(".") else 0.0
+        for each in answers
+    ]
 
 
-def make_repetition_reward(ngram: int = 3, maximum_penalty: float = 1.0, unit: str = "words", name: str | None = None) -> Scorer:
-    """A penalty from 0 to -`maximum_penalty`: the share of a completion's n-grams that stood in it before.
+def make_repetition_reward(
+    ngram: int = 3, maximum_penalty: float = 1.0, unit: str = "words", name: str | None = None
+) -> Scorer:
+    """A penalty from 0 to -`maximum_penalty`: the share of a completion's n-grams that stood in it
+    before.
 
-    They are of "words" between white space, or of "tokens" of the policy, for languages that do not part their words.
+    They are of "words" between white space, or of "tokens" of the policy, for languages that do not
+    part their words.
     """
     require(ngram >= 1, f"ngram = {ngram!r}", "an n-gram has at least one word")
-    require(maximum_penalty >= 0, f"maximum_penalty = {maximum_penalty!r}", "a penalty is given as a positive number")
-    require(unit in ("words", "tokens"), f"unit = {unit!r}", "repetition is counted in words or tokens")
+    require(
+        maximum_penalty >= 0,
+        f"maximum_penalty = {maximum_penalty!r}",
+        "a penalty is given as a positive number",
+    )
+    require(
+        unit in ("words", "tokens"), f"unit = {unit!r}", "repetition is counted in words or tokens"
+    )
 
     def repetition_reward(
-        completions: Sequence[object], completion_ids: Sequence[Sequence[int]] = (), **kwargs: object
+        completions: Sequence[object],
+        completion_ids: Sequence[Sequence[int]] = (),
+        **kwargs: object,
     ) -> list[float]:
         scores = []
         for parts in _parts(unit, completions, completion_ids):
             total = len(parts) - ngram + 1
-            different = set(zip(*(parts[start : start + total] for start in range(ngram)))) if total > 0 else ()
-            scores.append(0.0 - maximum_penalty * (1 - len(different) / total) if total > 0 else 0.0)
+            different = (
+                set(zip(*(parts[start : start + total] for start in range(ngram))))
+                if total > 0
+                else ()
+            )
+            scores.append(
+                0.0 - maximum_penalty * (1 - len(different) / total) if total > 0 else 0.0
+            )
         return scores
 
-    says = f"0 down to {-maximum_penalty:g}: the share of groups of {ngram} {unit} that stood in the completion before."
+    says = (
+        f"0 down to {-maximum_penalty:g}: the share of groups of {ngram} {unit} that stood in the"
+        " completion before."
+    )
     return named(repetition_reward, name or f"repetition_{ngram}_{unit}_reward", says, 0.0)
 
 
@@ -398,27 +520,44 @@ repetition_reward.__doc__ += """
 """
 
 
-def make_overlong_reward(max_completion_tokens: int, buffer_tokens: int, name: str | None = None) -> Scorer:
-    """A penalty from 0 to -1 at the limit, max_completion_length or less, growing over its last `buffer_tokens` (0: at once)."""
-    value = f"buffer_tokens = {buffer_tokens!r} before max_completion_tokens = {max_completion_tokens!r}"
+def make_overlong_reward(
+    max_completion_tokens: int, buffer_tokens: int, name: str | None = None
+) -> Scorer:
+    """A penalty from 0 to -1 at the limit, max_completion_length or less, growing over its last
+    `buffer_tokens` (0: at once).
+    """
+    value = (
+        f"buffer_tokens = {buffer_tokens!r} before max_completion_tokens ="
+        f" {max_completion_tokens!r}"
+    )
     require(0 <= buffer_tokens <= max_completion_tokens, value, "the buffer lies within the limit")
     free = max_completion_tokens - buffer_tokens
 
     def overlong_reward(completion_ids: Sequence[Sequence[int]], **kwargs: object) -> list[float]:
-        return [0.0 - min(1.0, max(0, len(ids) - free) / (buffer_tokens or 1)) for ids in completion_ids]
+        return [
+            0.0 - min(1.0, max(0, len(ids) - free) / (buffer_tokens or 1)) for ids in completion_ids
+        ]
 
     says = f"0 up to {free} tokens, falling to -1 at {max_completion_tokens} tokens."
-    return named(overlong_reward, name or f"overlong_{max_completion_tokens}_tokens_reward", says, 0.0)
+    return named(
+        overlong_reward, name or f"overlong_{max_completion_tokens}_tokens_reward", says, 0.0
+    )
 
 
 def make_pattern_reward(
-    pattern: str, score: float = 1.0, whole: bool = False, flags: int = re.DOTALL, name: str = "pattern_reward"
+    pattern: str,
+    score: float = 1.0,
+    whole: bool = False,
+    flags: int = re.DOTALL,
+    name: str = "pattern_reward",
 ) -> Scorer:
-    """A reward of `score` (below 0: a penalty) where a pattern is found; with `whole`, where it matches the whole completion.
+    """A reward of `score` (below 0: a penalty) where a pattern is found; with `whole`, where it
+    matches the whole completion.
 
-    A pattern with nested or neighbouring repeats, `(a+)+` or `.*?x.*?y.*?z`, can take hours over one long completion,
-    and nothing inside Python can stop it. So the suite runs this function in its worker process, with a deadline.
-    `flags` are those of `re`: without re.DOTALL no text of several lines matches `.*`.
+    A pattern with nested or neighbouring repeats, `(a+)+` or `.*?x.*?y.*?z`, can take hours over
+    one long completion, and nothing inside Python can stop it. So the suite runs this function in
+    its worker process, with a deadline. `flags` are those of `re`: without re.DOTALL no text of
+    several lines matches `.*`.
     """
     try:
         fault = "" if isinstance(pattern, str) else f"{type(pattern).__name__}, not text"
@@ -427,12 +566,20 @@ def make_pattern_reward(
     except (re.error, TypeError, ValueError, OverflowError, RecursionError) as error:
         fault = str(error)
     remedy = "correct it; `re.escape` makes a pattern of a text that is meant literally"
-    require(not fault, f"pattern = {pattern!r}: {fault}", "a pattern is a regular expression of Python's `re`, as text", remedy)
+    require(
+        not fault,
+        f"pattern = {pattern!r}: {fault}",
+        "a pattern is a regular expression of Python's `re`, as text",
+        remedy,
+    )
 
     def pattern_reward(completions: Sequence[object], **kwargs: object) -> list[float]:
-        # `re` keeps what it has compiled; the text of the pattern is what a hash of this function can see.
+        # `re` keeps what it has compiled; the text of the pattern is what a hash of this function
+        # can see.
         found = re.fullmatch if whole else re.search
-        return [score if found(pattern, completion_text(each), flags) else 0.0 for each in completions]
+        return [
+            score if found(pattern, completion_text(each), flags) else 0.0 for each in completions
+        ]
 
     vars(pattern_reward)["runs_in_worker"] = True
     says = f"{score:g} where {'all of it matches' if whole else 'there is'} {pattern!r}."
@@ -442,7 +589,8 @@ def make_pattern_reward(
 def make_weighted_reward(func: Function, weight: float, name: str | None = None) -> Function:
     """`func`, also an async one, with each of its scores times `weight`; None stays None.
 
-    A weight in the recipe leaves the scores in the record as they are; this is for a part of another function.
+    A weight in the recipe leaves the scores in the record as they are; this is for a part of
+    another function.
     """
 
     def times(scores: Sequence[float | None]) -> list[float | None]:
@@ -465,6 +613,9 @@ def make_weighted_reward(func: Function, weight: float, name: str | None = None)
     for mark in ("runs_in_worker", "runs_in_process"):
         if hasattr(func, mark):
             setattr(weighted_reward, mark, getattr(func, mark))
-    # With a negative weight the most is what the function's least is worth, which it does not state.
+    # With a negative weight the most is what the function's least is worth, which it does not
+    # state.
     most = weight * stated if stated is not None and weight >= 0 else None
-    return named(weighted_reward, name or f"{weight:g}_{own}", f"{weight:g} times what {own} pays.", most)
+    return named(
+        weighted_reward, name or f"{weight:g}_{own}", f"{weight:g} times what {own} pays.", most
+    )

@@ -1,4 +1,5 @@
-"""The suite: a task's reward functions as the trainer calls them, one by one, checked before any gradient sees their scores.
+"""The suite: a task's reward functions as the trainer calls them, one by one, checked before any
+gradient sees their scores.
 
 When the last function has returned, it passes on the batch with its totals and advantages.
 """
@@ -21,8 +22,23 @@ import numpy as np
 from workbench.errors import RecipeError, RewardError, TaskError
 from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
-from workbench.rewards.chat_or_text import InputFormat, convert_call, detect_input_format, positional_reward, responses_parameter
-from workbench.rewards.execution import AWAITED, DEADLINE_S, FROM_TRL, HOLDS_MODEL, Call, RewardExecutor, Scored, quote
+from workbench.rewards.chat_or_text import (
+    InputFormat,
+    convert_call,
+    detect_input_format,
+    positional_reward,
+    responses_parameter,
+)
+from workbench.rewards.execution import (
+    AWAITED,
+    DEADLINE_S,
+    FROM_TRL,
+    HOLDS_MODEL,
+    Call,
+    RewardExecutor,
+    Scored,
+    quote,
+)
 from workbench.rewards.groups import batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
@@ -30,13 +46,17 @@ from workbench.rewards.tracing import Trace
 from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
 from workbench.task import Row, Task, load_task
 
-EXACT = 1e6  # scores up to here are not tried in 32 bits: what is lost there is smaller than what a group differs by
+# scores up to here are not tried in 32 bits: what is lost there is smaller than what a group
+# differs by
+EXACT = 1e6
 
 
 class RewardSuite:
-    """A task's functions, ready for the trainer (`funcs`, `weights`) or for scoring by hand (`score`).
+    """A task's functions, ready for the trainer (`funcs`, `weights`) or for scoring by hand
+    (`score`).
 
-    A model among them, or its name, scores as in TRL; a function written as `(prompts, responses)` is adapted.
+    A model among them, or its name, scores as in TRL; a function written as `(prompts, responses)`
+    is adapted.
 
     Args:
         num_generations: G, the size of a group.
@@ -44,11 +64,13 @@ class RewardSuite:
         aggregation: TRL's `multi_objective_aggregation`.
         on_batch: called with each complete `ScoredBatch`.
         deadline_s, keep_state: as for `RewardExecutor`.
-        on_error: what happens if a function raises or is late: "stop" raises an error that names the completion; "skip" leaves
-            that completion without this function's score, and counts it.
+        on_error: what happens if a function raises or is late: "stop" raises an error that names
+            the completion; "skip" leaves that completion without this function's score, and counts
+            it.
 
     Raises:
-        RecipeError: if `weights` names a function that the task does not have, all weights are 0, or `on_error` is unknown.
+        RecipeError: if `weights` names a function that the task does not have, all weights are 0,
+            or `on_error` is unknown.
     """
 
     def __init__(
@@ -75,26 +97,39 @@ class RewardSuite:
         self.on_batch = on_batch
         self.deadline_s = deadline_s
         self.on_error = on_error
-        self.hashes = {name: reward_hash(func) for name, func in zip(self.names, task.reward_funcs, strict=True)}
+        self.hashes = {
+            name: reward_hash(func)
+            for name, func in zip(self.names, task.reward_funcs, strict=True)
+        }
         self.notes: list[str] = []  # what was adapted, in words
         columns = list(task.rows[0]) if len(task.rows) else []
         functions = dict(zip(self.names, map(as_function, task.reward_funcs), strict=True))
         for name, func in functions.items():
             if responses := responses_parameter(func, columns):
-                self.notes.append(f"{name} is written as (prompts, {responses}): it gets both as plain text")
+                self.notes.append(
+                    f"{name} is written as (prompts, {responses}): it gets both as plain text"
+                )
                 functions[name] = positional_reward(func)
         self.functions = RewardExecutor(functions, deadline_s, on_error == "skip", keep_state)
-        # Column -> its values by row, where the trainer's dataset holds the row's number instead: what Arrow would change.
+        # Column -> its values by row, where the trainer's dataset holds the row's number instead:
+        # what Arrow would change.
         self.aside: dict[str, list[Any]] = {}
         self._formats: dict[str, InputFormat] = {}
-        self._pending: dict[str, tuple[Scored, float]] = {}  # of the functions of a batch that have answered: their seconds, too
-        # Where several processes score one batch: it is handed each one's own part, or error, and returns those of all in order.
+        # of the functions of a batch that have answered: their seconds, too
+        self._pending: dict[str, tuple[Scored, float]] = {}
+        # Where several processes score one batch: it is handed each one's own part, or error, and
+        # returns those of all in order.
         self.gather: Callable[[Any], list[Any]] | None = None
 
     @property
     def hash(self) -> str:
-        """One hash over all functions and weights, 12 hex digits: the rewards that a rollout was scored under."""
-        text = "".join(f"{name}={self.hashes[name]}*{weight};" for name, weight in zip(self.names, self.weights))
+        """One hash over all functions and weights, 12 hex digits: the rewards that a rollout was
+        scored under.
+        """
+        text = "".join(
+            f"{name}={self.hashes[name]}*{weight};"
+            for name, weight in zip(self.names, self.weights)
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -126,13 +161,21 @@ class RewardSuite:
     def _whole_values(self, call: Call) -> Call:
         # A copy for each completion, as from a dataset: a function may change what it is handed.
         there = {name: values for name, values in self.aside.items() if name in call}
-        return {**call, **{name: [copy.deepcopy(values[row]) for row in call[name]] for name, values in there.items()}}
+        return {
+            **call,
+            **{
+                name: [copy.deepcopy(values[row]) for row in call[name]]
+                for name, values in there.items()
+            },
+        }
 
     def _take(self, name: str, scored: Scored, call: Call, started: float) -> list[float]:
         self._pending[name] = scored, time.perf_counter() - started
         if len(self._pending) == len(self.names):
             answers = {each: answer for each, (answer, _) in self._pending.items()}
-            part = _Part({}, answers, {each: seconds for each, (_, seconds) in self._pending.items()})
+            part = _Part(
+                {}, answers, {each: seconds for each, (_, seconds) in self._pending.items()}
+            )
             self._pending = {}
             if self.gather is not None:
                 columns = {key: value for key, value in call.items() if isinstance(value, list)}
@@ -144,7 +187,8 @@ class RewardSuite:
 
     @contextlib.contextmanager
     def _failing_together(self) -> Generator[None, None, None]:
-        # The others wait for this process's part of the batch, once: this makes all ranks fail together.
+        # The others wait for this process's part of the batch, once: this makes all ranks fail
+        # together.
         try:
             yield
         except Exception as error:
@@ -164,8 +208,13 @@ class RewardSuite:
     def _input_format(self, name: str, call: Call) -> InputFormat:
         count = len(call["completions"])
         if name not in self._formats and count:
-            one = {key: value[:1] if isinstance(value, list) and len(value) == count else value for key, value in call.items()}
-            found = self._formats[name] = detect_input_format(self.functions, name, {**one, **_before_training()})
+            one = {
+                key: value[:1] if isinstance(value, list) and len(value) == count else value
+                for key, value in call.items()
+            }
+            found = self._formats[name] = detect_input_format(
+                self.functions, name, {**one, **_before_training()}
+            )
             given = "text" if isinstance(call["prompts"][0], str) else "chat"
             if found.note and found.format != given:
                 handed = "" if found.format == "either" else "; it gets what it reads"
@@ -177,8 +226,13 @@ class RewardSuite:
         call = _call(rows[:1], [""], None)
         return {name: self._input_format(name, call) for name in self.names}
 
-    def _join(self, call: Call, scored: dict[str, Scored], seconds: dict[str, float]) -> ScoredBatch:
-        state, ids = call.get("trainer_state"), call.get("completion_ids") or [[] for _ in call["completions"]]
+    def _join(
+        self, call: Call, scored: dict[str, Scored], seconds: dict[str, float]
+    ) -> ScoredBatch:
+        state, ids = (
+            call.get("trainer_state"),
+            call.get("completion_ids") or [[] for _ in call["completions"]],
+        )
         batch = batch_of(
             self.names,
             self.weights,
@@ -202,7 +256,15 @@ class RewardSuite:
         return batch
 
     def _check_in_32_bits(self, batch: ScoredBatch) -> None:
-        scores, settings = batch.scores, (self.weights, batch.num_generations, self.scale_rewards, self.aggregation)
+        scores, settings = (
+            batch.scores,
+            (
+                self.weights,
+                batch.num_generations,
+                self.scale_rewards,
+                self.aggregation,
+            ),
+        )
         size = np.nan_to_num(np.abs(scores)) * np.maximum(np.abs(self.weights), 1.0)  # [B, F]
         if size.max() <= EXACT:
             return
@@ -212,18 +274,31 @@ class RewardSuite:
             return
         index, function = np.unravel_index(size.argmax(), size.shape)
         raise RewardError(
-            f"{self.names[function]} scored {scores[index, function]:.10g}, with the weight {self.weights[function]:g}, "
+            f"{self.names[function]} scored {scores[index, function]:.10g}, with the weight"
+            f" {self.weights[function]:g}, "
             + quote(batch.prompts[index], batch.completions[index]),
-            rule="TRL computes advantages in 32 bits, some 7 digits; there these scores give wrong advantages",
-            remedy="bring the scores closer to 0: divide them, or subtract what they have in common",
+            rule=(
+                "TRL computes advantages in 32 bits, some 7 digits; there these scores give wrong"
+                " advantages"
+            ),
+            remedy=(
+                "bring the scores closer to 0: divide them, or subtract what they have in common"
+            ),
         )
 
     def score(
-        self, rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None = None
+        self,
+        rows: Sequence[Row],
+        completions: Sequence[str],
+        completion_ids: Sequence[list[int]] | None = None,
     ) -> np.ndarray:
-        """The scores that the trainer would see: [B, F], NaN where a function did not apply; without ids, bytes are tokens."""
+        """The scores that the trainer would see: [B, F], NaN where a function did not apply;
+        without ids, bytes are tokens.
+        """
         scored = self.score_each(rows, completions, completion_ids)
-        return np.array([own.scores for own in scored.values()], dtype=np.float64).T.reshape(len(rows), len(scored))
+        return np.array([own.scores for own in scored.values()], dtype=np.float64).T.reshape(
+            len(rows), len(scored)
+        )
 
     def score_each(
         self,
@@ -235,33 +310,52 @@ class RewardSuite:
     ) -> dict[str, Scored]:
         """`score` with each function's errors: function (of `names`; None: all) -> `Scored`."""
         call = _call(rows, completions, completion_ids)
-        return {name: self._score(name, call, quiet) for name in (self.names if names is None else names)}
+        return {
+            name: self._score(name, call, quiet)
+            for name in (self.names if names is None else names)
+        }
 
     def trace(self, name: str, rows: Sequence[Row], completions: Sequence[str]) -> Trace | None:
-        """Which parts of a function these completions reach, and what it matched in them; None if that cannot be said."""
+        """Which parts of a function these completions reach, and what it matched in them; None if
+        that cannot be said.
+        """
         return self.functions.trace(name, self._converted(name, _call(rows, completions, None)))
 
     def rehearse(self, rows: Sequence[Row]) -> None:
-        """Call every function once, on silence, words and an answer, before anything is loaded, so that failures come early.
+        """Call every function once, on silence, words and an answer, before anything is loaded, so
+        that failures come early.
 
-        TaskError if a function needs a column that the rows lack; RewardError if it raises or returns something other than
-        one finite number per completion, or if none returns a number at all.
+        TaskError if a function needs a column that the rows lack; RewardError if it raises or
+        returns something other than one finite number per completion, or if none returns a number
+        at all.
         """
         self.check_signatures(rows)
         answers = [str(row.get(self.task.answer_column, "")) for row in rows[:2]]
         block = "<reasoning>\nthe working\n</reasoning>\n<answer>\n{}\n</answer>"
         words = "The quick brown fox jumps over the lazy dog, 3 times."
         texts = [text for answer in answers for text in ("", answer, block.format(answer), words)]
-        # A model is not asked: loading it here would bring in libraries that the policy has to bring in first.
+        # A model is not asked: loading it here would bring in libraries that the policy has to
+        # bring in first.
         names = [name for name in self.names if self.functions.places[name] != HOLDS_MODEL]
         scored = self.score_each([row for row in rows[:2] for _ in range(4)], texts, names=names)
-        if len(names) == len(self.names) and np.isnan([each.scores for each in scored.values()]).all():
-            said = f"{' and '.join(self.names)} returned None for {len(texts)} completions of {len(answers)} prompts"
-            rule = "None means that a function does not apply; a completion to which none applies gets no reward"
+        if (
+            len(names) == len(self.names)
+            and np.isnan([each.scores for each in scored.values()]).all()
+        ):
+            said = (
+                f"{' and '.join(self.names)} returned None for {len(texts)} completions of"
+                f" {len(answers)} prompts"
+            )
+            rule = (
+                "None means that a function does not apply; a completion to which none applies gets"
+                " no reward"
+            )
             raise RewardError(said, rule=rule, remedy="return a number where the function applies")
 
     def check_signatures(self, rows: Sequence[Row], names: Sequence[str] | None = None) -> None:
-        """Check that every function (or these) accepts TRL's keyword call and finds its columns in every row."""
+        """Check that every function (or these) accepts TRL's keyword call and finds its columns in
+        every row.
+        """
         keywords = (FROM_TRL | set(rows[0])) - {"prompt"}
         for name in self.names if names is None else names:
             parameters = inspect.signature(self.functions[name]).parameters.values()
@@ -276,17 +370,33 @@ class RewardSuite:
                 remedy = f"end its signature with **kwargs: def {name}(completions, **kwargs)"
                 raise TaskError(f"{name} does not accept {extra[0]!r}", rule=rule, remedy=remedy)
 
-    def _check_columns(self, name: str, needed: Sequence[str], keywords: frozenset[str], rows: Sequence[Row]) -> None:
+    def _check_columns(
+        self, name: str, needed: Sequence[str], keywords: frozenset[str], rows: Sequence[Row]
+    ) -> None:
         if missing := next((each for each in needed if each not in keywords), None):
-            remedy = f"add a column {missing!r} to the rows, or rename the parameter to one that is there"
+            remedy = (
+                f"add a column {missing!r} to the rows, or rename the parameter to one that is"
+                " there"
+            )
             if f"{missing}s" in FROM_TRL:
-                remedy = f"rename the parameter to {missing}s: it is a list with one item per completion"
-            value = f"{name} needs {missing!r}; the rows have the columns {', '.join(map(str, rows[0]))}"
-            rule = "a reward function gets `prompts`, `completions` and the dataset's columns, by keyword"
+                remedy = (
+                    f"rename the parameter to {missing}s: it is a list with one item per completion"
+                )
+            value = (
+                f"{name} needs {missing!r}; the rows have the columns"
+                f" {', '.join(map(str, rows[0]))}"
+            )
+            rule = (
+                "a reward function gets `prompts`, `completions` and the dataset's columns, by"
+                " keyword"
+            )
             raise TaskError(value, rule=rule, remedy=remedy)
         for column in sorted(set(needed) - FROM_TRL):
             if empty := [number for number, row in enumerate(rows) if row.get(column) is None]:
-                value = f"{name} needs {column!r}, and {len(empty)} rows have none (the first is row {empty[0]})"
+                value = (
+                    f"{name} needs {column!r}, and {len(empty)} rows have none (the first is row"
+                    f" {empty[0]})"
+                )
                 remedy = "fill it in or leave those rows out; wb.check lists them"
                 raise TaskError(value, rule="it reads that column of every row", remedy=remedy)
 
@@ -298,7 +408,9 @@ def _check_json(name: str, column: str, kind: type, rows: Sequence[Row]) -> None
                 continue
         value = f"{name} needs JSON text in {column!r}, and row {number} has {row[column]!r:.80}"
         example = json.dumps({"label": str(row[column])[:40]}, ensure_ascii=False)
-        remedy = f"write an object there, such as {example}, or compare the word in your own function"
+        remedy = (
+            f"write an object there, such as {example}, or compare the word in your own function"
+        )
         raise TaskError(value, rule="it reads that column of every row as JSON", remedy=remedy)
 
 
@@ -309,14 +421,16 @@ def score(
     weights: dict[str, float] | None = None,
     scale_rewards: str | bool = "group",
 ) -> ScoredBatch:
-    """Score completions by hand, as training would: each function's scores, the totals and the advantages.
+    """Score completions by hand, as training would: each function's scores, the totals and the
+    advantages.
 
     Args:
-        task: a task, its name or file; or reward functions alone, one or several (models, and names of models, in a list).
-        row: the prompt's row (`prompt` and the columns that the functions read), or just the prompt, as a text or as chat
-            messages; or several of either.
-        completions: of the one prompt, which are one group; with several rows a list for each, all of one length. Texts, or
-            what `sample` returned, whose tokens the functions then see.
+        task: a task, its name or file; or reward functions alone, one or several (models, and names
+            of models, in a list).
+        row: the prompt's row (`prompt` and the columns that the functions read), or just the
+            prompt, as a text or as chat messages; or several of either.
+        completions: of the one prompt, which are one group; with several rows a list for each, all
+            of one length. Texts, or what `sample` returned, whose tokens the functions then see.
         weights: by function name, where they differ from the task's.
         scale_rewards: what an advantage is divided by: "group", "batch" or "none".
 
@@ -326,22 +440,31 @@ def score(
 
     >>> wb.score(wb.rewards.correctness_reward, {"prompt": "6 * 7?", "answer": "42"}, ["<answer>42</answer>", "42"]).totals
     array([2., 0.])
-    """
+    """  # noqa: E501
     if isinstance(completions, str):
         rule = "completions are a list: the group of one prompt"
         raise RewardError(f"completions = {completions!r}", rule=rule, remedy="put it in a list")
     # One prompt as chat messages stands where several rows could stand as well.
-    chat = bool(len(row)) and all(isinstance(each, dict) and "role" in each and "prompt" not in each for each in row)
+    chat = bool(len(row)) and all(
+        isinstance(each, dict) and "role" in each and "prompt" not in each for each in row
+    )
     one = chat or isinstance(row, (str, dict))
     groups = [completions] if one else [list(group) for group in completions]
-    rows = [each if isinstance(each, dict) else {"prompt": each} for each in ([row] if one else row)]
+    rows = [
+        each if isinstance(each, dict) else {"prompt": each} for each in ([row] if one else row)
+    ]
     sizes = sorted({len(group) for group in groups})
     if len(rows) != len(groups) or len(sizes) != 1 or not sizes[0]:
-        said = f"{len(rows)} rows with completions for {len(groups)}, {' or '.join(map(str, sizes)) or 'none'} each"
+        said = (
+            f"{len(rows)} rows with completions for {len(groups)},"
+            f" {' or '.join(map(str, sizes)) or 'none'} each"
+        )
         rule = "each row has its list of completions, all equally long and none empty"
         raise RewardError(said, rule=rule, remedy="give as many completions for each prompt")
     if not isinstance(task, (str, Path, Task)):
-        task = Task("by hand", rows=rows, reward_funcs=list(task) if isinstance(task, Sequence) else [task])
+        task = Task(
+            "by hand", rows=rows, reward_funcs=list(task) if isinstance(task, Sequence) else [task]
+        )
     task = load_task(task)
     suite = RewardSuite(task, sizes[0], weights, scale_rewards)
     suite.check_signatures(rows)
@@ -353,28 +476,52 @@ def score(
         return suite._join(call, {name: suite._score(name, call) for name in suite.names}, {})
 
 
-def _call(rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None) -> Fields:
+def _call(
+    rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None
+) -> Fields:
     prompts = [row["prompt"] for row in rows]
     both = zip(prompts, completions, strict=True)
-    written = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}] for prompt, text in both]
-    columns = {key: [row.get(key) for row in rows] for key in rows[0] if key != "prompt"} if len(rows) else {}
+    written = [
+        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        for prompt, text in both
+    ]
+    columns = (
+        {key: [row.get(key) for row in rows] for key in rows[0] if key != "prompt"}
+        if len(rows)
+        else {}
+    )
     ids = list(completion_ids or [list(text.encode("utf-8", "replace")) for text in completions])
-    return {"prompts": prompts, "completions": written, "completion_ids": ids, **columns, **_before_training()}
+    return {
+        "prompts": prompts,
+        "completions": written,
+        "completion_ids": ids,
+        **columns,
+        **_before_training(),
+    }
 
 
 def _weights(task: Task, given: dict[str, float]) -> list[float]:
     names = task.function_names
     weights = [float(given.get(name, own)) for name, own in zip(names, task.weights, strict=True)]
     if unknown := sorted(given.keys() - set(names)):
-        rule, remedy = "a weight names one of the task's functions", f"choose from {', '.join(names)}"
+        rule, remedy = (
+            "a weight names one of the task's functions",
+            f"choose from {', '.join(names)}",
+        )
         raise RecipeError(f"reward_weights: {unknown[0]!r}", rule=rule, remedy=remedy)
     for name, weight in zip(names, weights, strict=True):
         if not abs(weight) <= LARGEST_WEIGHT:  # NaN, too, which TRL takes for a weight of 0
             rule = f"a weight is a number of at most {LARGEST_WEIGHT:,.0f} in size"
-            raise RecipeError(f"reward_weights: {name} = {weight}", rule=rule, remedy="give a number; 0 turns a function off")
+            raise RecipeError(
+                f"reward_weights: {name} = {weight}",
+                rule=rule,
+                remedy="give a number; 0 turns a function off",
+            )
     if not any(weights):
         rule = "the reward is the weighted sum of the functions"
-        raise RecipeError(f"reward_weights: all {len(names)} are 0", rule=rule, remedy="give a function a weight")
+        raise RecipeError(
+            f"reward_weights: all {len(names)} are 0", rule=rule, remedy="give a function a weight"
+        )
     return weights
 
 
@@ -387,18 +534,31 @@ class _Part(NamedTuple):
 
 
 def _whole(parts: Sequence[_Part]) -> _Part:
-    # One batch of the equally large parts of all processes: a group may lie across two. A step waits for the slowest.
+    # One batch of the equally large parts of all processes: a group may lie across two. A step
+    # waits for the slowest.
     size = len(parts[0].columns["completions"])
-    columns = {key: [value for part in parts for value in part.columns[key]] for key in parts[0].columns}
+    columns = {
+        key: [value for part in parts for value in part.columns[key]] for key in parts[0].columns
+    }
     scored = {}
     for name in parts[0].scored:
         own = [part.scored[name] for part in parts]
-        errors = {number * size + index: why for number, each in enumerate(own) for index, why in each.errors.items()}
+        errors = {
+            number * size + index: why
+            for number, each in enumerate(own)
+            for index, why in each.errors.items()
+        }
         scored[name] = Scored([score for each in own for score in each.scores], errors)
-    return _Part(columns, scored, {name: max(part.seconds[name] for part in parts) for name in scored})
+    return _Part(
+        columns, scored, {name: max(part.seconds[name] for part in parts) for name in scored}
+    )
 
 
 def _before_training() -> Call:
-    # What a function may ask of these before there is a trainer: the step, and two calls that go nowhere.
+    # What a function may ask of these before there is a trainer: the step, and two calls that go
+    # nowhere.
     state = SimpleNamespace(global_step=0, max_steps=1, epoch=0.0)
-    return {"trainer_state": state, **dict.fromkeys(("log_extra", "log_metric"), lambda *_, **__: None)}
+    return {
+        "trainer_state": state,
+        **dict.fromkeys(("log_extra", "log_metric"), lambda *_, **__: None),
+    }

@@ -1,4 +1,6 @@
-"""Rewards for answers that a program can check: JSON that follows a schema, and the expressions of Countdown."""
+"""Rewards for answers that a program can check: JSON that follows a schema, and the expressions of
+Countdown.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
 
 
 def json_of(completion: object) -> Any:
-    """The JSON value of a completion, or of its answer block if it has one, without a code fence; None: no JSON, or `null`."""
+    """The JSON value of a completion, or of its answer block if it has one, without a code fence;
+    None: no JSON, or `null`.
+    """
     text = completion_text(completion)
     body = ((extract_answer(text) if "<answer>" in text else text) or "").strip()
     if body.startswith(_FENCE) and body.endswith(_FENCE) and "\n" in body:
@@ -50,30 +54,40 @@ def _validator(schema: str) -> Any:
     return Draft202012Validator(json.loads(schema))
 
 
-def _json_scores(completions: Sequence[object], schemas: Iterable[str], maximum: float) -> list[float]:
+def _json_scores(
+    completions: Sequence[object], schemas: Iterable[str], maximum: float
+) -> list[float]:
     pairs = zip(map(json_of, completions), schemas, strict=True)
-    return [maximum if value is not None and _validator(schema).is_valid(value) else 0.0 for value, schema in pairs]
+    return [
+        maximum if value is not None and _validator(schema).is_valid(value) else 0.0
+        for value, schema in pairs
+    ]
 
 
 @max_score(1.0)
-def json_schema_reward(completions: Sequence[object], schema: Sequence[str], **kwargs: object) -> list[float]:
+def json_schema_reward(
+    completions: Sequence[object], schema: Sequence[str], **kwargs: object
+) -> list[float]:
     """1.0 if the answer is JSON and keeps to the row's `schema` (JSON Schema, as text), else 0.0.
 
     >>> from workbench.rewards import json_schema_reward
     >>> json_schema_reward(['{"age": 7}', '{"age": "seven"}'], schema=['{"properties": {"age": {"type": "integer"}}}'] * 2)
     [1.0, 0.0]
-    """
+    """  # noqa: E501
     return _json_scores(completions, schema, 1.0)
 
 
 @max_score(2.0)
-def json_values_reward(completions: Sequence[object], answer: Sequence[str], **kwargs: object) -> list[float]:
-    """2.0 times the share of the right object's fields that the answer has with the right value; extra fields count against.
+def json_values_reward(
+    completions: Sequence[object], answer: Sequence[str], **kwargs: object
+) -> list[float]:
+    """2.0 times the share of the right object's fields that the answer has with the right value;
+    extra fields count against.
 
     >>> from workbench.rewards import json_values_reward
     >>> json_values_reward(['{"name": "Ada", "age": 7}', '{"name": "Ada"}', "Ada"], answer=['{"name": "Ada", "age": 7}'] * 3)
     [2.0, 1.0, 0.0]
-    """
+    """  # noqa: E501
     scores = []
     for found, wanted in zip(map(json_of, completions), map(json.loads, answer), strict=True):
         if isinstance(found, dict):
@@ -85,14 +99,20 @@ def json_values_reward(completions: Sequence[object], answer: Sequence[str], **k
 
 
 @max_score(1.0)
-def json_right_reward(completions: Sequence[object], answer: Sequence[str], **kwargs: object) -> list[float]:
-    """1.0 if the answer is exactly the right object, which the row's `answer` holds as text; else 0.0.
+def json_right_reward(
+    completions: Sequence[object], answer: Sequence[str], **kwargs: object
+) -> list[float]:
+    """1.0 if the answer is exactly the right object, which the row's `answer` holds as text; else
+    0.0.
 
     >>> from workbench.rewards import json_right_reward
     >>> json_right_reward(['{"age": 7}', '{"age": 8}'], answer=['{"age": 7}'] * 2)
     [1.0, 0.0]
     """
-    return [float(found == wanted) for found, wanted in zip(map(json_of, completions), map(json.loads, answer), strict=True)]
+    return [
+        float(found == wanted)
+        for found, wanted in zip(map(json_of, completions), map(json.loads, answer), strict=True)
+    ]
 
 
 # Columns that hold JSON text, and of what type: they are checked before the function is called.
@@ -101,8 +121,12 @@ vars(json_values_reward)["json_columns"] = {"answer": dict}
 vars(json_right_reward)["json_columns"] = {"answer": object}
 
 
-def make_json_reward(schema: Fields | str, maximum: float = 1.0, name: str = "json_reward") -> Scorer:
-    """A reward of `maximum` for JSON that keeps to one JSON Schema, an object or text, else 0. TaskError if it is none."""
+def make_json_reward(
+    schema: Fields | str, maximum: float = 1.0, name: str = "json_reward"
+) -> Scorer:
+    """A reward of `maximum` for JSON that keeps to one JSON Schema, an object or text, else 0.
+    TaskError if it is none.
+    """
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
 
@@ -112,7 +136,9 @@ def make_json_reward(schema: Fields | str, maximum: float = 1.0, name: str = "js
     except (ValueError, SchemaError) as error:
         value = f"schema = {str(schema)[:80]!r}: {str(error).splitlines()[0]}"
         remedy = "correct it, or write it as a Python dict"
-        raise TaskError(value, rule="a schema keeps to JSON Schema, draft 2020-12", remedy=remedy) from error
+        raise TaskError(
+            value, rule="a schema keeps to JSON Schema, draft 2020-12", remedy=remedy
+        ) from error
     text = json.dumps(wanted, sort_keys=True)
 
     def json_reward(completions: Sequence[object], **kwargs: object) -> list[float]:
@@ -120,11 +146,14 @@ def make_json_reward(schema: Fields | str, maximum: float = 1.0, name: str = "js
 
     # A schema may hold regular expressions, which can hang as any pattern can.
     vars(json_reward).update(schema=wanted, runs_in_worker='"pattern' in text)
-    return named(json_reward, name, f"{maximum:g} for JSON that keeps to the schema, else 0.", maximum)
+    return named(
+        json_reward, name, f"{maximum:g} for JSON that keeps to the schema, else 0.", maximum
+    )
 
 
 def evaluate_expression(expression: str) -> tuple[Fraction, list[int]] | None:
-    """(value, the numbers in it) of an expression of whole numbers, `+ - * /` and parentheses; None if it is none.
+    """(value, the numbers in it) of an expression of whole numbers, `+ - * /` and parentheses; None
+    if it is none.
 
     Exact, and read as text: nothing is ever executed.
 
@@ -132,7 +161,7 @@ def evaluate_expression(expression: str) -> tuple[Fraction, list[int]] | None:
     (Fraction(4, 1), [3, 5, 2])
     >>> evaluate_expression("7 / (3 - 3)"), evaluate_expression("2 ** 9"), evaluate_expression("__import__('os')")
     (None, None, None)
-    """
+    """  # noqa: E501
     text = " ".join(expression.translate(_SAME).split())
     if len(text) > LONGEST_EXPRESSION or not _EXPRESSION.fullmatch(text):
         return None
@@ -148,12 +177,22 @@ def evaluate_expression(expression: str) -> tuple[Fraction, list[int]] | None:
     try:
         return value(ast.parse(re.sub(r"\b0+(?=\d)", "", text), mode="eval").body), numbers
     # No expression, or one too deep; a power, a sign, nothing in parentheses.
-    except (SyntaxError, MemoryError, RecursionError, KeyError, AttributeError, TypeError, ZeroDivisionError):
+    except (
+        SyntaxError,
+        MemoryError,
+        RecursionError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        ZeroDivisionError,
+    ):
         return None
 
 
 def solves(answer: str, numbers: Sequence[int], target: int) -> bool:
-    """Whether an answer (`(55 - 7) + 36 - 19`, with or without `= 65`) reaches the target with each number used once."""
+    """Whether an answer (`(55 - 7) + 36 - 19`, with or without `= 65`) reaches the target with each
+    number used once.
+    """
     left, equals, right = answer.partition("=")
     if equals and right.strip() != str(target):
         return False
@@ -163,26 +202,37 @@ def solves(answer: str, numbers: Sequence[int], target: int) -> bool:
 
 @max_score(2.0)
 def countdown_reward(
-    completions: Sequence[object], numbers: Sequence[Sequence[int]], target: Sequence[int], **kwargs: object
+    completions: Sequence[object],
+    numbers: Sequence[Sequence[int]],
+    target: Sequence[int],
+    **kwargs: object,
 ) -> list[float]:
-    """2.0 if the one answer block holds an expression that uses each number once and reaches the target, else 0.0.
+    """2.0 if the one answer block holds an expression that uses each number once and reaches the
+    target, else 0.0.
 
     >>> from workbench.rewards import countdown_reward
     >>> countdown_reward(["<answer>(2 + 5) * 6</answer>", "<answer>6 * 7</answer>"], numbers=[[2, 5, 6]] * 2, target=[42, 42])
     [2.0, 0.0]
-    """
+    """  # noqa: E501
     answers = [extract_answer(completion_text(completion)) or "" for completion in completions]
     return [2.0 if solves(*each) else 0.0 for each in zip(answers, numbers, target, strict=True)]
 
 
 @max_score(0.5)
-def numbers_used_reward(completions: Sequence[object], numbers: Sequence[Sequence[int]], **kwargs: object) -> list[float]:
-    """0.5 if the answer block holds an expression that uses each number once, with any result; else 0.0.
+def numbers_used_reward(
+    completions: Sequence[object], numbers: Sequence[Sequence[int]], **kwargs: object
+) -> list[float]:
+    """0.5 if the answer block holds an expression that uses each number once, with any result; else
+    0.0.
 
     >>> from workbench.rewards import numbers_used_reward
     >>> numbers_used_reward(["<answer>2 + 5 + 6</answer>", "<answer>6 * 7</answer>"], numbers=[[2, 5, 6]] * 2)
     [0.5, 0.0]
-    """
-    answers = [(extract_answer(completion_text(each)) or "").partition("=")[0] for each in completions]
+    """  # noqa: E501
+    answers = [
+        (extract_answer(completion_text(each)) or "").partition("=")[0] for each in completions
+    ]
     results = zip(map(evaluate_expression, answers), numbers, strict=True)
-    return [0.5 if result and Counter(result[1]) == Counter(given) else 0.0 for result, given in results]
+    return [
+        0.5 if result and Counter(result[1]) == Counter(given) else 0.0 for result, given in results
+    ]

@@ -1,7 +1,8 @@
 """Run a callable in a process that can be killed.
 
-A backtracking pattern holds Python's lock, so only the end of its process can end it. A server process imports once and
-forks workers, each with a separate connection: the next one is there in milliseconds, and sees nothing of the killed one.
+A backtracking pattern holds Python's lock, so only the end of its process can end it. A server
+process imports once and forks workers, each with a separate connection: the next one is there in
+milliseconds, and sees nothing of the killed one.
 """
 
 from __future__ import annotations
@@ -38,10 +39,15 @@ from workbench.workspace import encodable
 # Bound now: what a target puts in their place must not decide what is sent.
 _dumps, _loads = functools.partial(pickle.dumps, protocol=pickle.HIGHEST_PROTOCOL), pickle.loads
 START_S = 60.0  # for the imports of a fresh process
-MEMORY_GB = 8  # of data that a worker may hold, at most half of the machine's: a runaway number must not take it all
+# of data that a worker may hold, at most half of the machine's: a runaway number must not take it
+# all
+MEMORY_GB = 8
 LONGEST_OUTPUT = 20_000  # characters of printed text that are passed on from one call
 _WORKER_MARK = "_WORKBENCH_WORKER"
-_SERVER = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from workbench.rewards import worker; worker._serve()"
+_SERVER = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from workbench.rewards import worker;"
+    " worker._serve()"
+)
 
 
 class DeadlineError(TimeoutError):
@@ -64,15 +70,21 @@ def inside_worker() -> bool:
 class Worker:
     """`target` in a separate process. Calls from several threads wait for each other.
 
-    State that the target keeps between calls stays in that process, and is lost when it is killed; its output is printed here
-    when the call returns. The modules of `preload` are imported before the first fork. TypeError if cloudpickle cannot
-    pickle the target (it holds a lock, a file, a generator).
+    State that the target keeps between calls stays in that process, and is lost when it is killed;
+    its output is printed here when the call returns. The modules of `preload` are imported before
+    the first fork. TypeError if cloudpickle cannot pickle the target (it holds a lock, a file, a
+    generator).
     """
 
     def __init__(self, target: Function, preload: Sequence[str] = ()) -> None:
-        # A notebook's cells are no files, and a task file may have been saved since: their text goes along, to be quoted.
+        # A notebook's cells are no files, and a task file may have been saved since: their text
+        # goes along, to be quoted.
         cached = linecache.cache.items()
-        sources = {name: own for name, own in cached if len(own) == 4 and (own[1] is None or not os.path.exists(name))}
+        sources = {
+            name: own
+            for name, own in cached
+            if len(own) == 4 and (own[1] is None or not os.path.exists(name))
+        }
         self._setup, self._lock = (packed(target), sources, list(preload)), threading.Lock()
         self._link: Connection | None = None  # to the fork at work
         self._pids: list[int] = []  # of the fork at work
@@ -81,31 +93,44 @@ class Worker:
         self._calls = 0  # so far: a call's number comes back with its answer
 
     def __call__(self, *args: object, deadline_s: float | None = None, quiet: bool = False) -> Any:
-        """Call the target with picklable arguments. The deadline counts from the moment when the process is ready.
+        """Call the target with picklable arguments. The deadline counts from the moment when the
+        process is ready.
 
-        DeadlineError if the answer was not there in time, WorkerDied if the process ended, RemoteError if the target raised.
+        DeadlineError if the answer was not there in time, WorkerDied if the process ended,
+        RemoteError if the target raised.
         """
         with self._lock:
             self._calls += 1
             message = pickle.dumps((self._calls, args), protocol=pickle.HIGHEST_PROTOCOL)
-            link, until = self._ready(), None if deadline_s is None else time.monotonic() + deadline_s
+            link, until = (
+                self._ready(),
+                (None if deadline_s is None else time.monotonic() + deadline_s),
+            )
             try:
                 if deadline_s == 0.0:
                     raise DeadlineError
                 link.send_bytes(message)
                 number = 0
-                while number < self._calls:  # an earlier call's, sent by a process that it left behind
+                # an earlier call's, sent by a process that it left behind
+                while number < self._calls:
                     if not link.poll(None if until is None else max(0.0, until - time.monotonic())):
                         raise DeadlineError
                     number, failure, value, printed = _answer(link, (int, str, object, str))
-            except BaseException as error:  # also when interrupted: its answer must not be taken for the next one's
+            except BaseException as error:
+                # also when interrupted: its answer must not be taken for the next one's
                 self._kill()
                 if isinstance(error, DeadlineError):
-                    raise DeadlineError(f"not back after {round(deadline_s or 0.0, 2):g} s") from None
+                    raise DeadlineError(
+                        f"not back after {round(deadline_s or 0.0, 2):g} s"
+                    ) from None
                 if isinstance(error, (EOFError, OSError)):
-                    raise WorkerDied("the process ended during the call (out of memory, or a crash in a library)") from None
+                    raise WorkerDied(
+                        "the process ended during the call (out of memory, or a crash in a library)"
+                    ) from None
                 if isinstance(error, pickle.UnpicklingError):
-                    raise WorkerDied(f"the process sent something other than its answer ({error})") from None
+                    raise WorkerDied(
+                        f"the process sent something other than its answer ({error})"
+                    ) from None
                 raise
         if printed and not quiet:
             printed = encodable(printed)
@@ -159,7 +184,8 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, _WORKER_MARK: "1"},
-                start_new_session=True,  # an interrupt of the notebook's kernel is not one of the worker
+                # an interrupt of the notebook's kernel is not one of the worker
+                start_new_session=True,
             )
         self._server = server = process, Connection(ours.detach())
         self._end = weakref.finalize(self, _end, *server, self._pids)
@@ -186,7 +212,8 @@ def _end(process: subprocess.Popen, control: Connection, pids: list[int]) -> Non
     process.wait()
 
 
-# -- what comes back: read as data, for what the target put there must run nothing where it is read -------------------
+# -- what comes back: read as data, for what the target put there must run nothing where it is read
+# -------------------
 @dataclass(frozen=True, repr=False)
 class Foreign:
     """Stands in an answer for a value that is not data: its type and its printed form."""
@@ -198,7 +225,10 @@ class Foreign:
         return self.text
 
 
-_SENT = {(Foreign.__module__, Foreign.__qualname__): Foreign, (Trace.__module__, Trace.__qualname__): Trace}
+_SENT = {
+    (Foreign.__module__, Foreign.__qualname__): Foreign,
+    (Trace.__module__, Trace.__qualname__): Trace,
+}
 
 
 class _AsData(pickle.Unpickler):
@@ -221,7 +251,9 @@ def _answer(link: Connection, kinds: tuple[type, ...]) -> Any:
 
 
 def sendable(value: Any) -> Any:
-    """A copy made of numbers, texts, bytes, None, and lists, dicts and sets of them; anything else as a number, or `Foreign`."""
+    """A copy made of numbers, texts, bytes, None, and lists, dicts and sets of them; anything else
+    as a number, or `Foreign`.
+    """
     kind = type(value)
     if kind in (int, float, bool, str, bytes, type(None)):
         return value
@@ -246,13 +278,15 @@ def packed(target: object) -> bytes:
     """`target` as bytes for another process. TypeError if it cannot be pickled."""
     import cloudpickle
 
-    # A task file is loaded under a name that no other process can import, so what it defines is pickled by value.
+    # A task file is loaded under a name that no other process can import, so what it defines is
+    # pickled by value.
     files = modules_of_tasks()
     for module in files:
         cloudpickle.register_pickle_by_value(module)
     try:
         return cloudpickle.dumps(target)
-    except Exception as error:  # an object says in its own way that it cannot: RuntimeError, ValueError, RecursionError
+    except Exception as error:
+        # an object says in its own way that it cannot: RuntimeError, ValueError, RecursionError
         raise TypeError(f"{error}") from error
     finally:
         for module in files:
@@ -270,7 +304,8 @@ def _serve() -> None:
             with contextlib.suppress(ImportError):
                 __import__(name)
         with contextlib.suppress(BaseException):
-            pickle.loads(target)  # what it imports is imported here, once; the fork loads a copy, and tells if it cannot
+            # what it imports is imported here, once; the fork loads a copy, and tells if it cannot
+            pickle.loads(target)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a fork ended
         while True:
             control.recv()
@@ -291,7 +326,10 @@ def _serve() -> None:
         with contextlib.suppress(ValueError, OSError):  # a system that knows no such limit
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             most = min(MEMORY_GB << 30, os.sysconf("SC_PHYS_PAGES") * resource.getpagesize() // 2)
-            resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+            resource.setrlimit(
+                resource.RLIMIT_DATA,
+                (most if hard == resource.RLIM_INFINITY else min(most, hard), hard),
+            )
         _work(link, target)
     finally:
         os._exit(0)
@@ -306,14 +344,19 @@ def _work(link: Connection, target: bytes) -> None:
         link.send_bytes(_dumps((_told(error), None)))
         return
     ends_if_forked(own)
-    # What the target forks must not hold the link open: its end is how the end of this process is seen.
+    # What the target forks must not hold the link open: its end is how the end of this process is
+    # seen.
     os.register_at_fork(after_in_child=link.close)
     link.send_bytes(_dumps(("", own)))
     with contextlib.suppress(EOFError):
         while True:
             (number, args), printed = _loads(link.recv_bytes()), _Capped()
             try:
-                with names_kept(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                with (
+                    names_kept(),
+                    contextlib.redirect_stdout(printed),
+                    contextlib.redirect_stderr(printed),
+                ):
                     value = sendable(call(*args))
                 failure = ""
             except BaseException as error:
@@ -324,9 +367,11 @@ def _work(link: Connection, target: bytes) -> None:
 
 
 def ends_if_forked(own: int, error: BaseException | None = None) -> None:
-    """End this process, with the status that Python would end it with, if it is not `own` but was forked by what was called.
+    """End this process, with the status that Python would end it with, if it is not `own` but was
+    forked by what was called.
 
-    A second answer would be taken for the next call's; and a function that runs code in a fork scores by that status.
+    A second answer would be taken for the next call's; and a function that runs code in a fork
+    scores by that status.
     """
     if os.getpid() != own:
         code = (error.code or 0) if isinstance(error, SystemExit) else int(error is not None)
@@ -346,7 +391,10 @@ def names_kept() -> Generator[None]:
 
 def _told(error: BaseException) -> str:
     try:
-        return f"{type(error).__name__}: {error}{fault_line(error) if isinstance(error, Exception) else ''}"
+        return (
+            f"{type(error).__name__}:"
+            f" {error}{fault_line(error) if isinstance(error, Exception) else ''}"
+        )
     except Exception:
         return f"{type(error).__name__}: (its message could not be read)"
 

@@ -1,4 +1,6 @@
-"""The one batch type: the reward suite makes it in memory, and a run's record is read back into it."""
+"""The one batch type: the reward suite makes it in memory, and a run's record is read back into
+it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ NO_SPREAD = 1e-8  # a std below this is rounding: the completions score the same
 
 
 class Groups(NamedTuple):
-    """Totals and advantages of B = P * G completions, prompts in order, the completions of a prompt together."""
+    """Totals and advantages of B = P * G completions, prompts in order, the completions of a prompt
+    together.
+    """
 
     totals: np.ndarray  # [P * G] weighted sum of the functions; NaN where no function applied
     means: np.ndarray  # [P * G] mean of the completion's group
@@ -27,7 +31,8 @@ class Groups(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScoredBatch:
-    """One generation batch of B = P * G completions, scored by F functions; a prompt's completions lie together.
+    """One generation batch of B = P * G completions, scored by F functions; a prompt's completions
+    lie together.
 
     In a notebook's cell it is a table of completions, scores, totals and advantages.
     """
@@ -44,13 +49,16 @@ class ScoredBatch:
     groups: Groups
     right: np.ndarray  # [B] bool
     stage: str = "1"
-    finished: np.ndarray | None = None  # [B] bool: ended with one of the trainer's EOS tokens; None: not known
+    # [B] bool: ended with one of the trainer's EOS tokens; None: not known
+    finished: np.ndarray | None = None
     scale_rewards: str | bool = "group"
     aggregation: str = "sum_then_normalize"
     format_by: str | None = None  # the function that says whether the format is kept
     reward_hash: str = ""
-    errors: dict[str, dict[int, str]] = field(default_factory=dict)  # function -> index of the completion -> what it did
-    seconds: dict[str, float] = field(default_factory=dict)  # wall time of each function; in memory only
+    # function -> index of the completion -> what it did
+    errors: dict[str, dict[int, str]] = field(default_factory=dict)
+    # wall time of each function; in memory only
+    seconds: dict[str, float] = field(default_factory=dict)
     completion_ids: list[list[int]] = field(default_factory=list)  # [B]; in memory only
     places: np.ndarray | None = None  # [P] index of each group within its step; None: 0 to P - 1
 
@@ -67,9 +75,16 @@ class ScoredBatch:
     def __str__(self) -> str:
         header = [*self.names, "total", "advantage"]
         lines = ["  ".join([*header, "completion"])]
-        for text, *values in zip(self.completions, *self.scores.T, self.totals, self.advantages, strict=True):
-            cells = [("-" if value != value else f"{value:.3g}").rjust(len(name)) for name, value in zip(header, values)]
-            lines.append("  ".join([*cells, printable(repr(text if len(text) <= 60 else text[:59] + "…"))]))
+        for text, *values in zip(
+            self.completions, *self.scores.T, self.totals, self.advantages, strict=True
+        ):
+            cells = [
+                ("-" if value != value else f"{value:.3g}").rjust(len(name))
+                for name, value in zip(header, values)
+            ]
+            lines.append(
+                "  ".join([*cells, printable(repr(text if len(text) <= 60 else text[:59] + "…"))])
+            )
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -86,10 +101,17 @@ class ScoredBatch:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Shares of the P groups: "mixed" (right and wrong), "all right" and "all wrong", which add up to 1, and "dead"."""
+        """Shares of the P groups: "mixed" (right and wrong), "all right" and "all wrong", which add
+        up to 1, and "dead".
+        """
         right = np.reshape(self.right, (-1, self.num_generations)).mean(axis=1)
         dead = np.nan_to_num(self.groups.stds[:: self.num_generations]) < NO_SPREAD
-        kinds = {"mixed": (right > 0) & (right < 1), "all right": right == 1, "all wrong": right == 0, "dead": dead}
+        kinds = {
+            "mixed": (right > 0) & (right < 1),
+            "all right": right == 1,
+            "all wrong": right == 0,
+            "dead": dead,
+        }
         return {kind: float(np.mean(of_kind)) for kind, of_kind in kinds.items()}
 
     @property
@@ -101,10 +123,15 @@ class ScoredBatch:
     def rows(self) -> list[Fields]:
         """[B] the row of each completion: its prompt and the columns, to score it again."""
         names = ("prompt", *self.columns)
-        return [dict(zip(names, row, strict=True)) for row in zip(self.prompts, *self.columns.values(), strict=True)]
+        return [
+            dict(zip(names, row, strict=True))
+            for row in zip(self.prompts, *self.columns.values(), strict=True)
+        ]
 
     def as_trained(self, stage: str, eos_ids: Collection[int]) -> ScoredBatch:
-        """The same batch with what only the trainer knows: its stage, and which completions ended on their own."""
+        """The same batch with what only the trainer knows: its stage, and which completions ended
+        on their own.
+        """
         ended = [bool(len(tokens)) and tokens[-1] in eos_ids for tokens in self.completion_ids]
         return dataclasses.replace(self, stage=stage, finished=np.array(ended, dtype=bool))
 
@@ -113,7 +140,9 @@ class ScoredBatch:
         start = index * self.num_generations
         own = slice(start, start + self.num_generations)
         own_errors = {
-            name: {number - start: why for number, why in each.items() if start <= number < own.stop}
+            name: {
+                number - start: why for number, why in each.items() if start <= number < own.stop
+            }
             for name, each in self.errors.items()
         }
         whole = ("prompts", "completions", "lengths", "scores", "right", "completion_ids")

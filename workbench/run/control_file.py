@@ -1,9 +1,11 @@
-"""Requests to a running run: lines in its `control.jsonl`, answered in its `events.jsonl`; and the settings effective after them.
+"""Requests to a running run: lines in its `control.jsonl`, answered in its `events.jsonl`; and the
+settings effective after them.
 
-Everything that steers a run (a button, `workbench control`, an Interrupt, a recipe's adaptive weights) only writes one
-of these lines. The trainer reads new lines at each step boundary, applies or refuses them, and answers each with one event:
-`{"event": "control", "id", "action", "by", "applied", "step", "from_step", "before", "after", "why"}`; `from_step` is the
-first step that is generated under the change.
+Everything that steers a run (a button, `workbench control`, an Interrupt, a recipe's adaptive
+weights) only writes one of these lines. The trainer reads new lines at each step boundary, applies
+or refuses them, and answers each with one event: `{"event": "control", "id", "action", "by",
+"applied", "step", "from_step", "before", "after", "why"}`; `from_step` is the first step that is
+generated under the change.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from workbench.workspace import Tail, append_line, read_lines
 # Action -> (what it does, the details that it needs).
 ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "stop": ("end after the step in flight, with a checkpoint; the run can be continued", ()),
-    "pause": ("wait at the step boundary, holding the GPU memory, until it is resumed or stopped", ()),
+    "pause": (
+        "wait at the step boundary, holding the GPU memory, until it is resumed or stopped",
+        (),
+    ),
     "resume": ("continue after a pause", ()),
     "checkpoint": ("save a checkpoint now", ()),
     "sample": ("write completions of a few prompts to samples.jsonl", ()),
@@ -37,7 +42,8 @@ ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 # Action -> the least value that it takes, and what it takes in words.
 _LEAST = {"beta": (0.0, "a number from 0 on"), "learning_rate": (1e-12, "a number above 0")}
 _SLIP = 100  # a factor above this needs confirmation
-CHANGES = ("weight", "mute", "unmute", "reload", "beta", "learning_rate")  # actions that change what is trained
+# actions that change what is trained
+CHANGES = ("weight", "mute", "unmute", "reload", "beta", "learning_rate")
 _SETTINGS = ("beta", "learning_rate", "temperature")
 _OVER = ("finished", "stopped", "aborted", "failed", "continued")
 
@@ -52,9 +58,14 @@ class Request(NamedTuple):
 
 
 def check_request(action: str, details: Fields) -> Fields:
-    """A request's details, numbers as numbers. RequestError: an unknown action, a missing or extra detail, a wrong value."""
+    """A request's details, numbers as numbers. RequestError: an unknown action, a missing or extra
+    detail, a wrong value.
+    """
     if action not in ACTIONS:
-        rule, remedy = f"a run can be asked to {', '.join(ACTIONS)}", nearest(action, ACTIONS, "choose one of them")
+        rule, remedy = (
+            f"a run can be asked to {', '.join(ACTIONS)}",
+            nearest(action, ACTIONS, "choose one of them"),
+        )
         raise RequestError(f"action {action!r}", rule=rule, remedy=remedy)
     wanted = ACTIONS[action][1]
     if set(details) != set(wanted):
@@ -71,49 +82,76 @@ def check_request(action: str, details: Fields) -> Fields:
         number = float("nan")
     if action == "weight":
         least, words = -LARGEST_WEIGHT, f"a number of at most {LARGEST_WEIGHT:,.0f} in size"
-    if not least <= number < float("inf") or (action == "weight" and number > LARGEST_WEIGHT) or isinstance(value, bool):
-        raise RequestError(f"{action} = {value!r}", rule=f"{action} is {words}", remedy=f"give {words}")
+    if (
+        not least <= number < float("inf")
+        or (action == "weight" and number > LARGEST_WEIGHT)
+        or isinstance(value, bool)
+    ):
+        raise RequestError(
+            f"{action} = {value!r}", rule=f"{action} is {words}", remedy=f"give {words}"
+        )
     return {**details, "value": number}
 
 
-def send(run: RunDirectory, action: str, by: str = "python", force: bool = False, **details: object) -> str:
-    """Send a request to a run that is training, in this process or another; its trainer answers at the next step boundary.
+def send(
+    run: RunDirectory, action: str, by: str = "python", force: bool = False, **details: object
+) -> str:
+    """Send a request to a run that is training, in this process or another; its trainer answers at
+    the next step boundary.
 
-    Returns the request's id, by which `answer` finds the result. Raises RequestError if the request cannot be right,
-    looks like a slip, or the run is not training.
+    Returns the request's id, by which `answer` finds the result. Raises RequestError if the request
+    cannot be right, looks like a slip, or the run is not training.
 
     Args:
         action: a key of `ACTIONS`.
         by: who sends it, for the record.
-        force: also accept a learning rate or beta of more than 100 times the effective one, which looks like a slip.
+        force: also accept a learning rate or beta of more than 100 times the effective one, which
+            looks like a slip.
         details: `function` and `value`, where the action takes them.
     """
     checked = check_request(action, details)
     if not run.live:
         status = run.result()["status"]
         more = "train more steps: `workbench continue {} --steps 20`"
-        remedy = (more if status == "finished" else "resume it first: `workbench continue {}`").format(run.name)
+        remedy = (
+            more if status == "finished" else "resume it first: `workbench continue {}`"
+        ).format(run.name)
         value = f"{action}: {run.name} is not training ({status})"
         raise RequestError(value, rule="only a run that is training can be steered", remedy=remedy)
     before = getattr(RunState.of(run), action) if action in _LEAST and not force else None
     if before and (value := checked["value"]) > _SLIP * before:
-        rule = f"a factor above {_SLIP} needs confirmation: what one step does to the weights cannot be undone"
-        remedy = f"to confirm: `workbench control {run.name} {action} {value:g} --force`, send(..., force=True)"
+        rule = (
+            f"a factor above {_SLIP} needs confirmation: what one step does to the weights cannot"
+            " be undone"
+        )
+        remedy = (
+            f"to confirm: `workbench control {run.name} {action} {value:g} --force`, send(...,"
+            " force=True)"
+        )
         met = f"{action} = {value:g}: {value / before:.3g} times the effective {before:g}"
         raise RequestError(met, rule=rule, remedy=remedy)
     identity, over = write_request(run, action, by, checked), True
     with contextlib.suppress(WorkbenchError):
         over = run.result()["status"] != "running"
-    if over and answer_to(run, identity) is None:  # its result comes before its last look at the requests
-        rule, remedy = "only a run that is training can be steered", f"`workbench watch {run.name} --once` shows how it ended"
-        raise RequestError(f"{action}: {run.name} ended before it read this", rule=rule, remedy=remedy)
+    # its result comes before its last look at the requests
+    if over and answer_to(run, identity) is None:
+        rule, remedy = (
+            "only a run that is training can be steered",
+            f"`workbench watch {run.name} --once` shows how it ended",
+        )
+        raise RequestError(
+            f"{action}: {run.name} ended before it read this", rule=rule, remedy=remedy
+        )
     return identity
 
 
 def write_request(run: RunDirectory, action: str, by: str, details: Fields) -> str:
     """Append a checked request, without checking whether anybody reads it."""
     identity = secrets.token_hex(4)
-    append_line(run.path / "control.jsonl", {"id": identity, "time": now(), "action": action, "by": by, **details})
+    append_line(
+        run.path / "control.jsonl",
+        {"id": identity, "time": now(), "action": action, "by": by, **details},
+    )
     return identity
 
 
@@ -125,7 +163,8 @@ def answer_to(run: RunDirectory, identity: str) -> Fields | None:
 class ControlReader:
     """The trainer's side: new lines of `control.jsonl`, each returned once.
 
-    A line that was there before the run was opened is not for this session: a request is for a run that is training.
+    A line that was there before the run was opened is not for this session: a request is for a run
+    that is training.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -135,14 +174,20 @@ class ControlReader:
         self._tail = Tail(file, start)
 
     def take(self) -> list[Request]:
-        """The requests since the last call. A line that is not a request is returned with the action "" and its text."""
+        """The requests since the last call. A line that is not a request is returned with the
+        action "" and its text.
+        """
         return [_request(line) for line in self._tail.lines()]
 
 
 def _request(line: bytes) -> Request:
     try:
         content = json.loads(line)
-        action, by, identity = str(content.pop("action")), str(content.pop("by", "") or "?"), str(content.pop("id", ""))
+        action, by, identity = (
+            str(content.pop("action")),
+            str(content.pop("by", "") or "?"),
+            str(content.pop("id", "")),
+        )
         content.pop("time", None)
         return Request(action, by, identity, content)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
@@ -153,12 +198,14 @@ def _request(line: bytes) -> Request:
 class RunState:
     """A run's effective settings: apply the run's events in order, as `RunState.of(run)` does.
 
-    The trainer, the panel and the terminal each keep one. Events that change nothing may be applied also. A run that
-    resumes from a checkpoint (`continued`) undoes what was changed after that checkpoint was saved, and nothing else.
+    The trainer, the panel and the terminal each keep one. Events that change nothing may be applied
+    also. A run that resumes from a checkpoint (`continued`) undoes what was changed after that
+    checkpoint was saved, and nothing else.
     """
 
     weights: dict[str, float] = field(default_factory=dict)
-    muted: dict[str, float] = field(default_factory=dict)  # function -> the weight that it will get back
+    # function -> the weight that it will get back
+    muted: dict[str, float] = field(default_factory=dict)
     beta: float | None = None
     learning_rate: float | None = None
     temperature: float | None = None
@@ -191,24 +238,41 @@ class RunState:
 
     @property
     def changes(self) -> list[Fields]:
-        """The changes applied and not undone, in order: they mark the curves, and a replay applies them again."""
-        return [event for event in self._past if event["event"] == "control" and event["action"] in CHANGES]
+        """The changes applied and not undone, in order: they mark the curves, and a replay applies
+        them again.
+        """
+        return [
+            event
+            for event in self._past
+            if event["event"] == "control" and event["action"] in CHANGES
+        ]
 
     def apply(self, event: Fields) -> None:
         """Bring the state up to date with one event of the run."""
         kind = event.get("event")
         if kind == "continued":
             self._go_back_to(event.get("step") or 0)
-        if kind in ("stage", "checkpoint", "continued") or (kind == "control" and event.get("applied")):
+        if kind in ("stage", "checkpoint", "continued") or (
+            kind == "control" and event.get("applied")
+        ):
             self._past.append(event)
         self._take(event)
 
     def _go_back_to(self, step: int) -> None:
-        # What was in force when the checkpoint was saved stands before it; a stage may begin at the same step, after it. The
-        # checkpoint's own line may have been torn by a kill: then that of the first who went on from it stands for it.
+        # What was in force when the checkpoint was saved stands before it; a stage may begin at the
+        # same step, after it. The checkpoint's own line may have been torn by a kill: then that of
+        # the first who went on from it stands for it.
         past, marks = self._past, ("checkpoint", "continued")
-        saved = [n for n, event in enumerate(past) if event["event"] in marks and event.get("step") == step]
-        self._past = past[: saved[-1] + 1] if saved else [each for each in past if (each.get("step") or 0) <= step]
+        saved = [
+            n
+            for n, event in enumerate(past)
+            if event["event"] in marks and event.get("step") == step
+        ]
+        self._past = (
+            past[: saved[-1] + 1]
+            if saved
+            else [each for each in past if (each.get("step") or 0) <= step]
+        )
         vars(self).update(self._begun)  # its dicts are replaced, never changed
         for event in self._past:
             self._take(event)
@@ -228,7 +292,12 @@ class RunState:
             setattr(self, action, after)
         elif action in ("weight", "mute", "unmute", "reload"):
             if action == "mute":
-                self.muted = {**self.muted, event["function"]: self.weights.get(event["function"], 0.0)}
+                self.muted = {
+                    **self.muted,
+                    event["function"]: self.weights.get(event["function"], 0.0),
+                }
             elif action != "reload":
-                self.muted = {name: weight for name, weight in self.muted.items() if name != event["function"]}
+                self.muted = {
+                    name: weight for name, weight in self.muted.items() if name != event["function"]
+                }
             self.weights = dict(after or {})

@@ -25,13 +25,16 @@ class Rule(NamedTuple):
 
 # Asked for again whenever a run resumes: how far, how often it saves and logs, and what guards it.
 _FREE = (
-    "run_name", "grpo.max_steps", "grpo.num_train_epochs", "grpo.save_steps", "grpo.save_total_limit",
-    "grpo.logging_steps", "grpo.report_to", "rewards.", "eval_", "policy.gpu_memory_utilization", "generation",
+    "run_name", "grpo.max_steps", "grpo.num_train_epochs", "grpo.save_steps",
+    "grpo.save_total_limit",
+    "grpo.logging_steps", "grpo.report_to", "rewards.", "eval_", "policy.gpu_memory_utilization",
+    "generation",
     "algorithm", "stages.*.steps",
 )  # fmt: skip
 # The checkpoint's optimiser and schedule hold them.
 _HELD = (
-    "grpo.learning_rate", "grpo.lr_scheduler", "grpo.warmup", "grpo.weight_decay", "grpo.optim", "grpo.adam",
+    "grpo.learning_rate", "grpo.lr_scheduler", "grpo.warmup", "grpo.weight_decay", "grpo.optim",
+    "grpo.adam",
 )  # fmt: skip
 RULES = (
     *(Rule(f"recipe.{name}*", SHOWN, _QUOTED, NOT_SET) for name in _FREE),
@@ -40,7 +43,9 @@ RULES = (
     Rule("*.functions.*", REFUSED, "reward function {leaf} was changed: {} -> {}", "none"),
     Rule("*.weights.*", REFUSED, "weight of {leaf}: {:g} -> {:g}"),
     Rule("*.rows", REFUSED, "the training rows were changed"),
-    Rule("processes", REFUSED, f"{_PLAIN}, so a step learns from a different number of completions"),
+    Rule(
+        "processes", REFUSED, f"{_PLAIN}, so a step learns from a different number of completions"
+    ),
     Rule("template", REFUSED, "the policy's chat template was changed"),
     Rule("policy.device", SHOWN),
     Rule("policy.compute_dtype", SHOWN),
@@ -60,7 +65,9 @@ class Differences:
     held: list[str] = field(default_factory=list)  # cannot be changed at all
 
     def diff(self, then: Fields, now: Fields) -> None:
-        """Add the differences between two manifests, or parts of them; those that no rule names do not count."""
+        """Add the differences between two manifests, or parts of them; those that no rule names do
+        not count.
+        """
         before, after = flat(then), flat(now)
         for name in sorted(before.keys() | after.keys()):
             rule = next((rule for rule in RULES if fnmatchcase(name, rule.pattern)), None)
@@ -74,7 +81,9 @@ class Differences:
 
 
 def flat(content: object, name: str = "") -> Fields:
-    """Dotted name -> value, as {"grpo.beta": 0.0, "stages.0.steps": 5}; a list of plain values is a value."""
+    """Dotted name -> value, as {"grpo.beta": 0.0, "stages.0.steps": 5}; a list of plain values is a
+    value.
+    """
     if isinstance(content, list) and any(isinstance(item, dict) for item in content):
         content = dict(enumerate(content))
     if not isinstance(content, dict):

@@ -1,9 +1,10 @@
 """Held-out prompts that are measured while a run trains (`eval_every`): what its events record.
 
-`{"event": "held_out", "step", "correct", "low", "high", "gain", "gain_low", "gain_high", "right", ...}`: the share of completions
-that are right and in the strict format, with its 95 % interval; the gain over the base on the same prompts, with its own; and
-in `right` a 0 or a 1 for each prompt, in order. Step 0 is the base, whose `adapter` is "base", and then the policy
-after a warm start, if there was one. The completions are in `held_out/`.
+`{"event": "held_out", "step", "correct", "low", "high", "gain", "gain_low", "gain_high", "right",
+...}`: the share of completions that are right and in the strict format, with its 95 % interval; the
+gain over the base on the same prompts, with its own; and in `right` a 0 or a 1 for each prompt, in
+order. Step 0 is the base, whose `adapter` is "base", and then the policy after a warm start, if
+there was one. The completions are in `held_out/`.
 """
 
 from __future__ import annotations
@@ -22,17 +23,22 @@ from workbench.workspace import replace_file, to_json
 def held_out(events: Iterable[Fields]) -> list[Fields]:
     """The measurements that count, by step, the base's first.
 
-    Measurements after the checkpoint that a run resumed from do not; nor do earlier ones on other prompts.
+    Measurements after the checkpoint that a run resumed from do not; nor do earlier ones on other
+    prompts.
     """
     found: list[Fields] = []
     for event in standing(events):
         if event.get("event") == "held_out":
-            found = [own for own in found if own["key"] == event["key"] and _place(own) < _place(event)] + [event]
+            found = [
+                own for own in found if own["key"] == event["key"] and _place(own) < _place(event)
+            ] + [event]
     return found
 
 
 def standing(events: Iterable[Fields]) -> list[Fields]:
-    """The events without those after the checkpoint that the run resumed from: those steps were trained again."""
+    """The events without those after the checkpoint that the run resumed from: those steps were
+    trained again.
+    """
     found: list[Fields] = []
     for event in events:
         if event.get("event") == "continued":
@@ -42,7 +48,9 @@ def standing(events: Iterable[Fields]) -> list[Fields]:
 
 
 def reward_errors(events: Iterable[Fields]) -> Counter[str]:
-    """Function -> number of completions that it gave no score because it failed, in the events that stand."""
+    """Function -> number of completions that it gave no score because it failed, in the events that
+    stand.
+    """
     failed = (event for event in standing(events) if event["event"] == "reward_error")
     return sum((Counter({event["function"]: event["completions"]}) for event in failed), Counter())
 
@@ -57,8 +65,14 @@ def flags(measured: Fields) -> np.ndarray:
 
 
 def best_of(found: Sequence[Fields]) -> Fields | None:
-    """The measurement of the best adapter: most correct, then the highest mean reward, then the earliest; None: none yet."""
-    return max((own for own in found if own["adapter"] != "base"), key=lambda own: (own["correct"], own["reward"]), default=None)
+    """The measurement of the best adapter: most correct, then the highest mean reward, then the
+    earliest; None: none yet.
+    """
+    return max(
+        (own for own in found if own["adapter"] != "base"),
+        key=lambda own: (own["correct"], own["reward"]),
+        default=None,
+    )
 
 
 def in_numbers(measured: Fields) -> str:
@@ -76,14 +90,25 @@ def in_numbers(measured: Fields) -> str:
 def told(found: Fields) -> str:
     """What a run's result reports of it, in words."""
     last, best, base = found["last"], found["best"], 100 * found["base"]
-    line = f"held-out {base:.0f} % -> {in_numbers(last)}; best: {100 * best['correct']:.0f} % at step {best['step']}"
-    return f"{line}; measuring took {found['seconds']:.0f} s, {100 * found['share']:.1f} % of the time"
+    line = (
+        f"held-out {base:.0f} % -> {in_numbers(last)}; best: {100 * best['correct']:.0f} % at step"
+        f" {best['step']}"
+    )
+    return (
+        f"{line}; measuring took {found['seconds']:.0f} s, {100 * found['share']:.1f} % of the time"
+    )
 
 
 def completion_rows(row: Fields, completions: Iterable[Fields], /, **about: object) -> list[Fields]:
-    """The rows of one prompt's completions, for a file of held-out completions; `about`: what all of them share."""
+    """The rows of one prompt's completions, for a file of held-out completions; `about`: what all
+    of them share.
+    """
     columns = {name: value for name, value in row.items() if name not in ("prompt", "prompt_id")}
-    about |= {"prompt_id": row["prompt_id"], "prompt": json.dumps(row["prompt"]), "columns": json.dumps(to_json(columns))}
+    about |= {
+        "prompt_id": row["prompt_id"],
+        "prompt": json.dumps(row["prompt"]),
+        "columns": json.dumps(to_json(columns)),
+    }
     return [{**about, "generation": number, **each} for number, each in enumerate(completions)]
 
 

@@ -1,9 +1,10 @@
 """Settings that can do nothing: one table for the plan and for a run's health.
 
-The plan knows the other settings; a run's health also knows what was measured. What each setting does
-was read in the installed TRL: `GRPOTrainer._compute_loss`, `get_off_policy_mask`, `get_gamma_weights`
-and `_generate_and_score_completions`. Where every update is made by the policy that generated, the
-importance ratio compares a log-probability with itself: it is exactly 1, and does nothing.
+The plan knows the other settings; a run's health also knows what was measured. What each setting
+does was read in the installed TRL: `GRPOTrainer._compute_loss`, `get_off_policy_mask`,
+`get_gamma_weights` and `_generate_and_score_completions`. Where every update is made by the policy
+that generated, the importance ratio compares a log-probability with itself: it is exactly 1, and
+does nothing.
 
 `Settings` hold every field of GRPOConfig by name: its defaults with a plan's settings over them, or
 a manifest's `settings.in_force`.
@@ -80,7 +81,9 @@ class MeasuredRun:
         return [number for _, number in self.numbers(key)]
 
     def steps(self, how: str, key: str, why: str, remedy: str, above: float = 0) -> Effect | None:
-        """Whether a metric was `above` a number, and in how many steps; None: it was not measured."""
+        """Whether a metric was `above` a number, and in how many steps; None: it was not
+        measured.
+        """
         struck = [value > above for value in self.values(key)]
         times = f"{how} in {sum(struck)} of {len(struck)} steps"
         return Effect(any(struck), times, f"{times}: {why}", remedy) if struck else None
@@ -182,7 +185,8 @@ def ratio_is_one(settings: Settings, times: int | None = None) -> bool:
     """Whether every update is made by the policy that generated, so that the ratio is 1.
 
     TRL then takes each update's own log-probabilities for the old ones; where it corrects vLLM's it
-    computes them separately, and rounding may leave the ratio a little off 1. `times`: num_iterations.
+    computes them separately, and rounding may leave the ratio a little off 1. `times`:
+    num_iterations.
     """
     accumulated = settings["gradient_accumulation_steps"]
     passes = settings["steps_per_generation"] or accumulated
@@ -286,7 +290,9 @@ SWITCHES = (
 
 
 def judge(run: MeasuredRun, requested: Iterable[str], watch: bool = True) -> Judged:
-    """Which settings are inert and which are live; with `watch`, also settings that nobody requested."""
+    """Which settings are inert and which are live; with `watch`, also settings that nobody
+    requested.
+    """
     causes: dict[tuple[str, str], list[str]] = {}
     live: dict[str, str] = {}
     left = sorted(set(requested))

@@ -1,8 +1,9 @@
 """Who owns a run: one process at a time, whose end is noticed from any reader.
 
-The file holds the process, since when, and which boot of which machine: a number alone may by now be another process's.
-It is held by `flock`, so exactly one of several contenders gets it. A run may be on a drive that several machines
-share: for an owner on another machine, the age of the run's last sign of life decides.
+The file holds the process, since when, and which boot of which machine: a number alone may by now
+be another process's. It is held by `flock`, so exactly one of several contenders gets it. A run may
+be on a drive that several machines share: for an owner on another machine, the age of the run's
+last sign of life decides.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ os.register_at_fork(after_in_child=_let_go)
 
 @contextlib.contextmanager
 def in_turn(folder: Path) -> Generator[None]:
-    """One process at a time, the others wait: for a file that is read, changed and written in an instant."""
+    """One process at a time, the others wait: for a file that is read, changed and written in an
+    instant.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
@@ -57,7 +60,9 @@ class Lock:
         self.file, self._handle, self._mine = folder / name, -1, b""
 
     def take(self, over: bool = False) -> bool:
-        """Whether this process has become the owner. `over`: even from an owner elsewhere that may be alive."""
+        """Whether this process has become the owner. `over`: even from an owner elsewhere that may
+        be alive.
+        """
         while True:
             handle = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -111,7 +116,8 @@ class Lock:
 
     def release(self) -> None:
         """Release it; nobody owns the run then."""
-        with contextlib.suppress(OSError):  # a disk that can only be read, perhaps: a lock that nobody holds says nothing
+        # a disk that can only be read, perhaps: a lock that nobody holds says nothing
+        with contextlib.suppress(OSError):
             if self.mine:
                 self.file.unlink()
         if self._handle in _held:
@@ -126,15 +132,25 @@ class Lock:
             os.utime(self.file)
 
     def check(self) -> None:
-        """RunError if another process that saw no sign of life took the run, or its folder is gone."""
+        """RunError if another process that saw no sign of life took the run, or its folder is
+        gone.
+        """
         folder = self.file.parent
         if self.lost:
-            value, remedy = f"{folder.name}: taken over by a process on {self.owner.get('host')}", "watch it: `workbench watch`"
+            value, remedy = (
+                f"{folder.name}: taken over by a process on {self.owner.get('host')}",
+                "watch it: `workbench watch`",
+            )
             raise RunError(value, rule="a run has one owner", remedy=remedy)
         if self._mine and self._content() is None and not (folder / "manifest.json").exists():
-            remedy = f"put the folder back, then `workbench continue {folder.name}`; or resume it under its new name"
+            remedy = (
+                f"put the folder back, then `workbench continue {folder.name}`; or resume it under"
+                " its new name"
+            )
             rule = "a run is written where it started"
-            raise RunError(f"{folder}: deleted or renamed during training", rule=rule, remedy=remedy)
+            raise RunError(
+                f"{folder}: deleted or renamed during training", rule=rule, remedy=remedy
+            )
 
     @property
     def mine(self) -> bool:
@@ -157,7 +173,9 @@ class Lock:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the owner is on another machine, or on this one before its last boot, or unknown."""
+        """Whether the owner is on another machine, or on this one before its last boot, or
+        unknown.
+        """
         owner = self.owner
         here = owner.get("host") == socket.gethostname() and owner.get("boot", _boot()) == _boot()
         return bool(self._content()) and not here
@@ -209,7 +227,12 @@ def _flock(handle: int) -> None:
 
 
 def _identity(*, locked: bool) -> bytes:
-    own = {"pid": os.getpid(), "started": _started(os.getpid()), "host": socket.gethostname(), "boot": _boot()}
+    own = {
+        "pid": os.getpid(),
+        "started": _started(os.getpid()),
+        "host": socket.gethostname(),
+        "boot": _boot(),
+    }
     return json.dumps({**own, "locked": locked, "since": time.time_ns()}).encode()
 
 
@@ -221,7 +244,8 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """When a process began, in ticks since the machine started (0 where nothing tells); None if there is no such process.
+    """When a process began, in ticks since the machine started (0 where nothing tells); None if
+    there is no such process.
 
     A zombie (killed, not yet reaped, common in containers) counts as gone.
     """

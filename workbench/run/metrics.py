@@ -1,8 +1,9 @@
-"""Names of the numbers in `metrics.jsonl`: TRL's own, verbatim, and the workbench's few beside them.
+"""Names of the numbers in `metrics.jsonl`: TRL's own, verbatim, and the workbench's few beside
+them.
 
-Every key may be absent, and every value may be None: which of them are logged depends on the settings and on which
-library's trainer runs. Their meaning in the installed version, unit and good direction are in `teaching/glossary.yaml`,
-read by `wb.explain`.
+Every key may be absent, and every value may be None: which of them are logged depends on the
+settings and on which library's trainer runs. Their meaning in the installed version, unit and good
+direction are in `teaching/glossary.yaml`, read by `wb.explain`.
 """
 
 from __future__ import annotations
@@ -37,10 +38,24 @@ RATIO_MASKED = "ratio/masked"  # only with off_policy_mask_threshold
 
 
 _OWN = frozenset(
-    {"step", "loss", "epoch", "num_tokens", REWARD, REWARD_STD, KL, ENTROPY, GRAD_NORM, LEARNING_RATE, STEP_S, ZERO_STD}
+    {
+        "step",
+        "loss",
+        "epoch",
+        "num_tokens",
+        REWARD,
+        REWARD_STD,
+        KL,
+        ENTROPY,
+        GRAD_NORM,
+        LEARNING_RATE,
+        STEP_S,
+        ZERO_STD,
+    }
 )
 _OWN_GROUPS = (
-    "rewards/", "completions/", "groups/", "time/", "held_out/", "ratio/", "clip_ratio", "sampling/", "train/",
+    "rewards/", "completions/", "groups/", "time/", "held_out/", "ratio/", "clip_ratio",
+    "sampling/", "train/",
     "eval_", "eval/",
 )  # fmt: skip
 
@@ -62,4 +77,8 @@ def weight_of(name: str) -> str:
 
 def function_names(keys: Iterable[str]) -> list[str]:
     """Names of the reward functions that appear in a set of metric keys, sorted."""
-    return sorted(key[len("rewards/") : -len("/mean")] for key in keys if key.startswith("rewards/") and key.endswith("/mean"))
+    return sorted(
+        key[len("rewards/") : -len("/mean")]
+        for key in keys
+        if key.startswith("rewards/") and key.endswith("/mean")
+    )

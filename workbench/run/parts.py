@@ -1,7 +1,9 @@
-"""The files of a rollout record: immutable Parquet parts, one per batch; those of older steps are merged.
+"""The files of a rollout record: immutable Parquet parts, one per batch; those of older steps are
+merged.
 
-`step-0000007-00.parquet` is the first batch of step 7; `step-0000001-to-0000250.parquet` holds all batches of these steps, and
-says in its metadata which rows are whose. A part that a merged one also holds is not read: a kill came before its deletion.
+`step-0000007-00.parquet` is the first batch of step 7; `step-0000001-to-0000250.parquet` holds all
+batches of these steps, and says in its metadata which rows are whose. A part that a merged one also
+holds is not read: a kill came before its deletion.
 """
 
 from __future__ import annotations
@@ -20,26 +22,36 @@ from workbench.workspace import renamed, replace_file, shown
 MERGE = 250  # steps that a merged part holds
 WHOLE = "a part of the record is a whole Parquet file"
 MOVE_IT = "move that file out of the folder; the other parts do not need it"
-STORED = {"compression": "zstd", "use_dictionary": False, "write_statistics": ["step"]}  # what pays in large files costs here
+# what pays in large files costs here
+STORED = {"compression": "zstd", "use_dictionary": False, "write_statistics": ["step"]}
 _NAME = re.compile(r"step-\d+-(to-)?\d+\.parquet")
 _ROWS = 2048  # of a row group, at least: smaller ones take longer to find than to read
 
 
 def span(part: str | Path) -> tuple[int, int, int]:
-    """(first step, last step, number of the batch within its step; -1: a merged part), from a part's name."""
+    """(first step, last step, number of the batch within its step; -1: a merged part), from a
+    part's name.
+    """
     first, second = (int(number) for number in re.findall(r"\d+", Path(part).stem))
     return (first, second, -1) if "-to-" in Path(part).stem else (first, first, second)
 
 
-def parts(folder: Path, steps: Container[int] | None = None, held: list[Path] | None = None) -> list[Path]:
-    """The record's parts in the order of their steps; those with one of `steps`, or all. RunError if nothing was recorded.
+def parts(
+    folder: Path, steps: Container[int] | None = None, held: list[Path] | None = None
+) -> list[Path]:
+    """The record's parts in the order of their steps; those with one of `steps`, or all. RunError
+    if nothing was recorded.
 
     Those that a merged part also holds are not among them; they are added to `held`.
     """
-    spans = {part: span(part) for part in folder.glob("step-*.parquet") if _NAME.fullmatch(part.name)}
+    spans = {
+        part: span(part) for part in folder.glob("step-*.parquet") if _NAME.fullmatch(part.name)
+    }
     if not spans:
         remedy = "train for at least one step"
-        raise RunError(f"{shown(folder)}: no rollouts", rule="a run records a part per step", remedy=remedy)
+        raise RunError(
+            f"{shown(folder)}: no rollouts", rule="a run records a part per step", remedy=remedy
+        )
     found, merged_to = [], -1
     for part in sorted(spans, key=lambda part: (spans[part][0], -spans[part][1], spans[part][2])):
         first, last, number = spans[part]
@@ -53,9 +65,11 @@ def parts(folder: Path, steps: Container[int] | None = None, held: list[Path] | 
 
 @contextlib.contextmanager
 def opened(part: Path) -> Generator[tuple[Any, list[tuple[str, int]]]]:
-    """A part's `ParquetFile`, and its contents: (name of a batch's own part, rows), in order. RunError if it is not whole.
+    """A part's `ParquetFile`, and its contents: (name of a batch's own part, rows), in order.
+    RunError if it is not whole.
 
-    For a part that was merged after it was listed: the merged one's file, in which the other batches have no name.
+    For a part that was merged after it was listed: the merged one's file, in which the other
+    batches have no name.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -67,7 +81,9 @@ def opened(part: Path) -> Generator[tuple[Any, list[tuple[str, int]]]]:
             except FileNotFoundError:
                 merged = next(iter(parts(part.parent, [span(part)[0]])), part)
                 file, gone = stack.enter_context(pq.ParquetFile(merged)), True
-            holds = json.loads((file.metadata.metadata or {}).get(b"holds", b"0")) or [(part.name, file.metadata.num_rows)]
+            holds = json.loads((file.metadata.metadata or {}).get(b"holds", b"0")) or [
+                (part.name, file.metadata.num_rows)
+            ]
             yield file, [("" if gone and name != part.name else name, rows) for name, rows in holds]
     except (pa.ArrowException, OSError) as error:
         value = f"{shown(part)}: {str(error).splitlines()[0]}"
@@ -75,9 +91,13 @@ def opened(part: Path) -> Generator[tuple[Any, list[tuple[str, int]]]]:
 
 
 def part_tables(
-    part: Path, steps: Container[int] | None = None, columns: Callable[[list[str]], list[str]] = list
+    part: Path,
+    steps: Container[int] | None = None,
+    columns: Callable[[list[str]], list[str]] = list,
 ) -> Iterator[tuple[Any, list[tuple[str, slice]]]]:
-    """A part, a few thousand rows at a time: (Arrow table of the `columns`, [(name, rows) of each batch of `steps`])."""
+    """A part, a few thousand rows at a time: (Arrow table of the `columns`, [(name, rows) of each
+    batch of `steps`]).
+    """
     with opened(part) as (file, holds):
         chosen, batches = columns(file.schema_arrow.names), iter(holds)
         if len(holds) == 1:
@@ -87,14 +107,19 @@ def part_tables(
             own, end = [], 0
             while end < file.metadata.row_group(group).num_rows:
                 name, rows = next(batches)
-                own += [(name, slice(end, end + rows))] if name and (steps is None or span(name)[0] in steps) else []
+                own += (
+                    [(name, slice(end, end + rows))]
+                    if name and (steps is None or span(name)[0] in steps)
+                    else []
+                )
                 end += rows
             if own:
                 yield file.read_row_group(group, columns=chosen), own
 
 
 def merge(folder: Path, until: int) -> None:
-    """Merge the parts of the steps up to `until`, `MERGE` steps at a time, where they have the same columns.
+    """Merge the parts of the steps up to `until`, `MERGE` steps at a time, where they have the same
+    columns.
 
     Parts that cannot be read or written stay as they are.
     """
@@ -104,11 +129,18 @@ def merge(folder: Path, until: int) -> None:
     def block(own: list[Path]) -> Any:  # that the parts of a step go into; None: they stay
         first, _, number = span(own[0])
         with contextlib.suppress(pa.ArrowException, OSError):
-            kinds = {str(pq.read_schema(part)) for part in own} if number >= 0 and first <= until else ()
+            kinds = (
+                {str(pq.read_schema(part)) for part in own}
+                if number >= 0 and first <= until
+                else ()
+            )
             return ((first - 1) // MERGE, *kinds) if len(kinds) == 1 else None
 
     held: list[Path] = []
-    by_step = [list(own) for _, own in itertools.groupby(parts(folder, held=held), key=lambda part: span(part)[0])]
+    by_step = [
+        list(own)
+        for _, own in itertools.groupby(parts(folder, held=held), key=lambda part: span(part)[0])
+    ]
     for alike, some in itertools.groupby(by_step, key=block):
         own = list(itertools.chain.from_iterable(some))
         if alike and len(own) > 1:
@@ -120,7 +152,9 @@ def merge(folder: Path, until: int) -> None:
 
 
 def cut_short(folder: Path, step: int, aside: Path) -> None:
-    """Move what was recorded after `step` to `aside`. RunError if a merged part that reaches past it is not whole."""
+    """Move what was recorded after `step` to `aside`. RunError if a merged part that reaches past
+    it is not whole.
+    """
     for part in sorted(folder.glob("step-*.parquet")):
         if _NAME.fullmatch(part.name) and span(part)[1] > step:
             if span(part)[0] <= step:
@@ -138,7 +172,9 @@ def _write_merged(own: list[Path], steps: Container[int] | None = None) -> None:
     merged = own[0].with_name(f"step-{span(own[0])[0]:07d}-to-{last:07d}.parquet")
     holds, group = [], []
     with replace_file(merged) as beside, pq.ParquetWriter(beside, schema, **STORED) as writer:
-        for table, batches in itertools.chain.from_iterable(part_tables(part, steps) for part in own):
+        for table, batches in itertools.chain.from_iterable(
+            part_tables(part, steps) for part in own
+        ):
             for name, rows in batches:
                 group.append(table[rows])
                 holds.append((name, len(group[-1])))

@@ -1,7 +1,9 @@
-"""The rollout record: every completion of every group, with what the rewards saw and the scores they gave.
+"""The rollout record: every completion of every group, with what the rewards saw and the scores
+they gave.
 
-One row per completion, in immutable Parquet parts. `read_batches` reads them back as the batches that were scored; `query`
-asks DuckDB, so a question over millions of rows needs no more memory than its answer.
+One row per completion, in immutable Parquet parts. `read_batches` reads them back as the batches
+that were scored; `query` asks DuckDB, so a question over millions of rows needs no more memory than
+its answer.
 """
 
 from __future__ import annotations
@@ -64,12 +66,17 @@ def columns_of(batch: ScoredBatch) -> Fields:
         "group": np.repeat(batch.group_places, size).astype(np.int32),
         "prompt_id": batch.prompt_ids,
         "generation": np.arange(total, dtype=np.int32) % size,
-        "prompt": _each_once(batch.prompts, lambda own: own if isinstance(own, str) else _json(own)),
+        "prompt": _each_once(
+            batch.prompts, lambda own: own if isinstance(own, str) else _json(own)
+        ),
         "completion": batch.completions,
         "length_tokens": batch.lengths,
-        "finish_reason": None if batch.finished is None else np.where(batch.finished, "stop", "length").tolist(),
+        "finish_reason": (
+            None if batch.finished is None else np.where(batch.finished, "stop", "length").tolist()
+        ),
         "columns": _each_once(
-            list(zip(*rows.values(), strict=True)) or [()] * total, lambda row: _json(to_json(dict(zip(rows, row, strict=True))))
+            list(zip(*rows.values(), strict=True)) or [()] * total,
+            lambda row: _json(to_json(dict(zip(rows, row, strict=True)))),
         ),
         "total": batch.groups.totals,
         "group_mean": batch.groups.means,
@@ -91,10 +98,14 @@ _json = functools.partial(json.dumps, ensure_ascii=False)
 
 def _each_once(values: Sequence[object], made: Callable[[Any], Any]) -> list[Any]:
     # The completions of a group have one prompt, and what belongs to it, between them.
-    return [own for value, same in itertools.groupby(values) for own in [made(value)] * len(list(same))]
+    return [
+        own for value, same in itertools.groupby(values) for own in [made(value)] * len(list(same))
+    ]
 
 
-def write_part(folder: Path, step: int, columns: Mapping[str, Sequence[Any]], functions: list[str]) -> Path:
+def write_part(
+    folder: Path, step: int, columns: Mapping[str, Sequence[Any]], functions: list[str]
+) -> Path:
     """Write one step's completions, column by column, as one immutable part, atomically.
 
     NaN in a column of numbers means no value; a column left out is empty.
@@ -102,12 +113,15 @@ def write_part(folder: Path, step: int, columns: Mapping[str, Sequence[Any]], fu
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # Several processes may generate for one step (one part a rank), and one step may be generated more than once.
+    # Several processes may generate for one step (one part a rank), and one step may be generated
+    # more than once.
     names = (folder / f"step-{step:07d}-{number:02d}.parquet" for number in itertools.count())
     part = next(name for name in names if not name.exists())
     own = [(f"{kind}.{name}", type_) for name in functions for kind, type_ in _PER_FUNCTION.items()]
     schema, count = pa.schema([*_FIXED.items(), *own]), len(next(iter(columns.values())))
-    table = pa.Table.from_arrays([_array(columns.get(field.name), field.type, count) for field in schema], schema=schema)
+    table = pa.Table.from_arrays(
+        [_array(columns.get(field.name), field.type, count) for field in schema], schema=schema
+    )
     with replace_file(part) as beside:
         pq.write_table(table, beside, **STORED)
     return part
@@ -132,12 +146,13 @@ def query(
     step: int | None = None,
     in_turn: bool = False,
 ) -> pandas.DataFrame:
-    """Query the record: the table is called `rollouts`, the answer is a pandas frame. Raises RunError if nothing was recorded.
+    """Query the record: the table is called `rollouts`, the answer is a pandas frame. Raises
+    RunError if nothing was recorded.
 
     Args:
         step: the only step that the query needs, so that not all of thousands of parts are opened.
-        in_turn: query the steps in blocks, and join the answers: right where each row of the answer belongs to one
-            step. The counts then fit the processor's cache.
+        in_turn: query the steps in blocks, and join the answers: right where each row of the answer
+            belongs to one step. The counts then fit the processor's cache.
     """
     import duckdb
     import pandas
@@ -149,9 +164,13 @@ def query(
                 answers = []
                 for some in _in_turn(files) if in_turn else [files]:
                     found = connection.read_parquet([*map(str, some)], union_by_name=True)
-                    (found if step is None else found.filter(f"step = {int(step)}")).create_view("rollouts", replace=True)
+                    (found if step is None else found.filter(f"step = {int(step)}")).create_view(
+                        "rollouts", replace=True
+                    )
                     answers.append(connection.execute(sql).df())
-                return answers[0] if len(answers) == 1 else pandas.concat(answers, ignore_index=True)
+                return (
+                    answers[0] if len(answers) == 1 else pandas.concat(answers, ignore_index=True)
+                )
         except (duckdb.IOException, duckdb.InvalidInputException) as error:  # names the file
             if all(file.exists() for file in files):  # else some were merged meanwhile
                 raise RunError(str(error).splitlines()[0], rule=WHOLE, remedy=MOVE_IT) from error
@@ -159,10 +178,12 @@ def query(
 
 def _in_turn(files: list[Path]) -> Iterator[list[Path]]:
     some, size = [], 0
-    for _, own in itertools.groupby(files, key=lambda part: span(part)[0]):  # a step may have several parts
+    # a step may have several parts
+    for _, own in itertools.groupby(files, key=lambda part: span(part)[0]):
         for part in own:
             some.append(part)
-            with contextlib.suppress(FileNotFoundError):  # merged meanwhile: that is seen when it is read
+            # merged meanwhile: that is seen when it is read
+            with contextlib.suppress(FileNotFoundError):
                 size += part.stat().st_size
         if size > _TOGETHER:
             yield some
@@ -172,12 +193,17 @@ def _in_turn(files: list[Path]) -> Iterator[list[Path]]:
 
 
 def read_batches(
-    run: RunDirectory, steps: Container[int] | None = None, *, bare: bool = False, left_out: dict[str, str] | None = None
+    run: RunDirectory,
+    steps: Container[int] | None = None,
+    *,
+    bare: bool = False,
+    left_out: dict[str, str] | None = None,
 ) -> Iterator[ScoredBatch]:
-    """A run's batches in order, read part by part; only the parts of `steps` are opened (None: all).
+    """A run's batches in order, read part by part; only the parts of `steps` are opened (None:
+    all).
 
-    `left_out` notes, by part, what cannot be used; without it an unreadable part is a RunError, as is an empty record.
-    `bare` is as for `read_part`.
+    `left_out` notes, by part, what cannot be used; without it an unreadable part is a RunError, as
+    is an empty record. `bare` is as for `read_part`.
     """
     manifest = run.manifest()
     for part in parts(run.rollouts, steps):
@@ -189,26 +215,41 @@ def read_batches(
             left_out[part.name] = error.value.partition(": ")[2] or error.value
 
 
-def batch_and_place(run: RunDirectory, step: int | None = None, index: int | None = None) -> tuple[ScoredBatch, int]:
-    """The batch that holds one group of a step, and the group's place in it: `batch.group(place)` is the group alone.
+def batch_and_place(
+    run: RunDirectory, step: int | None = None, index: int | None = None
+) -> tuple[ScoredBatch, int]:
+    """The batch that holds one group of a step, and the group's place in it: `batch.group(place)`
+    is the group alone.
 
     Raises RunError if the run recorded no such group.
 
     Args:
         step: None: the last on record.
-        index: of the step's groups, from 0; None: the one with the widest spread of totals, which taught most.
+        index: of the step's groups, from 0; None: the one with the widest spread of totals, which
+            taught most.
     """
     last = span(parts(run.rollouts)[-1])[1]
     step = last if step is None else step
-    found = [(batch, place) for batch in read_batches(run, [step]) for place in range(batch.group_count)]
+    found = [
+        (batch, place) for batch in read_batches(run, [step]) for place in range(batch.group_count)
+    ]
     if index is None and found:
-        return max(found, key=lambda own: np.nan_to_num(own[0].groups.stds[own[1] * own[0].num_generations], nan=-1.0))
+        return max(
+            found,
+            key=lambda own: np.nan_to_num(
+                own[0].groups.stds[own[1] * own[0].num_generations], nan=-1.0
+            ),
+        )
     if index is not None and 0 <= index < len(found):
         return found[index]
     value = f"step {step}" + ("" if index is None else f", group {index}") + ": not in the record"
     if found:
-        raise RunError(value, rule=f"that step has {len(found)} groups", remedy=f"choose 0 to {len(found) - 1}")
-    raise RunError(value, rule=f"the last step on record is {last}", remedy="choose a step on record")
+        raise RunError(
+            value, rule=f"that step has {len(found)} groups", remedy=f"choose 0 to {len(found) - 1}"
+        )
+    raise RunError(
+        value, rule=f"the last step on record is {last}", remedy="choose a step on record"
+    )
 
 
 def read_part(
@@ -219,12 +260,14 @@ def read_part(
     bare: bool = False,
     left_out: dict[str, str] | None = None,
 ) -> Iterator[ScoredBatch]:
-    """The batches of one part: one, or none if it is empty; of a merged part all, or those of `steps`.
+    """The batches of one part: one, or none if it is empty; of a merged part all, or those of
+    `steps`.
 
     RunError if it is not a whole Parquet file, or lacks a column.
 
     Args:
-        manifest: of the run, for the settings of the part's stage; where no group has its G, their most common size is used.
+        manifest: of the run, for the settings of the part's stage; where no group has its G, their
+            most common size is used.
         bare: without prompts, dataset columns and errors, which are most of a record.
         left_out: notes the groups without G completions, which are left out in any case.
     """
@@ -236,7 +279,9 @@ def read_part(
         names.extend(name.removeprefix("score.") for name in there if name.startswith("score."))
         wanted = [name for name in _FIXED if not (bare and name in _BULKY)]
         wanted += [f"{kind}.{name}" for name in names for kind in ("score", "weight")]
-        if missing := [name for name in wanted if name not in there and name not in ("stage", "reward_hash")]:
+        if missing := [
+            name for name in wanted if name not in there and name not in ("stage", "reward_hash")
+        ]:
             rule = "every part of the record has the columns of its run"
             raise RunError(f"{shown(part)}: no column {missing[0]!r}", rule=rule, remedy=MOVE_IT)
         wanted += [] if bare else [f"error.{name}" for name in names]
@@ -246,23 +291,30 @@ def read_part(
     for table, batches in part_tables(part, steps, columns):
         # Converted once: of small batches, each by itself would take longer than all the rest.
         text = {column.name: pa.types.is_string(column.type) for column in table.schema}
-        values = {name: table.column(name).to_pylist() if text[name] else table.column(name).to_numpy() for name in text}
+        values = {
+            name: table.column(name).to_pylist() if text[name] else table.column(name).to_numpy()
+            for name in text
+        }
         for _, rows in batches:
             if rows.start == rows.stop:
                 continue
             own = {name: column[rows] for name, column in values.items()}
             known = stage_in(manifest or {}, own["stage"][0] if "stage" in own else None)
             # The rows of a group lie together, its generations in order.
-            step, group, generation = (np.diff(own[name]) for name in ("step", "group", "generation"))
+            step, group, generation = (
+                np.diff(own[name]) for name in ("step", "group", "generation")
+            )
             starts = np.flatnonzero((step != 0) | (group != 0) | (generation <= 0)) + 1
             sizes = np.diff([0, *starts, len(own["step"])])
             size = known["settings"].get("num_generations")
-            if size not in sizes:  # not known, or the run went on with another one, which was accepted
+            # not known, or the run went on with another one, which was accepted
+            if size not in sizes:
                 size = int(np.bincount(sizes).argmax())
             if odd := int((sizes != size).sum()):
                 whole = np.repeat(sizes == size, sizes)
                 own = {
-                    name: [*itertools.compress(column, whole)] if text[name] else column[whole] for name, column in own.items()
+                    name: [*itertools.compress(column, whole)] if text[name] else column[whole]
+                    for name, column in own.items()
                 }
                 all_odd += odd
                 if left_out is not None:
@@ -279,12 +331,19 @@ def _batch_of(own: Fields, names: list[str], size: int, known: Fields) -> Scored
         return own[name].astype(np.float64)
 
     weights = {name: float(own[f"weight.{name}"][0]) for name in names}
-    weights = {name: weight for name, weight in weights.items() if weight == weight}  # the others are of another stage
+    # the others are of another stage
+    weights = {name: weight for name, weight in weights.items() if weight == weight}
     rows = _each_once(texts("columns"), lambda text: json.loads(text or "{}"))
-    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(itertools.chain.from_iterable(rows))}
+    columns = {
+        name: [row.get(name) for row in rows]
+        for name in dict.fromkeys(itertools.chain.from_iterable(rows))
+    }
     if any(ids := texts("prompt_id")):
         columns["prompt_id"] = ids
-    errors = {name: {index: why for index, why in enumerate(texts(f"error.{name}")) if why is not None} for name in weights}
+    errors = {
+        name: {index: why for index, why in enumerate(texts(f"error.{name}")) if why is not None}
+        for name in weights
+    }
     return ScoredBatch(
         step=int(own["step"][0]),
         stage=next(iter(texts("stage")), None) or "1",
@@ -312,25 +371,37 @@ def prompt_of(recorded: str) -> Any:
     """A prompt as it was recorded: messages as JSON; text as it is, even if it looks like JSON."""
     with contextlib.suppress(ValueError):
         messages = json.loads(recorded) if recorded.startswith("[{") else []
-        if messages and all(isinstance(message, dict) and "role" in message for message in messages):
+        if messages and all(
+            isinstance(message, dict) and "role" in message for message in messages
+        ):
             return messages
     return recorded
 
 
 def unstated_right(manifest: Fields) -> str:
-    """What the record counts as right where nobody has defined it, as "format_reward > 0"; empty where somebody has."""
+    """What the record counts as right where nobody has defined it, as "format_reward > 0"; empty
+    where somebody has.
+    """
     about = manifest.get("task") or {}
-    taken = about.get("right_by_default", manifest.get("attached"))  # earlier versions could not be told on attach
+    # earlier versions could not be told on attach
+    taken = about.get("right_by_default", manifest.get("attached"))
     return f"{about['right_by']} > 0" if taken and about.get("right_by") else ""
 
 
 def qualified(text: str, unstated: str) -> str:
-    """A text, with the meaning of 'right' added where it mentions right or wrong completions and nobody has defined them."""
-    return f"{text} ('right' here: {unstated})" if unstated and re.search(r"\b(right|wrong)\b", text) else text
+    """A text, with the meaning of 'right' added where it mentions right or wrong completions and
+    nobody has defined them.
+    """
+    return (
+        f"{text} ('right' here: {unstated})"
+        if unstated and re.search(r"\b(right|wrong)\b", text)
+        else text
+    )
 
 
 def stage_in(manifest: Fields, stage: str | None = None) -> Fields:
-    """What a manifest holds for one stage: effective `settings`, `rewards`, `task` (its source), `right_by` and `format_by`.
+    """What a manifest holds for one stage: effective `settings`, `rewards`, `task` (its source),
+    `right_by` and `format_by`.
 
     For a run without stages, or a stage that it does not mention: what it holds for the run.
     """

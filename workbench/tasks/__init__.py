@@ -1,4 +1,6 @@
-"""Tasks that ship, beside the embedded policy's arithmetic: each module has `task()`, and `source()` if it makes its rows."""
+"""Tasks that ship, beside the embedded policy's arithmetic: each module has `task()`, and
+`source()` if it makes its rows.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,30 @@ from workbench.task import Task
 
 
 def task_of(
-    name: str, source: Source, functions: tuple, right_by: str, format_by: str, percent: int = 10, cases: str = "", **options: Any
+    name: str,
+    source: Source,
+    functions: tuple,
+    right_by: str,
+    format_by: str,
+    percent: int = 10,
+    cases: str = "",
+    **options: Any,
 ) -> Task:
-    """A task of a source's rows, made as notebook 01 makes them: checked, and `percent` held out by a stable hash.
+    """A task of a source's rows, made as notebook 01 makes them: checked, and `percent` held out by
+    a stable hash.
 
-    `cases` is a file in this folder; `options` are those of `Checked` (`system`, `examples`, `prompt_column`, ...).
+    `cases` is a file in this folder; `options` are those of `Checked` (`system`, `examples`,
+    `prompt_column`, ...).
     """
     kept = Checked(source, **options).collect().kept
     train, held_out = split_rows(kept, percent, key=source.split_by, salt=source.salt)
     file = Path(__file__).parent / cases if cases else None
-    return Task(name, train, functions, held_out=held_out, right_by=right_by, format_by=format_by, cases=file)
+    return Task(
+        name,
+        train,
+        functions,
+        held_out=held_out,
+        right_by=right_by,
+        format_by=format_by,
+        cases=file,
+    )

@@ -1,6 +1,8 @@
-"""The embedded policy's arithmetic in words that it was not taught, "Compute 15 + 27.": harder for its base.
+"""The embedded policy's arithmetic in words that it was not taught, "Compute 15 + 27.": harder for
+its base.
 
-In 16 tries base solves about 60 % of the held-out prompts, in 64 about 80 %; of those of `arithmetic`, nearly all in 16.
+In 16 tries base solves about 60 % of the held-out prompts, in 64 about 80 %; of those of
+`arithmetic`, nearly all in 16.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Countdown: reach a target from a few numbers, each used once. Puzzles are made here, and each has a solution."""
+"""Countdown: reach a target from a few numbers, each used once. Puzzles are made here, and each has
+a solution.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,18 @@ EXAMPLE = (
 
 
 def puzzle(random_source: random.Random, count: int) -> Row:
-    """One puzzle of `count` numbers with a solution: columns `question`, `answer` (one solution), `numbers`, `target`."""
+    """One puzzle of `count` numbers with a solution: columns `question`, `answer` (one solution),
+    `numbers`, `target`.
+    """
     while True:
         numbers = [random_source.randint(1, 99) for _ in range(count)]
         if (found := _combined(numbers, random_source)) is not None:
             value, text = found
             listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
-            question = f"Reach {value} from the numbers {listed}: use each once, with + - * / and parentheses."
+            question = (
+                f"Reach {value} from the numbers {listed}: use each once, with + - * / and"
+                " parentheses."
+            )
             return {"question": question, "answer": text, "numbers": numbers, "target": value}
 
 
@@ -35,7 +42,9 @@ def _combined(numbers: list[int], random_source: random.Random) -> tuple[int, st
     parts = [(number, str(number)) for number in random_source.sample(numbers, len(numbers))]
     while len(parts) > 1:
         (a, first), (b, second), *rest = parts
-        ways = [(a + b, "+"), (a - b, "-"), (a * b, "*")] + ([(a // b, "/")] if b and a % b == 0 else [])
+        ways = [(a + b, "+"), (a - b, "-"), (a * b, "*")] + (
+            [(a // b, "/")] if b and a % b == 0 else []
+        )
         ways = [(value, mark) for value, mark in ways if 0 < value <= 999]
         if not ways:
             return None
@@ -60,5 +69,16 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
 def task(questions: int = QUESTIONS, seed: int = 0) -> Task:
     """Countdown with the strict format, one worked example in the system message."""
     functions = (countdown_reward, numbers_used_reward, strict_format_reward)
-    named: Fields = {"right_by": "countdown_reward", "format_by": "strict_format_reward", "cases": "cases_countdown.jsonl"}
-    return task_of("countdown", source(questions, seed), functions, **named, system=SYSTEM_PROMPT, examples=[EXAMPLE])
+    named: Fields = {
+        "right_by": "countdown_reward",
+        "format_by": "strict_format_reward",
+        "cases": "cases_countdown.jsonl",
+    }
+    return task_of(
+        "countdown",
+        source(questions, seed),
+        functions,
+        **named,
+        system=SYSTEM_PROMPT,
+        examples=[EXAMPLE],
+    )

@@ -1,4 +1,6 @@
-"""Questions and an expert's answers from a CSV file: here, about GRPO's own words. Replace it with your own file."""
+"""Questions and an expert's answers from a CSV file: here, about GRPO's own words. Replace it with
+your own file.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ Respond in the following format:
 </reasoning>
 <answer>
 [the one name or number that is asked for]
-</answer>"""
+</answer>"""  # noqa: E501
 
 
 def source(limit: int | None = None, seed: int = 0) -> Source:
@@ -28,13 +30,21 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
 
 
 def task(
-    file: str | Path = EXAMPLE_FILE, prompt_column: str = "question", answer_column: str = "expert_answer", system: str = SYSTEM
+    file: str | Path = EXAMPLE_FILE,
+    prompt_column: str = "question",
+    answer_column: str = "expert_answer",
+    system: str = SYSTEM,
 ) -> Task:
     """A task of any CSV file with a column of questions and one of short answers.
 
     The `system` message must ask for the format that the rewards look for.
     """
     name = Path(file).stem if Path(file) != EXAMPLE_FILE else "csv_qa"
-    named: Fields = {"right_by": "correctness_reward", "format_by": "strict_format_reward", "percent": 20}
+    named: Fields = {
+        "right_by": "correctness_reward",
+        "format_by": "strict_format_reward",
+        "percent": 20,
+    }
     columns = {"prompt_column": prompt_column, "answer_column": answer_column}
-    return task_of(name, open_source(file), REWARD_FUNCS[:-1], **named, system=system, **columns)  # all but style
+    # all but style
+    return task_of(name, open_source(file), REWARD_FUNCS[:-1], **named, system=system, **columns)

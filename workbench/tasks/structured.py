@@ -1,4 +1,6 @@
-"""Structured output: put what a sentence says into JSON that keeps to a schema. The sentences are made here."""
+"""Structured output: put what a sentence says into JSON that keeps to a schema. The sentences are
+made here.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,74 @@ SCHEMA: Fields = {
 }
 SYSTEM = f"""Write what the text says as one JSON object and nothing else. It must keep to this JSON Schema:
 {json.dumps(SCHEMA)}
-Languages stand in the order of the text."""
+Languages stand in the order of the text."""  # noqa: E501
 EXAMPLE = (
     "Mara Lind is 41 and lives in Oslo. She speaks Norwegian and German.",
-    json.dumps({"name": "Mara Lind", "age": 41, "city": "Oslo", "languages": ["Norwegian", "German"]}),
+    json.dumps(
+        {"name": "Mara Lind", "age": 41, "city": "Oslo", "languages": ["Norwegian", "German"]}
+    ),
 )
 
-_FIRST = ["Ada", "Ben", "Chen", "Dora", "Emil", "Farah", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lea", "Nia", "Omar", "Pia"]
-_LAST = ["Abbas", "Berg", "Costa", "Duarte", "Eriksen", "Fofana", "Gupta", "Haas", "Ito", "Kim", "Lopez", "Marek", "Novak"]
-_CITIES = ["Accra", "Bergen", "Cusco", "Dakar", "Essen", "Faro", "Graz", "Hanoi", "Izmir", "Kyoto", "Lima", "Malmo", "Nairobi"]
-_LANGUAGES = ["Arabic", "Czech", "Dutch", "English", "French", "German", "Hindi", "Korean", "Polish", "Spanish", "Twi"]
+_FIRST = [
+    "Ada",
+    "Ben",
+    "Chen",
+    "Dora",
+    "Emil",
+    "Farah",
+    "Goran",
+    "Hana",
+    "Ivo",
+    "Jun",
+    "Kofi",
+    "Lea",
+    "Nia",
+    "Omar",
+    "Pia",
+]
+_LAST = [
+    "Abbas",
+    "Berg",
+    "Costa",
+    "Duarte",
+    "Eriksen",
+    "Fofana",
+    "Gupta",
+    "Haas",
+    "Ito",
+    "Kim",
+    "Lopez",
+    "Marek",
+    "Novak",
+]
+_CITIES = [
+    "Accra",
+    "Bergen",
+    "Cusco",
+    "Dakar",
+    "Essen",
+    "Faro",
+    "Graz",
+    "Hanoi",
+    "Izmir",
+    "Kyoto",
+    "Lima",
+    "Malmo",
+    "Nairobi",
+]
+_LANGUAGES = [
+    "Arabic",
+    "Czech",
+    "Dutch",
+    "English",
+    "French",
+    "German",
+    "Hindi",
+    "Korean",
+    "Polish",
+    "Spanish",
+    "Twi",
+]
 _FORMS = (
     "{name} is {age} and lives in {city}. {first} speaks {languages}.",
     "In {city} lives {name}, aged {age}, who speaks {languages}.",
@@ -45,7 +105,9 @@ _FORMS = (
 
 
 def source(limit: int | None = None, seed: int = 0) -> Source:
-    """`limit` sentences: columns `question`, `answer` (the right object, as JSON text) and `schema` (likewise)."""
+    """`limit` sentences: columns `question`, `answer` (the right object, as JSON text) and `schema`
+    (likewise).
+    """
 
     def rows() -> Iterator[Row]:
         random_source, schema, seen = random.Random(seed), json.dumps(SCHEMA), set()
@@ -57,8 +119,14 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
                 "languages": random_source.sample(_LANGUAGES, random_source.randint(1, 3)),
             }
             languages = person["languages"]
-            spoken = languages[0] if len(languages) == 1 else f"{', '.join(languages[:-1])} and {languages[-1]}"
-            text = random_source.choice(_FORMS).format(**{**person, "languages": spoken, "first": person["name"].split()[0]})
+            spoken = (
+                languages[0]
+                if len(languages) == 1
+                else f"{', '.join(languages[:-1])} and {languages[-1]}"
+            )
+            text = random_source.choice(_FORMS).format(
+                **{**person, "languages": spoken, "first": person["name"].split()[0]}
+            )
             if text not in seen:
                 seen.add(text)
                 yield {"question": text, "answer": json.dumps(person), "schema": schema}
@@ -68,6 +136,16 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
 
 def task(questions: int = QUESTIONS, seed: int = 0) -> Task:
     """JSON to a schema, one worked example as a turn of the chat."""
-    functions, examples = (json_schema_reward, json_values_reward, json_right_reward), {"examples": [EXAMPLE], "as_turns": True}
-    named: Fields = {"right_by": "json_right_reward", "format_by": "json_schema_reward", "cases": "cases_json.jsonl"}
+    functions, examples = (
+        (json_schema_reward, json_values_reward, json_right_reward),
+        {
+            "examples": [EXAMPLE],
+            "as_turns": True,
+        },
+    )
+    named: Fields = {
+        "right_by": "json_right_reward",
+        "format_by": "json_schema_reward",
+        "cases": "cases_json.jsonl",
+    }
     return task_of("json", source(questions, seed), functions, **named, system=SYSTEM, **examples)

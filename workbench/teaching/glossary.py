@@ -1,4 +1,6 @@
-"""Words explained, for the installed versions: metrics, settings, and the workbench's own. The text is glossary.yaml."""
+"""Words explained, for the installed versions: metrics, settings, and the workbench's own. The text
+is glossary.yaml.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _TOLD = ("unit", "good", "healthy", "default", "in the workbench", "takes", "als
 
 
 class Term(Fields):
-    """What a word means in one version of TRL, by the fields at the head of glossary.yaml; printed, it is the text."""
+    """What a word means in one version of TRL, by the fields at the head of glossary.yaml; printed,
+    it is the text.
+    """
 
     def __str__(self) -> str:
         trl = f", TRL {self['trl']}" * (self["kind"] in ("metric", "setting"))
@@ -55,8 +59,10 @@ def explain(name: str, trl: str | None = None) -> Term:
     ...
 
     Args:
-        name: as TRL logs it, as the recipe has it, or a word such as "dead group"; old names are also known.
-        trl: the version of TRL to explain it for, such as an older guide's; None: the installed one.
+        name: as TRL logs it, as the recipe has it, or a word such as "dead group"; old names are
+            also known.
+        trl: the version of TRL to explain it for, such as an older guide's; None: the installed
+            one.
 
     Raises:
         TermError: if there is no such term, naming the nearest; or no such version.
@@ -64,14 +70,28 @@ def explain(name: str, trl: str | None = None) -> Term:
     try:
         version = Version(trl or metadata.version("trl"))
     except InvalidVersion:
-        raise TermError(f"trl = {trl!r}", rule="a version is like 0.26 or 1.14.2", remedy="give one, or none") from None
-    known = {_plain(word): own for own, entry in _entries().items() for word in (own, *entry.get("also", ()))}
+        raise TermError(
+            f"trl = {trl!r}", rule="a version is like 0.26 or 1.14.2", remedy="give one, or none"
+        ) from None
+    known = {
+        _plain(word): own
+        for own, entry in _entries().items()
+        for word in (own, *entry.get("also", ()))
+    }
     asked = _plain(ALIASES.get(name, name))
-    if own := known.get(asked) or next((own for own in _entries() if fnmatch.fnmatchcase(name, own)), None):
+    if own := known.get(asked) or next(
+        (own for own in _entries() if fnmatch.fnmatchcase(name, own)), None
+    ):
         return _term(name if "*" in own else own, own, version)
     near = list(dict.fromkeys(known[word] for word in difflib.get_close_matches(asked, known, n=3)))
-    remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else "`workbench explain` lists them"
-    raise TermError(f"no term {name!r}", rule=f"the glossary has {len(_entries())} terms", remedy=remedy)
+    remedy = (
+        f"did you mean {' or '.join(map(repr, near))}?"
+        if near
+        else "`workbench explain` lists them"
+    )
+    raise TermError(
+        f"no term {name!r}", rule=f"the glossary has {len(_entries())} terms", remedy=remedy
+    )
 
 
 def _plain(word: str) -> str:
@@ -82,14 +102,16 @@ def _term(name: str, own: str, trl: Version) -> Term:
     entry = Term({"name": name, "trl": str(trl), "changed": {}} | _entries()[own])
     entry |= {"also": ", ".join(entry["also"])} if "also" in entry else {}
     if isinstance(of := entry.get("default"), dict):
-        entry["changed"] = {f"{new} (default)": f"{of[old]} became {of[new]}" for old, new in zip(of, [*of][1:])} | entry[
-            "changed"
-        ]
+        entry["changed"] = {
+            f"{new} (default)": f"{of[old]} became {of[new]}" for old, new in zip(of, [*of][1:])
+        } | entry["changed"]
     for key in ("meaning", "default"):
         if isinstance(by_version := entry.get(key), dict):
             there = [version for version in by_version if Version(version) <= trl]
             entry[key] = by_version[(there or [*by_version])[-1 if there else 0]]
     if entry["kind"] == "setting":
         takes = ", ".join(map(str, CHOICES.get(own, ()))) or RANGES.get(own, (None, ""))[1]
-        entry |= ({"takes": takes} if takes else {}) | ({"in the workbench": DEFAULTS[own]} if own in DEFAULTS else {})
+        entry |= ({"takes": takes} if takes else {}) | (
+            {"in the workbench": DEFAULTS[own]} if own in DEFAULTS else {}
+        )
     return entry

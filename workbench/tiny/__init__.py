@@ -1,7 +1,8 @@
 """The embedded policy: a small language model that travels with the package, and its task.
 
-``MODEL_DIR`` is a folder that ``AutoModelForCausalLM.from_pretrained`` and Unsloth's ``FastLanguageModel`` both load.
-`tools/tiny/` in the repository made it: `python -m tools.tiny.build` makes the folder again.
+``MODEL_DIR`` is a folder that ``AutoModelForCausalLM.from_pretrained`` and Unsloth's
+``FastLanguageModel`` both load. `tools/tiny/` in the repository made it: `python -m
+tools.tiny.build` makes the folder again.
 """
 
 from pathlib import Path

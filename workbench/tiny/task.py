@@ -1,4 +1,6 @@
-"""The arithmetic task: the embedded policy's questions, sums and differences of numbers below 100, and five rewards."""
+"""The arithmetic task: the embedded policy's questions, sums and differences of numbers below 100,
+and five rewards.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Problem(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The operand pair without order or sign: ``15+27``, ``27+15`` and ``27-15`` share ``15,27``."""
+        """The operand pair without order or sign: ``15+27``, ``27+15`` and ``27-15`` share
+        ``15,27``.
+        """
         return f"{min(self.a, self.b)},{max(self.a, self.b)}"
 
 
@@ -62,41 +66,66 @@ def all_problems() -> list[Problem]:
 
 
 def is_held_out(problem: Problem) -> bool:
-    """True for about a tenth of the operand pairs: by a hash of the pair, so the same on every machine and in every version."""
+    """True for about a tenth of the operand pairs: by a hash of the pair, so the same on every
+    machine and in every version.
+    """
     digest = hashlib.sha256(f"{SPLIT_SALT}{problem.key}".encode()).digest()
     return int.from_bytes(digest[:4], "big") % 100 < HELD_OUT_PERCENT
 
 
 @functools.cache
 def problems(split: str = "train") -> tuple[Problem, ...]:
-    """The problems of one split, ``"train"`` or ``"held_out"``, in a fixed order. Other names raise ValueError."""
+    """The problems of one split, ``"train"`` or ``"held_out"``, in a fixed order. Other names raise
+    ValueError.
+    """
     if split not in ("train", "held_out"):
         raise ValueError(f"split={split!r}: there are two splits; use 'train' or 'held_out'.")
-    return tuple(problem for problem in all_problems() if is_held_out(problem) == (split == "held_out"))
+    return tuple(
+        problem for problem in all_problems() if is_held_out(problem) == (split == "held_out")
+    )
 
 
 def sample_problems(split: str, n: int, seed: int = 0) -> list[Problem]:
-    """``n`` different problems of a split in an order drawn from ``seed``, half sums and half differences.
+    """``n`` different problems of a split in an order drawn from ``seed``, half sums and half
+    differences.
 
     Asking for more than there are, or for none, raises ValueError.
     """
-    sums, differences = ([problem for problem in problems(split) if problem.op == op] for op in "+-")
+    sums, differences = (
+        [problem for problem in problems(split) if problem.op == op] for op in "+-"
+    )
     rng, most = random.Random(f"{split}:{seed}"), 2 * len(differences)
     if not 1 <= n <= most:
-        raise ValueError(f"n={n}: the {split} split holds 1 to {most} problems, half of each kind; ask for fewer.")
+        raise ValueError(
+            f"n={n}: the {split} split holds 1 to {most} problems, half of each kind; ask for"
+            " fewer."
+        )
     chosen = rng.sample(sums, (n + 1) // 2) + rng.sample(differences, n // 2)
     rng.shuffle(chosen)
     return chosen
 
 
 def rows(split: str, n: int, seed: int = 0, wording: str = WORDING) -> list[Row]:
-    """``[{"prompt": [system message, user message], "answer": "42"}, ...]``; the same list for the same arguments."""
+    """``[{"prompt": [system message, user message], "answer": "42"}, ...]``; the same list for the
+    same arguments.
+    """
     chosen = sample_problems(split, n, seed)
-    return [{"prompt": to_messages(problem.asked(wording), SYSTEM_PROMPT), "answer": problem.answer} for problem in chosen]
+    return [
+        {"prompt": to_messages(problem.asked(wording), SYSTEM_PROMPT), "answer": problem.answer}
+        for problem in chosen
+    ]
 
 
-def task(train: int = 2000, held_out: int = 200, seed: int = 0, name: str = "arithmetic", wording: str = WORDING) -> Task:
-    """The arithmetic task with `train` training prompts and `held_out` prompts that the policy never saw."""
+def task(
+    train: int = 2000,
+    held_out: int = 200,
+    seed: int = 0,
+    name: str = "arithmetic",
+    wording: str = WORDING,
+) -> Task:
+    """The arithmetic task with `train` training prompts and `held_out` prompts that the policy
+    never saw.
+    """
     return Task(
         name=name,
         rows=rows("train", train, seed, wording),
@@ -108,14 +137,28 @@ def task(train: int = 2000, held_out: int = 200, seed: int = 0, name: str = "ari
     )
 
 
-def source(limit: int | None = None, seed: int = 0, name: str = "arithmetic", wording: str = WORDING) -> Source:
+def source(
+    limit: int | None = None, seed: int = 0, name: str = "arithmetic", wording: str = WORDING
+) -> Source:
     """The questions as a source, split by operand pair as the embedded policy was trained."""
-    return Source(name, lambda: iter(questions(limit or 2400, seed, wording)), split_by="pair", salt=SPLIT_SALT)
+    return Source(
+        name,
+        lambda: iter(questions(limit or 2400, seed, wording)),
+        split_by="pair",
+        salt=SPLIT_SALT,
+    )
 
 
 def questions(count: int = 2400, seed: int = 0, wording: str = WORDING) -> list[Row]:
-    """Bare questions as a dataset has them, both splits mixed: columns `question`, `answer` and `pair`, a problem's key."""
+    """Bare questions as a dataset has them, both splits mixed: columns `question`, `answer` and
+    `pair`, a problem's key.
+    """
     held_out = max(2, count // 10)
-    found = sample_problems("train", count - held_out, seed) + sample_problems("held_out", held_out, seed)
+    found = sample_problems("train", count - held_out, seed) + sample_problems(
+        "held_out", held_out, seed
+    )
     found.sort(key=lambda problem: hashlib.sha256(f"{seed}{problem}".encode()).digest())
-    return [{"question": problem.asked(wording), "answer": problem.answer, "pair": problem.key} for problem in found]
+    return [
+        {"question": problem.asked(wording), "answer": problem.answer, "pair": problem.key}
+        for problem in found
+    ]

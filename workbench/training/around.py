@@ -10,8 +10,8 @@ from workbench.kinds import Fields
 from workbench.training.feature import Feature
 from workbench.training.plan import Memory
 
-# Every method of a trainer that is replaced, and by whom; each is put back when the session is over, but for those that
-# decide where a resumed run begins.
+# Every method of a trainer that is replaced, and by whom; each is put back when the session is
+# over, but for those that decide where a resumed run begins.
 REPLACED = {
     "train": "session",
     "_generate": "session",
@@ -67,7 +67,9 @@ class Around:
 
     def merged(self, hook: str, *details: object) -> Fields:
         """All answers merged into one dict."""
-        return {name: value for answer in self.each(hook, *details) for name, value in answer.items()}
+        return {
+            name: value for answer in self.each(hook, *details) for name, value in answer.items()
+        }
 
     @contextlib.contextmanager
     def training(self) -> Generator[None]:
@@ -78,8 +80,14 @@ class Around:
             yield
 
     def changes(self, weights: dict[str, float]) -> list[tuple[str, Fields]]:
-        """(requesting feature, `weight` request) for each weight that should change after this step."""
-        return [(feature.key, change) for feature in self.features for change in feature.changes(weights)]
+        """(requesting feature, `weight` request) for each weight that should change after this
+        step.
+        """
+        return [
+            (feature.key, change)
+            for feature in self.features
+            for change in feature.changes(weights)
+        ]
 
     def explained(self, error: Exception) -> Exception:
         """The error to raise for the one that ended training."""

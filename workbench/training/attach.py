@@ -1,4 +1,6 @@
-"""Putting the workbench on a trainer: record, live figure, health, control and a graceful stop, around its own `train()`."""
+"""Putting the workbench on a trainer: record, live figure, health, control and a graceful stop,
+around its own `train()`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from workbench.workspace import shown
 
 # Trainers that are not GRPO, by a part of their names -> what they do.
 _OTHERS = {
-    "RLOO": "it has groups, but its baseline is the mean of the other completions, and its loss differs",
+    "RLOO": (
+        "it has groups, but its baseline is the mean of the other completions, and its loss differs"
+    ),
     "OnlineDPO": "it learns from which of two completions a judge prefers",
     "DPO": "it learns from pairs of completions that the dataset brings",
     "SFT": "it learns to write the dataset's texts, without rewards",
@@ -50,14 +54,16 @@ def attach(
     >>> run.result()["status"]
     'finished'
 
-    Every completion of every group, each function's scores, a row of metrics for every step, events and the manifest go
-    into the run directory; in a notebook the live figure shows them. The run's health is checked, the first Interrupt
-    stops after the step in flight, and `workbench control` steers. The trainer's numbers do not change: the same seed
-    gives the same metrics and the same weights with and without this.
+    Every completion of every group, each function's scores, a row of metrics for every step, events
+    and the manifest go into the run directory; in a notebook the live figure shows them. The run's
+    health is checked, the first Interrupt stops after the step in flight, and `workbench control`
+    steers. The trainer's numbers do not change: the same seed gives the same metrics and the same
+    weights with and without this.
 
-    A trainer of `make_trainer` gets more: `wb.continue_run` resumes from its checkpoints, its prompts are read once for all their
-    completions, held-out ones are measured (`eval_every`; your own trainer has TRL's `eval_dataset`), and **`trainer.train()`
-    trains all the stages of its plan**, each with a separate trainer.
+    A trainer of `make_trainer` gets more: `wb.continue_run` resumes from its checkpoints, its
+    prompts are read once for all their completions, held-out ones are measured (`eval_every`; your
+    own trainer has TRL's `eval_dataset`), and **`trainer.train()` trains all the stages of its
+    plan**, each with a separate trainer.
 
     Args:
         trainer: a `GRPOTrainer` of TRL or Unsloth, ready to train, in one process.
@@ -65,35 +71,50 @@ def attach(
         run_name: None: the recipe's, or the trainer's own `args.run_name` or output folder.
         watchers: what shows the run; None: the live plot in a notebook, nothing elsewhere.
         runs: folder for the run directory.
-        right_by: which of your functions decides that a completion is right, as in a `Task`. None: none does; wherever the run
-            counts right completions it names the first function. A trainer of `make_trainer` has its task's.
-        answer_column: the column of your dataset with the right answer; None: recognised by its name where that leaves no doubt.
+        right_by: which of your functions decides that a completion is right, as in a `Task`. None:
+            none does; wherever the run counts right completions it names the first function. A
+            trainer of `make_trainer` has its task's.
+        answer_column: the column of your dataset with the right answer; None: recognised by its
+            name where that leaves no doubt.
 
     Raises:
-        RunError: if it is not a GRPOTrainer, is attached already, was made from another plan, or calls tools or an environment.
+        RunError: if it is not a GRPOTrainer, is attached already, was made from another plan, or
+            calls tools or an environment.
         TaskError: if `right_by` names none of its functions.
-    """
+    """  # noqa: E501
     _check(trainer, plan)
     if vars(trainer).get(Made.KEY) and (right_by or answer_column):
-        value, rule = "attach(right_by=, answer_column=): this trainer was made from a plan", "its task sets both"
+        value, rule = (
+            "attach(right_by=, answer_column=): this trainer was made from a plan",
+            "its task sets both",
+        )
         raise RunError(value, rule=rule, remedy="Task(right_by=..., answer_column=...)")
     made: Made | None = vars(trainer).get(Made.KEY)
     if made:
         policy, more = made.policy, {}
         plan = made.plan
-        changed = settings_of.check_in_force({**plan.stages[0].settings, "report_to": "none"}, trainer.args)
-        recipe, stages, notes = plan.recipe, plan.stages, list(dict.fromkeys([*plan.notes, *changed]))
+        changed = settings_of.check_in_force(
+            {**plan.stages[0].settings, "report_to": "none"}, trainer.args
+        )
+        recipe, stages, notes = (
+            plan.recipe,
+            plan.stages,
+            list(dict.fromkeys([*plan.notes, *changed])),
+        )
         print(*notes, f"{plan.words}.", f"{plan.generation}.", sep="\n")
     else:
         recipe, policy, stages, notes = of_theirs(trainer, run_name, right_by, answer_column)
         more = {"attached": True, "settings_table": []}  # who set what in their config is not known
     manifest = manifest_of(recipe, policy, stages, trainer, notes) | more
     name = run_name or recipe.run_name
-    run = processes.as_seen(processes.in_main(lambda: RunDirectory.create(name, recipe, manifest, runs)))
+    run = processes.as_seen(
+        processes.in_main(lambda: RunDirectory.create(name, recipe, manifest, runs))
+    )
     try:
         if made:
             whole = made.plan.task
-            # The tasks as they are now: they may be edited while the run trains, and it may go on later.
+            # The tasks as they are now: they may be edited while the run trains, and it may go on
+            # later.
             own = [(stage.task, stage.number) for stage in stages if stage.task is not whole]
             for task, number in [(whole, None), *own]:
                 if task is not None and task.source and processes.is_main():
@@ -111,8 +132,12 @@ def attach(
 
 
 @random_kept()
-def go_on(run: RunDirectory, trainer: Trainer, point: Point, watchers: Watchers, notes: Sequence[str]) -> None:
-    """Attach a trainer of `make_trainer` to a run resumed from a checkpoint; `notes` are printed."""
+def go_on(
+    run: RunDirectory, trainer: Trainer, point: Point, watchers: Watchers, notes: Sequence[str]
+) -> None:
+    """Attach a trainer of `make_trainer` to a run resumed from a checkpoint; `notes` are
+    printed.
+    """
     plan = vars(trainer)[Made.KEY].plan
     print(*plan.notes, *notes, f"{plan.words}.", f"{plan.generation}.", sep="\n")
     StagedSession(run, trainer, watchers, point)
@@ -121,25 +146,54 @@ def go_on(run: RunDirectory, trainer: Trainer, point: Point, watchers: Watchers,
 
 def _check(trainer: Trainer, plan: Plan | None) -> None:
     kinds = [kind.__name__ for kind in type(trainer).__mro__]
-    if not any(kind.endswith("GRPOTrainer") for kind in kinds) or not hasattr(trainer, "_calculate_rewards"):
+    if not any(kind.endswith("GRPOTrainer") for kind in kinds) or not hasattr(
+        trainer, "_calculate_rewards"
+    ):
         kind = next((kind for kind in kinds if kind.endswith("Trainer")), "")
-        about = next((f", which is not GRPO: {does}" for name, does in _OTHERS.items() if name in kind), "")
-        rule, remedy = "the workbench attaches to a GRPOTrainer of TRL or Unsloth", "pass the trainer: wb.attach(trainer)"
+        about = next(
+            (f", which is not GRPO: {does}" for name, does in _OTHERS.items() if name in kind), ""
+        )
+        rule, remedy = (
+            "the workbench attaches to a GRPOTrainer of TRL or Unsloth",
+            "pass the trainer: wb.attach(trainer)",
+        )
         if kind:
-            remedy = f"train without attach ({kind}'s own report_to keeps its metrics), or make a GRPOTrainer and attach that"
-        raise RunError(f"attach: an object of type {type(trainer).__name__}{about}", rule=rule, remedy=remedy)
+            remedy = (
+                f"train without attach ({kind}'s own report_to keeps its metrics), or make a"
+                " GRPOTrainer and attach that"
+            )
+        raise RunError(
+            f"attach: an object of type {type(trainer).__name__}{about}", rule=rule, remedy=remedy
+        )
     used = {name: getattr(trainer, name, None) for name in settings_of.TURNS}
-    used["environment_factory"] = used["environment_factory"] or getattr(trainer, "environment_factories", None)
+    used["environment_factory"] = used["environment_factory"] or getattr(
+        trainer, "environment_factories", None
+    )
     settings_of.check_turns(used, "attach", RunError)
     if isinstance(session := getattr(trainer.train, "__self__", None), Session):
-        value, rule = f"attach: this trainer is attached already, as {session.run.name}", "a trainer trains one run at a time"
+        value, rule = (
+            f"attach: this trainer is attached already, as {session.run.name}",
+            "a trainer trains one run at a time",
+        )
         raise RunError(value, rule=rule, remedy="call trainer.train(), or make the trainer again")
     made = vars(trainer).get(Made.KEY)
     if plan is not None and (made is None or made.given is not plan):
-        value, rule = "attach(trainer, plan): this trainer was not made from that plan", "a plan says what its own trainer trains"
+        value, rule = (
+            "attach(trainer, plan): this trainer was not made from that plan",
+            "a plan says what its own trainer trains",
+        )
         rule += ", its stages and warm start included"
-        raise RunError(value, rule=rule, remedy="trainer = wb.make_trainer(plan, policy); or, without it: wb.attach(trainer)")
-    if (several := trainer.accelerator.num_processes) > 1 and (made is None or several != processes.count()):
+        raise RunError(
+            value,
+            rule=rule,
+            remedy="trainer = wb.make_trainer(plan, policy); or, without it: wb.attach(trainer)",
+        )
+    if (several := trainer.accelerator.num_processes) > 1 and (
+        made is None or several != processes.count()
+    ):
         value = f"attach: {several} processes train together"
-        rule = "of several processes, a trainer made from a recipe is recorded, started by `accelerate launch` or torchrun"
+        rule = (
+            "of several processes, a trainer made from a recipe is recorded, started by `accelerate"
+            " launch` or torchrun"
+        )
         raise RunError(value, rule=rule, remedy="train a recipe, or on one GPU, or without attach")

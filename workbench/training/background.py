@@ -1,5 +1,5 @@
-"""Training in a separate process: the kernel stays idle, so buttons work in every front end; the run outlives the kernel,
-and the GPU's memory is freed when training ends.
+"""Training in a separate process: the kernel stays idle, so buttons work in every front end; the
+run outlives the kernel, and the GPU's memory is freed when training ends.
 """
 
 from __future__ import annotations
@@ -62,8 +62,15 @@ class Started:
         self.process.wait(timeout_s)
         run = self.run
         if self.error or run is None:
-            log, rule = shown((run.path if run else self._folder) / LOG_NAME), "a started run loads its policy, checks and trains"
-            raise RunError(self.error or "no run was there", rule=rule, remedy=f"fix the error above; the full output: {log}")
+            log, rule = (
+                shown((run.path if run else self._folder) / LOG_NAME),
+                "a started run loads its policy, checks and trains",
+            )
+            raise RunError(
+                self.error or "no run was there",
+                rule=rule,
+                remedy=f"fix the error above; the full output: {log}",
+            )
         return run
 
     def kill(self) -> None:
@@ -72,7 +79,9 @@ class Started:
         self.process.wait()
 
 
-def start(recipe: Recipe | RunDirectory, *, runs: str | Path = "runs", steps: int | None = None) -> Started:
+def start(
+    recipe: Recipe | RunDirectory, *, runs: str | Path = "runs", steps: int | None = None
+) -> Started:
     """Train in another process, and return at once.
 
     >>> started = wb.start(wb.Recipe(grpo={"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8}))
@@ -85,7 +94,7 @@ def start(recipe: Recipe | RunDirectory, *, runs: str | Path = "runs", steps: in
 
     Raises:
         RunError: for a name that no folder can have.
-    """
+    """  # noqa: E501
     starting = resolve(runs) / ".starting"
     folder = starting / secrets.token_hex(4)
     made(folder)
@@ -98,17 +107,26 @@ def start(recipe: Recipe | RunDirectory, *, runs: str | Path = "runs", steps: in
         check_name(recipe.run_name)
         recipe.save(folder / "recipe.yaml")
         words = ["train", str(folder / "recipe.yaml"), "--runs", str(resolve(runs))]
-    told = {ANNOUNCE: str(folder / "run.json"), LOG: str(folder / LOG_NAME), "PYTHONUNBUFFERED": "1"}
+    told = {
+        ANNOUNCE: str(folder / "run.json"),
+        LOG: str(folder / LOG_NAME),
+        "PYTHONUNBUFFERED": "1",
+    }
     command = [sys.executable, "-m", "workbench.cli", *words]
     where: Fields = {"cwd": workspace(), "env": {**os.environ, **told}}
     with (folder / LOG_NAME).open("wb") as log:
         streams: Fields = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-        # Not in the kernel's process group: an Interrupt of a cell, or the kernel's end, is not meant for the run.
-        return Started(subprocess.Popen(command, **where, **streams, start_new_session=True), folder)
+        # Not in the kernel's process group: an Interrupt of a cell, or the kernel's end, is not
+        # meant for the run.
+        return Started(
+            subprocess.Popen(command, **where, **streams, start_new_session=True), folder
+        )
 
 
 def announce(run: RunDirectory) -> None:
-    """In the process that `start` made: report that the run exists, and move its output into the run's folder."""
+    """In the process that `start` made: report that the run exists, and move its output into the
+    run's folder.
+    """
     log, file, own = os.environ.pop(LOG, None), os.environ.pop(ANNOUNCE, None), run.path / LOG_NAME
     if log and Path(log).is_file():
         if own.exists():  # of an earlier session

@@ -1,7 +1,8 @@
-"""Changing a run while it trains: requests, applied between two steps, answered and recorded as events.
+"""Changing a run while it trains: requests, applied between two steps, answered and recorded as
+events.
 
-Nothing here touches the model while a step is in flight. A change is effective for everything generated after it;
-the record of each completion names the weight it was scored under.
+Nothing here touches the model while a step is in flight. A change is effective for everything
+generated after it; the record of each completion names the weight it was scored under.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ from workbench.training.recorder import Recorder
 from workbench.workspace import append_line, resolve, shown
 
 POLL_S = 0.1
-ECHO_S = 2.0  # a launcher (uv, timeout, a scheduler) hands on a signal that its whole group has had, and people click twice
+# a launcher (uv, timeout, a scheduler) hands on a signal that its whole group has had, and people
+# click twice
+ECHO_S = 2.0
 CARRIED = "the stage before"  # who asked for a reload that a stage inherits
 SAMPLED_PROMPTS = 4
 _ON_REWARDS = ("weight", "mute", "unmute", "reload")
 
 
 class RunControl:
-    """Reads a run's requests between two steps, applies them to the current stage, and answers each with an event."""
+    """Reads a run's requests between two steps, applies them to the current stage, and answers each
+    with an event.
+    """
 
     def __init__(self, run: RunDirectory, recorder: Recorder) -> None:
         self.run, self.recorder, self.requests = run, recorder, ControlReader(run)
@@ -48,9 +53,11 @@ class RunControl:
 
     @contextlib.contextmanager
     def graceful(self) -> Generator[None]:
-        """Inside, the first SIGINT or SIGTERM (a scheduler's warning before it kills) is a request to stop; the second aborts.
+        """Inside, the first SIGINT or SIGTERM (a scheduler's warning before it kills) is a request
+        to stop; the second aborts.
 
-        Interrupt is the one control that works in every front end while a cell is busy: a click waits behind it in most.
+        Interrupt is the one control that works in every front end while a cell is busy: a click
+        waits behind it in most.
         """
 
         def interrupted(signum: int, frame: object) -> None:
@@ -63,13 +70,23 @@ class RunControl:
             self._interrupted_by, self._interrupted_at = by, time.monotonic()
             if not is_main():
                 return
-            # Whatever the handler does happens in the middle of a step: an error here must not become the step's.
+            # Whatever the handler does happens in the middle of a step: an error here must not
+            # become the step's.
             with contextlib.suppress(Exception):
                 write_request(self.run, "stop", by, {})
-                print(f"stopping after this step; to abort at once, interrupt again in {ECHO_S:g} seconds or later", flush=True)
+                print(
+                    f"stopping after this step; to abort at once, interrupt again in {ECHO_S:g}"
+                    " seconds or later",
+                    flush=True,
+                )
 
-        # Python lets only the main thread handle signals; elsewhere the caller's own handling stays in force.
-        signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        # Python lets only the main thread handle signals; elsewhere the caller's own handling stays
+        # in force.
+        signals = (
+            (signal.SIGINT, signal.SIGTERM)
+            if threading.current_thread() is threading.main_thread()
+            else ()
+        )
         before = {number: signal.signal(number, interrupted) for number in signals}
         try:
             yield
@@ -89,8 +106,8 @@ class RunControl:
     def begin_stage(self, step: int, flags: object) -> None:
         """A stage begins: requests made at the end of the previous one are applied to it.
 
-        Its weights, beta and learning rate are the recipe's; reward functions that were reloaded stay so, where the stage
-        scores with the same task file.
+        Its weights, beta and learning rate are the recipe's; reward functions that were reloaded
+        stay so, where the stage scores with the same task file.
         """
         self.step = step
         if file := self._reloaded.get(self.stage.source):
@@ -98,17 +115,23 @@ class RunControl:
         self.boundary(step, flags, begins=True)
 
     def boundary(self, step: int, flags: Any, *, begins: bool = False, ends: bool = False) -> None:
-        """After `step` steps, apply the requests since the last boundary; `flags` are the trainer's, to save or to stop.
+        """After `step` steps, apply the requests since the last boundary; `flags` are the
+        trainer's, to save or to stop.
 
-        When a stage `begins`, there is nothing to save yet; when it `ends` and another follows, a change applies to the next one.
+        When a stage `begins`, there is nothing to save yet; when it `ends` and another follows, a
+        change applies to the next one.
         """
         self.step, self.flags = step, flags
         with self.recorder.timed():
-            asked, later = [*self._held, *self._taken()], ("checkpoint",) if begins else CHANGES if ends else ()
+            asked, later = (
+                [*self._held, *self._taken()],
+                (("checkpoint",) if begins else CHANGES if ends else ()),
+            )
             self._held = [request for request in asked if request.action in later]
             asked = [request for request in asked if request.action not in later]
             if not ends and not begins:
-                # Written as a request like any other, so that the record has it; and read back at once.
+                # Written as a request like any other, so that the record has it; and read back at
+                # once.
                 for by, change in self.around.changes(self.weights):
                     if is_main():
                         write_request(self.run, "weight", by, change)
@@ -121,7 +144,9 @@ class RunControl:
             flags.should_training_stop = flags.should_save = True
 
     def stops(self) -> bool:
-        """Before the first step: whether the run was asked to stop. All other requests wait for that step."""
+        """Before the first step: whether the run was asked to stop. All other requests wait for
+        that step.
+        """
         self.run.lock.beat()
         self.step, self._held = 0, [*self._held, *self._taken()]
         for request in [each for each in self._held if each.action == "stop"]:
@@ -145,7 +170,9 @@ class RunControl:
         self._held = []
 
     def catch_up(self) -> None:
-        """Restore the settings that were effective at the checkpoint; they are recorded already, so nothing is reported."""
+        """Restore the settings that were effective at the checkpoint; they are recorded already, so
+        nothing is reported.
+        """
         state = self.recorder.state
         past = [event for event in state.changes if event["step"] >= self.stage.offset]
         for event in [event for event in past if event["action"] == "reload"][-1:]:
@@ -167,7 +194,9 @@ class RunControl:
                     waiting = self.stopped_by is None
                     self._answer(request, why=None if waiting else "the run stops", applied=waiting)
                 case "resume":
-                    self._answer(request, why=None if waiting else "the run was not paused", applied=waiting)
+                    self._answer(
+                        request, why=None if waiting else "the run was not paused", applied=waiting
+                    )
                     waiting = False
                 case _:
                     self._one(request)
@@ -176,7 +205,10 @@ class RunControl:
 
     def _wait(self) -> None:
         began, waiting = time.monotonic(), True
-        print(f"paused after step {self.step}; `workbench control {self.run.name} resume` continues", flush=True)
+        print(
+            f"paused after step {self.step}; `workbench control {self.run.name} resume` continues",
+            flush=True,
+        )
         while waiting and not self._interrupted():
             time.sleep(POLL_S)
             self.run.lock.beat()
@@ -194,18 +226,35 @@ class RunControl:
             why = request.details.pop("why", None)
             if not request.action:
                 line = request.details["line"]
-                raise RequestError(f"control.jsonl: {line!r}", rule="a request is one JSON object", remedy="use send()")
+                raise RequestError(
+                    f"control.jsonl: {line!r}",
+                    rule="a request is one JSON object",
+                    remedy="use send()",
+                )
             details = check_request(request.action, request.details)
             self._answer(request, **{"why": why, **details, **self._apply(request, **details)})
-        except Exception as error:  # anything that a user's edited file does on loading must not end the run
-            said = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
-            print(f"step {self.step}: {request.action or 'request'} refused, training continues: {said}", flush=True)
+        except Exception as error:
+            # anything that a user's edited file does on loading must not end the run
+            said = (
+                str(error)
+                if isinstance(error, WorkbenchError)
+                else f"{type(error).__name__}: {error}"
+            )
+            print(
+                f"step {self.step}: {request.action or 'request'} refused, training continues:"
+                f" {said}",
+                flush=True,
+            )
             self._answer(request, why=said, applied=False, **_named(request.details))
 
-    def _answer(self, request: Request, *, why: str | None = None, applied: bool = True, **found: object) -> None:
+    def _answer(
+        self, request: Request, *, why: str | None = None, applied: bool = True, **found: object
+    ) -> None:
         trainer, waits = self.trainer, 0
-        if request.action in _ON_REWARDS:  # steps that still learn from completions that were generated before now
-            window = trainer.args.steps_per_generation * trainer.num_iterations  # forward passes of one generation
+        # steps that still learn from completions that were generated before now
+        if request.action in _ON_REWARDS:
+            # forward passes of one generation
+            window = trainer.args.steps_per_generation * trainer.num_iterations
             waits = -(-(-trainer._step % window) // trainer.args.gradient_accumulation_steps)
         found |= {"why": why} if why else {}
         self._record(request, self.step, self.step + 1 + waits, applied=applied, **found)
@@ -214,7 +263,8 @@ class RunControl:
         asked = {"id": request.id, "action": request.action, "by": request.by}
         self.recorder.event("control", step, **asked, from_step=from_step, **found)
 
-    # -- what can be asked -------------------------------------------------------------------------------------------
+    # -- what can be asked
+    # -------------------------------------------------------------------------------------------
     def _apply(self, request: Request, function: str = "", value: float = 0.0) -> Fields:
         match request.action:
             case "stop":
@@ -235,15 +285,23 @@ class RunControl:
         before, muted = self.weights, self.recorder.state.muted
         if function not in before:
             rule = "only the stage's reward functions have weights"
-            raise RequestError(f"function {function!r}", rule=rule, remedy=f"choose from {', '.join(before)}")
+            raise RequestError(
+                f"function {function!r}", rule=rule, remedy=f"choose from {', '.join(before)}"
+            )
         if action == "unmute" and function not in muted:
             remedy = f"its weight is {before[function]:g}; `weight` changes it"
-            raise RequestError(f"unmute {function}: it is not muted", rule="unmute undoes a mute", remedy=remedy)
+            raise RequestError(
+                f"unmute {function}: it is not muted", rule="unmute undoes a mute", remedy=remedy
+            )
         value = {"mute": 0.0, "unmute": muted.get(function, 0.0)}.get(action, value)
         after = {**before, function: value}
         if not any(after.values()):
             rule = "the reward is the weighted sum of the functions"
-            raise RequestError(f"{', '.join(after)}: all would weigh 0", rule=rule, remedy="give another one a weight first")
+            raise RequestError(
+                f"{', '.join(after)}: all would weigh 0",
+                rule=rule,
+                remedy="give another one a weight first",
+            )
         self._set_weights(after)
         return {"before": before, "after": self.weights, **_far("weight", before[function], value)}
 
@@ -255,13 +313,25 @@ class RunControl:
         self.trainer.reward_weights = torch.tensor(self.suite.weights, dtype=torch.float32)
 
     def _reload(self, file: Path | None = None) -> Fields:
-        source, trainer, old, before = resolve(file or self.stage.source), self.trainer, self.suite, self.weights
+        source, trainer, old, before = (
+            resolve(file or self.stage.source),
+            self.trainer,
+            self.suite,
+            self.weights,
+        )
         if not source.is_file():
             rule = "reward functions are reloaded from the file that they came from"
             remedy = "train a task file (notebook 02 writes one)"
-            raise RequestError(f"reload: task {self.task.name!r} is not a file", rule=rule, remedy=remedy)
-        task = load_task(self.stage.source, file) if file and self.stage.source else load_task(source)
-        weights = {name: before.get(name, own) for name, own in zip(task.function_names, task.weights, strict=True)}
+            raise RequestError(
+                f"reload: task {self.task.name!r} is not a file", rule=rule, remedy=remedy
+            )
+        task = (
+            load_task(self.stage.source, file) if file and self.stage.source else load_task(source)
+        )
+        weights = {
+            name: before.get(name, own)
+            for name, own in zip(task.function_names, task.weights, strict=True)
+        }
         kept = self.run.path / "tasks" / f"after-step-{self.step}.py"
         suite = RewardSuite(
             task, old.num_generations, weights, old.scale_rewards, old.aggregation,
@@ -271,8 +341,15 @@ class RunControl:
         try:
             suite.rehearse(self.stage.rows)  # the prompts stay those of the run
             if AWAITED in suite.functions.places.values() and not trainer._has_async_funcs:
-                rule = "TRL starts the event loop for coroutines when a run begins, and only if the run has a coroutine"
-                raise RequestError("reload: a reward function is now a coroutine", rule=rule, remedy="start a new run")
+                rule = (
+                    "TRL starts the event loop for coroutines when a run begins, and only if the"
+                    " run has a coroutine"
+                )
+                raise RequestError(
+                    "reload: a reward function is now a coroutine",
+                    rule=rule,
+                    remedy="start a new run",
+                )
             # Kept, so that the run can go on, although the file is edited again.
             kept.parent.mkdir(exist_ok=True)
             if kept.resolve() != source.resolve() and is_main():
@@ -286,18 +363,33 @@ class RunControl:
         self._set_weights(self.weights)
         self.around.each("reloaded", suite)
         old.close()
-        found = {"before": before, "after": self.weights, "hash_before": old.hash, "hash_after": suite.hash}
+        found = {
+            "before": before,
+            "after": self.weights,
+            "hash_before": old.hash,
+            "hash_after": suite.hash,
+        }
         same = f"the reward functions in {shown(source)} are already in effect: nothing changed"
-        return found | {"file": f"tasks/{kept.name}"} | ({"why": same} if suite.hash == old.hash else {})
+        return (
+            found
+            | {"file": f"tasks/{kept.name}"}
+            | ({"why": same} if suite.hash == old.hash else {})
+        )
 
     def _beta(self, value: float) -> Fields:
         before, trainer = self.trainer.beta, self.trainer
         if value and trainer.ref_model is None and not hasattr(trainer.model, "peft_config"):
-            rule = "without an adapter, TRL loads the reference when the trainer is made, and only if beta > 0"
+            rule = (
+                "without an adapter, TRL loads the reference when the trainer is made, and only if"
+                " beta > 0"
+            )
             remedy = "make the trainer with beta > 0 in its GRPOConfig"
-            raise RequestError(f"beta = {value:g}: this trainer has no reference model", rule=rule, remedy=remedy)
+            raise RequestError(
+                f"beta = {value:g}: this trainer has no reference model", rule=rule, remedy=remedy
+            )
         if value and not before:
-            # What is left of a batch that serves several steps has no reference's log-probabilities: it is generated anew.
+            # What is left of a batch that serves several steps has no reference's
+            # log-probabilities: it is generated anew.
             trainer._buffered_inputs = None
         trainer.beta = trainer.args.beta = self.stage.settings["beta"] = value
         self.recorder.measures_kl = bool(value)
@@ -307,9 +399,13 @@ class RunControl:
         trainer, schedule = self.trainer, self.trainer.lr_scheduler
         before = float(schedule.base_lrs[0])
         if value != before:
-            # The schedule multiplies its base by a factor of the step; the factor goes on as it was planned.
+            # The schedule multiplies its base by a factor of the step; the factor goes on as it was
+            # planned.
             for group, base in zip(trainer.optimizer.param_groups, schedule.base_lrs, strict=True):
-                group["initial_lr"], group["lr"] = value, value * (float(group["lr"]) / base if base else 1.0)
+                group["initial_lr"], group["lr"] = (
+                    value,
+                    value * (float(group["lr"]) / base if base else 1.0),
+                )
             schedule.base_lrs = [value] * len(schedule.base_lrs)
             schedule._last_lr = [float(group["lr"]) for group in trainer.optimizer.param_groups]
         trainer.args.learning_rate = self.stage.settings["learning_rate"] = value
@@ -317,20 +413,43 @@ class RunControl:
 
     def _sample(self) -> Fields:
         if self.policy is None:
-            value, rule = "sample: this trainer was not made from a recipe", "the workbench samples from policies that it loaded"
-            raise RequestError(value, rule=rule, remedy="train with wb.train(recipe), or wb.make_trainer(plan, policy)")
+            value, rule = (
+                "sample: this trainer was not made from a recipe",
+                "the workbench samples from policies that it loaded",
+            )
+            raise RequestError(
+                value,
+                rule=rule,
+                remedy="train with wb.train(recipe), or wb.make_trainer(plan, policy)",
+            )
         from workbench.training.sampling import sample
 
         task, held_out = self.task, bool(len(self.task.held_out))
-        rows = list((task.with_ids(task.held_out) if held_out else self.stage.rows)[:SAMPLED_PROMPTS])
-        options = {name: self.stage.settings[name] for name in ("max_completion_length", "temperature")}
-        found = [group[0] for group in sample(self.policy, [row["prompt"] for row in rows], seed=self.step, **options)]
+        rows = list(
+            (task.with_ids(task.held_out) if held_out else self.stage.rows)[:SAMPLED_PROMPTS]
+        )
+        options = {
+            name: self.stage.settings[name] for name in ("max_completion_length", "temperature")
+        }
+        found = [
+            group[0]
+            for group in sample(
+                self.policy, [row["prompt"] for row in rows], seed=self.step, **options
+            )
+        ]
         texts = [completion.text for completion in found]
         scores = self.suite.score_each(rows, texts, [completion.ids for completion in found])
         for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
-            line = {"step": self.step, "held_out": held_out, "prompt": row["prompt"], "answer": row.get(task.answer_column)}
+            line = {
+                "step": self.step,
+                "held_out": held_out,
+                "prompt": row["prompt"],
+                "answer": row.get(task.answer_column),
+            }
             own = {name: scored.scores[number] for name, scored in scores.items()}
-            is_main() and append_line(self.run.path / "samples.jsonl", {**line, "completion": text, "scores": own})
+            is_main() and append_line(
+                self.run.path / "samples.jsonl", {**line, "completion": text, "scores": own}
+            )
         return {"file": "samples.jsonl", "completions": len(texts), "first": texts[0][:500]}
 
 
@@ -341,12 +460,17 @@ def save_now(trainer: Trainer) -> None:
 
 
 def _far(what: str, before: float, after: float) -> dict[str, str]:
-    # It is applied: who steers may know better. But a slip of the keyboard can end a policy in one step.
+    # It is applied: who steers may know better. But a slip of the keyboard can end a policy in one
+    # step.
     undone = f"{before:g} again does not undo what the weights learn until then"
     if before > 0 and after > 10 * before:
         return {"why": f"WARNING: {after / before:.3g} times the effective {what}; {undone}"}
     if before > 0 > after:
-        return {"why": f"WARNING: negative weight: what this function rewarded is now penalised; {undone}"}
+        return {
+            "why": (
+                f"WARNING: negative weight: what this function rewarded is now penalised; {undone}"
+            )
+        }
     return {}
 
 

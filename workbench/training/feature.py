@@ -1,4 +1,6 @@
-"""`Feature`: something added around a run, one file each in `features/`. The spine calls its hooks and knows none by name."""
+"""`Feature`: something added around a run, one file each in `features/`. The spine calls its hooks
+and knows none by name.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,10 @@ class Asked(NamedTuple):
 class Feature:
     """Something added around a run; every hook is optional.
 
-    The class is asked before there is a run; an object is made for each run when its trainer is attached. It may also have
-    the events of transformers' `TrainerCallback`, such as `on_step_end(args, state, control, **more)`: they come after the
-    spine's own and before requests are answered. `key`: its name in the record.
+    The class is asked before there is a run; an object is made for each run when its trainer is
+    attached. It may also have the events of transformers' `TrainerCallback`, such as
+    `on_step_end(args, state, control, **more)`: they come after the spine's own and before requests
+    are answered. `key`: its name in the record.
     """
 
     key = ""
@@ -47,10 +50,13 @@ class Feature:
         """Those of the events of these names that it has: (name, what is called)."""
         return [(name, getattr(self, name)) for name in names if hasattr(self, name)]
 
-    # -- before a run ----------------------------------------------------------------------------------------------------
+    # -- before a run
+    # ----------------------------------------------------------------------------------------------
     @classmethod
     def check(cls, stage: Stage, where: str) -> None:
-        """RecipeError for settings that a stage cannot have, before its rewards are tried; `where` begins the error's value."""
+        """RecipeError for settings that a stage cannot have, before its rewards are tried; `where`
+        begins the error's value.
+        """
 
     @classmethod
     def plan(cls, asked: Asked) -> list[str]:
@@ -59,12 +65,16 @@ class Feature:
 
     @classmethod
     def generates(cls, stage: Stage, machine: Machine, shape: Any) -> str | None:
-        """Who samples a stage's completions, in a line for the plan; None: nothing to say. `shape`: None where not known."""
+        """Who samples a stage's completions, in a line for the plan; None: nothing to say. `shape`:
+        None where not known.
+        """
         return None
 
     @classmethod
     def memory(cls, vram_gb: float | None, estimates: bool) -> Memory | None:
-        """The memory callback for `prepare(memory=...)`; None: this feature does not decide on memory."""
+        """The memory callback for `prepare(memory=...)`; None: this feature does not decide on
+        memory.
+        """
         return None
 
     @classmethod
@@ -79,15 +89,22 @@ class Feature:
 
     @classmethod
     def of(cls, session: Any) -> Feature | None:
-        """The feature for this session's run; None: the run does not use it. The trainer is not touched yet."""
+        """The feature for this session's run; None: the run does not use it. The trainer is not
+        touched yet.
+        """
         return cls(session)
 
-    # -- while it trains -------------------------------------------------------------------------------------------------
+    # -- while it trains
+    # ----------------------------------------------------------------------------------------------
     def begin_stage(self, stage: Stage) -> None:
-        """The trainer of this stage exists (`session.trainer`), and nothing is attached to it yet."""
+        """The trainer of this stage exists (`session.trainer`), and nothing is attached to it
+        yet.
+        """
 
     def around(self, trainer: Trainer) -> dict[str, Function]:
-        """By name, the trainer's methods to replace; they are put back at the end. `around.REPLACED` lists them all."""
+        """By name, the trainer's methods to replace; they are put back at the end.
+        `around.REPLACED` lists them all.
+        """
         return {}
 
     def before_first(self, stage: Stage) -> bool:
@@ -110,17 +127,22 @@ class Feature:
         return {}
 
     def changes(self, weights: dict[str, float]) -> list[Fields]:
-        """Once a step: weights to change, each as a request for `weight` (`function`, `value`, `why`)."""
+        """Once a step: weights to change, each as a request for `weight` (`function`, `value`,
+        `why`).
+        """
         return []
 
     def reloaded(self, suite: RewardSuite) -> None:
         """The reward functions were loaded again, as `suite`."""
 
     def explained(self, error: Exception) -> Exception:
-        """The error to raise where training failed with `error`: a more informative one, or the same."""
+        """The error to raise where training failed with `error`: a more informative one, or the
+        same.
+        """
         return error
 
-    # -- over a resume, and at the end -----------------------------------------------------------------------------------
+    # -- over a resume, and at the end
+    # -----------------------------------------------------------------------------------
     def state(self) -> Fields:
         """What a checkpoint's state.json keeps of it, as JSON, under unique names."""
         return {}
@@ -129,7 +151,9 @@ class Feature:
         """Restore from a checkpoint's whole state.json."""
 
     def resumed(self, step: int, begun: int) -> None:
-        """The run was resumed after `step`, in a stage that began after step `begun`; its record has been read."""
+        """The run was resumed after `step`, in a stage that began after step `begun`; its record
+        has been read.
+        """
 
     def closing(self, step: int) -> None:
         """The run is over after `step` steps; its last line and its result come next."""

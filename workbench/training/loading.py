@@ -23,30 +23,53 @@ from workbench.recipe import LoraPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import find, looked_in, resolve, shown, size_and_sum, sum_of
 
-TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "*.tiktoken"]
-_DECIDING = ["*.safetensors*", "pytorch_model*", "*config.json", "*tokens*.json", "chat_template*", "merges.txt"]  # on a model
+TOKENIZER_FILES = [
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+    "*.tiktoken",
+]
+# on a model
+_DECIDING = [
+    "*.safetensors*",
+    "pytorch_model*",
+    "*config.json",
+    "*tokens*.json",
+    "chat_template*",
+    "merges.txt",
+]
 _SPACED = "What is 2 + 3 ?\n\tSay it in one word."
 NF4_BLOCK = 64
 _MORE_THAN_LORA = (
-    "use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "layers_to_transform",
+    "use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern",
+    "target_parameters", "layers_to_transform",
 )  # fmt: skip
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 SMALL_BYTES = 100 * 2**20
-# On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in red, in every notebook, and at
-# whichever import of many comes first.
+# On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in
+# red, in every notebook, and at whichever import of many comes first.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-# transformers leaves a harmful setting of many published tokenizers out of force, which is right, and nothing to act on.
+# transformers leaves a harmful setting of many published tokenizers out of force, which is right,
+# and nothing to act on.
 logging.getLogger("transformers.tokenization_utils_tokenizers").addFilter(
     lambda record: not record.getMessage().startswith("Ignoring clean_up_tokenization_spaces")
 )
-_READABLE = "models and adapters are files that transformers and PEFT can read without running code that comes with them"
+_READABLE = (
+    "models and adapters are files that transformers and PEFT can read without running code that"
+    " comes with them"
+)
 _CHECK = "check the folder or the hub name; `workbench doctor` shows what works on this machine"
 
 
 def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
-    """Where the weights of a policy are: a folder, or a hub name, which is not looked up without `ask_hub`.
+    """Where the weights of a policy are: a folder, or a hub name, which is not looked up without
+    `ask_hub`.
 
-    PolicyError for an unknown name, a folder without a model or tokenizer, or a hub that cannot be reached.
+    PolicyError for an unknown name, a folder without a model or tokenizer, or a hub that cannot be
+    reached.
     """
     text, folder = str(name), find(name)
     if text == "tiny":
@@ -55,18 +78,29 @@ def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
         if not (folder / "config.json").is_file():
             rule = "a local policy is a folder that transformers' save_pretrained wrote"
             remedy = "point at the folder that holds config.json and the weights"
-            raise PolicyError(f"policy {text!r}: the folder has no config.json", rule=rule, remedy=remedy)
-        if not any(any(folder.glob(file)) for file in TOKENIZER_FILES):  # transformers would make up an empty one
+            raise PolicyError(
+                f"policy {text!r}: the folder has no config.json", rule=rule, remedy=remedy
+            )
+        # transformers would make up an empty one
+        if not any(any(folder.glob(file)) for file in TOKENIZER_FILES):
             rule = f"a model's folder also holds its tokenizer: one of {', '.join(TOKENIZER_FILES)}"
-            remedy = "copy the tokenizer's files into it, or save it there: tokenizer.save_pretrained(folder)"
-            raise PolicyError(f"policy {text!r}: no tokenizer in {shown(folder)}", rule=rule, remedy=remedy)
+            remedy = (
+                "copy the tokenizer's files into it, or save it there:"
+                " tokenizer.save_pretrained(folder)"
+            )
+            raise PolicyError(
+                f"policy {text!r}: no tokenizer in {shown(folder)}", rule=rule, remedy=remedy
+            )
         return str(folder)
     local = text.startswith((".", "/", "~")) or text.count("/") > 1
     if local or not _HUB_NAME.fullmatch(text):
         said, remedy = "unknown", 'write the hub name with its owner, or use "tiny"'
         if local:
             said, remedy = "no such folder", "check the path"
-        rule = 'a policy is "tiny", a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a local folder'
+        rule = (
+            'a policy is "tiny", a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a'
+            " local folder"
+        )
         remedy += "" if Path(text).is_absolute() else f"; {looked_in()}"
         raise PolicyError(f"policy {text!r}: {said}", rule=rule, remedy=remedy)
     if ask_hub:
@@ -78,17 +112,35 @@ def find_adapter(adapter: str | Path) -> str:
     """The folder of a trained adapter; PolicyError if PEFT saved nothing there."""
     folder = resolve(adapter)
     if not (folder / "adapter_config.json").is_file():
-        said, remedy = f"adapter {shown(folder)}: no adapter_config.json", "give a run's checkpoints/final, or train one"
+        said, remedy = (
+            f"adapter {shown(folder)}: no adapter_config.json",
+            "give a run's checkpoints/final, or train one",
+        )
         raise PolicyError(said, rule="an adapter is a folder that PEFT saved", remedy=remedy)
     return str(folder)
 
 
 def base_files(source: str | Path) -> Fields:
-    """What identifies a base: a folder's files -> [bytes, SHA-256]; a hub name and revision, if it is here; or nothing."""
-    with contextlib.suppress(OSError, ValueError):  # a file that cannot be read; a name that is none
+    """What identifies a base: a folder's files -> [bytes, SHA-256]; a hub name and revision, if it
+    is here; or nothing.
+    """
+    # a file that cannot be read; a name that is none
+    with contextlib.suppress(OSError, ValueError):
         if (folder := MODEL_DIR if source == "tiny" else Path(source)).is_dir():
-            files = sorted({file for each in (*_DECIDING, *TOKENIZER_FILES) for file in folder.glob(each) if file.is_file()})
-            return {file.name: _as_it_is(file, (at := file.stat()).st_ino, at.st_mtime_ns, at.st_ctime_ns) for file in files}
+            files = sorted(
+                {
+                    file
+                    for each in (*_DECIDING, *TOKENIZER_FILES)
+                    for file in folder.glob(each)
+                    if file.is_file()
+                }
+            )
+            return {
+                file.name: _as_it_is(
+                    file, (at := file.stat()).st_ino, at.st_mtime_ns, at.st_ctime_ns
+                )
+                for file in files
+            }
         from huggingface_hub import try_to_load_from_cache
 
         if isinstance(there := try_to_load_from_cache(str(source), "config.json"), str):
@@ -102,20 +154,31 @@ def _as_it_is(file: Path, *since: int) -> list[Any]:
 
 
 def base_summed(source: str | Path) -> Callable[[], Fields]:
-    """Begin `base_files` in a thread: SHA-256 takes 0.5 to 3 s per GB. The function returned waits for it."""
+    """Begin `base_files` in a thread: SHA-256 takes 0.5 to 3 s per GB. The function returned waits
+    for it.
+    """
     return ThreadPoolExecutor(1).submit(base_files, source).result
 
 
 def base_differs(then: Fields | None, now: Fields) -> str | None:
-    """How the base changed, in words; None: one of the two is not known, or they are of different kinds."""
+    """How the base changed, in words; None: one of the two is not known, or they are of different
+    kinds.
+    """
     if not then or not now or then.get("name") != now.get("name"):
         return None
-    other = [name for name in sorted(then) if then[name] != now.get(name)]  # a file that came later decides nothing
-    return f"revision {now['revision']}, then {then['revision']}" if other == ["revision"] else ", ".join(other)
+    # a file that came later decides nothing
+    other = [name for name in sorted(then) if then[name] != now.get(name)]
+    return (
+        f"revision {now['revision']}, then {then['revision']}"
+        if other == ["revision"]
+        else ", ".join(other)
+    )
 
 
 def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: Fields | None = None) -> Any:
-    """A policy's tokenizer alone; it carries its template's arguments, and in `eos_ids` the tokens that end a completion."""
+    """A policy's tokenizer alone; it carries its template's arguments, and in `eos_ids` the tokens
+    that end a completion.
+    """
     source = find_model(name)
     with quiet_imports():
         from transformers import AutoTokenizer
@@ -128,17 +191,33 @@ def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: Fields | Non
 
 
 def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
-    """PolicyError for a tokenizer that runs words together: its policy would neither read nor write white space."""
-    back = tokenizer.decode(tokenizer(_SPACED, add_special_tokens=False)["input_ids"], clean_up_tokenization_spaces=False)
+    """PolicyError for a tokenizer that runs words together: its policy would neither read nor write
+    white space.
+    """
+    back = tokenizer.decode(
+        tokenizer(_SPACED, add_special_tokens=False)["input_ids"],
+        clean_up_tokenization_spaces=False,
+    )
     if "".join(back.split()) == "".join(_SPACED.split()) and back.split() != _SPACED.split():
-        value = f"policy {str(name)!r}: its tokenizer ({type(tokenizer).__name__}) makes {back!r} of {_SPACED!r}"
-        rule = "a text that is encoded and decoded keeps its white space; here the class does not fit tokenizer.json"
-        remedy = 'set "tokenizer_class": "PreTrainedTokenizerFast" in tokenizer_config.json, in a copy of the folder'
+        value = (
+            f"policy {str(name)!r}: its tokenizer ({type(tokenizer).__name__}) makes {back!r} of"
+            f" {_SPACED!r}"
+        )
+        rule = (
+            "a text that is encoded and decoded keeps its white space; here the class does not fit"
+            " tokenizer.json"
+        )
+        remedy = (
+            'set "tokenizer_class": "PreTrainedTokenizerFast" in tokenizer_config.json, in a copy'
+            " of the folder"
+        )
         raise PolicyError(value, rule=rule, remedy=remedy)
 
 
 def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[Any, list[str]]:
-    """(shape of a recipe's policy, None: not known; notes on its 4 bits and its adapter, which a loaded policy has itself)."""
+    """(shape of a recipe's policy, None: not known; notes on its 4 bits and its adapter, which a
+    loaded policy has itself).
+    """
     from workbench.memory.shapes import adapter_on, from_config, shape_of, unquantised
 
     try:
@@ -148,7 +227,9 @@ def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[Any, list[str]]
     except PolicyError:  # loading it says what is wrong
         return None, []
     in_4bit = recipe.policy.load_in_4bit and shape.stacked
-    notes = [f"load_in_4bit = True: {unquantised(shape.stacked, shape.parameters)}"] if in_4bit else []
+    notes = (
+        [f"load_in_4bit = True: {unquantised(shape.stacked, shape.parameters)}"] if in_4bit else []
+    )
     return shape, notes + _no_layer(adapter_on(shape, recipe.lora).unmatched)
 
 
@@ -160,13 +241,22 @@ def adapter_notes(model: Model, target_modules: Sequence[str]) -> list[str]:
 
 
 def _no_layer(names: Sequence[str]) -> list[str]:
-    return [f"lora.target_modules: no layer of this model is called {' or '.join(names)}; no adapter there"] if names else []
+    return (
+        [
+            f"lora.target_modules: no layer of this model is called {' or '.join(names)}; no"
+            " adapter there"
+        ]
+        if names
+        else []
+    )
 
 
 def eos_ids(owner: Any) -> list[int]:
-    """Every token that ends a completion in training, as in TRL: the model's `generation_config` and the tokenizer name them.
+    """Every token that ends a completion in training, as in TRL: the model's `generation_config`
+    and the tokenizer name them.
 
-    `owner`: a policy, or another pair of `model` and `tokenizer`; or a trainer, which names its own.
+    `owner`: a policy, or another pair of `model` and `tokenizer`; or a trainer, which names its
+    own.
     """
     if (ids := getattr(owner, "eos_token_ids", None)) is not None:
         return list(ids)
@@ -176,14 +266,18 @@ def eos_ids(owner: Any) -> list[int]:
 
 
 def with_eos(ids: int | Sequence[int] | None, tokenizer: Any) -> list[int]:
-    """The EOS tokens of a `generation_config`, as a list; the tokenizer's own comes first if it is another one."""
-    ids = [ids] if isinstance(ids, int) else list(dict.fromkeys(ids or []))  # transformers' trainer may write one twice
+    """The EOS tokens of a `generation_config`, as a list; the tokenizer's own comes first if it is
+    another one.
+    """
+    # transformers' trainer may write one twice
+    ids = [ids] if isinstance(ids, int) else list(dict.fromkeys(ids or []))
     own = tokenizer.eos_token_id
     return ids if own is None or own in ids else [own, *ids]
 
 
 def _eos_of_files(source: str) -> list[int] | None:
-    # What the model's generation_config would say if it were loaded: where there is no such file, its config decides.
+    # What the model's generation_config would say if it were loaded: where there is no such file,
+    # its config decides.
     from transformers.utils import cached_file
 
     for name in ("generation_config.json", "config.json"):
@@ -191,12 +285,18 @@ def _eos_of_files(source: str) -> list[int] | None:
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             content = json.loads(Path(str(cached_file(source, name))).read_text(encoding="utf-8"))
             said = content.get("eos_token_id", content.get("text_config", {}).get("eos_token_id"))
-            return [each for each in (said if isinstance(said, list) else [said]) if isinstance(each, int)]
+            return [
+                each
+                for each in (said if isinstance(said, list) else [said])
+                if isinstance(each, int)
+            ]
     return None
 
 
 def with_adapter(model: Model, adapter: str | Path) -> Any:
-    """The model with a trained adapter on it, frozen; PolicyError if the folder holds none that PEFT can read."""
+    """The model with a trained adapter on it, frozen; PolicyError if the folder holds none that
+    PEFT can read.
+    """
     from peft import PeftModel
 
     folder = find_adapter(adapter)
@@ -205,7 +305,9 @@ def with_adapter(model: Model, adapter: str | Path) -> Any:
 
 
 def put_on(model: Model, adapter: str | Path) -> None:
-    """Replace the weights of a model's adapter with others of the same shapes; PolicyError if they cannot be read."""
+    """Replace the weights of a model's adapter with others of the same shapes; PolicyError if they
+    cannot be read.
+    """
     from peft import set_peft_model_state_dict
     from peft.utils import load_peft_weights
 
@@ -219,22 +321,35 @@ def put_on(model: Model, adapter: str | Path) -> None:
             f"adapter {shown(folder)}: {bad} holds NaN or infinity",
             "a policy whose weights are not numbers writes nothing",
         )
-        raise PolicyError(value, rule=rule, remedy="take an earlier checkpoint, or train it again at a lower learning rate")
+        raise PolicyError(
+            value,
+            rule=rule,
+            remedy="take an earlier checkpoint, or train it again at a lower learning rate",
+        )
     if unfit := [*left.unexpected_keys, *(key for key in left.missing_keys if "lora_" in key)]:
-        rule = "an adapter goes onto the model that it was trained for, and holds weights for each adapted layer"
+        rule = (
+            "an adapter goes onto the model that it was trained for, and holds weights for each"
+            " adapted layer"
+        )
         remedy = "name the base model that adapter_config.json names as policy.name"
-        raise PolicyError(f"adapter {shown(folder)}: {unfit[0]} does not fit this model", rule=rule, remedy=remedy)
+        raise PolicyError(
+            f"adapter {shown(folder)}: {unfit[0]} does not fit this model", rule=rule, remedy=remedy
+        )
 
 
 @contextlib.contextmanager
 def reading(what: str, rule: str = _READABLE, remedy: str = _CHECK) -> Generator[None]:
-    """Turn any library error about files that it cannot read, or will not run, into a PolicyError."""
+    """Turn any library error about files that it cannot read, or will not run, into a
+    PolicyError.
+    """
     try:
         yield
     except WorkbenchError:
         raise
     except Exception as error:  # damaged and foreign files: of every kind
-        raise PolicyError(f"{what}: {type(error).__name__}: {str(error)[:400]}", rule=rule, remedy=remedy) from error
+        raise PolicyError(
+            f"{what}: {type(error).__name__}: {str(error)[:400]}", rule=rule, remedy=remedy
+        ) from error
 
 
 def adapter_sum(adapter: str | Path) -> str:
@@ -248,9 +363,11 @@ def adapter_named(adapter: str | Path) -> str:
 
 
 def fitted_to_adapter(recipe: Recipe) -> Recipe:
-    """The recipe with the `lora` of the adapter that training continues from; unchanged where the adapter is new.
+    """The recipe with the `lora` of the adapter that training continues from; unchanged where the
+    adapter is new.
 
-    PolicyError if the recipe asks for another shape, or the workbench does not make adapters of this kind.
+    PolicyError if the recipe asks for another shape, or the workbench does not make adapters of
+    this kind.
     """
     if (adapter := recipe.policy.adapter) is None:
         return recipe
@@ -258,8 +375,15 @@ def fitted_to_adapter(recipe: Recipe) -> Recipe:
     for name in recipe.lora.model_fields_set:
         value = getattr(recipe.lora, name)
         if (sorted(value) if isinstance(value, list) else value) != getattr(shape, name):
-            rule = f"training continues with the adapter as it was made: {name} = {getattr(shape, name)!r}"
-            raise PolicyError(f"lora.{name} = {value!r} with policy.adapter", rule=rule, remedy=f"leave out lora.{name}")
+            rule = (
+                f"training continues with the adapter as it was made: {name} ="
+                f" {getattr(shape, name)!r}"
+            )
+            raise PolicyError(
+                f"lora.{name} = {value!r} with policy.adapter",
+                rule=rule,
+                remedy=f"leave out lora.{name}",
+            )
     return recipe.model_copy(update={"lora": shape})
 
 
@@ -267,7 +391,11 @@ def _adapter_shape(adapter: str | Path) -> LoraPart:
     folder = find_adapter(adapter)
     with reading(f"adapter {shown(folder)}"):
         config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-    unlike = [name for name, value in {"peft_type": "LORA", "bias": "none"}.items() if config.get(name) != value]
+    unlike = [
+        name
+        for name, value in {"peft_type": "LORA", "bias": "none"}.items()
+        if config.get(name) != value
+    ]
     unlike += [name for name in _MORE_THAN_LORA if config.get(name)]
     try:
         shape = LoraPart.model_validate({name: config.get(name) for name in LoraPart.model_fields})
@@ -275,14 +403,21 @@ def _adapter_shape(adapter: str | Path) -> LoraPart:
         unlike.append(str(error.errors()[0]["loc"][0]))
     if unlike:
         value = f"adapter {shown(folder)}: {unlike[0]} = {config.get(unlike[0])!r}"
-        rule = "training continues from a plain LoRA adapter, whose target_modules are a list of names"
-        remedy = "merge it into its base (PEFT's merge_and_unload), save that, and name the folder as policy.name"
+        rule = (
+            "training continues from a plain LoRA adapter, whose target_modules are a list of names"
+        )
+        remedy = (
+            "merge it into its base (PEFT's merge_and_unload), save that, and name the folder as"
+            " policy.name"
+        )
         raise PolicyError(value, rule=rule, remedy=remedy)
     return shape.model_copy(update={"target_modules": sorted(shape.target_modules)})
 
 
 def linear4bit_layers(model: Model) -> list[Any]:
-    """The layers of a model that are `bitsandbytes.nn.Linear4bit`: none where bitsandbytes cannot be imported."""
+    """The layers of a model that are `bitsandbytes.nn.Linear4bit`: none where bitsandbytes cannot
+    be imported.
+    """
     try:
         import bitsandbytes
     except ImportError:
@@ -292,18 +427,33 @@ def linear4bit_layers(model: Model) -> list[Any]:
 
 
 def check_4bit(model: Model, name: str, asked: bool) -> list[str]:
-    """Notes on how the weights are stored; PolicyError if 4-bit was requested and not loaded, or a layer is too narrow."""
+    """Notes on how the weights are stored; PolicyError if 4-bit was requested and not loaded, or a
+    layer is too narrow.
+    """
     layers = linear4bit_layers(model)
     if asked and not layers:
-        rule = f"4-bit needs bitsandbytes to work on this device, and layers at least {NF4_BLOCK} wide"
+        rule = (
+            f"4-bit needs bitsandbytes to work on this device, and layers at least {NF4_BLOCK} wide"
+        )
         remedy = "set load_in_4bit = False, or see what `workbench doctor` says about bitsandbytes"
-        raise PolicyError(f"policy {name!r}: load_in_4bit = True, but no layer was quantised", rule=rule, remedy=remedy)
+        raise PolicyError(
+            f"policy {name!r}: load_in_4bit = True, but no layer was quantised",
+            rule=rule,
+            remedy=remedy,
+        )
     if narrow := [layer.in_features for layer in layers if layer.in_features < NF4_BLOCK]:
-        rule = f"NF4 stores blocks of {NF4_BLOCK} weights, and bitsandbytes' kernels need a row to hold at least one"
+        rule = (
+            f"NF4 stores blocks of {NF4_BLOCK} weights, and bitsandbytes' kernels need a row to"
+            " hold at least one"
+        )
         remedy = "set load_in_4bit = False for a model this narrow"
-        raise PolicyError(f"policy {name!r}: a 4-bit layer with {narrow[0]} inputs", rule=rule, remedy=remedy)
+        raise PolicyError(
+            f"policy {name!r}: a 4-bit layer with {narrow[0]} inputs", rule=rule, remedy=remedy
+        )
     if layers and not asked:
-        return [f"load_in_4bit = False, but the stored weights are 4-bit already ({len(layers)} layers)"]
+        return [
+            f"load_in_4bit = False, but the stored weights are 4-bit already ({len(layers)} layers)"
+        ]
     stacked = sum(one.numel() for one in model.parameters() if one.dim() == 3) if layers else 0
     if not stacked:
         return []
@@ -313,18 +463,28 @@ def check_4bit(model: Model, name: str, asked: bool) -> list[str]:
 
 
 def measured(model: Model) -> Fields:
-    """What a `Policy` reports of a model: how it is stored, what it computes in, and its parameters (a 4-bit weight is one)."""
+    """What a `Policy` reports of a model: how it is stored, what it computes in, and its parameters
+    (a 4-bit weight is one).
+    """
     layers = linear4bit_layers(model)
     computes = [layer.compute_dtype for layer in layers if layer.compute_dtype is not None]
-    stored, computes = (str(dtype).removeprefix("torch.") for dtype in (model.dtype, [*computes, model.dtype][0]))
-    # Two NF4 weights are packed into a byte, so numel() of a packed weight is half of what it stands for.
+    stored, computes = (
+        str(dtype).removeprefix("torch.") for dtype in (model.dtype, [*computes, model.dtype][0])
+    )
+    # Two NF4 weights are packed into a byte, so numel() of a packed weight is half of what it
+    # stands for.
     base = [parameter for name, parameter in model.named_parameters() if "lora_" not in name]
     states = [getattr(parameter, "quant_state", None) for parameter in base]
     return {
         "precision": "nf4" if layers else stored,
         "compute_dtype": computes,
-        "parameters": sum(one.numel() if state is None else state.shape.numel() for one, state in zip(base, states, strict=True)),
-        "trainable": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        "parameters": sum(
+            one.numel() if state is None else state.shape.numel()
+            for one, state in zip(base, states, strict=True)
+        ),
+        "trainable": sum(
+            parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+        ),
         "linear4bit": len(layers),
     }
 
@@ -338,7 +498,10 @@ def bars_for(source: str) -> Generator[None]:
     from transformers.utils import logging as transformers_logging
 
     folder = Path(source)
-    small = folder.is_dir() and sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES
+    small = (
+        folder.is_dir()
+        and sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES
+    )
     shown_before = transformers_logging.is_progress_bar_enabled()
     if small:
         transformers_logging.disable_progress_bar()
@@ -351,7 +514,9 @@ def bars_for(source: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def own_patterns() -> Generator[None]:
-    """Without PEFT's warning about a pattern that it wrote itself, for stacked experts, and that is effective."""
+    """Without PEFT's warning about a pattern that it wrote itself, for stacked experts, and that is
+    effective.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not match")
         yield
@@ -359,7 +524,9 @@ def own_patterns() -> Generator[None]:
 
 @contextlib.contextmanager
 def quiet_imports() -> Generator[None]:
-    """Silence what other libraries print about one another on import: nothing that a reader could act on."""
+    """Silence what other libraries print about one another on import: nothing that a reader could
+    act on.
+    """
     logger = logging.getLogger("torch.utils._pytree")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -377,7 +544,12 @@ def random_states() -> Fields:
     import torch
 
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+    }
 
 
 def put_back(states: Fields) -> None:
@@ -394,7 +566,9 @@ def put_back(states: Fields) -> None:
 
 @contextlib.contextmanager
 def random_kept() -> Generator[None]:
-    """The caller's random numbers continue as if nothing had drawn from them meanwhile. Also a decorator."""
+    """The caller's random numbers continue as if nothing had drawn from them meanwhile. Also a
+    decorator.
+    """
     states = random_states()
     try:
         yield

@@ -20,7 +20,8 @@ from workbench.workspace import to_json
 ONLY_STAGE = "1"
 # What is trained at a time: (recipe, settings, longest prompt in tokens or None).
 Part = tuple[Recipe, Fields, int | None]
-# (parts, machine, gradient checkpointing where that is decided already) -> (the same, lines to show, an estimate or None).
+# (parts, machine, gradient checkpointing where that is decided already) -> (the same, lines to
+# show, an estimate or None).
 Memory = Callable[[Sequence[Part], Machine, bool | None], tuple[bool, list[str], Any]]
 
 
@@ -55,32 +56,44 @@ class Stage:
         return self.task, self.suite
 
     def fresh(self) -> Stage:
-        """A copy of the stage with separate settings and reward functions: each trainer gets its own."""
-        return replace(self, settings=dict(self.settings), suite=suite_of(self.scored_by[0], self.recipe, self.settings))
+        """A copy of the stage with separate settings and reward functions: each trainer gets its
+        own.
+        """
+        return replace(
+            self,
+            settings=dict(self.settings),
+            suite=suite_of(self.scored_by[0], self.recipe, self.settings),
+        )
 
 
 def suite_of(task: Task, recipe: Recipe, settings: Fields) -> RewardSuite:
     """The task's reward functions as a stage with these settings weighs and aggregates them."""
     size, scale = settings["num_generations"], settings["scale_rewards"]
     aggregation = settings.get("multi_objective_aggregation", "sum_then_normalize")
-    return RewardSuite(task, size, recipe.reward_weights, scale, aggregation, **recipe.rewards.model_dump())
+    return RewardSuite(
+        task, size, recipe.reward_weights, scale, aggregation, **recipe.rewards.model_dump()
+    )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole run: made by `prepare`, shown by `plan`, trained by `train`. It displays its table in a notebook cell."""
+    """A whole run: made by `prepare`, shown by `plan`, trained by `train`. It displays its table in
+    a notebook cell.
+    """
 
     recipe: Recipe  # under today's names
     task: Task | None  # None: it stands in for a script's, or its hub cannot be reached
     machine: Machine
     stages: tuple[Stage, ...]  # checked, with the prompts that fit
     settings: Fields  # what GRPOConfig is built from, in the first stage
-    notes: tuple[str, ...]  # everything that differs from the request, and what could not be checked
+    # everything that differs from the request, and what could not be checked
+    notes: tuple[str, ...]
     generation: str  # who generates, as far as that can be told
     rows: tuple[Row, ...]  # requested, default, effective, and set by whom
     memory: Any = None  # an estimate, if one was asked for
     source: str = "recipe"
-    stand_ins: tuple[str, ...] = ()  # "task", "policy": not read from a script, so the workbench's own are named
+    # "task", "policy": not read from a script, so the workbench's own are named
+    stand_ins: tuple[str, ...] = ()
 
     HEADER = ("setting", "requested", "default", "effective", "set by")
 
@@ -91,11 +104,15 @@ class Plan:
 
     @property
     def words(self) -> str:
-        """The batch arithmetic of each stage, with its current number of steps: `continue --steps` adds to them."""
+        """The batch arithmetic of each stage, with its current number of steps: `continue --steps`
+        adds to them.
+        """
         sentences = []
         for stage in self.stages:
             where = f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else ""
-            sentences.append(where + batch_line(stage.planned, stage.settings, len(stage.rows) or None))
+            sentences.append(
+                where + batch_line(stage.planned, stage.settings, len(stage.rows) or None)
+            )
         return ". ".join(sentences)
 
     @property
@@ -106,7 +123,9 @@ class Plan:
     @property
     def longest_tokens(self) -> int | None:
         """The prompts' lengths; None: not measured."""
-        return max((length for stage in self.stages for length in stage.lengths_tokens), default=None)
+        return max(
+            (length for stage in self.stages for length in stage.lengths_tokens), default=None
+        )
 
     @property
     def cells(self) -> list[list[str]]:
@@ -117,9 +136,18 @@ class Plan:
     def found(self) -> Fields:
         """For `--json`."""
         kept = ("source", "settings", "notes", "words", "generation", "prompts")
-        found = {name: getattr(self, name) for name in kept} | {"recipe": self.recipe.model_dump(mode="json")}
+        found = {name: getattr(self, name) for name in kept} | {
+            "recipe": self.recipe.model_dump(mode="json")
+        }
         memory = self.memory.found() if hasattr(self.memory, "found") else self.memory
-        return to_json({**found, "in_force": self.rows, "longest_prompt_tokens": self.longest_tokens, "memory": memory})
+        return to_json(
+            {
+                **found,
+                "in_force": self.rows,
+                "longest_prompt_tokens": self.longest_tokens,
+                "memory": memory,
+            }
+        )
 
     def __str__(self) -> str:
         policy = self.recipe.policy
@@ -130,8 +158,11 @@ class Plan:
         table = [self.HEADER, *self.cells]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
-            f"{self.source}: {task}, {name} through {policy.backend}, {'4-bit' if policy.load_in_4bit else '16-bit'}, "
-            f"{policy.max_seq_length} tokens, LoRA r {self.recipe.lora.r}",
+            (
+                f"{self.source}: {task}, {name} through {policy.backend},"
+                f" {'4-bit' if policy.load_in_4bit else '16-bit'}, {policy.max_seq_length} tokens,"
+                f" LoRA r {self.recipe.lora.r}"
+            ),
             f"{self.words}.",
             f"{self.generation}.",
             *(f"  note: {note}" for note in self.notes),

@@ -1,8 +1,9 @@
 """Loads a policy; the only module that imports unsloth.
 
-Through one of two backends: Unsloth's `FastLanguageModel`, or plain transformers with PEFT (`plain.py`). unsloth patches trl,
-transformers and peft when it is imported, so with it every module that needs one of them in a training process goes through
-here first; with the plain backend it is not imported at all.
+Through one of two backends: Unsloth's `FastLanguageModel`, or plain transformers with PEFT
+(`plain.py`). unsloth patches trl, transformers and peft when it is imported, so with it every
+module that needs one of them in a training process goes through here first; with the plain backend
+it is not imported at all.
 """
 
 from __future__ import annotations
@@ -50,17 +51,23 @@ class Policy:
     linear4bit: int  # layers that are bitsandbytes.nn.Linear4bit
     load_s: float
     gradient_checkpointing: bool = False  # as it was loaded
-    fast_inference: bool = False  # vLLM has been started with it, holds its frozen weights and generates
+    # vLLM has been started with it, holds its frozen weights and generates
+    fast_inference: bool = False
     notes: list[str] = field(default_factory=list)
-    trained_in: list[str] = field(default_factory=list)  # what this adapter was before: a folder, and runs, in order
-    base: Callable[[], Fields] = dict  # what it was loaded from, as `loading.base_files` found it; waits for the sums
+    # what this adapter was before: a folder, and runs, in order
+    trained_in: list[str] = field(default_factory=list)
+    # what it was loaded from, as `loading.base_files` found it; waits for the sums
+    base: Callable[[], Fields] = dict
 
     def __str__(self) -> str:
         quantised = f"NF4 in {self.linear4bit} Linear4bit layers, computing in {self.compute_dtype}"
         stored = quantised if self.linear4bit else self.precision
         trains = f"LoRA trains {_count(self.trainable)} ({self.trainable / self.parameters:.1%})"
         parts = [
-            f"{self.name}: {_count(self.parameters)} parameters, {stored}, on {self.device} through {self.backend}",
+            (
+                f"{self.name}: {_count(self.parameters)} parameters, {stored}, on {self.device}"
+                f" through {self.backend}"
+            ),
             trains if self.trainable else "with a trained adapter, frozen",
             *["vLLM generates"] * self.fast_inference,
             f"loaded in {self.load_s:.0f} s",
@@ -69,21 +76,30 @@ class Policy:
 
     @property
     def chat_template_kwargs(self) -> Fields:
-        """What every prompt is rendered with; the tokenizer carries them. A new stage sets its own."""
+        """What every prompt is rendered with; the tokenizer carries them. A new stage sets its
+        own.
+        """
         return getattr(self.tokenizer, "chat_template_kwargs", {})
 
     def found(self) -> Fields:
         """What the manifest records."""
         left_out = ("model", "tokenizer", "load_s", "gradient_checkpointing")
-        return {name: value for name, value in vars(self).items() if name not in left_out} | {"base": self.base()}
+        return {name: value for name, value in vars(self).items() if name not in left_out} | {
+            "base": self.base()
+        }
 
     @contextlib.contextmanager
     def generating(self, *, base: bool = False) -> Generator[Any, None, None]:
-        """The model ready to generate; with `base`, without its adapter. Training mode and caches are put back after."""
+        """The model ready to generate; with `base`, without its adapter. Training mode and caches
+        are put back after.
+        """
         backend, model = _BACKENDS[self.backend_name], self.model
         training, use_cache = model.training, model.config.use_cache
         # A backend sets them for all modules alike.
-        kept = [(each, {name: vars(each)[name] for name in _MODES if name in vars(each)}) for each in model.modules()]
+        kept = [
+            (each, {name: vars(each)[name] for name in _MODES if name in vars(each)})
+            for each in model.modules()
+        ]
         backend.for_inference(model)
         model.config.use_cache = True
         try:
@@ -114,20 +130,23 @@ def load_policy(
     Args:
         source: a plan; a recipe; or a name: "tiny" (the embedded policy), a hub name such as
             "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a folder.
-        adapter: folder of a trained adapter to measure or talk to, frozen. To train one further, `policy.adapter` in a recipe
-            names it: wb.Recipe(policy={"adapter": folder}).
-        gradient_checkpointing: recompute activations in the backward pass: less memory, slower. A plan decides it itself.
-        fields: for a name: what a recipe's `policy` says (`backend`, `load_in_4bit`, `max_seq_length`, `dtype`,
-            `fast_inference`, `gpu_memory_utilization`), and `lora`, `chat_template_kwargs` and `seed`.
+        adapter: folder of a trained adapter to measure or talk to, frozen. To train one further,
+            `policy.adapter` in a recipe names it: wb.Recipe(policy={"adapter": folder}).
+        gradient_checkpointing: recompute activations in the backward pass: less memory, slower. A
+            plan decides it itself.
+        fields: for a name: what a recipe's `policy` says (`backend`, `load_in_4bit`,
+            `max_seq_length`, `dtype`, `fast_inference`, `gpu_memory_utilization`), and `lora`,
+            `chat_template_kwargs` and `seed`.
 
-    With `fast_inference` vLLM starts on the same frozen weights, to generate with. Where it cannot, the policy is loaded
-    without it, and a note says why.
+    With `fast_inference` vLLM starts on the same frozen weights, to generate with. Where it cannot,
+    the policy is loaded without it, and a note says why.
 
     Raises:
         RecipeError: if a field is unknown or its value does not fit.
-        PolicyError: if `fields` are given beside a plan or recipe, the name or backend is unknown, the folder holds no model,
-            the hub cannot be reached, 4-bit was requested and not loaded, vLLM does not start, or the plain
-            backend is requested where unsloth has patched the libraries.
+        PolicyError: if `fields` are given beside a plan or recipe, the name or backend is unknown,
+            the folder holds no model, the hub cannot be reached, 4-bit was requested and not
+            loaded, vLLM does not start, or the plain backend is requested where unsloth has patched
+            the libraries.
     """
     if isinstance(source, (str, Path)):
         recipe = _recipe_for(str(source), **fields)
@@ -136,13 +155,22 @@ def load_policy(
         given = ", ".join(f"{field} = {value!r}" for field, value in fields.items())
         rule = "a plan or a recipe alone decides how its policy is loaded"
         remedy = "change the recipe, and plan it again; or give a name and these fields"
-        raise PolicyError(f"load_policy: {given} beside a {type(source).__name__.lower()}", rule=rule, remedy=remedy)
+        raise PolicyError(
+            f"load_policy: {given} beside a {type(source).__name__.lower()}",
+            rule=rule,
+            remedy=remedy,
+        )
     elif isinstance(source, Recipe):
         # vLLM and checkpointing serve training, which a plan is for.
         recipe, fast_inference = source, False
     else:
-        recipe, gradient_checkpointing = source.recipe, bool(source.settings["gradient_checkpointing"])
-        fast_inference = bool(source.settings.get("use_vllm")) and recipe.policy.backend == "unsloth"
+        recipe, gradient_checkpointing = (
+            source.recipe,
+            bool(source.settings["gradient_checkpointing"]),
+        )
+        fast_inference = (
+            bool(source.settings.get("use_vllm")) and recipe.policy.backend == "unsloth"
+        )
     trained = None if adapter is None else loading.find_adapter(adapter)
     if trained is None:
         recipe = loading.fitted_to_adapter(recipe)
@@ -158,27 +186,48 @@ def load_policy(
 
     started = time.perf_counter()
     without = _without_vllm(asked.backend) if fast_inference else ""
-    how: Fields = {"load_in_4bit": asked.load_in_4bit, "max_seq_length": asked.max_seq_length, "dtype": asked.dtype}
+    how: Fields = {
+        "load_in_4bit": asked.load_in_4bit,
+        "max_seq_length": asked.max_seq_length,
+        "dtype": asked.dtype,
+    }
     starts_vllm = fast_inference and not without
     if starts_vllm:
-        # Its buffers for the adapter are made when it starts, so it has to know the rank before there is an adapter.
-        how |= {"fast_inference": True, "max_lora_rank": recipe.lora.r, "gpu_memory_utilization": asked.gpu_memory_utilization}
+        # Its buffers for the adapter are made when it starts, so it has to know the rank before
+        # there is an adapter.
+        how |= {
+            "fast_inference": True,
+            "max_lora_rank": recipe.lora.r,
+            "gpu_memory_utilization": asked.gpu_memory_utilization,
+        }
     words = {}
     if starts_vllm:
         share = f"gpu_memory_utilization = {asked.gpu_memory_utilization:g}"
-        words["rule"] = f"vLLM starts when the policy is loaded, within its share of the GPU's free memory ({share})"
-        words["remedy"] = "correct what it names, or set policy.fast_inference: false, which generates with the policy itself"
-    with loading.reading(f"policy {name!r}{' with fast_inference' * starts_vllm}", **words), loading.bars_for(source):
+        words["rule"] = (
+            "vLLM starts when the policy is loaded, within its share of the GPU's free memory"
+            f" ({share})"
+        )
+        words["remedy"] = (
+            "correct what it names, or set policy.fast_inference: false, which generates with the"
+            " policy itself"
+        )
+    with (
+        loading.reading(f"policy {name!r}{' with fast_inference' * starts_vllm}", **words),
+        loading.bars_for(source),
+    ):
         model, tokenizer, notes = loads.load_base(source, **how)
     loading.check_tokenizer(tokenizer, name)
-    if not Path(source).is_dir():  # Unsloth may have taken a 4-bit repository in the place of the one that was asked for
+    # Unsloth may have taken a 4-bit repository in the place of the one that was asked for
+    if not Path(source).is_dir():
         base = loading.base_summed(getattr(model.config, "_name_or_path", "") or source)
     tokenizer.chat_template_kwargs = recipe.chat_template_kwargs
     notes += loading.check_4bit(model, name, asked.load_in_4bit)
     trained_in = []
     if trained is None:
         with loading.own_patterns():
-            model = loads.add_lora(model, recipe.lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed)
+            model = loads.add_lora(
+                model, recipe.lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed
+            )
         notes += loading.adapter_notes(model, recipe.lora.target_modules)
         if asked.adapter is not None:
             loading.put_on(model, asked.adapter)
@@ -188,7 +237,9 @@ def load_policy(
     tokenizer.eos_ids = loading.with_eos(model.generation_config.eos_token_id, tokenizer)
     generates = getattr(model, "vllm_engine", None) is not None
     if fast_inference and not generates:
-        without = without or "Unsloth loads this model, or on this GPU, without it, and prints why above"
+        without = (
+            without or "Unsloth loads this model, or on this GPU, without it, and prints why above"
+        )
         notes.append(f"{NOT_IN_FORCE}{without}; {COST}")
     return Policy(
         name=name,
@@ -196,8 +247,16 @@ def load_policy(
         model=model,
         tokenizer=tokenizer,
         max_seq_length=asked.max_seq_length,
-        device=torch.cuda.get_device_name() if torch.cuda.is_available() else f"the CPU ({torch.get_num_threads()} threads)",
-        backend=f"{version}{_BESIDE}" if asked.backend != "unsloth" and "unsloth" in sys.modules else version,
+        device=(
+            torch.cuda.get_device_name()
+            if torch.cuda.is_available()
+            else f"the CPU ({torch.get_num_threads()} threads)"
+        ),
+        backend=(
+            f"{version}{_BESIDE}"
+            if asked.backend != "unsloth" and "unsloth" in sys.modules
+            else version
+        ),
         backend_name=asked.backend,
         **loading.measured(model),
         load_s=time.perf_counter() - started,
@@ -209,15 +268,23 @@ def load_policy(
     )
 
 
-def _recipe_for(name: str, *, chat_template_kwargs: Fields | None = None, dtype: object = None, **fields: Any) -> Recipe:
+def _recipe_for(
+    name: str, *, chat_template_kwargs: Fields | None = None, dtype: object = None, **fields: Any
+) -> Recipe:
     _check_backend(fields.get("backend", "unsloth"))
-    whole = {part: value for part in ("lora", "seed") if (value := fields.pop(part, None)) is not None}
+    whole = {
+        part: value for part in ("lora", "seed") if (value := fields.pop(part, None)) is not None
+    }
     grpo = {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
-    return Recipe.of({"policy": {**fields, "name": name, "dtype": as_dtype(dtype)}, "grpo": grpo, **whole}, "load_policy")
+    return Recipe.of(
+        {"policy": {**fields, "name": name, "dtype": as_dtype(dtype)}, "grpo": grpo, **whole},
+        "load_policy",
+    )
 
 
 def trainer_classes(backend: str = "unsloth") -> tuple[type, type]:
-    """(GRPOConfig, GRPOTrainer): for "unsloth" TRL's own on a CPU, Unsloth's on a GPU; for "transformers" always TRL's own.
+    """(GRPOConfig, GRPOTrainer): for "unsloth" TRL's own on a CPU, Unsloth's on a GPU; for
+    "transformers" always TRL's own.
 
     PolicyError for an unknown backend, or if unsloth has replaced TRL's trainer in this process.
     """
@@ -235,17 +302,28 @@ def trainer_classes(backend: str = "unsloth") -> tuple[type, type]:
 def _check_backend(backend: str) -> None:
     if backend not in _BACKENDS:
         remedy = nearest(str(backend), _BACKENDS, "choose one of them")
-        raise PolicyError(f"backend {backend!r}: unknown", rule="a backend is unsloth or transformers", remedy=remedy)
+        raise PolicyError(
+            f"backend {backend!r}: unknown",
+            rule="a backend is unsloth or transformers",
+            remedy=remedy,
+        )
 
 
 def _check_not_replaced() -> None:
-    # On a CPU unsloth leaves TRL's trainer and the models as they are, and both backends can share a process.
+    # On a CPU unsloth leaves TRL's trainer and the models as they are, and both backends can share
+    # a process.
     if "unsloth" in sys.modules:
         import trl
 
         if not trl.GRPOTrainer.__module__.startswith("trl."):
-            said = f"backend 'transformers': unsloth has put {trl.GRPOTrainer.__name__} in TRL's place in this process"
-            rule = "the plain backend trains with TRL's own trainer, and unsloth's patches cannot be undone"
+            said = (
+                f"backend 'transformers': unsloth has put {trl.GRPOTrainer.__name__} in TRL's place"
+                " in this process"
+            )
+            rule = (
+                "the plain backend trains with TRL's own trainer, and unsloth's patches cannot be"
+                " undone"
+            )
             remedy = "restart the kernel, and choose backend transformers before anything is loaded"
             raise PolicyError(said, rule=rule, remedy=remedy)
 
@@ -258,13 +336,20 @@ def _without_vllm(backend: str) -> str:
 
 
 def _count(number: int) -> str:
-    short = [f"{number / size:.2f} {unit}" for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)) if number >= size]
+    short = [
+        f"{number / size:.2f} {unit}"
+        for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3))
+        if number >= size
+    ]
     return [*short, str(number)][0]
 
 
 _MODES = ("training", "gradient_checkpointing")
 _BESIDE = ", beside unsloth"  # which, imported, is enough to change a gradient's last bits
-_NOISE = re.compile(r"Unsloth \S+: no GPU found, training on CPU .*SFTTrainer|Unsloth \(CPU\): \w+ on \d+ CPU .*chunked CE")
+_NOISE = re.compile(
+    r"Unsloth \S+: no GPU found, training on CPU .*SFTTrainer|Unsloth \(CPU\): \w+ on \d+ CPU"
+    r" .*chunked CE"
+)
 
 
 @contextlib.contextmanager
@@ -281,16 +366,28 @@ def _without_noise() -> Generator[None, None, None]:
 
 def _unsloth() -> Any:
     if "unsloth" not in sys.modules:
-        # Unsloth writes generated Python into the current folder and installs system packages unless it is told not to.
-        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo-workbench" / "unsloth_compiled"
+        # Unsloth writes generated Python into the current folder and installs system packages
+        # unless it is told not to.
+        cache = (
+            Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+            / "grpo-workbench"
+            / "unsloth_compiled"
+        )
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        told = {"UNSLOTH_COMPILE_LOCATION": str(cache), "UNSLOTH_AUTO_INSTALL": "0", "TORCHAO_LOG_LEVEL": "ERROR"}
+        told = {
+            "UNSLOTH_COMPILE_LOCATION": str(cache),
+            "UNSLOTH_AUTO_INSTALL": "0",
+            "TORCHAO_LOG_LEVEL": "ERROR",
+        }
         os.environ.update({name: value for name, value in told.items() if name not in os.environ})
         try:
             with loading.quiet_imports(), _without_noise():
                 import unsloth
         except ModuleNotFoundError as error:
-            rule, remedy = "this backend trains with Unsloth", "pip install unsloth, or set policy.backend: transformers"
+            rule, remedy = (
+                "this backend trains with Unsloth",
+                "pip install unsloth, or set policy.backend: transformers",
+            )
             raise PolicyError(f"backend 'unsloth': {error}", rule=rule, remedy=remedy) from None
     import unsloth
 
@@ -311,7 +408,8 @@ def _unsloth_base(source: str, *, dtype: str | None, **how: object) -> tuple[Any
 
     cuda = torch.cuda.is_available()
     chosen, notes = choose_dtype(dtype, "unsloth", cuda=cuda, bf16=native_bf16())
-    torch_dtype = getattr(torch, chosen) if chosen else None  # on a GPU it knows two of the three by their names
+    # on a GPU it knows two of the three by their names
+    torch_dtype = getattr(torch, chosen) if chosen else None
     # On a GPU, where loading can take minutes, all of it is printed as it comes.
     with contextlib.nullcontext() if cuda else _without_noise():
         model, tokenizer = loader.from_pretrained(model_name=source, dtype=torch_dtype, **how)
@@ -321,7 +419,12 @@ def _unsloth_base(source: str, *, dtype: str | None, **how: object) -> tuple[Any
 @loading.random_kept()  # on a GPU it seeds Python's, numpy's and torch's for the whole process
 def _unsloth_lora(model: Model, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
     checkpointing = "unsloth" if gradient_checkpointing else False
-    told = {**lora.model_dump(), "bias": "none", "use_gradient_checkpointing": checkpointing, "random_state": seed}
+    told = {
+        **lora.model_dump(),
+        "bias": "none",
+        "use_gradient_checkpointing": checkpointing,
+        "random_state": seed,
+    }
     return _unsloth().FastLanguageModel.get_peft_model(model, **told)
 
 

@@ -1,4 +1,5 @@
-"""One `prepare` for what is shown and what is trained: it checks a recipe as far as possible without loading its policy.
+"""One `prepare` for what is shown and what is trained: it checks a recipe as far as possible
+without loading its policy.
 
 `plan` shows a `Plan` and `train` trains one, so the second accepts what the first accepts.
 """
@@ -63,14 +64,17 @@ def prepare(
     offline: bool = False,
     with_task: bool = True,
 ) -> Plan:
-    """Check all that can be checked without loading the policy, and return what the run will be. Raises as `plan`.
+    """Check all that can be checked without loading the policy, and return what the run will be.
+    Raises as `plan`.
 
     Args:
         task: None: the recipe's is loaded, or that of the resumed `run`.
-        policy: an already loaded policy, which then decides on backend, context, checkpointing and vLLM.
+        policy: an already loaded policy, which then decides on backend, context, checkpointing and
+            vLLM.
         memory: decides on gradient checkpointing where nothing else does, and estimates.
         offline: a hub that cannot be reached is a note instead of an error.
-        with_task: False: the recipe's task only stands in for an unknown one, so no prompt is looked at.
+        with_task: False: the recipe's task only stands in for an unknown one, so no prompt is
+            looked at.
     """
 
     recipe = Recipe.of(recipe)
@@ -80,7 +84,8 @@ def prepare(
     backend = policy.backend_name if policy else recipe.policy.backend
     processes.check_processes(backend)
     if policy is None:
-        find_model(recipe.policy.name, ask_hub=False)  # a slip in a path is found before torch and Unsloth are imported
+        # a slip in a path is found before torch and Unsloth are imported
+        find_model(recipe.policy.name, ask_hub=False)
     unread: list[str] = []
     if task is None and (run is not None or with_task):
         task, unread = _task_of(recipe, run, offline)
@@ -92,14 +97,25 @@ def prepare(
     stages, measured = _measured(recipe, stages, policy, offline)
     shape, of_shape = shape_of_policy(recipe, policy)
     on, chosen, estimate = _memory(stages, machine, policy, run, memory)
-    stages = [replace(one, settings={**one.settings, "gradient_checkpointing": on}) for one in stages]
+    stages = [
+        replace(one, settings={**one.settings, "gradient_checkpointing": on}) for one in stages
+    ]
     steps = sum(stage.steps for stage in stages) if recipe.stages else stages[0].steps
     settings = {**stages[0].settings, "max_steps": steps}
     given, built, heard = _built_whole(config_class, recipe, stages, settings, machine, policy)
     of_features = around.lines("plan", Asked(recipe, task, stages, steps, run))
-    notes += [*settings_of.stages_decide(recipe), *_of_stages(stages), *unread, *measured, *_measured_in_01(task), *of_features]
+    notes += [
+        *settings_of.stages_decide(recipe),
+        *_of_stages(stages),
+        *unread,
+        *measured,
+        *_measured_in_01(task),
+        *of_features,
+    ]
     notes += [*of_shape, *chosen, *_warned(recipe, task, run), *heard, *one_gpu(backend, machine)]
-    generates = [line for stage in stages for line in around.asked("generates", stage, machine, shape)]
+    generates = [
+        line for stage in stages for line in around.asked("generates", stage, machine, shape)
+    ]
     return Plan(
         recipe=recipe,
         task=task,
@@ -123,19 +139,27 @@ def _reached(call: Callable[[], Any], missed: str, offline: bool) -> tuple[Any, 
         return None, [f"not checked: {error.value}; so {missed}"]
 
 
-def _task_of(recipe: Recipe, run: RunDirectory | None, offline: bool) -> tuple[Task | None, list[str]]:
+def _task_of(
+    recipe: Recipe, run: RunDirectory | None, offline: bool
+) -> tuple[Task | None, list[str]]:
     if run is not None:
         return begun_task(run, recipe), []
-    return _reached(lambda: load_task(recipe.task), "its prompts were neither counted nor measured", offline)
+    return _reached(
+        lambda: load_task(recipe.task), "its prompts were neither counted nor measured", offline
+    )
 
 
-def _measured(recipe: Recipe, stages: Sequence[Stage], policy: Policy | None, offline: bool) -> tuple[list[Stage], list[str]]:
+def _measured(
+    recipe: Recipe, stages: Sequence[Stage], policy: Policy | None, offline: bool
+) -> tuple[list[Stage], list[str]]:
     # (the stages with the prompts that fit; lines), measured with the policy's tokenizer.
     if policy is not None:
         return _as_loaded(stages, policy)
     name = recipe.policy.name
     missed = "no prompt was measured with its tokenizer"
-    tokenizer, notes = _reached(lambda: load_tokenizer(name, recipe.chat_template_kwargs), missed, offline)
+    tokenizer, notes = _reached(
+        lambda: load_tokenizer(name, recipe.chat_template_kwargs), missed, offline
+    )
     if tokenizer is None:
         return list(stages), notes
     check_tokenizer(tokenizer, name)
@@ -143,30 +167,41 @@ def _measured(recipe: Recipe, stages: Sequence[Stage], policy: Policy | None, of
 
 
 def _measured_in_01(task: Task | None) -> list[str]:
-    beside = Path(task.source).with_name("difficulty.jsonl") if task is not None and task.source else None
+    beside = (
+        Path(task.source).with_name("difficulty.jsonl")
+        if task is not None and task.source
+        else None
+    )
     if beside is None or not beside.is_file():
         return []
     try:
         profile = load_profile(beside)
     except DataError:  # it is something else of that name
         return []
-    return [f"measured in 01 with {profile.settings.get('policy')}: " + str(profile).replace("\n", "; ")]
+    return [
+        f"measured in 01 with {profile.settings.get('policy')}: " + str(profile).replace("\n", "; ")
+    ]
 
 
 def _warned(recipe: Recipe, task: Task | None, run: RunDirectory | None) -> list[str]:
     lines = []
     if run is None and recipe.policy.adapter is not None:
         lines.append(
-            f"training continues from the adapter {adapter_named(recipe.policy.adapter)}, in its shape (r {recipe.lora.r}); "
-            "the reference of KL, and `base` wherever a gain is measured, is the model without it"
+            f"training continues from the adapter {adapter_named(recipe.policy.adapter)}, in its"
+            f" shape (r {recipe.lora.r}); the reference of KL, and `base` wherever a gain is"
+            " measured, is the model without it"
         )
     if task is not None and task.right_by is None:
         lines.append(
-            f"WARNING: the task names no right_by: a completion counts as right when {task.right_function} > 0 "
-            "(the first function); this only decides the groups panel and the measurement in 04"
+            "WARNING: the task names no right_by: a completion counts as right when"
+            f" {task.right_function} > 0 (the first function); this only decides the groups panel"
+            " and the measurement in 04"
         )
     if task is not None and not len(task.held_out):
-        lines.append("WARNING: the task has no held_out prompts: what training gained cannot be measured (notebook 04)")
+        lines.append(
+            "WARNING: the task has no held_out prompts: what training gained cannot be measured"
+            " (notebook 04)"
+        )
     return lines
 
 
@@ -179,7 +214,11 @@ def _built_whole(
     policy: Policy | None,
 ) -> tuple[Fields, Any, list[str]]:
     # As `_built`, for the run; each stage's config is built, too, for what the libraries warn of.
-    of_stages = [_built(config_class, stage.recipe, stage.settings, machine, policy)[2] for stage in stages if recipe.stages]
+    of_stages = [
+        _built(config_class, stage.recipe, stage.settings, machine, policy)[2]
+        for stage in stages
+        if recipe.stages
+    ]
     given, built, heard = _built(config_class, recipe, settings, machine, policy)
     return given, built, [*dict.fromkeys(line for lines in (heard, *of_stages) for line in lines)]
 
@@ -190,8 +229,13 @@ def _rows(recipe: Recipe, stages: Sequence[Stage], given: Fields, built: object)
     if recipe.algorithm:
         papers = settings_of.papers_fields(stages[0].recipe).items()
         source = f"{recipe.algorithm} ({ALGORITHMS[recipe.algorithm].source})"
-        rows = [row._replace(by=source) if (row.name, row.in_force) in papers else row for row in rows]
-    return tuple(row._replace(by="stages") if recipe.stages and row.name == "max_steps" else row for row in rows)
+        rows = [
+            row._replace(by=source) if (row.name, row.in_force) in papers else row for row in rows
+        ]
+    return tuple(
+        row._replace(by="stages") if recipe.stages and row.name == "max_steps" else row
+        for row in rows
+    )
 
 
 def plan(
@@ -204,38 +248,46 @@ def plan(
     said: Sequence[str] = (),
     steps: int | None = None,
 ) -> Plan:
-    """What a run would be, checked as far as possible without loading the policy, including its GPU memory.
+    """What a run would be, checked as far as possible without loading the policy, including its GPU
+    memory.
 
     >>> plan = wb.plan(wb.Recipe(grpo={"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8}))
     >>> plan.words
     '2 steps; each learns from 8 completions (2 prompts x 4)...'
 
     Args:
-        source: a recipe, a recipe file, a preset's name, or a Python script (a `.py` file, or its text), which is read and
-            never run.
+        source: a recipe, a recipe file, a preset's name, or a Python script (a `.py` file, or its
+            text), which is read and never run.
         task: a task object; None: the recipe's is loaded.
         machine: what it trains on; None: this one.
-        vram_gb: GPU memory to plan for, in 10^9 bytes; None: that of the machine's card. On a machine without a GPU the
-            settings stay those of the machine, and the estimate is of a card.
+        vram_gb: GPU memory to plan for, in 10^9 bytes; None: that of the machine's card. On a
+            machine without a GPU the settings stay those of the machine, and the estimate is of a
+            card.
         memory: as for `prepare`; None: the workbench's own estimate.
         said, steps: as for `overridden`: the values of `--set` and `--steps`.
 
     Raises:
-        RecipeError, TaskError, DataError, PolicyError, RewardError: what would stop the training, with the remedy. A hub
-            that cannot be reached is a note, and so is memory that cannot be estimated.
-    """
+        RecipeError, TaskError, DataError, PolicyError, RewardError: what would stop the training,
+            with the remedy. A hub that cannot be reached is a note, and so is memory that cannot be
+            estimated.
+    """  # noqa: E501
     called, recipe, notes, named, tasked = read_source(source)
     recipe = settings_of.overridden(recipe, said, steps)
     memory = (memory or around.memory_feature(vram_gb)) if named else None
     # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.
     try:
-        made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=tasked or task is not None)
+        made = prepare(
+            recipe, task, machine, memory=memory, offline=True, with_task=tasked or task is not None
+        )
     except WorkbenchError as error:
         for note in notes:  # what was read otherwise than it stands in a script may be the cause
             error.add_note(f"  note:   {printable(note)}")
         raise
     if not named:
-        notes = [*notes, "not estimated: memory, because no model name could be read from the script"]
+        notes = [
+            *notes,
+            "not estimated: memory, because no model name could be read from the script",
+        ]
     return replace(
         made,
         source=called,
@@ -245,13 +297,19 @@ def plan(
 
 
 def settled(made: Plan, policy: Policy) -> Plan:
-    """The plan as this loaded policy trains it, with separate settings and reward functions for one trainer.
+    """The plan as this loaded policy trains it, with separate settings and reward functions for one
+    trainer.
 
-    How the policy was loaded decides on vLLM and gradient checkpointing; prompts are measured again. Raises as `prepare`.
+    How the policy was loaded decides on vLLM and gradient checkpointing; prompts are measured
+    again. Raises as `prepare`.
     """
     stages, notes = _as_loaded([stage.fresh() for stage in made.stages], policy)
-    if before := policy.trained_in[made.recipe.policy.adapter is not None :]:  # beside what the recipe names
-        notes.append(f"this policy's adapter was already trained in {', '.join(before)}; this run continues from there")
+    # beside what the recipe names
+    if before := policy.trained_in[made.recipe.policy.adapter is not None :]:
+        notes.append(
+            f"this policy's adapter was already trained in {', '.join(before)}; this run continues"
+            " from there"
+        )
     notes = [*made.notes, *notes, *_of_stages(stages)]
     return replace(made, stages=tuple(stages), notes=tuple(dict.fromkeys(notes)))
 
@@ -259,22 +317,35 @@ def settled(made: Plan, policy: Policy) -> Plan:
 def _as_loaded(stages: Sequence[Stage], policy: Policy) -> tuple[list[Stage], list[str]]:
     notes, before = [], policy.chat_template_kwargs
     if stages and before != (own := stages[0].recipe.chat_template_kwargs):
-        notes.append(f"chat_template_kwargs = {own}, as the recipe says; the policy was loaded with {before}")
+        notes.append(
+            f"chat_template_kwargs = {own}, as the recipe says; the policy was loaded with {before}"
+        )
     stages, vllm = settled_vllm(stages, policy)
-    return [fit(stage, policy.tokenizer, policy.max_seq_length) for stage in stages], [*notes, *vllm]
+    return [fit(stage, policy.tokenizer, policy.max_seq_length) for stage in stages], [
+        *notes,
+        *vllm,
+    ]
 
 
 def _memory(
-    stages: Sequence[Stage], machine: Machine, policy: Policy | None, run: RunDirectory | None, memory: Memory | None
+    stages: Sequence[Stage],
+    machine: Machine,
+    policy: Policy | None,
+    run: RunDirectory | None,
+    memory: Memory | None,
 ) -> tuple[bool, list[str], Any]:
-    # (gradient checkpointing for the whole run: as the recipe says, else as the run began, as the policy was loaded, as it
-    # fits; lines; the estimate).
+    # (gradient checkpointing for the whole run: as the recipe says, else as the run began, as the
+    # policy was loaded, as it fits; lines; the estimate).
     name, first = "gradient_checkpointing", stages[0]
     asked = first.settings[name] if name in first.recipe.grpo else None
     begun = None if run is None else run.manifest()["settings"]["in_force"].get(name)
     loaded = policy.gradient_checkpointing if policy else None
     decided = next((word for word in (asked, begun, loaded) if word is not None), None)
-    lines = [f"{name} = True: the policy was loaded with it"] if asked is None and begun is None and loaded else []
+    lines = (
+        [f"{name} = True: the policy was loaded with it"]
+        if asked is None and begun is None and loaded
+        else []
+    )
     on = first.settings[name] if decided is None else decided
     if memory is None:
         return on, lines, None
@@ -295,7 +366,9 @@ def _built(
     computes, _ = choose_dtype(asked.dtype, backend, cuda=machine.cuda, bf16=machine.bf16)
     given = {**settings, **config_overrides(backend, computes, settings, cuda=machine.cuda)}
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch, taken_together() as heard:
-        built = settings_of.built(config_class, given, output_dir=scratch, seed=recipe.seed, disable_tqdm=True)
+        built = settings_of.built(
+            config_class, given, output_dir=scratch, seed=recipe.seed, disable_tqdm=True
+        )
     if machine.cuda and backend == "unsloth":  # its trainer decides, when it is made
         vars(built).update(unsloths_choice(asked.dtype, given, bf16=machine.bf16))
     return given, built, heard
@@ -303,10 +376,14 @@ def _built(
 
 @contextlib.contextmanager
 def taken_together() -> Generator[list[str], None, None]:
-    """RecipeError for settings that the libraries refuse together; their warnings are appended to the list, each once."""
+    """RecipeError for settings that the libraries refuse together; their warnings are appended to
+    the list, each once.
+    """
     heard: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: heard.append(f"TRL warns: {' '.join(record.getMessage().split())}")
+    handler.emit = lambda record: heard.append(
+        f"TRL warns: {' '.join(record.getMessage().split())}"
+    )
     logging.getLogger("trl").addHandler(handler)
     try:
         with warnings.catch_warnings(record=True) as warned:
@@ -314,31 +391,51 @@ def taken_together() -> Generator[list[str], None, None]:
             yield heard
     except (TypeError, ValueError, ImportError, NotImplementedError) as error:
         rule = "GRPOConfig and GRPOTrainer accept these settings together"
-        raise RecipeError(f"grpo: {error}", rule=rule, remedy="change the setting that it names") from error
+        raise RecipeError(
+            f"grpo: {error}", rule=rule, remedy="change the setting that it names"
+        ) from error
     finally:
         logging.getLogger("trl").removeHandler(handler)
     for each in warned:
         if issubclass(each.category, (UserWarning, FutureWarning)):
             parts = ("", *Path(each.filename).parts)
-            who = parts[parts.index("site-packages") + 1] if "site-packages" in parts[:-1] else "Python"
-            heard.append(f"{'TRL' if who == 'trl' else who} warns: {' '.join(str(each.message).split())}")
+            who = (
+                parts[parts.index("site-packages") + 1]
+                if "site-packages" in parts[:-1]
+                else "Python"
+            )
+            heard.append(
+                f"{'TRL' if who == 'trl' else who} warns: {' '.join(str(each.message).split())}"
+            )
     # What a plan says in its own words, with the remedy, is not said twice: `combinations.py`.
     heard[:] = [line for line in dict.fromkeys(heard) if not _IN_OUR_WORDS.search(line)]
 
 
 def _of_stages(stages: Sequence[Stage]) -> list[str]:
     # Once what all of them say, with a stage's name what is its own.
-    said = {stage.name: [*stage.notes, *(stage.suite.notes if stage.suite else ())] for stage in stages}
+    said = {
+        stage.name: [*stage.notes, *(stage.suite.notes if stage.suite else ())] for stage in stages
+    }
     of_all = set.intersection(*map(set, said.values()))
-    return [*dict.fromkeys(line if line in of_all else f"stage {at}: {line}" for at, own in said.items() for line in own)]
+    return [
+        *dict.fromkeys(
+            line if line in of_all else f"stage {at}: {line}"
+            for at, own in said.items()
+            for line in own
+        )
+    ]
 
 
 def one_gpu(backend: str, machine: Machine) -> list[str]:
-    """A line for a machine with several GPUs; none where a launcher started a process for each of them."""
+    """A line for a machine with several GPUs; none where a launcher started a process for each of
+    them.
+    """
     if machine.gpus < 2 or "LOCAL_RANK" in os.environ:
         return []
-    spread = "; Unsloth spreads over all of them a model that leaves too little room on one" * (backend == "unsloth")
+    spread = "; Unsloth spreads over all of them a model that leaves too little room on one" * (
+        backend == "unsloth"
+    )
     return [
-        f"{machine.gpus} GPUs, and a run trains on one, the first that it sees{spread}. CUDA_VISIBLE_DEVICES=1, set before "
-        "torch is imported, lets it see the second alone"
+        f"{machine.gpus} GPUs, and a run trains on one, the first that it sees{spread}."
+        " CUDA_VISIBLE_DEVICES=1, set before torch is imported, lets it see the second alone"
     ]

@@ -1,4 +1,6 @@
-"""What a run writes while it trains: rollouts as they are scored, metrics as they are logged, and the time spent on it."""
+"""What a run writes while it trains: rollouts as they are scored, metrics as they are logged, and
+the time spent on it.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,17 @@ _REQUIRED = ("begin", "update", "end")  # of a watcher
 class Recorder:
     """Writes a run's rollouts, metrics and events, and passes them on to the watchers.
 
-    Parts are written on a separate thread while the step continues, and are complete when it ends; another merges those of
-    older steps. `eos_ids`: the tokens that end a completion that was not cut.
+    Parts are written on a separate thread while the step continues, and are complete when it ends;
+    another merges those of older steps. `eos_ids`: the tokens that end a completion that was not
+    cut.
     """
 
-    def __init__(self, run: RunDirectory, eos_ids: Collection[int], watchers: Sequence[Watcher] = ()) -> None:
+    def __init__(
+        self, run: RunDirectory, eos_ids: Collection[int], watchers: Sequence[Watcher] = ()
+    ) -> None:
         self.run, self.eos_ids, self.watchers = run, eos_ids, list(watchers)
-        self.state = RunState.of(run)  # the effective settings: every event recorded here has been applied to it
+        # the effective settings: every event recorded here has been applied to it
+        self.state = RunState.of(run)
         self.stage, self.measures_kl = "1", True
         self._timing: set[str] = set()  # what is being timed
         self.seconds = 0.0  # spent in here, watchers included: the price of watching
@@ -44,9 +50,14 @@ class Recorder:
         self._splits = False  # a step's time is split: sampling was timed
         self.steps_before = 0  # the next row is about the steps after this one
         self.reward_s: Counter[str] = Counter()  # by function
-        self.reward_errors: Counter[str] = Counter()  # by function: completions that it gave no score because it failed
-        self.rows: Callable[[], dict[str, float]] = dict  # more numbers for the row that is being written
-        self._writer, self._merger = ThreadPoolExecutor(1, "rollouts"), ThreadPoolExecutor(1, "merged rollouts")
+        # by function: completions that it gave no score because it failed
+        self.reward_errors: Counter[str] = Counter()
+        # more numbers for the row that is being written
+        self.rows: Callable[[], dict[str, float]] = dict
+        self._writer, self._merger = (
+            ThreadPoolExecutor(1, "rollouts"),
+            ThreadPoolExecutor(1, "merged rollouts"),
+        )
         self._writing: tuple[int, Future] | None = None  # the latest step's part
         self.lost: Callable[[int, BaseException], None] | None = (
             None  # told of a step's part that could not be written; None: raise
@@ -58,7 +69,8 @@ class Recorder:
         self._kl_measured: bool | None = None  # in the step that the next row of metrics is about
         self._rewarded_s = self._recorded_s = 0.0  # since the latest row of metrics
         self.scored, self.right, self.all_dead = 0, 0, True
-        self.on_record = {"metrics.jsonl": 0, "rollouts": 0}  # since the run began: rows, completions
+        # since the run began: rows, completions
+        self.on_record = {"metrics.jsonl": 0, "rollouts": 0}
 
     def batch(self, scored: ScoredBatch) -> None:
         """Record one generation batch: every completion of every group."""
@@ -77,7 +89,10 @@ class Recorder:
                     self._merging = self._merger.submit(merge, self.run.rollouts, whole * MERGE)
             # Now, because what is asked for at the end of the step is in force for the next one.
             self._kl_measured = self.measures_kl
-            self._weights = {weight_of(name): weight for name, weight in zip(scored.names, scored.weights, strict=True)}
+            self._weights = {
+                weight_of(name): weight
+                for name, weight in zip(scored.names, scored.weights, strict=True)
+            }
             summary = summarise(scored)
             self._groups.append(summary.metrics)
             self.scored += summary.completions
@@ -92,11 +107,17 @@ class Recorder:
 
     def catch_up(self, on_record: Fields) -> None:
         """The run is resumed: restore the counts; `on_record` is what `recorded` returns."""
-        self.on_record, self.scored, self.reward_errors = on_record, on_record["rollouts"], reward_errors(self.run.events())
+        self.on_record, self.scored, self.reward_errors = (
+            on_record,
+            on_record["rollouts"],
+            reward_errors(self.run.events()),
+        )
         self.all_dead = all(row.get(DEAD) == 1 for row in self.run.metrics())
 
     def finish(self) -> None:
-        """Wait until the latest part is written; OSError, once, if it could not be (unless `lost` is told)."""
+        """Wait until the latest part is written; OSError, once, if it could not be (unless `lost`
+        is told).
+        """
         writing, self._writing = self._writing, None
         if writing is not None:
             step, part = writing
@@ -109,7 +130,9 @@ class Recorder:
         """Wait until everything is written; OSError if the latest part could not be."""
         self._merger.shutdown()
         if self._merging is not None and (error := self._merging.exception()):
-            warnings.warn(f"parts of the record were not merged and stay as they are: {error}", stacklevel=2)
+            warnings.warn(
+                f"parts of the record were not merged and stay as they are: {error}", stacklevel=2
+            )
         self.finish()
         self._writer.shutdown()
 
@@ -124,31 +147,59 @@ class Recorder:
         for name, errors in scored.errors.items():
             first = min(errors)
             if name not in self.reward_errors:
-                said = f"{name} gave no score to {len(errors)} of {len(scored.completions)} completions: the first"
-                said = f"step {scored.step}: {said} {errors[first]}; events.jsonl has each step's first"
+                said = (
+                    f"{name} gave no score to {len(errors)} of {len(scored.completions)}"
+                    " completions: the first"
+                )
+                said = (
+                    f"step {scored.step}: {said} {errors[first]}; events.jsonl has each step's"
+                    " first"
+                )
                 print(printable(said), flush=True)
             self.reward_errors[name] += len(errors)
             where = {"prompt": scored.prompts[first], "completion": scored.completions[first]}
-            self.event("reward_error", scored.step, function=name, completions=len(errors), error=errors[first], **where)
+            self.event(
+                "reward_error",
+                scored.step,
+                function=name,
+                completions=len(errors),
+                error=errors[first],
+                **where,
+            )
 
     def log(self, step: int, logs: Fields) -> Fields:
-        """Record one row of metrics, and return it: what the trainer logged, and a summary of the groups of those steps."""
+        """Record one row of metrics, and return it: what the trainer logged, and a summary of the
+        groups of those steps.
+        """
         with self.timed():
             self.finish()
             values = dict(logs)
             if not (self.measures_kl if self._kl_measured is None else self._kl_measured):
-                # Unsloth's GPU trainer logs a kl of 0.0 when beta is 0, which reads as "the policy does not move".
+                # Unsloth's GPU trainer logs a kl of 0.0 when beta is 0, which reads as "the policy
+                # does not move".
                 values.pop(KL, None)
             if self._groups:
-                values |= {name: float(np.mean([each[name] for each in self._groups])) for name in self._groups[0]}
+                values |= {
+                    name: float(np.mean([each[name] for each in self._groups]))
+                    for name in self._groups[0]
+                }
                 self._groups.clear()
             values |= self._weights | self.rows()
-            self._splits |= self.generated_s > 0  # not in every step, where one learns from what an earlier one generated
+            # not in every step, where one learns from what an earlier one generated
+            self._splits |= self.generated_s > 0
             if self._splits and (whole := values.get(STEP_S)) is not None:
                 # Means over the steps that this row is about, as TRL's step_time is.
                 steps = max(1, step - self.steps_before)
-                spent = (self.generated_s / steps, self._rewarded_s / steps, self._recorded_s / steps)
-                values |= {GENERATE_S: spent[0], REWARD_S: spent[1], TRAIN_S: max(0.0, whole - sum(spent))}
+                spent = (
+                    self.generated_s / steps,
+                    self._rewarded_s / steps,
+                    self._recorded_s / steps,
+                )
+                values |= {
+                    GENERATE_S: spent[0],
+                    REWARD_S: spent[1],
+                    TRAIN_S: max(0.0, whole - sum(spent)),
+                }
             self.run.lock.beat()
             self.run.log_metrics(step, values)
             self.run.went_on()
@@ -165,19 +216,30 @@ class Recorder:
                 self.watching(watcher, lambda called=watcher: getattr(called, what)(*details))
 
     def watching(self, watcher: Watcher, call: Callable[[], Any]) -> None:
-        """Let a watcher act. One that fails is left out from then on: watching must not end a run."""
+        """Let a watcher act. One that fails is left out from then on: watching must not end a
+        run.
+        """
         with self.timed():
             try:
                 call()
             except Exception as error:
                 self.watchers.remove(watcher)
-                reason, name = f"{type(error).__name__}: {error}", getattr(watcher, "called", type(watcher).__name__)
-                self.run.log_event(getattr(watcher, "failed", "watcher_failed"), watcher=name, error=reason)
-                warnings.warn(f"{name} failed and is left out, training continues: {reason}", stacklevel=3)
+                reason, name = (
+                    f"{type(error).__name__}: {error}",
+                    getattr(watcher, "called", type(watcher).__name__),
+                )
+                self.run.log_event(
+                    getattr(watcher, "failed", "watcher_failed"), watcher=name, error=reason
+                )
+                warnings.warn(
+                    f"{name} failed and is left out, training continues: {reason}", stacklevel=3
+                )
 
     @contextmanager
     def timed(self, what: str = "seconds") -> Generator[None]:
-        """Add the time of the block, or the function, to one of the attributes in seconds; nested blocks count once."""
+        """Add the time of the block, or the function, to one of the attributes in seconds; nested
+        blocks count once.
+        """
         started, inside = time.perf_counter(), what in self._timing
         self._timing.add(what)
         try:

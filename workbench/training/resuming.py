@@ -1,9 +1,11 @@
-"""Resuming from a checkpoint: the state of training, kept beside the adapter without a pickle; and a run's own task.
+"""Resuming from a checkpoint: the state of training, kept beside the adapter without a pickle; and
+a run's own task.
 
-A checkpoint holds the adapter (PEFT), `optimizer.safetensors` (the optimiser's tensors and the random states of torch) and
-`state.json` (where the run was: stage, step, schedule, float16's gradient scaler, Python's and numpy's random states, and
-the sums of all its files). It is written atomically, and checked before a run resumes from it. That run takes the
-same prompts in the same order with the same random numbers, so on a CPU its numbers are those of a run that never stopped;
+A checkpoint holds the adapter (PEFT), `optimizer.safetensors` (the optimiser's tensors and the
+random states of torch) and `state.json` (where the run was: stage, step, schedule, float16's
+gradient scaler, Python's and numpy's random states, and the sums of all its files). It is written
+atomically, and checked before a run resumes from it. That run takes the same prompts in the same
+order with the same random numbers, so on a CPU its numbers are those of a run that never stopped;
 `inexact` names what is not restored.
 """
 
@@ -34,10 +36,20 @@ from workbench.run.rollouts import query
 from workbench.task import Task, load_task
 from workbench.training.loading import put_back, random_states
 from workbench.training.settings.algorithms import asked_settings
-from workbench.workspace import find, read_lines, replace_folder, shown, size_and_sum, sum_of, to_json, write_json
+from workbench.workspace import (
+    find,
+    read_lines,
+    replace_folder,
+    shown,
+    size_and_sum,
+    sum_of,
+    to_json,
+    write_json,
+)
 
 _TENSORS, _STATE = "optimizer.safetensors", "state.json"
-STATE_FILES = (_TENSORS, _STATE, "trainer_state.json")  # of a checkpoint; the other files are those of an adapter
+# of a checkpoint; the other files are those of an adapter
+STATE_FILES = (_TENSORS, _STATE, "trainer_state.json")
 
 
 @dataclass(frozen=True)
@@ -52,12 +64,18 @@ class Point:
     passed_over: tuple[str, ...] = ()  # newer checkpoints, and what is wrong with each
 
 
-def save_checkpoint(trainer: Any, run: RunDirectory, known: Fields, states: list[dict] | None, weights: Fields | None) -> Path:
+def save_checkpoint(
+    trainer: Any,
+    run: RunDirectory,
+    known: Fields,
+    states: list[dict] | None,
+    weights: Fields | None,
+) -> Path:
     """Save the adapter and the state of training atomically, and drop old ones.
 
-    `known`: the stage, the steps `done` in it, its adaptive weights' state, and what is `recorded`; `states`: what
-    `random_states()` said in each process at the end of the step (None: now, in this one); `weights` as `whole_weights` gave
-    them. RunError if the adapter's weights are not numbers.
+    `known`: the stage, the steps `done` in it, its adaptive weights' state, and what is `recorded`;
+    `states`: what `random_states()` said in each process at the end of the step (None: now, in this
+    one); `weights` as `whole_weights` gave them. RunError if the adapter's weights are not numbers.
     """
     from transformers.trainer_utils import rotate_checkpoints
 
@@ -67,41 +85,80 @@ def save_checkpoint(trainer: Any, run: RunDirectory, known: Fields, states: list
         save_adapter(trainer.model, trainer.processing_class, folder, weights)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
         state = _saved_state(trainer, folder, states, known["done"]) | known | {"run": run.identity}
-        state = to_json(state | {"files": {file.name: size_and_sum(file) for file in sorted(folder.iterdir()) if file.is_file()}})
+        state = to_json(
+            state
+            | {
+                "files": {
+                    file.name: size_and_sum(file)
+                    for file in sorted(folder.iterdir())
+                    if file.is_file()
+                }
+            }
+        )
         write_json(folder / _STATE, state | {"sha256": _sum_of_state(state)})
     rotate_checkpoints(str(run.checkpoints), trainer.args.save_total_limit)
     return run.checkpoints / f"checkpoint-{trainer.state.global_step}"
 
 
 def is_spread(trainer: Any) -> bool:
-    """Whether a process has only its share of weights or optimiser (FSDP, DeepSpeed), so that all must help to save them."""
+    """Whether a process has only its share of weights or optimiser (FSDP, DeepSpeed), so that all
+    must help to save them.
+    """
     return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
 
 
 def whole_weights(trainer: Trainer) -> Fields | None:
-    """The weights of a model that is spread over processes; None: each has them all. All processes must call this."""
+    """The weights of a model that is spread over processes; None: each has them all. All processes
+    must call this.
+    """
     return trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_spread(trainer) else None
 
 
 def check_finite(model: Model, run: RunDirectory, step: int, weights: Fields | None = None) -> None:
-    """RunError if a trained weight is nan or inf: nothing can continue from it, and no export of it can speak."""
-    weights = weights or {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    """RunError if a trained weight is nan or inf: nothing can continue from it, and no export of it
+    can speak.
+    """
+    weights = weights or {
+        name: weight for name, weight in model.named_parameters() if weight.requires_grad
+    }
     broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
     if broken:
-        raise not_numbers(run, f"after step {step} {len(broken)} of the trained tensors hold nan or inf, {broken[0]} first")
+        raise not_numbers(
+            run,
+            f"after step {step} {len(broken)} of the trained tensors hold nan or inf, {broken[0]}"
+            " first",
+        )
 
 
 def not_numbers(run: RunDirectory, what: str) -> RunError:
-    """The error of a run whose weights, or what they compute, are nan or inf: such weights are never saved."""
+    """The error of a run whose weights, or what they compute, are nan or inf: such weights are
+    never saved.
+    """
     good = next(iter(run.saved()), None)
-    again = f"`workbench continue {run.name}` resumes from {good.name}" if good else "no checkpoint was saved before"
-    remedy = f"{again}; what helps: a lower learning_rate or max_grad_norm, bfloat16 instead of float16"
-    return RunError(f"{run.name}: {what}", rule="a policy whose weights are not numbers learns nothing more", remedy=remedy)
+    again = (
+        f"`workbench continue {run.name}` resumes from {good.name}"
+        if good
+        else "no checkpoint was saved before"
+    )
+    remedy = (
+        f"{again}; what helps: a lower learning_rate or max_grad_norm, bfloat16 instead of float16"
+    )
+    return RunError(
+        f"{run.name}: {what}",
+        rule="a policy whose weights are not numbers learns nothing more",
+        remedy=remedy,
+    )
 
 
 def check_room(run: RunDirectory, model: Module, args: Any = None, steps: int = 1) -> None:
-    """RunError unless there is room for a checkpoint; with the trainer's `args`, for all that it keeps over `steps`."""
-    more = min(max(steps, 0) // max(1, int(args.save_steps)), args.save_total_limit or 1) if args else 0
+    """RunError unless there is room for a checkpoint; with the trainer's `args`, for all that it
+    keeps over `steps`.
+    """
+    more = (
+        min(max(steps, 0) // max(1, int(args.save_steps)), args.save_total_limit or 1)
+        if args
+        else 0
+    )
     needed = checkpoint_bytes(model) * (1 + max(0, more - len(run.saved())))
     if (free := shutil.disk_usage(run.path).free) < needed:
         value = f"{shown(run.path)}: {free / 1e6:,.0f} MB are free"
@@ -110,8 +167,14 @@ def check_room(run: RunDirectory, model: Module, args: Any = None, steps: int = 
 
 
 def checkpoint_bytes(model: Module) -> int:
-    """Approximate bytes of a checkpoint: the trained weights, and twice as much in 32 bits for the optimiser's moments."""
-    return sum(weight.numel() * (weight.element_size() + 8) for weight in model.parameters() if weight.requires_grad)
+    """Approximate bytes of a checkpoint: the trained weights, and twice as much in 32 bits for the
+    optimiser's moments.
+    """
+    return sum(
+        weight.numel() * (weight.element_size() + 8)
+        for weight in model.parameters()
+        if weight.requires_grad
+    )
 
 
 def _sum_of_state(state: Fields) -> str:
@@ -123,10 +186,19 @@ def _saved_state(trainer: Any, folder: Path, states: list[Fields] | None, done: 
     import torch
     from safetensors.torch import save_file
 
-    begun = trainer.optimizer is not None  # else it is saved before the first step, for a warm start
-    packed: Fields = trainer.optimizer.state_dict() if begun and not is_spread(trainer) else {"state": {}, "param_groups": []}
+    # else it is saved before the first step, for a warm start
+    begun = trainer.optimizer is not None
+    packed: Fields = (
+        trainer.optimizer.state_dict()
+        if begun and not is_spread(trainer)
+        else {"state": {}, "param_groups": []}
+    )
     states = states or [random_states()]
-    moments = {f"{index}.{key}": value for index, values in packed["state"].items() for key, value in values.items()}
+    moments = {
+        f"{index}.{key}": value
+        for index, values in packed["state"].items()
+        for key, value in values.items()
+    }
     tensors = {name: value for name, value in moments.items() if isinstance(value, torch.Tensor)}
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     for number, own in enumerate(states):
@@ -139,42 +211,69 @@ def _saved_state(trainer: Any, folder: Path, states: list[Fields] | None, done: 
     return {
         "step": trainer.state.global_step,
         "tokens": states[0].get("tokens", trainer.state.num_input_tokens_seen),
-        "whole_generation": done
-        * trainer.args.gradient_accumulation_steps
-        % (trainer.args.steps_per_generation * trainer.num_iterations)
-        == 0,
-        "optimizer": {"plain": {key: moments[key] for key in moments if key not in tensors}, "groups": packed["param_groups"]},
+        "whole_generation": (
+            done
+            * trainer.args.gradient_accumulation_steps
+            % (trainer.args.steps_per_generation * trainer.num_iterations)
+            == 0
+        ),
+        "optimizer": {
+            "plain": {key: moments[key] for key in moments if key not in tensors},
+            "groups": packed["param_groups"],
+        },
         "scaler": scaler and scaler.state_dict(),
-        "schedule": {key: value for key, value in schedule.items() if isinstance(value, (int, float, list))},
-        **{f"random{number or ''}": {kind: own[kind] for kind in ("python", "numpy")} for number, own in enumerate(states)},
+        "schedule": {
+            key: value for key, value in schedule.items() if isinstance(value, (int, float, list))
+        },
+        **{
+            f"random{number or ''}": {kind: own[kind] for kind in ("python", "numpy")}
+            for number, own in enumerate(states)
+        },
     }
 
 
 def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
-    """The newest whole checkpoint of a run, or the one called `checkpoint`; RunError if it is missing or not whole."""
+    """The newest whole checkpoint of a run, or the one called `checkpoint`; RunError if it is
+    missing or not whole.
+    """
     damaged, saved = [], run.saved()
     checkpoint = f"checkpoint-{checkpoint}" if checkpoint and checkpoint.isdecimal() else checkpoint
     if checkpoint and checkpoint not in (names := [folder.name for folder in saved]):
         value, there = f"{run.name}: no {checkpoint}", ", ".join(names) or "none"
-        raise RunError(value, rule="a run resumes from one of its checkpoints", remedy=f"choose one that it has: {there}")
+        raise RunError(
+            value,
+            rule="a run resumes from one of its checkpoints",
+            remedy=f"choose one that it has: {there}",
+        )
     for folder in saved:
         if checkpoint in (None, folder.name):
             try:
                 state = _whole_state(folder, run)
-                return Point(folder, state["stage"], state["step"], state["done"], state, tuple(damaged))
+                return Point(
+                    folder, state["stage"], state["step"], state["done"], state, tuple(damaged)
+                )
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                why = str(error) if type(error) is ValueError else f"{_STATE}: {type(error).__name__}: {error}"
+                why = (
+                    str(error)
+                    if type(error) is ValueError
+                    else f"{_STATE}: {type(error).__name__}: {error}"
+                )
                 damaged.append(f"{folder.name} is damaged ({why})")
-    value = f"{shown(run.checkpoints)}: no checkpoint to resume from" + "".join(f"; {what}" for what in damaged)
+    value = f"{shown(run.checkpoints)}: no checkpoint to resume from" + "".join(
+        f"; {what}" for what in damaged
+    )
     remedy = "start a new run, with a lower grpo.save_steps"
     if damaged:
         remedy = "choose another with --from checkpoint-N, or put the file back from a copy"
         remedy += "; the final adapter is in checkpoints/final" if run.final.is_dir() else ""
-    raise RunError(value, rule="a run resumes from a whole checkpoint-N, saved every save_steps", remedy=remedy)
+    raise RunError(
+        value, rule="a run resumes from a whole checkpoint-N, saved every save_steps", remedy=remedy
+    )
 
 
 def _whole_state(folder: Path, run: RunDirectory) -> Fields:
-    # What a checkpoint's state.json says, if all of the checkpoint is as it was saved. ValueError says what is not.
+    # What a checkpoint's state.json says, if all of the checkpoint is as it was saved. ValueError
+    # says what is not.
     state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
     if state.pop("sha256") != _sum_of_state(state):
         raise ValueError(f"{_STATE} was changed")
@@ -205,7 +304,9 @@ def save_adapter(model: Any, tokenizer: Any, folder: Path, weights: Fields | Non
 
 
 def load_adapter(model: Model, folder: Path) -> None:
-    """Put a checkpoint's adapter weights into a model's own adapter; RunError if they are another adapter's."""
+    """Put a checkpoint's adapter weights into a model's own adapter; RunError if they are another
+    adapter's.
+    """
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
@@ -218,44 +319,71 @@ def load_adapter(model: Model, folder: Path) -> None:
     except RuntimeError as error:  # torch's word for a wrong shape
         first = str(error).strip().splitlines()[1:2] or [str(error)]
         what, cause = f"its weights do not fit: {first[0].strip()}", error
-    rule, remedy = "a run resumes with the LoRA shape that it started with", "load the policy as recipe.yaml says"
+    rule, remedy = (
+        "a run resumes with the LoRA shape that it started with",
+        "load the policy as recipe.yaml says",
+    )
     raise RunError(f"{shown(folder)}: {what}", rule=rule, remedy=remedy) from cause
 
 
 class Restored:
-    """Restores a trainer from a checkpoint: call `prepare` before `train()`, and the others as it begins."""
+    """Restores a trainer from a checkpoint: call `prepare` before `train()`, and the others as it
+    begins.
+    """
 
     def __init__(self, point: Point, total: int) -> None:
-        self.point, self.total = point, total  # total: steps of the stage; -1: it follows from epochs
+        # total: steps of the stage; -1: it follows from epochs
+        self.point, self.total = point, total
         self.inexact: list[str] = []
         self._epochs_begun = 0
         self._random: Fields | None = None  # to be put back, once
 
     def prepare(self, trainer: Any) -> None:
-        """Make the trainer begin in the epoch, at the prompts and on the schedule of the checkpoint."""
+        """Make the trainer begin in the epoch, at the prompts and on the schedule of the
+        checkpoint.
+        """
         point, args = self.point, trainer.args
         at_once = args.per_device_train_batch_size * processes.count()
         per_step = at_once * args.steps_per_generation * args.gradient_accumulation_steps
-        per_epoch = max(1, -(-len(trainer.get_train_dataloader()) // args.gradient_accumulation_steps))
+        per_epoch = max(
+            1, -(-len(trainer.get_train_dataloader()) // args.gradient_accumulation_steps)
+        )
         if self.total < 0:
             self.total = math.ceil(args.num_train_epochs * per_epoch)
         if point.done >= self.total:
-            rule, remedy = "a run resumes up to the steps that its recipe asks for", "start a new run with more num_train_epochs"
+            rule, remedy = (
+                "a run resumes up to the steps that its recipe asks for",
+                "start a new run with more num_train_epochs",
+            )
             raise RunError(f"all {point.step} steps are trained", rule=rule, remedy=remedy)
         self.epochs, self.skipped = divmod(point.done, per_epoch)
         self._of_an_epoch = self.skipped / per_epoch
         args.max_steps = self.total - self.epochs * per_epoch
         schedule, sampler = trainer.create_scheduler, trainer._get_train_sampler
-        trainer.create_scheduler = lambda num_training_steps, **more: schedule(num_training_steps=self.total, **more)
-        trainer._get_train_sampler = lambda *a, **k: _Skipping(sampler(*a, **k), self.epochs, self.skipped * per_step)
+        trainer.create_scheduler = lambda num_training_steps, **more: schedule(
+            num_training_steps=self.total, **more
+        )
+        trainer._get_train_sampler = lambda *a, **k: _Skipping(
+            sampler(*a, **k), self.epochs, self.skipped * per_step
+        )
         if not point.state["whole_generation"]:
-            self.inexact.append("the checkpoint lies between two generations: the rest of that batch is generated again")
+            self.inexact.append(
+                "the checkpoint lies between two generations: the rest of that batch is generated"
+                " again"
+            )
         if (before := sum(name.startswith("random") for name in point.state)) != processes.count():
-            self.inexact.append(f"trained in {before} processes before: batches and random numbers differ from now on")
+            self.inexact.append(
+                f"trained in {before} processes before: batches and random numbers differ from"
+                " now on"
+            )
         if not point.state["optimizer"]["groups"]:
-            self.inexact.append("the optimiser starts from scratch: its state was spread over processes")
+            self.inexact.append(
+                "the optimiser starts from scratch: its state was spread over processes"
+            )
         if args.logging_steps > 1 and point.step % args.logging_steps:
-            self.inexact.append("the next row of metrics covers only the steps after the checkpoint")
+            self.inexact.append(
+                "the next row of metrics covers only the steps after the checkpoint"
+            )
 
     def begin(self, trainer: Any) -> None:
         """Once training has begun: restore the optimiser's and the schedule's state."""
@@ -265,7 +393,10 @@ class Restored:
         own = f"random{processes.rank() or ''}"
         random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random")}
         if own in state:
-            (version, numbers, gauss), (kind, keys, *more) = state[own]["python"], state[own]["numpy"]
+            (version, numbers, gauss), (kind, keys, *more) = (
+                state[own]["python"],
+                state[own]["numpy"],
+            )
             numpy = (kind, np.array(keys, dtype=np.uint32), *more)
             self._random = {"python": (version, tuple(numbers), gauss), "numpy": numpy}
             self._random |= {"torch": random[f"{own}.torch"], "cuda": random.get(f"{own}.cuda")}
@@ -274,7 +405,9 @@ class Restored:
             index, _, key = name.partition(".")
             by_parameter.setdefault(int(index), {})[key] = value
         if state["optimizer"]["groups"]:
-            trainer.optimizer.load_state_dict({"state": by_parameter, "param_groups": state["optimizer"]["groups"]})
+            trainer.optimizer.load_state_dict(
+                {"state": by_parameter, "param_groups": state["optimizer"]["groups"]}
+            )
         # Its functions are the recipe's; what was saved are its numbers.
         schedule = trainer.lr_scheduler
         schedule.load_state_dict({**schedule.state_dict(), **state["schedule"]})
@@ -284,7 +417,10 @@ class Restored:
         if scaler is not None and state.get("scaler"):
             scaler.load_state_dict(state["scaler"])
         elif scaler is not None:
-            self.inexact.append("float16's gradient scaler starts from scratch: steps are skipped until its scale fits")
+            self.inexact.append(
+                "float16's gradient scaler starts from scratch: steps are skipped until its scale"
+                " fits"
+            )
 
     def epoch_begins(self) -> None:
         """Before the first epoch's prompts are drawn."""
@@ -297,14 +433,18 @@ class Restored:
         return counted + self.epochs + (self._of_an_epoch if self._epochs_begun == 1 else 0.0)
 
     def load_random(self) -> None:
-        """Restore the checkpoint's random states, once: before the first step, or the epoch that begins with it."""
+        """Restore the checkpoint's random states, once: before the first step, or the epoch that
+        begins with it.
+        """
         if self._random is not None:
             put_back(self._random)
             self._random = None
 
 
 class _Skipping:
-    """A sampler that begins in the middle: it draws and discards the orders of whole epochs, then skips some items."""
+    """A sampler that begins in the middle: it draws and discards the orders of whole epochs, then
+    skips some items.
+    """
 
     def __init__(self, sampler: Any, epochs: int, items: int) -> None:
         self.sampler, self.epochs, self.items = sampler, epochs, items
@@ -320,43 +460,67 @@ class _Skipping:
         yield from items
 
 
-# -- the task that a run was begun with --------------------------------------------------------------------------------
+# -- the task that a run was begun with
+# --------------------------------------------------------------------------------
 def kept_task(run: RunDirectory, number: int | None) -> Path:
     """The run's own copy of its task file, or (`number`, from 0) of that of a stage."""
     return run.path / ("task.py" if number is None else f"tasks/stage-{number}.py")
 
 
 def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> Task:
-    """The task that a run, or its stage `number` (from 0), started with: its copy, executed in place of the original file.
+    """The task that a run, or its stage `number` (from 0), started with: its copy, executed in
+    place of the original file.
 
     RunError if it is another task, or has other rows; TaskError if it cannot be loaded.
     """
     name = (recipe.task if number is None else recipe.stages[number].task) or recipe.task
     kept = kept_task(run, number)
-    # The run's own task is recorded with the first stage that has no other; with none, if each stage has its own.
-    shared = [place for place, part in enumerate(recipe.stages) if not part.task] if recipe.stages else [0]
+    # The run's own task is recorded with the first stage that has no other; with none, if each
+    # stage has its own.
+    shared = (
+        [place for place, part in enumerate(recipe.stages) if not part.task]
+        if recipe.stages
+        else [0]
+    )
     place = next(iter(shared), None) if number is None else number
     found = {} if place is None else _recorded(run.manifest(), place)
     if kept.is_file():
         source = Path(found.get("source", name))
         # Where the whole workspace was moved, the recipe's relative path still leads to the file.
-        task = load_task(source if source.parent.is_dir() or not find(name).is_file() else find(name), kept)
+        task = load_task(
+            source if source.parent.is_dir() or not find(name).is_file() else find(name), kept
+        )
     else:
         task = load_task(name)
         if found and (task.name, task.function_names) != (found["name"], list(found["functions"])):
-            value = f"{run.name}: it was trained on the task object {found['name']!r}, and its recipe names {name!r}"
+            value = (
+                f"{run.name}: it was trained on the task object {found['name']!r}, and its recipe"
+                f" names {name!r}"
+            )
             rule = "a run resumes with its own task, and a task object has no file to load it from"
-            raise RunError(value, rule=rule, remedy="pass it in Python: continue_run(run, task=...)")
+            raise RunError(
+                value, rule=rule, remedy="pass it in Python: continue_run(run, task=...)"
+            )
     if found.get("rows") not in (None, fingerprint(task.rows)):
         where = shown(Path(task.source).parent) if task.source else f"task {name!r}"
-        value = f"{where}: its {len(task.rows)} training rows are not those that {run.name} started with"
-        remedy = "put those rows back; or resume with these: continue_run(run, task=load_task(...)); or train a new run"
-        raise RunError(value, rule="a run resumes with the same prompts in the same order", remedy=remedy)
+        value = (
+            f"{where}: its {len(task.rows)} training rows are not those that {run.name} started"
+            " with"
+        )
+        remedy = (
+            "put those rows back; or resume with these: continue_run(run, task=load_task(...)); or"
+            " train a new run"
+        )
+        raise RunError(
+            value, rule="a run resumes with the same prompts in the same order", remedy=remedy
+        )
     return task
 
 
 def _recorded(manifest: Fields, number: int) -> Fields:
-    """What a run's stage started with: name, source and rows of its task, and its functions' hashes."""
+    """What a run's stage started with: name, source and rows of its task, and its functions'
+    hashes.
+    """
     if "stages" not in manifest:
         return {**manifest["task"], **manifest["rewards"]}
     found = manifest["stages"][number]
@@ -364,11 +528,15 @@ def _recorded(manifest: Fields, number: int) -> Fields:
 
 
 def recorded(run: RunDirectory, step: int) -> Fields:
-    """Rows, completions and effective settings in a run's record up to a saved step. RunError: a part cannot be read."""
+    """Rows, completions and effective settings in a run's record up to a saved step. RunError: a
+    part cannot be read.
+    """
     state, rows = RunState.of(run), [row for row in run.metrics() if row["step"] <= step]
     state.apply({"event": "continued", "step": step})
     sql = f"select count(*) from rollouts where step <= {step}"
-    completions = int(query(run.rollouts, sql).iat[0, 0]) if any(run.rollouts.glob("step-*.parquet")) else 0
+    completions = (
+        int(query(run.rollouts, sql).iat[0, 0]) if any(run.rollouts.glob("step-*.parquet")) else 0
+    )
     return {"metrics.jsonl": len(rows), "rollouts": completions, "events.jsonl": state.in_force}
 
 
@@ -376,44 +544,74 @@ def doubled(run: RunDirectory) -> list[str]:
     """A line on steps with two rows of metrics, if there are any: the later row is kept."""
     rows = Counter(row.get("step") for row in read_lines(run.path / "metrics.jsonl"))
     twice = [str(step) for step, count in rows.items() if count > 1]
-    return [f"metrics.jsonl has two rows for step {', '.join(twice[:8])}: the later one is kept"] if twice else []
+    return (
+        [f"metrics.jsonl has two rows for step {', '.join(twice[:8])}: the later one is kept"]
+        if twice
+        else []
+    )
 
 
 def lost_since(run: RunDirectory, point: Point) -> list[str]:
-    """Entries of the run's record that a checkpoint counted and that are now missing: one line each."""
+    """Entries of the run's record that a checkpoint counted and that are now missing: one line
+    each.
+    """
     saved = flat(point.state.get("recorded", {}))  # empty: by an earlier version
     there = flat(to_json(recorded(run, point.step))) if saved else {}
-    # Of what is counted there may be more: a checkpoint that was made during a pause is older than the row of its step.
-    more = {name for name in ("metrics.jsonl", "rollouts") if there.get(name, 0) > saved.get(name, 0)}
+    # Of what is counted there may be more: a checkpoint that was made during a pause is older than
+    # the row of its step.
+    more = {
+        name for name in ("metrics.jsonl", "rollouts") if there.get(name, 0) > saved.get(name, 0)
+    }
     lost = [name for name in saved if name not in more and saved[name] != there.get(name)]
     return [f"{name} up to step {point.step}: {saved[name]} -> {there.get(name)}" for name in lost]
 
 
-def changed_since_begun(run: RunDirectory, recipe: Recipe, stages: Sequence[Any], point: Point) -> Differences:
-    """Recipe, rows, rewards, libraries and record of a resumed run, compared with what it started from."""
+def changed_since_begun(
+    run: RunDirectory, recipe: Recipe, stages: Sequence[Any], point: Point
+) -> Differences:
+    """Recipe, rows, rewards, libraries and record of a resumed run, compared with what it started
+    from.
+    """
     manifest = run.manifest()
     changed = Differences(doubled(run), lost_since(run, point))
-    begun_as = manifest.get("recipe") or recipe  # none: by an earlier version; fields of a later one have their defaults
-    begun, fields = (flat(_as_fields(Recipe.of(each, "manifest.json", recorded=True))) for each in (begun_as, recipe))
+    # none: by an earlier version; fields of a later one have their defaults
+    begun_as = manifest.get("recipe") or recipe
+    begun, fields = (
+        flat(_as_fields(Recipe.of(each, "manifest.json", recorded=True)))
+        for each in (begun_as, recipe)
+    )
     for name in [name for name in fields if name.endswith("task")]:
-        if Path(str(begun.get(name))).name == Path(str(fields[name])).name:  # found from another folder
+        # found from another folder
+        if Path(str(begun.get(name))).name == Path(str(fields[name])).name:
             begun[name] = fields[name]
     changed.diff(
-        {"recipe": begun, "versions": manifest.get("versions"), "processes": manifest.get("processes", 1)},
+        {
+            "recipe": begun,
+            "versions": manifest.get("versions"),
+            "processes": manifest.get("processes", 1),
+        },
         {"recipe": fields, "versions": versions(), "processes": processes.count()},
     )
     for stage in stages:
         suite = stage.suite
         weights = dict(zip(suite.names, suite.weights, strict=True))
         own = {"functions": suite.hashes, "weights": weights, "rows": fingerprint(stage.task.rows)}
-        begun_with = {name: value for name, value in _recorded(manifest, stage.number).items() if name in own and value}
+        begun_with = {
+            name: value
+            for name, value in _recorded(manifest, stage.number).items()
+            if name in own and value
+        }
         changed.diff({"stage": begun_with}, {"stage": own})
     last = max((row["step"] for row in run.metrics()), default=point.step)
-    if point.step - last >= recipe.grpo.get("logging_steps", 1):  # saved during a pause, and killed before it was over
-        changed.shown.append(f"metrics.jsonl ends with step {last}, the checkpoint with step {point.step}")
+    # saved during a pause, and killed before it was over
+    if point.step - last >= recipe.grpo.get("logging_steps", 1):
+        changed.shown.append(
+            f"metrics.jsonl ends with step {last}, the checkpoint with step {point.step}"
+        )
     return changed
 
 
 def _as_fields(recipe: Recipe) -> Fields:
-    # Another algorithm is other settings, and the same settings are the same run, whoever named them.
+    # Another algorithm is other settings, and the same settings are the same run, whoever named
+    # them.
     return recipe.model_copy(update={"grpo": asked_settings(recipe)}).model_dump(mode="json")

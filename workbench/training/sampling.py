@@ -1,4 +1,6 @@
-"""What a policy does with prompts: completions outside the trainer, the exact text it reads, prompt lengths, difficulty."""
+"""What a policy does with prompts: completions outside the trainer, the exact text it reads, prompt
+lengths, difficulty.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ import numpy as np
 from workbench.audit.prompt_format import format_advice, grader_for
 from workbench.data.answer_column import has_constant
 from workbench.data.difficulty import Profile, Solved, measure_difficulty, pick, row_key
-from workbench.data.template import PromptLengths, TemplateCard, prompt_lengths_tokens, prompt_text, template_card
+from workbench.data.template import (
+    PromptLengths,
+    TemplateCard,
+    prompt_lengths_tokens,
+    prompt_text,
+    template_card,
+)
 from workbench.errors import DataError
 from workbench.kinds import Fields, Model, Tokenizer
 from workbench.progress import count_line, progress_line
@@ -48,14 +56,16 @@ def sample(
     batch_size: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[Completion]]:
-    """Sample `num_generations` completions for each prompt, from the policy's own distribution: [P][G].
+    """Sample `num_generations` completions for each prompt, from the policy's own distribution:
+    [P][G].
 
     >>> [group] = wb.sample(policy, ["What is 1 + 1?"], num_generations=4)
     >>> len(group), group[0].text  # and .finished: it ended before the limit
     (4, '...')
 
-    Nothing but the temperature shapes it (no top-k, no top-p), which is what TRL's defaults do, and it ends at the tokens that
-    end it in training. Generated as in training with `generation: auto`, even if a recipe sets another `generation`.
+    Nothing but the temperature shapes it (no top-k, no top-p), which is what TRL's defaults do, and
+    it ends at the tokens that end it in training. Generated as in training with `generation: auto`,
+    even if a recipe sets another `generation`.
 
     Args:
         prompts: chat messages or text.
@@ -69,7 +79,9 @@ def sample(
 
     per_batch = max(1, batch_size // num_generations)
     sampling: Fields = (
-        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        if temperature
+        else {"do_sample": False}
     )
     # What the model's own generation_config asks for besides is not what it is trained under.
     sampling |= {"min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
@@ -86,7 +98,11 @@ def sample(
         policy.generating(base=base) as model,
         torch.random.fork_rng(devices=[policy.model.device] if cuda else []),
         torch.inference_mode(),
-        Generation(model, why_not, lambda reason: print(f"transformers' own path generates: {reason}", flush=True)),
+        Generation(
+            model,
+            why_not,
+            lambda reason: print(f"transformers' own path generates: {reason}", flush=True),
+        ),
     ):
         torch.manual_seed(seed)
         for start in range(0, len(prompts), per_batch):
@@ -94,29 +110,44 @@ def sample(
             output, completions = model.generate(**inputs, **sampling), []
             for ids in output[:, inputs["input_ids"].shape[1] :].tolist():
                 ids, finished = until_eos(ids, ends)
-                completions.append(Completion(tokenizer.decode(ids, skip_special_tokens=True), ids, finished))
-            found += [completions[i : i + num_generations] for i in range(0, len(completions), num_generations)]
+                completions.append(
+                    Completion(tokenizer.decode(ids, skip_special_tokens=True), ids, finished)
+                )
+            found += [
+                completions[i : i + num_generations]
+                for i in range(0, len(completions), num_generations)
+            ]
             if progress is not None:
                 progress(len(found), len(prompts))
     return found
 
 
 def until_eos(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:
-    """A completion's ids up to and including the first token that ends it; and whether there is one."""
+    """A completion's ids up to and including the first token that ends it; and whether there is
+    one.
+    """
     first = next((place for place, token in enumerate(ids) if token in ends), None)
     return (ids, False) if first is None else (ids[: first + 1], True)
 
 
 def scored_groups(
-    policy: Policy, task: Task, rows: Sequence[Row], suite: RewardSuite, samples: int, **sampling: Any
+    policy: Policy,
+    task: Task,
+    rows: Sequence[Row],
+    suite: RewardSuite,
+    samples: int,
+    **sampling: Any,
 ) -> list[list[Fields]]:
-    """`samples` completions of each row, scored by the task's functions: [P][G], each with its numbers by name.
+    """`samples` completions of each row, scored by the task's functions: [P][G], each with its
+    numbers by name.
 
     `sampling` is for `sample`.
     """
     sampled = sample(policy, [row["prompt"] for row in rows], num_generations=samples, **sampling)
     flat = [completion for group in sampled for completion in group]
-    scores = suite.score([row for row in rows for _ in range(samples)], [c.text for c in flat], [c.ids for c in flat])
+    scores = suite.score(
+        [row for row in rows for _ in range(samples)], [c.text for c in flat], [c.ids for c in flat]
+    )
     found = []
     right = task.is_right(scores[:, suite.names.index(task.right_function)]).tolist()
     totals = np.nansum(scores * suite.weights, axis=1).tolist()
@@ -127,35 +158,57 @@ def scored_groups(
             "length_tokens": len(completion.ids),
             "finished": completion.finished,
         }
-        kept |= {"total": total, "right": is_right, "format": task.format_by and by[task.format_by] > 0}
+        kept |= {
+            "total": total,
+            "right": is_right,
+            "format": task.format_by and by[task.format_by] > 0,
+        }
         found.append(kept | {f"score.{name}": score for name, score in by.items()})
     return [found[start : start + samples] for start in range(0, len(found), samples)]
 
 
 def _left_padded(tokenizer: Tokenizer, prompts: Sequence[object]) -> Any:
     texts = [prompt_text(prompt, tokenizer) for prompt in prompts]
-    form = {"return_tensors": "pt", "padding": True, "padding_side": "left", "return_token_type_ids": False}
+    form = {
+        "return_tensors": "pt",
+        "padding": True,
+        "padding_side": "left",
+        "return_token_type_ids": False,
+    }
     return tokenizer(texts, add_special_tokens=isinstance(prompts[0], str), **form)
 
 
-Pairs: TypeAlias = Sequence[tuple[Sequence[int], Sequence[int]]]  # (ids of a prompt, ids of its completion)
+# (ids of a prompt, ids of its completion)
+Pairs: TypeAlias = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
 def logprobs_of(model: Model, pairs: Pairs, temperature: float = 1.0) -> list[list[float]]:
     """For each pair: the natural log-probability of each token of the completion."""
-    shares = ((own, (logits.float() / temperature).log_softmax(-1)) for own, logits in _logits_of(model, pairs))
+    shares = (
+        (own, (logits.float() / temperature).log_softmax(-1))
+        for own, logits in _logits_of(model, pairs)
+    )
     return [found.gather(-1, own[:, None])[:, 0].tolist() for own, found in shares]
 
 
 def ties_of(model: Model, pairs: Pairs, dtype: str) -> list[list[tuple[int, int]]]:
-    """For each pair: (position, token) of every token whose logit is the largest there, within the rounding of `dtype`."""
+    """For each pair: (position, token) of every token whose logit is the largest there, within the
+    rounding of `dtype`.
+    """
     import torch
 
     found = []
     for _, logits in _logits_of(model, pairs):
         rounding = max(torch.finfo(each).eps for each in (getattr(torch, dtype), logits.dtype))
         top = logits.float().amax(-1, keepdim=True)
-        found.append([(place, token) for place, token in (logits.float() >= top - rounding * top.abs()).nonzero().tolist()])
+        found.append(
+            [
+                (place, token)
+                for place, token in (
+                    (logits.float() >= top - rounding * top.abs()).nonzero().tolist()
+                )
+            ]
+        )
     return found
 
 
@@ -170,18 +223,26 @@ def _logits_of(model: Model, pairs: Pairs) -> Iterator[tuple[Any, Any]]:
         width = max(map(len, some))
         # Padded on the right, which no token before it can see.
         ids = torch.tensor([own + [0] * (width - len(own)) for own in some], device=model.device)
-        mask = torch.tensor([[1] * len(own) + [0] * (width - len(own)) for own in some], device=model.device)
+        mask = torch.tensor(
+            [[1] * len(own) + [0] * (width - len(own)) for own in some], device=model.device
+        )
         with torch.inference_mode():
             logits = model(input_ids=ids, attention_mask=mask).logits
-        for (prompt, completion), own, row in zip(pairs[start : start + together], ids, logits, strict=True):
+        for (prompt, completion), own, row in zip(
+            pairs[start : start + together], ids, logits, strict=True
+        ):
             first, last = len(prompt), len(prompt) + len(completion)
             yield own[first:last], row[first - 1 : last - 1]
 
 
 def preview(
-    row: object, policy: object = "tiny", chat_template_kwargs: Fields | None = None, tags: Sequence[str] | None = None
+    row: object,
+    policy: object = "tiny",
+    chat_template_kwargs: Fields | None = None,
+    tags: Sequence[str] | None = None,
 ) -> TemplateCard:
-    """The exact text that the model will read for a prompt, and what in it would make a reward impossible to earn.
+    """The exact text that the model will read for a prompt, and what in it would make a reward
+    impossible to earn.
 
     >>> wb.preview([{"role": "user", "content": "What is 1 + 1?"}], "tiny").text
     '<|user|>What is 1 + 1?</s><|assistant|>'
@@ -190,7 +251,8 @@ def preview(
         row: a row with a `prompt`, or the prompt itself.
         policy: a policy, its name, or a tokenizer.
         chat_template_kwargs: for a policy given by name, such as {"enable_thinking": False}.
-        tags: what the reward functions look for in completions; None: what the system message asks for.
+        tags: what the reward functions look for in completions; None: what the system message asks
+            for.
 
     Raises:
         DataError: if the template refuses the prompt.
@@ -217,20 +279,26 @@ def prompt_lengths(
         policy, chat_template_kwargs: as for `preview`.
         max_tokens: longer prompts will be left out; None: none.
     """
-    measured = prompt_lengths_tokens(rows, _tokenizer(policy, chat_template_kwargs), count_line("prompts"))
+    measured = prompt_lengths_tokens(
+        rows, _tokenizer(policy, chat_template_kwargs), count_line("prompts")
+    )
     return PromptLengths(rows, measured, str(getattr(policy, "name", policy)), max_tokens)
 
 
 def _tokenizer(policy: object, chat_template_kwargs: Fields | None) -> Any:
     if not isinstance(policy, (str, Path)):
         return getattr(policy, "tokenizer", policy)
-    files = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in Path(find_model(policy)).glob("*.*")]
+    files = [
+        (file.name, file.stat().st_mtime_ns, file.stat().st_size)
+        for file in Path(find_model(policy)).glob("*.*")
+    ]
     tokenizer = copy.copy(_kept_tokenizer(policy, *sorted(files)))
     tokenizer.chat_template_kwargs = chat_template_kwargs or {}
     return tokenizer
 
 
-@functools.lru_cache(maxsize=4)  # a real one takes seconds to load, and a person looks at one prompt after another
+# a real one takes seconds to load, and a person looks at one prompt after another
+@functools.lru_cache(maxsize=4)
 def _kept_tokenizer(policy: str | Path, *files: tuple[str, int, int]) -> Any:
     return load_tokenizer(policy)
 
@@ -250,9 +318,11 @@ def profile_difficulty(
     seed: int = 0,
     batch: int = 8,
 ) -> Profile:
-    """Sample `num_generations` completions of each prompt and count how many are right. Displays as a picture.
+    """Sample `num_generations` completions of each prompt and count how many are right. Displays as
+    a picture.
 
-    You may interrupt it: what was measured is kept in `file`, and the next call continues from there.
+    You may interrupt it: what was measured is kept in `file`, and the next call continues from
+    there.
 
     >>> profile = wb.profile_difficulty("tiny", wb.load_task("arithmetic").rows, "tasks/mine/difficulty.jsonl", prompts=4)
     >>> band = profile.within(0.01, 0.99)
@@ -260,18 +330,19 @@ def profile_difficulty(
     Args:
         policy: measured as it stands, adapter included; or the name of one to load.
         file: `difficulty.jsonl` beside the dataset.
-        task: a `Task`, a task file or the name of a task that ships: its `right_by` says which completions are right. None:
-            what fits the rows and the format that they ask for.
+        task: a `Task`, a task file or the name of a task that ships: its `right_by` says which
+            completions are right. None: what fits the rows and the format that they ask for.
         prompts: how many to measure, spread over the rows; None: all; 0: none.
         max_seq_length, chat_template_kwargs: for a policy that is loaded here.
         batch: prompts at a time; `batch * num_generations` completions are generated together.
 
     Returns:
-        An empty profile, with a line that says why, if nothing was to be measured or nothing decides which completions are right.
+        An empty profile, with a line that says why, if nothing was to be measured or nothing
+        decides which completions are right.
 
     Raises:
         DataError: if `file` holds a profile of another policy, reward or way of sampling.
-    """
+    """  # noqa: E501
     chosen = list(rows) if prompts is None else pick(rows, prompts)
     if task is None and rows and (line := format_advice(rows[0])):
         print(line)
@@ -286,22 +357,41 @@ def profile_difficulty(
         task = Task("difficulty", rows, [grader], right_by=function_name(grader))
     task = load_task(task)
     if isinstance(policy, (str, Path)):
-        policy = load_policy(policy, max_seq_length=max_seq_length, chat_template_kwargs=chat_template_kwargs, seed=seed)
+        policy = load_policy(
+            policy,
+            max_seq_length=max_seq_length,
+            chat_template_kwargs=chat_template_kwargs,
+            seed=seed,
+        )
         print(policy, f"a completion is right where {task.right_words}", sep="\n")
     suite = RewardSuite(task, num_generations)
     column = suite.names.index(task.right_function)
-    how: Fields = {"num_generations": num_generations, "max_completion_length": max_completion_length, "temperature": temperature}
+    how: Fields = {
+        "num_generations": num_generations,
+        "max_completion_length": max_completion_length,
+        "temperature": temperature,
+    }
 
     def attempt(some: Sequence[Row]) -> list[Solved]:
-        # A seed of the batch's own: a profile that was interrupted between two batches ends as if it had not been.
+        # A seed of the batch's own: a profile that was interrupted between two batches ends as if
+        # it had not been.
         own_seed = seed + int(row_key(some[0])[:6], 16)
-        groups = sample(policy, [row["prompt"] for row in some], seed=own_seed, batch_size=batch * num_generations, **how)
+        groups = sample(
+            policy,
+            [row["prompt"] for row in some],
+            seed=own_seed,
+            batch_size=batch * num_generations,
+            **how,
+        )
         flat = [completion for group in groups for completion in group]
         repeated = [row for row in some for _ in range(num_generations)]
         scores = suite.score(repeated, [c.text for c in flat], [c.ids for c in flat])[:, column]
         counts = task.is_right(scores).reshape(-1, num_generations).sum(axis=1).tolist()
         ended = [sum(completion.finished for completion in group) for group in groups]
-        return [Solved(count, num_generations, finished) for count, finished in zip(counts, ended, strict=True)]
+        return [
+            Solved(count, num_generations, finished)
+            for count, finished in zip(counts, ended, strict=True)
+        ]
 
     settings = {
         "policy": policy.source if policy.name != "tiny" else "tiny",
@@ -310,7 +400,13 @@ def profile_difficulty(
         "right_by": f"{task.right_rule} {suite.hashes[task.right_function]}",
         **how,
         "seed": seed,
-        **({"chat_template_kwargs": policy.chat_template_kwargs} if policy.chat_template_kwargs else {}),
+        **(
+            {"chat_template_kwargs": policy.chat_template_kwargs}
+            if policy.chat_template_kwargs
+            else {}
+        ),
     }
-    profile = measure_difficulty(chosen, attempt, file, settings, batch=batch, progress=progress_line("difficulty, prompts"))
+    profile = measure_difficulty(
+        chosen, attempt, file, settings, batch=batch, progress=progress_line("difficulty, prompts")
+    )
     return replace(profile, rows=rows)

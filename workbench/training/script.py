@@ -1,8 +1,10 @@
-"""A training script (TRL, with Unsloth or plain transformers) read into a recipe. The script is parsed and never run.
+"""A training script (TRL, with Unsloth or plain transformers) read into a recipe. The script is
+parsed and never run.
 
-Read are the keywords of GRPOConfig, of the model's loader and of the adapter, where their values are literals, or names that
-the script binds once, at its top level, to a literal. Everything else is left out, with a note that names it. Reward functions
-and data are code: they belong in a task file.
+Read are the keywords of GRPOConfig, of the model's loader and of the adapter, where their values
+are literals, or names that the script binds once, at its top level, to a literal. Everything else
+is left out, with a note that names it. Reward functions and data are code: they belong in a task
+file.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from workbench.errors import RecipeError
 from workbench.kinds import Fields
 from workbench.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.training import settings as settings_of
-from workbench.training.settings.names import ALIASES, ELSEWHERE, LEFT_OUT, MOVED, TURNS, as_dtype, nearest_setting
+from workbench.training.settings.names import (
+    ALIASES,
+    ELSEWHERE,
+    LEFT_OUT,
+    MOVED,
+    TURNS,
+    as_dtype,
+    nearest_setting,
+)
 from workbench.training.settings.values import lacks
 
 _LONGEST = 200_000  # characters of a script
@@ -38,22 +48,31 @@ _FIELDS = MOVED | {
 # Those without a field -> why they are left out.
 _WHY = LEFT_OUT | {
     "token": "set HF_TOKEN, which keeps it out of recipes",
-    **dict.fromkeys(("load_in_8bit", "load_in_fp8"), "frozen weights have 4 or 16 bits (policy.load_in_4bit)"),
+    **dict.fromkeys(
+        ("load_in_8bit", "load_in_fp8"), "frozen weights have 4 or 16 bits (policy.load_in_4bit)"
+    ),
     "full_finetuning": "an adapter is trained (recipe field lora)",
     "eval_dataset": "a run only trains; notebook 04 evaluates",
-    **dict.fromkeys(TURNS, "completions of several turns are not recorded yet; unlike the script, this run trains without them"),
+    **dict.fromkeys(
+        TURNS,
+        "completions of several turns are not recorded yet; unlike the script, this run trains"
+        " without them",
+    ),
     "callbacks": "they are code; a run records, checks its health and saves without them",
 }
 # Values that ask for what is done anyway.
 _AS_IT_IS = {
     "bias": "none", "task_type": "CAUSAL_LM", "inference_mode": False, "bnb_4bit_quant_type": "nf4",
-    "bnb_4bit_use_double_quant": True, "load_in_8bit": False, "load_in_fp8": False, "full_finetuning": False,
+    "bnb_4bit_use_double_quant": True, "load_in_8bit": False, "load_in_fp8": False,
+    "full_finetuning": False,
     "trust_remote_code": False, "use_rslora": False, "use_dora": False,
 }  # fmt: skip
 _TRAINER = ("model", "reward_funcs", "args", "train_dataset")  # in order
-_CODE = re.compile(r"model|args|reward_func\w*|(train_)?dataset|processing_class|tokenizer|\w+_config")
+_CODE = re.compile(
+    r"model|args|reward_func\w*|(train_)?dataset|processing_class|tokenizer|\w+_config"
+)
 _UNSLOTH = r"Fast(?:Language|Vision|Text)?Model"
-_SEES = r"FastVisionModel|AutoModelFor(?:ImageTextToText|Vision2Seq|MultimodalLM)|\w+ForConditionalGeneration"
+_SEES = r"FastVisionModel|AutoModelFor(?:ImageTextToText|Vision2Seq|MultimodalLM)|\w+ForConditionalGeneration"  # noqa: E501
 _LOADER = rf"(?:{_UNSLOTH}|AutoModelForCausalLM|\w+ForCausalLM|{_SEES})\.from_pretrained"
 _TASKS = {"gsm8k": "gsm8k", "openai/gsm8k": "gsm8k"}
 # Names of constants that are a model's or a dataset's.
@@ -71,25 +90,38 @@ class Pasted(NamedTuple):
 
 
 def read_script(text: str, source: str = "script", fields: set[str] | None = None) -> Pasted:
-    """Read a training script into a recipe, without running it. What cannot be read is left out, with a note.
+    """Read a training script into a recipe, without running it. What cannot be read is left out,
+    with a note.
 
-    A notebook's `!pip` and `%cd`, Markdown fences and `...` among arguments are skipped. `fields` are names of the installed
-    GRPOConfig's (None: look them up, which imports the libraries). RecipeError if it is not Python, or calls nothing known.
+    A notebook's `!pip` and `%cd`, Markdown fences and `...` among arguments are skipped. `fields`
+    are names of the installed GRPOConfig's (None: look them up, which imports the libraries).
+    RecipeError if it is not Python, or calls nothing known.
     """
     try:
         reader = _Reader(_parsed(text, source))
         reader.read_calls()
     except (RecursionError, MemoryError) as error:
-        raise RecipeError(f"{source}: nested too deeply", rule="a person wrote the script", remedy=_PASTE) from error
+        raise RecipeError(
+            f"{source}: nested too deeply", rule="a person wrote the script", remedy=_PASTE
+        ) from error
     if fields is None:
         from workbench.training.policy import trainer_classes
 
         # Only now: the backend is known, and importing Unsloth cannot be undone.
-        fields = settings_of.field_names(trainer_classes(reader.content["policy"].get("backend", "unsloth"))[0])
+        fields = settings_of.field_names(
+            trainer_classes(reader.content["policy"].get("backend", "unsloth"))[0]
+        )
     reader.read_constants(fields)
-    if not (reader.configs or reader.trainers or reader.loaders or {*reader.stated} - {"policy.backend"}):
-        others = [f", line {one.line}: {one.full_name}" for one in reader.all_calls if "GRPO" in one.name]
-        rule = "a script is read by its calls of TRL's GRPOConfig and GRPOTrainer, and of a model's loader"
+    if not (
+        reader.configs or reader.trainers or reader.loaders or {*reader.stated} - {"policy.backend"}
+    ):
+        others = [
+            f", line {one.line}: {one.full_name}" for one in reader.all_calls if "GRPO" in one.name
+        ]
+        rule = (
+            "a script is read by its calls of TRL's GRPOConfig and GRPOTrainer, and of a model's"
+            " loader"
+        )
         remedy = f"{_PASTE}; a task file is named in a recipe, as its `task:`"
         raise RecipeError("".join([source, *others[:1]]), rule=rule, remedy=remedy)
     reader.read_rest(fields)
@@ -99,8 +131,11 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
 
 
 def _parsed(text: str, source: str) -> ast.Module:
-    # A notebook's own lines become `pass`, for the `if` that one may stand in; continued lines go with them.
-    plain = re.sub(r"(?m)^([ \t]*)[!%](?:.*\\\n)*.*$", r"\1pass", re.sub(r"(?m)^[ \t]*```.*$", "", text))
+    # A notebook's own lines become `pass`, for the `if` that one may stand in; continued lines go
+    # with them.
+    plain = re.sub(
+        r"(?m)^([ \t]*)[!%](?:.*\\\n)*.*$", r"\1pass", re.sub(r"(?m)^[ \t]*```.*$", "", text)
+    )
     plain = textwrap.dedent(plain)
     last: Exception = ValueError(f"{len(text):,} characters; at most {_LONGEST:,} are read")
     for attempt in (text, plain, re.sub(_DOTS, "", plain)) if len(text) <= _LONGEST else ():
@@ -110,8 +145,15 @@ def _parsed(text: str, source: str) -> ast.Module:
                 return ast.parse(attempt)
         except (SyntaxError, ValueError) as error:
             last = error
-    at = f", line {last.lineno}: {(last.text or '').strip()}" if isinstance(last, SyntaxError) else ""
-    rule = f"a script is Python {sys.version_info[0]}.{sys.version_info[1]} ({getattr(last, 'msg', last)})"
+    at = (
+        f", line {last.lineno}: {(last.text or '').strip()}"
+        if isinstance(last, SyntaxError)
+        else ""
+    )
+    rule = (
+        f"a script is Python {sys.version_info[0]}.{sys.version_info[1]}"
+        f" ({getattr(last, 'msg', last)})"
+    )
     raise RecipeError(source + at, rule=rule, remedy=_PASTE) from None
 
 
@@ -132,12 +174,23 @@ class _Names:
 
     def __init__(self, tree: ast.Module, nodes: list[ast.AST]) -> None:
         bound = Counter(name for node in nodes for name in _binds(node))
-        self.uses = Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+        self.uses = Counter(
+            node.id
+            for node in nodes
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        )
         # `from x import *` may bind any name again.
-        star = max((node.lineno for node in nodes if isinstance(node, ast.alias) and node.name == "*"), default=0)
+        star = max(
+            (node.lineno for node in nodes if isinstance(node, ast.alias) and node.name == "*"),
+            default=0,
+        )
         top = [one for one in tree.body if isinstance(one, ast.Assign) and one.lineno > star]
         targets = [(target, one.value) for one in top for target in one.targets]
-        self.once = {target.id: node for target, node in targets if isinstance(target, ast.Name) and bound[target.id] == 1}
+        self.once = {
+            target.id: node
+            for target, node in targets
+            if isinstance(target, ast.Name) and bound[target.id] == 1
+        }
 
     def value(self, node: ast.AST) -> Any:
         """The literal that an expression is or stands for; otherwise the expression itself."""
@@ -169,7 +222,9 @@ def _binds(node: ast.AST) -> list[str]:
 
 
 class _Reader:
-    """One pass over a script: what its calls ask for goes into `content`, what cannot be read into `notes`."""
+    """One pass over a script: what its calls ask for goes into `content`, what cannot be read into
+    `notes`.
+    """
 
     def __init__(self, tree: ast.Module) -> None:
         self.content: Fields = {"policy": {}, "lora": {}, "grpo": {}}
@@ -180,20 +235,33 @@ class _Reader:
         self.assigned: list[tuple[int, str]] = []  # (line, target) for attributes
         self.texts: set[str] = set()  # names that stand for a text somewhere
         into: dict[int, set[str]] = {}  # id of a value -> its targets
-        nodes = sorted(ast.walk(tree), key=lambda one: (getattr(one, "lineno", 0), getattr(one, "col_offset", 0)))
+        nodes = sorted(
+            ast.walk(tree),
+            key=lambda one: (getattr(one, "lineno", 0), getattr(one, "col_offset", 0)),
+        )
         for node in nodes:
             match node:
                 case ast.Import(names=names) | ast.ImportFrom(names=names):
-                    module = f"{node.module}." if isinstance(node, ast.ImportFrom) and node.module else ""
+                    module = (
+                        f"{node.module}."
+                        if isinstance(node, ast.ImportFrom) and node.module
+                        else ""
+                    )
                     self.modules |= {one.asname or one.name: module + one.name for one in names}
                 case ast.Assign(targets=targets, value=value):
-                    into[id(value)] = {ast.unparse(part) for one in targets for part in getattr(one, "elts", [one])}
+                    into[id(value)] = {
+                        ast.unparse(part) for one in targets for part in getattr(one, "elts", [one])
+                    }
                     if isinstance(value, ast.Constant) and isinstance(value.value, str):
                         self.texts |= into[id(value)]
                 case ast.Attribute(ctx=ast.Store()):
                     self.assigned.append((node.lineno, ast.unparse(node)))
         self.names = _Names(tree, nodes)
-        self.all_calls = [self._call(node, into.get(id(node), set())) for node in nodes if isinstance(node, ast.Call)]
+        self.all_calls = [
+            self._call(node, into.get(id(node), set()))
+            for node in nodes
+            if isinstance(node, ast.Call)
+        ]
         self.configs = self._calls("GRPOConfig")
         self.trainers = self._calls("GRPOTrainer")
         self.loaders = self._calls(_LOADER)
@@ -204,7 +272,11 @@ class _Reader:
         first, dot, rest = written.partition(".")
         full = self.modules.get(first, first) + dot + rest
         name = re.sub(r"^(?:trl|peft|unsloth|transformers|datasets)\.(?:[a-z_0-9]+\.)*", "", full)
-        positional = [one for one in node.args if not (isinstance(one, ast.Constant) and one.value is Ellipsis)]
+        positional = [
+            one
+            for one in node.args
+            if not (isinstance(one, ast.Constant) and one.value is Ellipsis)
+        ]
         keywords = dict(zip(_TRAINER, positional, strict=False)) if name == "GRPOTrainer" else {}
         keywords |= {word.arg: word.value for word in node.keywords if word.arg}
         unpacked = [word.value for word in node.keywords if not word.arg]
@@ -216,17 +288,29 @@ class _Reader:
     def read_calls(self) -> None:
         """Read the config, the loader, the adapter and the trainer."""
         models = [node for name, node in self.given if name == "model"]
-        for call in self._chosen(self.configs, self.configs[::-1], [node for _, node in self.given]):
+        for call in self._chosen(
+            self.configs, self.configs[::-1], [node for _, node in self.given]
+        ):
             self._read(call, "output_dir")
-        by_name = any(isinstance(self.names.value(node), str) or ast.unparse(node) in self.texts for node in models)
+        by_name = any(
+            isinstance(self.names.value(node), str) or ast.unparse(node) in self.texts
+            for node in models
+        )
         last = max((call.line for call in self.trainers), default=sys.maxsize)
-        before = [] if by_name else [call for call in self.loaders if call.line <= last] or self.loaders
+        before = (
+            [] if by_name else [call for call in self.loaders if call.line <= last] or self.loaders
+        )
         for call in self._chosen(self.loaders, before, models):
             unsloth = re.match(rf"{_UNSLOTH}\.", call.name)
             self._put("policy.backend", "unsloth" if unsloth else "transformers", call.line)
-            self._read(call, "model_name", *("max_seq_length", "dtype", "load_in_4bit") * bool(unsloth))
+            self._read(
+                call, "model_name", *("max_seq_length", "dtype", "load_in_4bit") * bool(unsloth)
+            )
             if re.match(rf"(?:{_SEES})\.", call.name):
-                self._note(call.line, f"images are left out: {call.name} also reads them, and only text is trained")
+                self._note(
+                    call.line,
+                    f"images are left out: {call.name} also reads them, and only text is trained",
+                )
         for call in self._calls("BitsAndBytesConfig"):
             self._read(call)
         adapters = self._calls(rf"LoraConfig|{_UNSLOTH}\.get_peft_model")
@@ -234,21 +318,46 @@ class _Reader:
             self._read(call, *["model"] * (call.name != "LoraConfig"), "r")
         for call in self.trainers:
             self._read_trainer(call)
-        if self.trainers and "peft_config" not in dict(self.given) and not self._calls(r"LoraConfig|(.*\.)?get_peft_model"):
-            self._note(self.trainers[0].line, "no adapter in the script; here one is trained (recipe field lora)")
+        if (
+            self.trainers
+            and "peft_config" not in dict(self.given)
+            and not self._calls(r"LoraConfig|(.*\.)?get_peft_model")
+        ):
+            self._note(
+                self.trainers[0].line,
+                "no adapter in the script; here one is trained (recipe field lora)",
+            )
         for call in self.trainers[1:2]:
-            self._note(call.line, "a second trainer: `stages:` of one recipe continue with the same adapter")
+            self._note(
+                call.line,
+                "a second trainer: `stages:` of one recipe continue with the same adapter",
+            )
         for call in self._calls("SFTTrainer"):
-            self._note(call.line, "SFTTrainer is left out: recipe field warm_start fine-tunes on right completions first")
-        libraries, policy = {name.split(".")[0] for name in self.modules.values()}, self.content["policy"]
-        if "policy.backend" not in self.stated and libraries & {"trl", "transformers"} and "unsloth" not in libraries:
+            self._note(
+                call.line,
+                "SFTTrainer is left out: recipe field warm_start fine-tunes on right completions"
+                " first",
+            )
+        libraries, policy = (
+            {name.split(".")[0] for name in self.modules.values()},
+            self.content["policy"],
+        )
+        if (
+            "policy.backend" not in self.stated
+            and libraries & {"trl", "transformers"}
+            and "unsloth" not in libraries
+        ):
             self._put("policy.backend", "transformers", 1)
         if policy.get("backend") == "transformers":
             bits = 4 if policy.setdefault("load_in_4bit", "load_in_4bit" in self.unread) else 16
-            self.notes.append(f"Unsloth loads no model here: policy.backend = 'transformers', {bits}-bit weights")
+            self.notes.append(
+                f"Unsloth loads no model here: policy.backend = 'transformers', {bits}-bit weights"
+            )
         for line, target in self.assigned:
             holder = target.rpartition(".")[0]
-            if holder.endswith(".args") or any(holder in call.bound_to for call in [*self.configs, *adapters]):
+            if holder.endswith(".args") or any(
+                holder in call.bound_to for call in [*self.configs, *adapters]
+            ):
                 self._note(line, f"{target} = ... is left out: only keywords of the calls are read")
 
     def _chosen(self, calls: list[Call], eligible: list[Call], used: list[ast.expr]) -> list[Call]:
@@ -267,14 +376,22 @@ class _Reader:
                 self._left_out(call.line, name, value)
         match self.names.value(call.keywords.get("model", ast.Constant(None))):
             case str() as model if model.startswith(("your_", "your-", "<")):
-                self._note(call.line, f"model = {model!r} is left out: it is a placeholder; set policy.name")
+                self._note(
+                    call.line,
+                    f"model = {model!r} is left out: it is a placeholder; set policy.name",
+                )
             case str() as model:
                 self._put("policy.name", model, call.line)
                 self._put("policy.backend", "transformers", call.line)
-            case (ast.Attribute() | ast.Name()) as model if isinstance(model, ast.Attribute) or model.id in self.texts:
+            case (ast.Attribute() | ast.Name()) as model if (
+                isinstance(model, ast.Attribute) or model.id in self.texts
+            ):
                 self._left_out(call.line, "model", model)
         if "peft_config" in call.keywords and self.content["policy"].get("backend") == "unsloth":
-            self._note(call.line, "peft_config is left out: Unsloth makes the adapter when the policy is loaded")
+            self._note(
+                call.line,
+                "peft_config is left out: Unsloth makes the adapter when the policy is loaded",
+            )
 
     def _read(self, call: Call, *positional: str) -> None:
         given = [*zip(positional, call.positional, strict=False), *call.keywords.items()]
@@ -285,14 +402,17 @@ class _Reader:
         for name, value in pairs:
             where = f"grpo.{name}" if call.name == "GRPOConfig" else _FIELDS.get(name)
             if isinstance(value, ast.AST):
-                several = {"learning_rate", "max_steps", "max_completion_length"}  # any of them may be behind `**`
+                # any of them may be behind `**`
+                several = {"learning_rate", "max_steps", "max_completion_length"}
                 self.unread |= several if name == "**" else {ALIASES.get(name, name)}
                 if name not in ("model", "quantization_config"):
                     self._left_out(call.line, name, value)
             elif call.name == "GRPOConfig":
                 self._put(f"grpo.{name}", value, call.line, name)
             elif where is None:
-                if value not in (None, [], {}) and (name not in _AS_IT_IS or _AS_IT_IS[name] != value):
+                if value not in (None, [], {}) and (
+                    name not in _AS_IT_IS or _AS_IT_IS[name] != value
+                ):
                     self._left_out(call.line, name, value)
             elif (new := _as_recipe(name, where, value)) is Ellipsis:
                 self._left_out(call.line, name, value)
@@ -304,18 +424,27 @@ class _Reader:
         today = _today(where)
         first, at = self.stated.setdefault(today, (value, line))
         if first != value:
-            self._note(line, f"{name or where} = {value!r} is left out: {today} is {first!r} in line {at}")
+            self._note(
+                line, f"{name or where} = {value!r} is left out: {today} is {first!r} in line {at}"
+            )
         elif at == line or today == where:
             part, _, leaf = where.rpartition(".")
             (self.content[part] if part else self.content)[leaf] = value
         return first == value
 
     def read_constants(self, fields: set[str]) -> None:
-        """Names in capitals that nothing uses: scripts keep settings there for a call in another file."""
+        """Names in capitals that nothing uses: scripts keep settings there for a call in another
+        file.
+        """
         settings = {*fields, *ALIASES, *MOVED, *_MODEL_WORDS} - {*_DATA_WORDS, "algorithm"}
         for name, node in self.names.once.items():
             where = "policy.name" if name.lower() in _MODEL_WORDS else f"grpo.{name.lower()}"
-            constant = name.isupper() and len(name) > 1 and not self.names.uses[name] and name.lower() in settings
+            constant = (
+                name.isupper()
+                and len(name) > 1
+                and not self.names.uses[name]
+                and name.lower() in settings
+            )
             if not constant or _today(where) in self.stated:
                 continue
             value = self.names.value(node)
@@ -326,37 +455,60 @@ class _Reader:
                 self._put(where, value, node.lineno)
 
     def read_rest(self, fields: set[str]) -> None:
-        """The task, where the dataset is one that ships; a note for it, and for settings that no field or old name stands for."""
+        """The task, where the dataset is one that ships; a note for it, and for settings that no
+        field or old name stands for.
+        """
         if "policy.name" not in self.stated:
-            self.notes.append(f"no model name could be read in the script: policy.name stays {Recipe().policy.name!r}")
-        funcs = [part for name, node in self.given if name.startswith("reward_func") for part in getattr(node, "elts", [node])]
+            self.notes.append(
+                "no model name could be read in the script: policy.name stays"
+                f" {Recipe().policy.name!r}"
+            )
+        funcs = [
+            part
+            for name, node in self.given
+            if name.startswith("reward_func")
+            for part in getattr(node, "elts", [node])
+        ]
         code = [*dict.fromkeys(map(ast.unparse, funcs))]
         data = [call.positional[0] for call in self._calls("load_dataset") if call.positional]
         data += [node for name, node in self.names.once.items() if name.lower() in _DATA_WORDS]
-        dataset = next((value for node in data if isinstance(value := self.names.value(node), str)), "data")
+        dataset = next(
+            (value for node in data if isinstance(value := self.names.value(node), str)), "data"
+        )
         if dataset in _TASKS:
             self.content["task"] = _TASKS[dataset]
-            self.notes.append(f"dataset {dataset!r}: task = {_TASKS[dataset]!r}, with its own prompts and rewards")
+            self.notes.append(
+                f"dataset {dataset!r}: task = {_TASKS[dataset]!r}, with its own prompts and rewards"
+            )
         elif data:
             code.append(repr(dataset))
         if code:
             self.notes.append(
-                f"reward functions and data are left out ({', '.join(code)}): they are code; put them into a task file "
-                f"(notebook 02 writes one), and name it in `task:`, now {self.content.get('task', Recipe().task)!r}"
+                f"reward functions and data are left out ({', '.join(code)}): they are code; put"
+                " them into a task file (notebook 02 writes one), and name it in `task:`, now"
+                f" {self.content.get('task', Recipe().task)!r}"
             )
         for name in [*self.content["grpo"]]:
             if (library := lacks(ALIASES.get(name, name))) and self.content["grpo"][name]:
                 self.content["grpo"].pop(name)
                 line = self.stated[_today(f"grpo.{name}")][1]
-                self._note(line, f"{name} is left out: {library} is not installed here; where it is, put it back")
+                self._note(
+                    line,
+                    f"{name} is left out: {library} is not installed here; where it is, put it"
+                    " back",
+                )
             elif name in ELSEWHERE or name not in {*fields, *ALIASES, *MOVED, *LEFT_OUT}:
                 value, near = self.content["grpo"].pop(name), nearest_setting(name, fields)
                 likely = f"; the nearest is {near!r}" if near else ""
-                why = ELSEWHERE.get(name, f"the installed GRPOConfig has no field of that name{likely}")
+                why = ELSEWHERE.get(
+                    name, f"the installed GRPOConfig has no field of that name{likely}"
+                )
                 self._note(self.stated[f"grpo.{name}"][1], f"{name} = {value!r} is left out: {why}")
 
     def fill_in(self, recipe: Recipe) -> list[str]:
-        """Give the recipe a context that fits its lengths; a line for that, and for each default that matters."""
+        """Give the recipe a context that fits its lengths; a line for that, and for each default
+        that matters.
+        """
         said, ours, notes = {*recipe.grpo, *self.unread}, settings_of.DEFAULTS, []
         if self.configs and "max_completion_length" not in said:
             recipe.grpo["max_completion_length"] = 512
@@ -365,18 +517,30 @@ class _Reader:
         if "policy.max_seq_length" not in self.stated and isinstance(completion, int):
             prompt = recipe.max_prompt_length or 512
             recipe.policy = recipe.policy.model_copy(update={"max_seq_length": prompt + completion})
-            notes.append(f"policy.max_seq_length = {prompt + completion}: {prompt} for the prompt + {completion}")
+            notes.append(
+                f"policy.max_seq_length = {prompt + completion}: {prompt} for the prompt +"
+                f" {completion}"
+            )
         said |= {"max_steps"} if "num_train_epochs" in said else set()
-        for name, trls in (("learning_rate", "1e-06, for full fine-tuning"), ("max_steps", "3 epochs")):
+        for name, trls in (
+            ("learning_rate", "1e-06, for full fine-tuning"),
+            ("max_steps", "3 epochs"),
+        ):
             if self.configs and name not in said:
-                notes.append(f"{name} is not in the script: {ours[name]}, the workbench's default (TRL: {trls})")
+                notes.append(
+                    f"{name} is not in the script: {ours[name]}, the workbench's default (TRL:"
+                    f" {trls})"
+                )
         unread = [name for name in ours if name in self.unread - {*recipe.grpo}]
-        return notes + [f"{name} could not be read: {ours[name]}, the workbench's default" for name in unread]
+        return notes + [
+            f"{name} could not be read: {ours[name]}, the workbench's default" for name in unread
+        ]
 
     def _left_out(self, line: int, name: str, value: object) -> None:
         unknown = isinstance(value, ast.AST)
         text = ast.unparse(value) if unknown else repr(value)
-        text = "..." if name.endswith("token") else text if len(text) <= 60 else f"{text[:57]}..."  # a secret
+        # a secret
+        text = "..." if name.endswith("token") else text if len(text) <= 60 else f"{text[:57]}..."
         why = _WHY.get(name, _RUN if unknown else "a recipe has no field for it")
         self._note(line, f"{name}{'' if name == '**' else ' = '}{text} is left out: {why}")
 
@@ -386,7 +550,8 @@ class _Reader:
 
 
 def _as_recipe(name: str, where: str, value: object) -> object:
-    # A library's value as the recipe's field has it; None: it asks for nothing; `...`: there is no such value.
+    # A library's value as the recipe's field has it; None: it asks for nothing; `...`: there is no
+    # such value.
     if name == "load_in_16bit":
         return False if value else None
     if where == "grpo.gradient_checkpointing":
@@ -399,6 +564,7 @@ def _as_recipe(name: str, where: str, value: object) -> object:
 
 
 def _today(where: str) -> str:
-    # A recipe field under its own name: grpo.kl_coef is grpo.beta, and grpo.max_seq_length policy.max_seq_length.
+    # A recipe field under its own name: grpo.kl_coef is grpo.beta, and grpo.max_seq_length
+    # policy.max_seq_length.
     part, _, leaf = where.rpartition(".")
     return MOVED.get(leaf, f"grpo.{ALIASES.get(leaf, leaf)}") if part == "grpo" else where

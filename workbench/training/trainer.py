@@ -19,19 +19,32 @@ from workbench.task import Row, Task
 from workbench.training import around, resuming
 from workbench.training import settings as settings_of
 from workbench.training.attach import attach, go_on
-from workbench.training.manifest import changed_policy, changed_settings, environment_after, manifest_of
+from workbench.training.manifest import (
+    changed_policy,
+    changed_settings,
+    environment_after,
+    manifest_of,
+)
 from workbench.training.plan import Plan, Stage
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import prepare, settled, taken_together
-from workbench.training.resuming import STATE_FILES, Point, changed_since_begun, latest_point, load_adapter, lost_since
+from workbench.training.resuming import (
+    STATE_FILES,
+    Point,
+    changed_since_begun,
+    latest_point,
+    load_adapter,
+    lost_since,
+)
 from workbench.training.staged import Made
 from workbench.training.watchers import Watchers
 from workbench.workspace import encodable, replace_folder, shown
 
 
 def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = None) -> Any:
-    """TRL's GRPOTrainer for a plan: the model, the tokenizer, the reward functions, the GRPOConfig and the prompts.
+    """TRL's GRPOTrainer for a plan: the model, the tokenizer, the reward functions, the GRPOConfig
+    and the prompts.
 
     >>> plan = wb.plan(wb.Recipe(grpo={"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8}))
     >>> policy = wb.load_policy(plan)
@@ -39,17 +52,23 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
     >>> run = wb.attach(trainer, plan)  # leave it out, and nothing is recorded
     >>> _ = trainer.train()
 
-    It trains the plan's first stage. Once attached, `trainer.train()` also trains the later ones, after a warm start if the
-    recipe asks for one.
+    It trains the plan's first stage. Once attached, `trainer.train()` also trains the later ones,
+    after a warm start if the recipe asks for one.
 
     Args:
-        output_dir: where it saves if it is not attached; None: a temporary folder, deleted with the trainer.
+        output_dir: where it saves if it is not attached; None: a temporary folder, deleted with the
+            trainer.
 
     Raises:
-        RecipeError, DataError: for settings that TRL refuses together, or that do not fit this policy.
-    """
+        RecipeError, DataError: for settings that TRL refuses together, or that do not fit this
+            policy.
+    """  # noqa: E501
     if any(stage.task is None for stage in plan.stages):
-        raise RecipeError(f"{plan.source}: no task", rule="a trainer needs prompts and rewards", remedy="plan(recipe, task=...)")
+        raise RecipeError(
+            f"{plan.source}: no task",
+            rule="a trainer needs prompts and rewards",
+            remedy="plan(recipe, task=...)",
+        )
     made = settled(plan, policy)
     config_class, trainer_class = trainer_classes(policy.backend_name)
 
@@ -59,7 +78,9 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
     if output_dir is None:
         output_dir = tempfile.mkdtemp(prefix="workbench-")
         weakref.finalize(built, shutil.rmtree, output_dir, ignore_errors=True)
-    configs = {stage.number: build_config(config_class, stage, output_dir, policy) for stage in made.stages}
+    configs = {
+        stage.number: build_config(config_class, stage, output_dir, policy) for stage in made.stages
+    }
     trainer, heard = built(made.stages[0])
     made = replace(made, notes=(*made.notes, *(line for line in heard if line not in made.notes)))
     vars(trainer)[Made.KEY] = Made(plan, made, policy, built)
@@ -80,9 +101,10 @@ def train(
     >>> run.result()["status"]
     'finished'
 
-    The first Interrupt finishes the step, saves, and returns as if the run were over; the second raises `KeyboardInterrupt`.
-    `workbench.run.control_file` lists the other requests that a running run takes. All that can be checked is checked before
-    the run directory is made; a run that fails before its first step leaves nothing behind.
+    The first Interrupt finishes the step, saves, and returns as if the run were over; the second
+    raises `KeyboardInterrupt`. `workbench.run.control_file` lists the other requests that a running
+    run takes. All that can be checked is checked before the run directory is made; a run that fails
+    before its first step leaves nothing behind.
 
     Args:
         policy: a loaded policy; None: the recipe's is loaded.
@@ -90,8 +112,9 @@ def train(
         watchers, runs: as for `attach`.
 
     Raises:
-        RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and the remedy.
-    """
+        RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and
+            the remedy.
+    """  # noqa: E501
     plan = prepare(recipe, task, policy=policy, memory=around.memory_feature(estimates=False))
     trainer = make_trainer(plan, policy or load_policy(plan))
     run = attach(trainer, plan, watchers=watchers, runs=runs)
@@ -110,49 +133,75 @@ def continue_run(
     accept_changes: bool = False,
     take_over: bool = False,
 ) -> RunDirectory:
-    """Resume a run that was stopped, failed or was killed, from its latest checkpoint, in its own folder.
+    """Resume a run that was stopped, failed or was killed, from its latest checkpoint, in its own
+    folder.
 
     >>> run = wb.continue_run("run", steps=2)
 
-    Adapter, optimiser, schedule, random states, order of the prompts, and changes made while it trained are those of
-    the checkpoint. The record of later steps is removed when the first of them is trained again; until
-    then nothing is lost, however the run ends. A checkpoint that is not whole is skipped with a line, and the one before it is
-    taken.
+    Adapter, optimiser, schedule, random states, order of the prompts, and changes made while it
+    trained are those of the checkpoint. The record of later steps is removed when the first of them
+    is trained again; until then nothing is lost, however the run ends. A checkpoint that is not
+    whole is skipped with a line, and the one before it is taken.
 
     Args:
         run: the run, or its name or path.
-        policy: a loaded policy of the same recipe; its adapter is overwritten. None: the recipe's is loaded.
+        policy: a loaded policy of the same recipe; its adapter is overwritten. None: the recipe's
+            is loaded.
         task: the task object, if the run was trained on one without a file.
         watchers: as for `attach`.
         steps: train this many steps more than the recipe says.
-        checkpoint: resume from this one, `"checkpoint-20"`; None: the newest. Later ones are deleted after the first new step.
-        accept_changes: resume although the recipe, the rows or the rewards are not those that the run started with.
+        checkpoint: resume from this one, `"checkpoint-20"`; None: the newest. Later ones are
+            deleted after the first new step.
+        accept_changes: resume although the recipe, the rows or the rewards are not those that the
+            run started with.
         take_over: the run started on another machine that is gone, such as a lost Colab runtime.
 
     Raises:
-        RunError: if the run is training, is over, has no whole checkpoint, was trained by your own trainer, or would become
-            another run (`accept_changes`). Others as for `train`.
+        RunError: if the run is training, is over, has no whole checkpoint, was trained by your own
+            trainer, or would become another run (`accept_changes`). Others as for `train`.
     """
-    run = run if isinstance(run, RunDirectory) else open_run(run, latest="begun" if take_over else "resting")
+    run = (
+        run
+        if isinstance(run, RunDirectory)
+        else open_run(run, latest="begun" if take_over else "resting")
+    )
     run = processes.as_seen(run)
     run.check_free(take_over)
     processes.in_main(lambda: run.mend(take_over) and None)
     if run.manifest().get("attached"):
-        value, rule = f"{run.name}: it was trained by your own trainer", "a run resumes from the recipe that it started with"
-        remedy = "make your trainer again, attach it, and call its own train(resume_from_checkpoint=True)"
+        value, rule = (
+            f"{run.name}: it was trained by your own trainer",
+            "a run resumes from the recipe that it started with",
+        )
+        remedy = (
+            "make your trainer again, attach it, and call its own"
+            " train(resume_from_checkpoint=True)"
+        )
         raise RunError(value, rule=rule, remedy=remedy)
     begun_with = run.manifest().get("recipe") or {}
     for part in [part for part, idle in REMOVED.items() if begun_with.get(part, idle) != idle]:
-        rule = f"recipes no longer have {part}, so the rest of this run would be trained differently"
-        raise RunError(f"{run.name}: {part} = {begun_with[part]}", rule=rule, remedy=f"train a new run without {part}")
+        rule = (
+            f"recipes no longer have {part}, so the rest of this run would be trained differently"
+        )
+        raise RunError(
+            f"{run.name}: {part} = {begun_with[part]}",
+            rule=rule,
+            remedy=f"train a new run without {part}",
+        )
     recipe, point = run.recipe(), latest_point(run, checkpoint)
     if not steps and run.result()["status"] != "finished" and _all_trained(recipe, point):
-        return processes.in_main(lambda: _finished(run, point, take_over))  # whatever became of the task since
-    plan = prepare(recipe, task, policy=policy, run=run, memory=around.memory_feature(estimates=False))
+        # whatever became of the task since
+        return processes.in_main(lambda: _finished(run, point, take_over))
+    plan = prepare(
+        recipe, task, policy=policy, run=run, memory=around.memory_feature(estimates=False)
+    )
     if steps:
         last = plan.stages[-1]
         if last.steps < 0:
-            value, remedy = f"{run.name}: trained for epochs", "continue it as it is, or start a new run with grpo.max_steps"
+            value, remedy = (
+                f"{run.name}: trained for epochs",
+                "continue it as it is, or start a new run with grpo.max_steps",
+            )
             raise RunError(value, rule="steps can be added to a number of steps", remedy=remedy)
         last.settings["max_steps"] += steps
         if recipe.stages:
@@ -161,13 +210,17 @@ def continue_run(
             recipe.grpo["max_steps"] = last.settings["max_steps"]
     left = tuple(stage for stage in plan.stages if _unfinished(stage, point))
     if not left:
-        value, rule = f"{run.name}: all {point.step} steps are trained", "a run resumes up to the steps that its recipe asks for"
+        value, rule = (
+            f"{run.name}: all {point.step} steps are trained",
+            "a run resumes up to the steps that its recipe asks for",
+        )
         remedy = "ask for more: continue_run(run, steps=20), `workbench continue RUN --steps 20`"
         raise RunError(value, rule=rule, remedy=remedy)
     changed = changed_since_begun(run, plan.recipe, left, point)
     if changed.held or (changed.refused and not accept_changes):
         raise _another_run(run, changed)
-    if policy is None:  # the adapter that the run began from may be gone: the checkpoint has what became of it
+    # the adapter that the run began from may be gone: the checkpoint has what became of it
+    if policy is None:
         anew = plan.recipe.policy.model_copy(update={"adapter": None})
         policy = load_policy(replace(plan, recipe=plan.recipe.model_copy(update={"policy": anew})))
     changed_policy(run, policy, changed)
@@ -175,29 +228,54 @@ def continue_run(
         raise _another_run(run, changed)
     trainer = make_trainer(replace(plan, stages=left), policy)
     changed_settings(run, trainer, changed, left[0].number)
-    load_adapter(policy.model, point.folder)  # before the run is touched: it may be another policy's
+    # before the run is touched: it may be another policy's
+    load_adapter(policy.model, point.folder)
     before, reached = run.manifest(), run.result()["steps"]
-    resuming.check_room(run, policy.model, trainer.args, left[0].steps - (point.done if left[0].number == point.stage else 0))
+    resuming.check_room(
+        run,
+        policy.model,
+        trainer.args,
+        left[0].steps - (point.done if left[0].number == point.stage else 0),
+    )
     try:
         processes.in_main(lambda: run.reopen(point.step, take_over))
         found = {}
         if changed.refused:  # what was accepted is what the run is from here on
             stages = [*plan.stages[: -len(left)], *vars(trainer)[Made.KEY].plan.stages]
             found = manifest_of(plan.recipe, policy, stages, trainer, list(plan.notes))
-            found = {name: value for name, value in found.items() if name not in ("id", "created", "versions", "environment")}
+            found = {
+                name: value
+                for name, value in found.items()
+                if name not in ("id", "created", "versions", "environment")
+            }
         found["environment_after"] = environment_after(before, point.step)
-        found |= {"recipe": (recipe if steps else plan.recipe).model_dump(mode="json"), "processes": processes.count()}
+        found |= {
+            "recipe": (recipe if steps else plan.recipe).model_dump(mode="json"),
+            "processes": processes.count(),
+        }
         run.update_manifest(**found)
         news = [f"WARNING: {what}" for what in point.passed_over]
         news += [f"not as when {run.name} was begun: {what}" for what in changed.shown]
-        news += [f"not as when {run.name} was begun, and accepted: {what}" for what in changed.refused]
+        news += [
+            f"not as when {run.name} was begun, and accepted: {what}" for what in changed.refused
+        ]
         news.append(f"{run.name} resumes after step {point.step}, from {point.folder.name}")
         news[-1] += f", to step {left[-1].offset + left[-1].steps}" if left[-1].steps > 0 else ""
-        news[-1] += f"; steps {point.step + 1} to {reached} are trained again" if reached > point.step else ""
+        news[-1] += (
+            f"; steps {point.step + 1} to {reached} are trained again"
+            if reached > point.step
+            else ""
+        )
         news += around.lines("resumes", recipe, point, before)
         go_on(run, trainer, point, watchers, news)
         if changed.shown or changed.refused or point.passed_over:
-            run.log_event("changed", point.step, accepted=changed.refused, shown=changed.shown, passed_over=point.passed_over)
+            run.log_event(
+                "changed",
+                point.step,
+                accepted=changed.refused,
+                shown=changed.shown,
+                passed_over=point.passed_over,
+            )
         if steps and processes.is_main():
             recipe.save(run.path / "recipe.yaml")
     except BaseException:
@@ -209,23 +287,40 @@ def continue_run(
 
 
 def build_config(config_class: type, stage: Stage, folder: str | Path, policy: Policy) -> Any:
-    """The stage's GRPOConfig for the policy's backend, or a RecipeError. `features/trackers.py` guards trackers, not this."""
+    """The stage's GRPOConfig for the policy's backend, or a RecipeError. `features/trackers.py`
+    guards trackers, not this.
+    """
     import torch
 
     suite, settings = stage.scored_by[1], {**stage.settings, "report_to": "none"}
-    overrides = config_overrides(policy.backend_name, policy.compute_dtype, settings, cuda=torch.cuda.is_available())
-    own = {"output_dir": str(folder), "seed": stage.recipe.seed, "reward_weights": list(suite.weights)}
+    overrides = config_overrides(
+        policy.backend_name, policy.compute_dtype, settings, cuda=torch.cuda.is_available()
+    )
+    own = {
+        "output_dir": str(folder),
+        "seed": stage.recipe.seed,
+        "reward_weights": list(suite.weights),
+    }
     with taken_together():
-        config = settings_of.built(config_class, settings, **overrides, **own, disable_tqdm=True)  # watchers show progress
+        # watchers show progress
+        config = settings_of.built(config_class, settings, **overrides, **own, disable_tqdm=True)
     if config.n_gpu > 1:
-        config._n_gpu = 1  # or transformers would train on all at once, with a batch and a loss so many times as large
+        # or transformers would train on all at once, with a batch and a loss so many times as large
+        config._n_gpu = 1
     # What is recorded follows from what is in force, whoever chose it.
-    suite.scale_rewards, suite.aggregation = config.scale_rewards, config.multi_objective_aggregation
+    suite.scale_rewards, suite.aggregation = (
+        config.scale_rewards,
+        config.multi_objective_aggregation,
+    )
     return config
 
 
-def build_trainer(trainer_class: type, config: object, stage: Stage, policy: Policy) -> tuple[Any, list[str]]:
-    """(TRL's trainer for a stage, on the policy's own adapter; its warnings). RecipeError for what it refuses together."""
+def build_trainer(
+    trainer_class: type, config: object, stage: Stage, policy: Policy
+) -> tuple[Any, list[str]]:
+    """(TRL's trainer for a stage, on the policy's own adapter; its warnings). RecipeError for what
+    it refuses together.
+    """
     from datasets import Dataset
     from transformers import PrinterCallback
 
@@ -235,26 +330,35 @@ def build_trainer(trainer_class: type, config: object, stage: Stage, policy: Pol
     if "ref" in model.peft_config:  # of the stage before
         model.delete_adapter("ref")
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
-    own = {"processing_class": tokenizer, "reward_funcs": suite.funcs, "args": config, "train_dataset": rows}
+    own = {
+        "processing_class": tokenizer,
+        "reward_funcs": suite.funcs,
+        "args": config,
+        "train_dataset": rows,
+    }
     with taken_together() as heard:
         trainer = trainer_class(model=model, **own)
     trainer.remove_callback(PrinterCallback)
-    # A form that nobody has filled in, and that asks trackers for their addresses at every checkpoint.
+    # A form that nobody has filled in, and that asks trackers for their addresses at every
+    # checkpoint.
     trainer.create_model_card = lambda *_, **__: None
-    # TRL's reference is a frozen copy of the adapter as the stage finds it; Unsloth's is the base model. One meaning for
-    # both, for every stage and for a run that goes on: without that copy TRL takes the base model, too.
+    # TRL's reference is a frozen copy of the adapter as the stage finds it; Unsloth's is the base
+    # model. One meaning for both, for every stage and for a run that goes on: without that copy TRL
+    # takes the base model, too.
     if "ref" in model.peft_config:
         model.delete_adapter("ref")
-    # TRL rounds the adapter of a 4-bit model to bfloat16, where a small learning rate's updates vanish.
+    # TRL rounds the adapter of a 4-bit model to bfloat16, where a small learning rate's updates
+    # vanish.
     adapter_in_float32(model)
     return trainer, heard
 
 
 def _for_arrow(rows: list[Row]) -> tuple[list[Row], dict[str, list[Any]]]:
-    """(rows that come back from an Arrow table as they are; column -> its values, of which those rows hold the row's number).
+    """(rows that come back from an Arrow table as they are; column -> its values, of which those
+    rows hold the row's number).
 
-    Arrow gives every dict of a column the keys of all, and turns or refuses values of several types, large integers and texts
-    that are not UTF-8.
+    Arrow gives every dict of a column the keys of all, and turns or refuses values of several
+    types, large integers and texts that are not UTF-8.
     """
     aside = {}
     for name in dict.fromkeys(name for row in rows for name in row if name != "prompt"):
@@ -269,33 +373,57 @@ def _for_arrow(rows: list[Row]) -> tuple[list[Row], dict[str, list[Any]]]:
 
 def _another_run(run: RunDirectory, changed: Differences) -> RunError:
     lines = [*changed.held, *changed.refused, *changed.shown]
-    value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}" + "; …" * (len(lines) > 8)
+    value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}" + "; …" * (
+        len(lines) > 8
+    )
     recipe = shown(run.path / "recipe.yaml")
-    rule, remedy = "a run resumes as it started", f"put it back (settings: in {recipe}), or train a new run"
+    rule, remedy = (
+        "a run resumes as it started",
+        f"put it back (settings: in {recipe}), or train a new run",
+    )
     if changed.held:
-        rule = f"the checkpoint's optimiser and schedule decide on {changed.held[0].partition(':')[0]} in any case"
-        remedy += f"; `workbench control {run.name} learning_rate 1e-5` changes that one while it trains"
+        rule = (
+            f"the checkpoint's optimiser and schedule decide on {changed.held[0].partition(':')[0]}"
+            " in any case"
+        )
+        remedy += (
+            f"; `workbench control {run.name} learning_rate 1e-5` changes that one while it trains"
+        )
     else:
-        remedy += "; or resume all the same, which is recorded: continue_run(run, accept_changes=True), `--accept-changes`"
+        remedy += (
+            "; or resume all the same, which is recorded: continue_run(run, accept_changes=True),"
+            " `--accept-changes`"
+        )
     return RunError(value, rule=rule, remedy=remedy)
 
 
 def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
-    # It ended between its last checkpoint and its result: what is left to do is what the end of a run does.
+    # It ended between its last checkpoint and its result: what is left to do is what the end of a
+    # run does.
     for what in [*lost_since(run, point), *resuming.doubled(run)]:
         print(f"WARNING: {what}")
     run.reopen(point.step, take_over)
-    late = {name: value for answer in around.asked("late_result", run) for name, value in answer.items()}
+    late = {
+        name: value for answer in around.asked("late_result", run) for name, value in answer.items()
+    }
     try:
         with run.writing(), replace_folder(run.final) as folder:
-            shutil.copytree(point.folder, folder, ignore=shutil.ignore_patterns(*STATE_FILES), dirs_exist_ok=True)
+            shutil.copytree(
+                point.folder,
+                folder,
+                ignore=shutil.ignore_patterns(*STATE_FILES),
+                dirs_exist_ok=True,
+            )
         run.update_manifest(result={**run.result(), **late, "status": "finished"})
         run.log_event("finished", point.step)
         run.went_on()
     finally:
         run.put_back()
         run.release()
-    print(f"{run.name}: all {point.step} steps were trained; finished with the adapter of {point.folder.name}")
+    print(
+        f"{run.name}: all {point.step} steps were trained; finished with the adapter of"
+        f" {point.folder.name}"
+    )
     return run
 
 
@@ -303,7 +431,9 @@ def _all_trained(recipe: Recipe, point: Point) -> bool:
     trained = json.loads((point.folder / "trainer_state.json").read_text(encoding="utf-8"))
     asked = sum(stage.steps for stage in recipe.stages) or recipe.grpo.get("max_steps") or -1
     asked = asked if asked > 0 else trained["max_steps"]  # of so many epochs
-    return point.stage >= len(recipe.stages) - 1 and trained["global_step"] >= asked and point.step > 0
+    return (
+        point.stage >= len(recipe.stages) - 1 and trained["global_step"] >= asked and point.step > 0
+    )
 
 
 def _unfinished(stage: Stage, point: Point) -> bool:

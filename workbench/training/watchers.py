@@ -12,8 +12,8 @@ from workbench.run.directory import RunDirectory
 class Watcher(Protocol):
     """Something that shows a run while it trains: a live plot, a progress bar.
 
-    It may also have `event(event)` (each line of events.jsonl), `batch(scored, summary)` (each generation batch) and
-    `verdicts(list)` (the run's health, when it was looked at).
+    It may also have `event(event)` (each line of events.jsonl), `batch(scored, summary)` (each
+    generation batch) and `verdicts(list)` (the run's health, when it was looked at).
     """
 
     def begin(self, run: RunDirectory, total_steps: int, settings: Fields) -> None: ...
@@ -23,5 +23,6 @@ class Watcher(Protocol):
 
 Watchers = Sequence[Watcher] | None  # None: what is shown unasked
 
-# Makers of the watchers that a run gets if none are named; in a notebook the face puts the live plot here.
+# Makers of the watchers that a run gets if none are named; in a notebook the face puts the live
+# plot here.
 unasked: list[Callable[[], Watcher]] = []

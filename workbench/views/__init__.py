@@ -1,1 +1,3 @@
-"""Every picture, table and progress bar, for the notebooks and the command line; nothing else imports from here."""
+"""Every picture, table and progress bar, for the notebooks and the command line; nothing else
+imports from here.
+"""

@@ -1,4 +1,6 @@
-"""Scores completions of a task's prompts while one types: the content of the lab, without the panel."""
+"""Scores completions of a task's prompts while one types: the content of the lab, without the
+panel.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _DEADLINE_S = 5.0  # for one function and all completions of the panel
 
 
 class Bench:
-    """A task with the scoring of its completions: the content of the panel, without the panel. Arguments as for `Lab`.
+    """A task with the scoring of its completions: the content of the panel, without the panel.
+    Arguments as for `Lab`.
 
     Raises:
         TaskError: if the task cannot be loaded, has no prompts, or a function lacks a column.
@@ -33,11 +36,17 @@ class Bench:
         self.scale_rewards = scale_rewards
         self.task = load_task(task)
         if not len(self.task.rows):
-            raise TaskError(f"task {self.task.name!r}: 0 prompts", rule="completions answer a prompt", remedy="give it rows")
+            raise TaskError(
+                f"task {self.task.name!r}: 0 prompts",
+                rule="completions answer a prompt",
+                remedy="give it rows",
+            )
         self._writers: dict[int, CompletionBuilder] = {}
         self.writer(0)
         # A function that fails leaves its completion without a score.
-        self.suite = RewardSuite(self.task, 1, deadline_s=_DEADLINE_S, on_error="skip", keep_state=False)
+        self.suite = RewardSuite(
+            self.task, 1, deadline_s=_DEADLINE_S, on_error="skip", keep_state=False
+        )
         try:
             self.suite.check_signatures(self.task.rows)
         except BaseException:
@@ -60,12 +69,18 @@ class Bench:
         return honest | {probe.name: probe.text for probe in probes(writer, self.task.probes)}
 
     def group(self, row: Row, texts: Sequence[str]) -> tuple[ExplainedGroup, list[tuple[int, str]]]:
-        """(the completions as one group, (completion, what a function did instead of scoring it) for each that failed)."""
+        """(the completions as one group, (completion, what a function did instead of scoring it)
+        for each that failed).
+        """
         texts = list(texts) or [""]  # nothing written yet
         scored = self.suite.score_each([row] * len(texts), texts, quiet=True)
         scores = np.array([scored[name].scores for name in self.suite.names], dtype=float).T
         right = self.task.is_right(scored[self.task.right_function].scores)
-        problems = [(index, f"{name} {what}") for name, each in scored.items() for index, what in each.errors.items()]
+        problems = [
+            (index, f"{name} {what}")
+            for name, each in scored.items()
+            for index, what in each.errors.items()
+        ]
         names, weights = self.suite.names, self.suite.weights
         batch = batch_of(names, weights, scores, texts, right, len(texts), self.scale_rewards)
         return explain_in(batch), sorted(problems, key=lambda problem: problem[0])
@@ -80,7 +95,9 @@ class Bench:
         group, problems = self.group(row, texts)
         tables = group_tables(group)
         if problems:
-            tables.append(Table(["completion", "what a function did instead of scoring it"], problems))
+            tables.append(
+                Table(["completion", "what a function did instead of scoring it"], problems)
+            )
         return [*tables, self.report]
 
     @cached_property

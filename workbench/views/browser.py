@@ -1,4 +1,5 @@
-"""Browse a run's completions in a cell: a filter, an order, pages, and the group of the chosen completion.
+"""Browse a run's completions in a cell: a filter, an order, pages, and the group of the chosen
+completion.
 
 DuckDB reads the record, a page at a time. Without widgets it is the first page as a table.
 """
@@ -21,20 +22,23 @@ _WIDE = {"width": "100%"}
 
 
 class Browser:
-    """A run's completions, filtered and sorted, a page at a time; below, the group of the chosen one, side by side.
+    """A run's completions, filtered and sorted, a page at a time; below, the group of the chosen
+    one, side by side.
 
     >>> print(wb.inspection.Browser(wb.open_run(), where="step = 1"))
     ...
 
-    Leave it as the last line of a cell. With the slider in focus the arrow keys go to the next and the previous completion, over
-    the ends of the page.
+    Leave it as the last line of a cell. With the slider in focus the arrow keys go to the next and
+    the previous completion, over the ends of the page.
 
     Args:
         where, sort: as for `browse`; they can be changed in the cell.
         size: completions per page.
     """
 
-    def __init__(self, run: RunDirectory, where: str = "", sort: str = "", *, size: int = PAGE) -> None:
+    def __init__(
+        self, run: RunDirectory, where: str = "", sort: str = "", *, size: int = PAGE
+    ) -> None:
         self.run = run
         self.where = where
         self.sort = sort
@@ -56,8 +60,14 @@ class Browser:
         for place, row in enumerate(self.listing.frame.to_dict("records")):
             texts = [Verbatim(one_line(row[name], _LONGEST)) for name in ("prompt", "completion")]
             numbers = [number(row[name]) for name in (*self._scores, "total")]
-            length = f"{row['length_tokens']}, cut" if row["finish_reason"] == "length" else row["length_tokens"]
-            rows.append([place, row["step"], *texts, *numbers, number(row["advantage"], "+.2f"), length])
+            length = (
+                f"{row['length_tokens']}, cut"
+                if row["finish_reason"] == "length"
+                else row["length_tokens"]
+            )
+            rows.append(
+                [place, row["step"], *texts, *numbers, number(row["advantage"], "+.2f"), length]
+            )
         names = [short_name(name.removeprefix("score.")) for name in self._scores]
         header = ["", "step", "prompt", "completion", *names, "total", "advantage", "tokens"]
         return Table(header, rows, self.listing.verdict)
@@ -68,7 +78,8 @@ class Browser:
     __repr__ = __str__
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Fields:
-        bundle = {"text/plain": str(self), "text/html": self.table._repr_html_()}  # the saved notebook shows this page
+        # the saved notebook shows this page
+        bundle = {"text/plain": str(self), "text/html": self.table._repr_html_()}
         return bundle | (widget_view(self.widget) if self.widget is not None else {})
 
     def _build(self) -> Any:
@@ -78,8 +89,13 @@ class Browser:
         orders = ["", *(f"{column}{end}" for column in columns for end in (" desc", ""))]
         add = self.parts.add
         typed = {"continuous_update": False}
-        where = add("where", kit.Text(self.where, description="where", placeholder=EXAMPLES, layout=_WIDE, **typed))
-        sort = add("sort", kit.Combobox(value=self.sort, options=orders, description="sort by", **typed))
+        where = add(
+            "where",
+            kit.Text(self.where, description="where", placeholder=EXAMPLES, layout=_WIDE, **typed),
+        )
+        sort = add(
+            "sort", kit.Combobox(value=self.sort, options=orders, description="sort by", **typed)
+        )
         back = add("back", kit.Button(description="Previous page"))
         more = add("next", kit.Button(description="Next page"))
         word = {"description_width": "initial"}
@@ -95,7 +111,9 @@ class Browser:
         return kit.VBox([where, kit.HBox([sort, back, more, chosen]), rows, group])
 
     def show(self, page: int, place: int = 0) -> None:
-        """Go to a page, and on it to a completion (-1: the last); an expression that cannot be read changes nothing."""
+        """Go to a page, and on it to a completion (-1: the last); an expression that cannot be read
+        changes nothing.
+        """
         where, sort = self.parts["where"].value, self.parts["sort"].value
         try:
             self.listing = browse(self.run, where, sort, page, self.size)
@@ -139,7 +157,9 @@ class Browser:
             return
         row = self.listing.frame.iloc[self.parts["chosen"].value]
         for batch in read_batches(self.run, [int(row["step"])]):
-            places = [place for place, group in enumerate(batch.group_places) if group == row["group"]]
+            places = [
+                place for place, group in enumerate(batch.group_places) if group == row["group"]
+            ]
             if places:
                 shown = ShownGroup(batch.group(places[0]), places[0], batch.group_count)
                 self.parts["group"].value = group_html(shown)

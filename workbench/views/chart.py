@@ -65,7 +65,8 @@ class Chart:
         self.head(self.legend_rows)
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
         two = self.right_share or any(line.right for line in self.lines)
-        self.right: Any = axis.twinx() if two else None  # the axis of what is `right`; None: nothing is
+        # the axis of what is `right`; None: nothing is
+        self.right: Any = axis.twinx() if two else None
         self.axes = [axis, self.right] if two else [axis]
         if two:
             self.right.spines["top"].set_visible(False)
@@ -74,7 +75,9 @@ class Chart:
         for each, shared in zip(self.axes, (self.share, self.right_share)):
             each.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
             # matplotlib's own formatter writes what the numbers have in common over the legend.
-            plain = FuncFormatter(lambda value, _, each=each: tick_label(value, max(map(abs, each.get_ylim()))))
+            plain = FuncFormatter(
+                lambda value, _, each=each: tick_label(value, max(map(abs, each.get_ylim())))
+            )
             each.yaxis.set_major_formatter(PercentFormatter(1.0) if shared else plain)
             # At a fixed place: to look for a free one costs a tenth of a drawing.
             each.xaxis.set_label_coords(0.5, -0.16)

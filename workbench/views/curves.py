@@ -1,4 +1,6 @@
-"""The curves of a run in one figure, with changes marked; its content and size do not grow with the run."""
+"""The curves of a run in one figure, with changes marked; its content and size do not grow with the
+run.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,28 @@ from workbench.kinds import Fields
 from workbench.run import metrics
 from workbench.run.rollouts import unstated_right
 from workbench.views.chart import MAX_POINTS, Chart, Line
-from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, as_text, bare_figure, png
-from workbench.views.history import ADAPTIVE, CHECKPOINT, KL_PER_COMPLETION, LENGTHS, History, Mark, weighted
+from workbench.views.figure import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SERIES,
+    as_text,
+    bare_figure,
+    png,
+)
+from workbench.views.history import (
+    ADAPTIVE,
+    CHECKPOINT,
+    KL_PER_COMPLETION,
+    LENGTHS,
+    History,
+    Mark,
+    weighted,
+)
 from workbench.views.tables import cut, short_name
 
 MOST_MARKS = 60  # vertical lines
@@ -24,35 +46,83 @@ VIOLET = "#5b2a86"  # of held-out prompts: no function has it
 _LONGEST_NAME = 20  # characters
 _LEGEND_COLUMNS = 4
 NO_ENTROPY = "not logged by this trainer\n(Unsloth's GPU trainer never logs it)"
-_NO_KL = "KL is not measured: beta = 0,\nso there is no reference model.\n\nTo measure it, set beta in "
+_NO_KL = (
+    "KL is not measured: beta = 0,\nso there is no reference model.\n\nTo measure it, set beta in "
+)
 KL_UNMEASURED = f"{_NO_KL}the recipe,\nfor example grpo.beta = 0.001."
 KL_UNMEASURED_ATTACHED = f"{_NO_KL}GRPOConfig,\nfor example beta=0.001."
 
 
 def _charts() -> dict[str, tuple[int, Any, Fields]]:
-    """Name -> (row, column, settings of its `Chart`). The lines of the reward functions are added later."""
+    """Name -> (row, column, settings of its `Chart`). The lines of the reward functions are added
+    later.
+    """
     reward = [Line(metrics.REWARD, "total", BLACK, 2, shaded=True)]
     std = [Line(metrics.GROUP_STD, "within groups (drives learning)", BLUE, 2, shaded=True)]
     std += [Line(metrics.REWARD_STD, "whole batch (TRL's reward_std)", GREY, 1, ":")]
-    groups = [(metrics.ALL_RIGHT, "all right", GREEN), (metrics.MIXED, "mixed", BLUE), (metrics.ALL_WRONG, "all wrong", RED)]
+    groups = [
+        (metrics.ALL_RIGHT, "all right", GREEN),
+        (metrics.MIXED, "mixed", BLUE),
+        (metrics.ALL_WRONG, "all wrong", RED),
+    ]
     dead = [Line(metrics.DEAD, "dead (zero variance)", BLACK, 1.2, "--")]
     kl = [Line(metrics.KL, "per token", ORANGE, 2, shaded=True)]
     kl += [Line(KL_PER_COMPLETION, "per completion (right)", GREY, 1, ":", right=True)]
-    length = [Line(metrics.MEAN_LENGTH, "mean", BLUE, 2), Line(metrics.CLIPPED, "clipped (right)", RED, 1.2, "--", right=True)]
+    length = [
+        Line(metrics.MEAN_LENGTH, "mean", BLUE, 2),
+        Line(metrics.CLIPPED, "clipped (right)", RED, 1.2, "--", right=True),
+    ]
     entropy = [Line(metrics.ENTROPY, "entropy", PURPLE, 1.5, shaded=True)]
     stages = [(metrics.GENERATE_S, "generate", BLUE), (metrics.REWARD_S, "rewards", ORANGE)]
     stages += [(metrics.TRAIN_S, "forward + backward", GREEN)]
     step = [Line(metrics.STEP_S, "whole step", BLACK, 0.8)]
     title = "reward: total, and the weighted mean of each function"
     return {
-        "reward": (0, slice(0, 2), dict(title=title, lines=reward, right_share=True, points=4 * MAX_POINTS // 5)),
-        "raw": (0, 2, dict(title="mean of each function,\nunweighted; colours as on the left", legend_rows=0)),
+        "reward": (
+            0,
+            slice(0, 2),
+            dict(title=title, lines=reward, right_share=True, points=4 * MAX_POINTS // 5),
+        ),
+        "raw": (
+            0,
+            2,
+            dict(title="mean of each function,\nunweighted; colours as on the left", legend_rows=0),
+        ),
         "std": (1, 0, dict(title="reward std", lines=std, legend_rows=2, columns=1)),
-        "groups": (1, 1, dict(title="groups", lines=dead, stack=groups, share=True, legend_rows=2, columns=2)),
-        "kl": (1, 2, dict(title="KL from the reference model, nats", lines=kl, peaks=True, legend_rows=2)),
-        "length": (2, 0, dict(title="completion length, tokens", lines=length, band=LENGTHS, right_share=True, columns=4)),
+        "groups": (
+            1,
+            1,
+            dict(title="groups", lines=dead, stack=groups, share=True, legend_rows=2, columns=2),
+        ),
+        "kl": (
+            1,
+            2,
+            dict(title="KL from the reference model, nats", lines=kl, peaks=True, legend_rows=2),
+        ),
+        "length": (
+            2,
+            0,
+            dict(
+                title="completion length, tokens",
+                lines=length,
+                band=LENGTHS,
+                right_share=True,
+                columns=4,
+            ),
+        ),
         "entropy": (2, 1, dict(title="entropy, nats per token", lines=entropy, legend_rows=0)),
-        "time": (2, 2, dict(title="wall time per step, s", lines=step, stack=stages, alpha=0.6, peaks=True, legend_rows=2)),
+        "time": (
+            2,
+            2,
+            dict(
+                title="wall time per step, s",
+                lines=step,
+                stack=stages,
+                alpha=0.6,
+                peaks=True,
+                legend_rows=2,
+            ),
+        ),
     }
 
 
@@ -81,7 +151,9 @@ class RunFigure:
         self.unmeasured = KL_UNMEASURED
 
     def about(self, manifest: Fields) -> None:
-        """Word the charts for a run: who made its trainer, and whether anybody defined what is right."""
+        """Word the charts for a run: who made its trainer, and whether anybody defined what is
+        right.
+        """
         self.unmeasured = KL_UNMEASURED_ATTACHED if manifest.get("attached") else KL_UNMEASURED
         groups = self.charts["groups"]
         unstated = unstated_right(manifest)
@@ -96,7 +168,8 @@ class RunFigure:
         marks: Sequence[Mark] = (),
         held_out: Sequence[Fields] = (),
     ) -> bytes:
-        """The figure with this history in it, as PNG bytes; `held_out` is as `run.held_out` reads it.
+        """The figure with this history in it, as PNG bytes; `held_out` is as `run.held_out` reads
+        it.
 
         The title is one line (empty: the run's name), the note small text beneath it, of which two
         lines are shown.
@@ -169,7 +242,9 @@ class RunFigure:
 
 
 class _HeldOut:
-    """Held-out prompts over the rewards, on the right: the correct share, its 95 % interval; base dashed."""
+    """Held-out prompts over the rewards, on the right: the correct share, its 95 % interval; base
+    dashed.
+    """
 
     def __init__(self, chart: Chart) -> None:
         self._axis = chart.right
@@ -201,7 +276,9 @@ class _Marks:
         self.lines = []
         for chart in charts.values():
             look = {"color": "#555555", "linewidth": 0.8, "alpha": 0.9 if chart is reward else 0.35}
-            self.lines += chart.axis.plot([], [], transform=chart.axis.get_xaxis_transform(), **look)
+            self.lines += chart.axis.plot(
+                [], [], transform=chart.axis.get_xaxis_transform(), **look
+            )
         across = {"transform": reward.axis.get_xaxis_transform()}
         plot = partial(reward.axis.plot, [], [], linestyle="none", clip_on=False, **across)
         (self.checkpoints,) = plot(marker="^", markersize=4, color=GREEN)

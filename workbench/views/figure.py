@@ -1,4 +1,6 @@
-"""Figures as plain PNG, without pyplot, whose global state Jupyter's own hooks close and redraw behind a running cell."""
+"""Figures as plain PNG, without pyplot, whose global state Jupyter's own hooks close and redraw
+behind a running cell.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from workbench.printable import printable
 from workbench.views.tables import cut
 
 # Okabe and Ito's palette: told apart by readers with any colour vision.
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222"
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#56B4E9",
+    "#222222",
+)
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
 GREY = "#888888"
 
@@ -47,12 +57,18 @@ def style(axis: Axes) -> None:
 
 
 def as_text(text: object, most: int = 1000) -> str:
-    """Text as it is, in a figure, where matplotlib would set anything between two dollars as a formula."""
+    """Text as it is, in a figure, where matplotlib would set anything between two dollars as a
+    formula.
+    """
     return cut(printable(str(text)), most).replace("$", r"\$")
 
 
-def with_legend(figure: Figure, axis: Axes, *entries: object, x: str = "", y: str = "", title: str = "") -> Any:
-    """The figure, laid out, with what its axes and their title say, and the legend (or these handles and labels) on its right."""
+def with_legend(
+    figure: Figure, axis: Axes, *entries: object, x: str = "", y: str = "", title: str = ""
+) -> Any:
+    """The figure, laid out, with what its axes and their title say, and the legend (or these
+    handles and labels) on its right.
+    """
     axis.set_xlabel(x, fontsize=8)
     axis.set_ylabel(y, fontsize=8)
     axis.set_title(as_text(title), fontsize=9, loc="left")
@@ -69,18 +85,29 @@ def lying(axis: Any, places: Any, labels: Any) -> None:
     axis.grid(visible=False, axis="y")
 
 
-def stacked_bars(axis: Axes, labels: Sequence[str], parts: Iterable[tuple[str, np.ndarray]]) -> None:
+def stacked_bars(
+    axis: Axes, labels: Sequence[str], parts: Iterable[tuple[str, np.ndarray]]
+) -> None:
     """Horizontal bars of named parts: positive values right of 0, negative ones left."""
     places = range(len(labels))
     right = left = np.zeros(len(labels))
     for (name, added), colour in zip(parts, itertools.cycle(SERIES)):
-        axis.barh(places, added, left=np.where(added >= 0, right, left), color=colour, height=0.7, label=as_text(name, 48))
+        axis.barh(
+            places,
+            added,
+            left=np.where(added >= 0, right, left),
+            color=colour,
+            height=0.7,
+            label=as_text(name, 48),
+        )
         right, left = right + np.maximum(added, 0), left + np.minimum(added, 0)
     lying(axis, places, labels)
 
 
 def png(figure: Any) -> bytes:
-    """The figure as PNG bytes, in at most 128 colours: a chart has few, and it is then a third of the size."""
+    """The figure as PNG bytes, in at most 128 colours: a chart has few, and it is then a third of
+    the size.
+    """
     from matplotlib import rc_context
     from PIL import Image
 
@@ -112,15 +139,24 @@ class Picture:
 
 
 def inline_image(figure: object, text: str) -> str:
-    """The figure as HTML, for a view that shows it among other things; the text is for readers who cannot see it."""
+    """The figure as HTML, for a view that shows it among other things; the text is for readers who
+    cannot see it.
+    """
     return image_tag(base64.b64encode(png(figure)).decode("ascii"), text)
 
 
-# In a dark theme (JupyterLab's or VS Code's) a picture on white is turned dark, and its hues are kept.
-_DARK = "[data-jp-theme-light=false] img.chart,body.vscode-dark img.chart{filter:invert(.93) hue-rotate(180deg)}"
+# In a dark theme (JupyterLab's or VS Code's) a picture on white is turned dark, and its hues are
+# kept.
+_DARK = (
+    "[data-jp-theme-light=false] img.chart,body.vscode-dark img.chart{filter:invert(.93)"
+    " hue-rotate(180deg)}"
+)
 
 
 def image_tag(data: str, text: str) -> str:
     """The HTML of a picture, given as base64; the text is for readers who cannot see it."""
     alt = html.escape(printable(text))
-    return f"<style>{_DARK}</style><img src='data:image/png;base64,{data}' class='chart' alt='{alt}' style='max-width:100%'>"
+    return (
+        f"<style>{_DARK}</style><img src='data:image/png;base64,{data}' class='chart' alt='{alt}'"
+        " style='max-width:100%'>"
+    )

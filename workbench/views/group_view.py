@@ -1,4 +1,6 @@
-"""One group of a run's latest step: its prompt, its completions and their scores, as text in a bounded space."""
+"""One group of a run's latest step: its prompt, its completions and their scores, as text in a
+bounded space.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,24 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import read_part
-from workbench.views.tables import BAD, GOOD, CellMark, Table, Verbatim, no_formulas, number, one_line, pre, short_name
+from workbench.views.tables import (
+    BAD,
+    GOOD,
+    CellMark,
+    Table,
+    Verbatim,
+    no_formulas,
+    number,
+    one_line,
+    pre,
+    short_name,
+)
 
 MOST_COMPLETIONS = 8  # of a group that are shown; the best and the worst are among them
 MOST_FUNCTIONS = 10
 _ENDS = {None: "-", True: "stop", False: "length"}  # by whether it was finished
-_LONGEST_COMPLETION, _LONGEST_PROMPT, _LONGEST_BEFORE = (600, 14), (800, 14), (240, 4)  # characters, lines
+# characters, lines
+_LONGEST_COMPLETION, _LONGEST_PROMPT, _LONGEST_BEFORE = (600, 14), (800, 14), (240, 4)
 
 
 @dataclass(frozen=True)
@@ -32,7 +46,10 @@ class ShownGroup:
     def best_first(self) -> list[int]:
         """Numbers of the completions, by advantage."""
         advantages = self.batch.groups.advantages
-        return sorted(range(len(advantages)), key=lambda n: -advantages[n] if advantages[n] == advantages[n] else 0.0)
+        return sorted(
+            range(len(advantages)),
+            key=lambda n: -advantages[n] if advantages[n] == advantages[n] else 0.0,
+        )
 
     @property
     def title(self) -> str:
@@ -49,7 +66,9 @@ class ShownGroup:
 
 def group_of(batch: ScoredBatch, turn: int) -> ShownGroup:
     """One group of a batch: another one with each turn, so that all kinds are seen."""
-    return ShownGroup(batch.group(turn % batch.group_count), turn % batch.group_count, batch.group_count)
+    return ShownGroup(
+        batch.group(turn % batch.group_count), turn % batch.group_count, batch.group_count
+    )
 
 
 def newest_part(run: RunDirectory) -> tuple[int, Path] | None:
@@ -62,7 +81,9 @@ def newest_part(run: RunDirectory) -> tuple[int, Path] | None:
 
 
 def read_batch(part: Path) -> ScoredBatch | None:
-    """A part's last batch; None if it is not (or no longer) there, or is not a whole Parquet file."""
+    """A part's last batch; None if it is not (or no longer) there, or is not a whole Parquet
+    file.
+    """
     try:
         return next(iter(deque(read_part(part, steps=[span(part)[1]]), 1)), None)
     except (RunError, OSError):
@@ -70,7 +91,9 @@ def read_batch(part: Path) -> ScoredBatch | None:
 
 
 def group_html(group: ShownGroup) -> str:
-    """The group for a notebook. Model text is escaped, in `<pre>`, and cut in the middle where it is long."""
+    """The group for a notebook. Model text is escaped, in `<pre>`, and cut in the middle where it
+    is long.
+    """
     batch = group.batch
     shown = group.best_first
     title = f"{len(shown)} completions, best first"
@@ -83,7 +106,10 @@ def group_html(group: ShownGroup) -> str:
     for name, weight in zip(batch.names[:MOST_FUNCTIONS], batch.weights, strict=False):
         short = one_line(short_name(name), 24)
         heads.append(short if weight == 1 else f"{short} x {number(weight)}")
-    table = Table(["completion", *heads, "total", "advantage", "tokens, end"], [_row(batch, index) for index in shown])
+    table = Table(
+        ["completion", *heads, "total", "advantage", "tokens, end"],
+        [_row(batch, index) for index in shown],
+    )
     return no_formulas(
         f"<details open><summary><b>{group.title}</b>: {title}</summary>"
         f"{pre(_prompt_text(group.messages), 'margin:4px 0')}{table._repr_html_()}</details>"
@@ -95,8 +121,13 @@ def group_text(group: ShownGroup, most: int = 3) -> str:
     batch, order = group.batch, group.best_first
     lines = [f"{group.title}: {one_line(group.messages[-1][1], 100)}"]
     for index in order if len(order) <= most else [*order[: most - 1], order[-1]]:
-        advantage, total = number(batch.groups.advantages[index], "+.2f"), number(batch.groups.totals[index])
-        lines.append(f"  {advantage:>6}  total {total:>5}  {one_line(batch.completions[index], 100)}")
+        advantage, total = (
+            number(batch.groups.advantages[index], "+.2f"),
+            number(batch.groups.totals[index]),
+        )
+        lines.append(
+            f"  {advantage:>6}  total {total:>5}  {one_line(batch.completions[index], 100)}"
+        )
     return "\n".join(lines)
 
 
@@ -115,11 +146,15 @@ def _row(batch: ScoredBatch, index: int) -> list[Any]:
 
 
 def middle_cut(text: str, most: int, most_lines: int) -> str:
-    """`text` in at most about `most` characters and lines: its beginning, and its end, where the answer is."""
+    """`text` in at most about `most` characters and lines: its beginning, and its end, where the
+    answer is.
+    """
     lines = text.split("\n")
     if (hidden := len(lines) - most_lines) > 0:
         end = most_lines // 3
-        text = "\n".join([*lines[: most_lines - end], f"… ({hidden} line{'s' * (hidden > 1)}) …", *lines[-end:]])
+        text = "\n".join(
+            [*lines[: most_lines - end], f"… ({hidden} line{'s' * (hidden > 1)}) …", *lines[-end:]]
+        )
     if (hidden := len(text) - most) <= 0:
         return text
     end = most // 3

@@ -1,4 +1,6 @@
-"""A run's health in a few lines: problems first, what is well in one line, what could not be examined by name."""
+"""A run's health in a few lines: problems first, what is well in one line, what could not be
+examined by name.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,15 @@ _MOST_PROMPTS = 3
 
 
 def verdict_lines(verdicts: Sequence[Verdict], causes: bool = True) -> str:
-    """The verdicts as text for a terminal: alarms, warnings and notes (with `causes` what is known of each), then the rest."""
+    """The verdicts as text for a terminal: alarms, warnings and notes (with `causes` what is known
+    of each), then the rest.
+    """
     lines = []
     for verdict in _wrong(verdicts):
-        lines += [f"{verdict.state}: {_headline(verdict)}", *(f"  {why}" for why in _reasons(verdict) if causes)]
+        lines += [
+            f"{verdict.state}: {_headline(verdict)}",
+            *(f"  {why}" for why in _reasons(verdict) if causes),
+        ]
     return "\n".join(lines + _rest(verdicts))
 
 
@@ -37,7 +44,13 @@ def _wrong(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 def _headline(verdict: Verdict) -> str:
     first, last = verdict.first_step, verdict.last_step
-    when = "" if last is None else f" (step {last})" if first in (None, last) else f" (steps {first} to {last})"
+    when = (
+        ""
+        if last is None
+        else f" (step {last})"
+        if first in (None, last)
+        else f" (steps {first} to {last})"
+    )
     return f"{verdict.title}: {one_line(verdict.line)}{when}"
 
 

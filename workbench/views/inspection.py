@@ -1,4 +1,6 @@
-"""Findings in a run, for a cell: listings with their word diffs, and a completion shaded token by token."""
+"""Findings in a run, for a cell: listings with their word diffs, and a completion shaded token by
+token.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,31 @@ from workbench.printable import printable
 from workbench.run.metrics import GROUP_STD, KL, REWARD
 from workbench.views.figure import BLUE, ORANGE, inline_image, new_figure, with_legend
 from workbench.views.group_view import middle_cut
-from workbench.views.tables import BAD, GOOD, Html, Table, Verbatim, View, no_formulas, plain_text, pre
+from workbench.views.tables import (
+    BAD,
+    GOOD,
+    Html,
+    Table,
+    Verbatim,
+    View,
+    no_formulas,
+    plain_text,
+    pre,
+)
 
 _LONGEST = (600, 14)  # characters, lines of a text in a cell
 _SHARES = ("before", "after", "share", "first", "last", "clipped")
-_DIFF = {" ": "{}", "-": f"<del style='color:{BAD}'>{{}}</del>", "+": f"<ins style='color:{GOOD}'>{{}}</ins>"}
+_DIFF = {
+    " ": "{}",
+    "-": f"<del style='color:{BAD}'>{{}}</del>",
+    "+": f"<ins style='color:{GOOD}'>{{}}</ins>",
+}
 
 
 def listing_table(listing: Listing) -> Table:
-    """A `Listing`: its verdict, and some of its rows, texts as they are; of two texts the first, with a word diff."""
+    """A `Listing`: its verdict, and some of its rows, texts as they are; of two texts the first,
+    with a word diff.
+    """
     differs = {"text_before", "text_after"} <= set(listing.frame.columns)
     names = [name for name in listing.frame.columns if not (differs and name == "text_after")]
     rows = []
@@ -29,7 +47,10 @@ def listing_table(listing: Listing) -> Table:
         rows.append([_cell(name, row[name]) for name in names])
         if differs:
             texts = [middle_cut(row[name], *_LONGEST) for name in ("text_before", "text_after")]
-            parts = "".join(_DIFF[mark].format(html.escape(plain_text(words))) for mark, words in word_diff(*texts))
+            parts = "".join(
+                _DIFF[mark].format(html.escape(plain_text(words)))
+                for mark, words in word_diff(*texts)
+            )
             rows[-1].append(Html(parts, diff_as_text(*texts)))
     if differs:
         names.append("words that changed")
@@ -48,7 +69,9 @@ def _cell(name: str, value: Any) -> object:
 
 
 def token_page(view: TokenView) -> View:
-    """A `TokenView`: each token shaded by its share of the KL, underlined by the effect of the advantage."""
+    """A `TokenView`: each token shaded by its share of the KL, underlined by the effect of the
+    advantage.
+    """
     most = float(view.kl.max()) or 1.0
     line = GOOD if view.advantage > 0 else BAD if view.advantage < 0 else "transparent"
     spans = []
@@ -57,8 +80,14 @@ def token_page(view: TokenView) -> View:
         title = f"base {base:.3f}, trained {trained:.3f}, KL {kl:.4f}"
         style = f"background:rgba({colour},{0.9 * kl / most:.3f});border-bottom:2px solid {line}"
         spans.append(f"<span title='{title}' style='{style}'>{html.escape(printable(text))}</span>")
-    legend = "orange: likelier since training; blue: less likely; the deeper, the larger the token's share of the KL"
-    page = f"{pre(view.verdict)}<pre style='white-space:pre-wrap;line-height:2'>{''.join(spans)}</pre>{pre(legend)}"
+    legend = (
+        "orange: likelier since training; blue: less likely; the deeper, the larger the token's"
+        " share of the KL"
+    )
+    page = (
+        f"{pre(view.verdict)}<pre"
+        f" style='white-space:pre-wrap;line-height:2'>{''.join(spans)}</pre>{pre(legend)}"
+    )
     return View(no_formulas(page), str(view))
 
 
@@ -70,9 +99,19 @@ def comparison_view(comparison: Comparison) -> View:
         rows = run.metrics()
         for axis, key in zip(axes, (REWARD, GROUP_STD, KL), strict=True):
             points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-            axis.plot(*zip(*points, strict=True) if points else ([], []), color=colour, linewidth=1, label=run.name)
+            axis.plot(
+                *zip(*points, strict=True) if points else ([], []),
+                color=colour,
+                linewidth=1,
+                label=run.name,
+            )
             axis.set_title(key, fontsize=9, loc="left")
     with_legend(figure, axes[-1], x="step", title=KL)
-    tables = [listing_table(part) for part in (comparison.settings, comparison.held_out, comparison.prompts)]
-    page = inline_image(figure, ", ".join(run.name for run in comparison.runs)) + "".join(table._repr_html_() for table in tables)
+    tables = [
+        listing_table(part)
+        for part in (comparison.settings, comparison.held_out, comparison.prompts)
+    ]
+    page = inline_image(figure, ", ".join(run.name for run in comparison.runs)) + "".join(
+        table._repr_html_() for table in tables
+    )
     return View(page, str(comparison))

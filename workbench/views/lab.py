@@ -1,7 +1,9 @@
-"""The lab: a group of completions scored while one types, beside the scores of reward hacks; without widgets, as tables.
+"""The lab: a group of completions scored while one types, beside the scores of reward hacks;
+without widgets, as tables.
 
-A task that came from a file is loaded again whenever the file is saved. Everything runs between cells, on the kernel's own
-event loop: no thread touches a widget, which some front ends forbid. While a cell runs, the panel waits.
+A task that came from a file is loaded again whenever the file is saved. Everything runs between
+cells, on the kernel's own event loop: no thread touches a widget, which some front ends forbid.
+While a cell runs, the panel waits.
 """
 
 from __future__ import annotations
@@ -24,18 +26,37 @@ from workbench.rewards.groups import SCALES, ExplainedGroup
 from workbench.task import Row, Task
 from workbench.views.bench import Bench
 from workbench.views.groups import group_tables
-from workbench.views.tables import BAD, GOOD, LONGEST_SHOWN, MUTED, PRE, coloured, number, one_line, plain_text, pre, short_name
+from workbench.views.tables import (
+    BAD,
+    GOOD,
+    LONGEST_SHOWN,
+    MUTED,
+    PRE,
+    coloured,
+    number,
+    one_line,
+    plain_text,
+    pre,
+    short_name,
+)
 from workbench.views.widgets import Parts, no_widgets, widget_view
 from workbench.workspace import shown
 
 MOST_PROMPTS = 100  # offered in the list
 _LOOK_S = 0.5  # between two looks at the task file
 _PAUSE_S = 0.15  # of typing, after which it is scored
-_STARTERS = ("an honest answer", "a wrong answer", "empty tags", "several answers as a hedge", "empty")
+_STARTERS = (
+    "an honest answer",
+    "a wrong answer",
+    "empty tags",
+    "several answers as a hedge",
+    "empty",
+)
 _MARK = "background:#ffe08a;color:#222"
 _ASKED = "border-bottom:2px solid #0072B2"
 _WIDE, _HALF, _WORDS = {"width": "98%"}, {"width": "50%"}, {"description_width": "initial"}
-_OPEN: dict[str, asyncio.Task] = {}  # what looks after each task file, for a panel: run again, a cell replaces it
+# what looks after each task file, for a panel: run again, a cell replaces it
+_OPEN: dict[str, asyncio.Task] = {}
 
 
 class Lab:
@@ -45,7 +66,8 @@ class Lab:
 
     Args:
         task: a `Task`, a task file, or the name of a task that ships.
-        completions: texts to start with; None: a reference completion and three probes, or nothing where it was guessed.
+        completions: texts to start with; None: a reference completion and three probes, or nothing
+            where it was guessed.
         row: number of the prompt to start with.
         scale_rewards: TRL's setting, for the advantages.
 
@@ -56,14 +78,26 @@ class Lab:
     """
 
     def __init__(
-        self, task: Task | str | Path, completions: Sequence[str] | None = None, row: int = 0, scale_rewards: str | bool = "group"
+        self,
+        task: Task | str | Path,
+        completions: Sequence[str] | None = None,
+        row: int = 0,
+        scale_rewards: str | bool = "group",
     ) -> None:
         scale = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
         if scale not in SCALES:
-            raise RecipeError(f"scale_rewards = {scale_rewards!r}", rule="TRL's setting", remedy=f"one of {', '.join(SCALES)}")
+            raise RecipeError(
+                f"scale_rewards = {scale_rewards!r}",
+                rule="TRL's setting",
+                remedy=f"one of {', '.join(SCALES)}",
+            )
         given = [completions] if isinstance(completions, str) else completions
         if given is not None and not all(isinstance(text, str) for text in given):
-            raise TaskError(f"completions = {given!r:.200}", rule="a completion is a text", remedy="give a list of texts")
+            raise TaskError(
+                f"completions = {given!r:.200}",
+                rule="a completion is a text",
+                remedy="give a list of texts",
+            )
         self.bench = Bench(task, scale)
         if not 0 <= row < (count := len(self.bench.task.rows)):
             raise IndexError(f"row = {row}: the task has {count} rows")
@@ -88,12 +122,19 @@ class Lab:
         return self._static()["text/plain"]
 
     def _static(self) -> dict[str, str]:
-        asked, (*parts, report) = question(self.row["prompt"]).strip(), self.bench.tables(self.row, self.texts)
+        asked, (*parts, report) = (
+            question(self.row["prompt"]).strip(),
+            self.bench.tables(self.row, self.texts),
+        )
         page = "".join([pre(asked), *(part._repr_html_() for part in parts), _fold(report)])
-        return {"text/html": page, "text/plain": "\n\n".join([plain_text(asked), *map(str, parts), str(report)])}
+        return {
+            "text/html": page,
+            "text/plain": "\n\n".join([plain_text(asked), *map(str, parts), str(report)]),
+        }
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> object:
-        # The tables go along for readers of the saved notebook, where no kernel answers the widgets.
+        # The tables go along for readers of the saved notebook, where no kernel answers the
+        # widgets.
         if self.widget is None:
             return self._static()
         self._watch()
@@ -107,7 +148,8 @@ class Lab:
         if self.widget is not None:
             self.widget.close()
 
-    # --- widgets ------------------------------------------------------------------------------------------------
+    # --- widgets
+    # ----------------------------------------------------------------------------------------------
 
     def _build(self) -> Any:
         if no_widgets():
@@ -119,7 +161,9 @@ class Lab:
         scale = {"options": list(SCALES), "value": self.bench.scale_rewards}
         self.parts.add("prompts", kit.Dropdown(description="prompt", layout={"width": "70%"}))
         self.parts.add("scale", kit.Dropdown(description="scale_rewards", style=_WORDS, **scale))
-        self.parts.add("marks", kit.Dropdown(description="highlight", style=_WORDS, layout={"width": "40%"}))
+        self.parts.add(
+            "marks", kit.Dropdown(description="highlight", style=_WORDS, layout={"width": "40%"})
+        )
         self.parts.add("completions", kit.VBox([], layout=_WIDE))
         self.parts["prompts"].observe(self._prompt_changed, "value")
         self._offer()
@@ -138,7 +182,10 @@ class Lab:
         numbers = sorted({*range(min(len(rows), MOST_PROMPTS)), self.number})
         prompts = self.parts["prompts"]
         prompts.unobserve(self._prompt_changed, "value")
-        prompts.options = [(one_line(f"{number}: {question(rows[number]['prompt']).strip()}", 84), number) for number in numbers]
+        prompts.options = [
+            (one_line(f"{number}: {question(rows[number]['prompt']).strip()}", 84), number)
+            for number in numbers
+        ]
         prompts.value = self.number
         prompts.observe(self._prompt_changed, "value")
         marks = self.parts["marks"]
@@ -154,8 +201,15 @@ class Lab:
         lines = []
         for index, text in enumerate(self.texts):
             look = {"style": {"description_width": "1.5em"}, "layout": _WIDE}
-            starter = self.parts.add(f"starter-{index}", kit.Dropdown(options=options, description=str(index), **look))
-            area = kit.Textarea(value=text, rows=6, placeholder="type a completion", layout={**_WIDE, "height": "9em"})
+            starter = self.parts.add(
+                f"starter-{index}", kit.Dropdown(options=options, description=str(index), **look)
+            )
+            area = kit.Textarea(
+                value=text,
+                rows=6,
+                placeholder="type a completion",
+                layout={**_WIDE, "height": "9em"},
+            )
             self.parts.add(f"completion-{index}", area)
             seen = self.parts.add(f"seen-{index}", kit.HTML(layout=_HALF))
 
@@ -169,7 +223,9 @@ class Lab:
             area.observe(typed, "value")
             starter.observe(put, "value")
             lines.append(kit.HBox([kit.VBox([starter, area], layout=_HALF), seen]))
-        more = kit.Button(description="one more completion", layout={"width": "auto", "align_self": "flex-start"})
+        more = kit.Button(
+            description="one more completion", layout={"width": "auto", "align_self": "flex-start"}
+        )
         self.parts.add("add", more).on_click(lambda _: self.add())
         self.parts["completions"].children = [*lines, more]
 
@@ -233,7 +289,11 @@ class Lab:
         unseen: list[str] = []  # functions that paid for something that cannot be shown
         if self.texts:
             group, problems = self.bench.group(self.row, self.texts)
-            asked = [mark for block in parse_format(self.row).blocks for mark in (block.opening, block.closing)]
+            asked = [
+                mark
+                for block in parse_format(self.row).blocks
+                for mark in (block.opening, block.closing)
+            ]
             marked = self.parts["marks"].value
             for index, text in enumerate(self.texts):
                 spans: set[tuple[int, int]] = set()
@@ -252,21 +312,27 @@ class Lab:
 
     def _status(self, unseen: Sequence[str], seconds: float) -> str:
         if self.problem:
-            return coloured(f"{self.problem}\nThe last task that could be loaded is still shown.", BAD)
+            return coloured(
+                f"{self.problem}\nThe last task that could be loaded is still shown.", BAD
+            )
         text = "yellow: what a function matched"
         if unseen:
             text += f" (cannot see what {', '.join(unseen)} matched)"
         text += "; underlined: what the prompt asks for. "
         if self.file is not None:
             text += f"{shown(self.file)}, reloaded when saved; "
-        return coloured(f"{text}reward hash {self.bench.suite.hash}; scored in {1000 * seconds:.0f} ms", MUTED)
+        return coloured(
+            f"{text}reward hash {self.bench.suite.hash}; scored in {1000 * seconds:.0f} ms", MUTED
+        )
 
-    # --- the task file ------------------------------------------------------------------------------------------
+    # --- the task file
+    # ------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         if self.file is None or self._watching is not None:
             return
-        with contextlib.suppress(RuntimeError):  # without an event loop nothing could be clicked either
+        # without an event loop nothing could be clicked either
+        with contextlib.suppress(RuntimeError):
             self._watching = asyncio.get_running_loop().create_task(self._look_after())
             before, _OPEN[str(self.file)] = _OPEN.get(str(self.file)), self._watching
             if before is not None:
@@ -290,7 +356,9 @@ class Lab:
         return stat.st_mtime_ns, stat.st_size
 
     def look(self) -> None:
-        """Reload the task if its file was saved; if that fails, the last good one stays. The panel does this itself."""
+        """Reload the task if its file was saved; if that fails, the last good one stays. The panel
+        does this itself.
+        """
         stamp = self._saved()
         if self.file is None or stamp is None or stamp == self._stamp:
             return
@@ -298,7 +366,11 @@ class Lab:
         try:
             fresh = Bench(self.file, self.bench.scale_rewards)
         except (Exception, SystemExit) as error:  # anything may be written there: the panel stays
-            self.problem = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
+            self.problem = (
+                str(error)
+                if isinstance(error, WorkbenchError)
+                else f"{type(error).__name__}: {error}"
+            )
         else:
             self.bench.suite.close()
             self.bench, self.problem = fresh, ""
@@ -309,7 +381,10 @@ class Lab:
 
 def _fold(report: Any) -> str:
     # Opened by a click, so that nobody reads a flaw before having looked for it.
-    return f"<details><summary>what the audit finds in these rewards</summary>{report._repr_html_()}</details>"
+    return (
+        "<details><summary>what the audit finds in these"
+        f" rewards</summary>{report._repr_html_()}</details>"
+    )
 
 
 def _error(error: Exception) -> str:
@@ -322,22 +397,37 @@ def _choices(names: Iterable[str]) -> list[tuple[str, str]]:
 
 def _one(group: ExplainedGroup, index: int, page: str, problems: Sequence[tuple[int, str]]) -> str:
     pairs = zip(group.names, group.scores[index], strict=True)
-    scores = ", ".join(f"{html.escape(plain_text(short_name(name)))} <b>{number(score)}</b>" for name, score in pairs)
+    scores = ", ".join(
+        f"{html.escape(plain_text(short_name(name)))} <b>{number(score)}</b>"
+        for name, score in pairs
+    )
     advantage = group.advantages[index]
     colour = GOOD if advantage > 0 else BAD if advantage < 0 else MUTED
-    total = f"total <b>{number(group.totals[index])}</b>, advantage <b style='color:{colour}'>{advantage:+.2f}</b>"
+    total = (
+        f"total <b>{number(group.totals[index])}</b>, advantage <b"
+        f" style='color:{colour}'>{advantage:+.2f}</b>"
+    )
     failed = [coloured(problem, BAD) for place, problem in problems if place == index]
     return f"{total}<br>{scores}{page}{''.join(failed)}"
 
 
 def highlighted(text: str, matched: Iterable[tuple[int, int]], asked: Iterable[str] = ()) -> str:
-    """HTML of a completion: matched parts, by (start, end), in yellow; the marks that the prompt asks for underlined."""
+    """HTML of a completion: matched parts, by (start, end), in yellow; the marks that the prompt
+    asks for underlined.
+    """
     text, more = text[:LONGEST_SHOWN], len(text) - LONGEST_SHOWN
     places = range(len(text))
     found = {place for span in matched for place in places[slice(*span)]}
-    named = {place for mark in filter(None, asked) for hit in re.finditer(re.escape(mark), text) for place in range(*hit.span())}
+    named = {
+        place
+        for mark in filter(None, asked)
+        for hit in re.finditer(re.escape(mark), text)
+        for place in range(*hit.span())
+    }
     pieces = []
-    for (is_found, is_named), run in itertools.groupby(places, lambda place: (place in found, place in named)):
+    for (is_found, is_named), run in itertools.groupby(
+        places, lambda place: (place in found, place in named)
+    ):
         body = html.escape(plain_text("".join(text[place] for place in run)))
         if is_found:  # white space that was matched would not be seen
             body = f"<mark style='{_MARK}'>{body.replace(chr(10), '↵' + chr(10))}</mark>"

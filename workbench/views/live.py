@@ -1,7 +1,9 @@
-"""A run in a notebook cell: one panel (`RunCell`) with two feeds, the trainer (`LivePlot`) or the run's files (`RunPanel`).
+"""A run in a notebook cell: one panel (`RunCell`) with two feeds, the trainer (`LivePlot`) or the
+run's files (`RunPanel`).
 
-A run followed by its files has a separate process (`start`, `workbench train`, another kernel), and the panel an idle
-kernel, on whose event loop it updates between cells. Nothing is lost when the kernel restarts.
+A run followed by its files has a separate process (`start`, `workbench train`, another kernel), and
+the panel an idle kernel, on whose event loop it updates between cells. Nothing is lost when the
+kernel restarts.
 """
 
 from __future__ import annotations
@@ -24,18 +26,22 @@ from workbench.views.run_view import GAP, FollowedRun, RunView, oldest_s
 from workbench.views.tables import PRE, plain_text
 from workbench.views.widgets import WIDGETS, widget_view
 
-BUDGET = 0.008  # share of the run's time that pictures may take, as long as none of them grows older than `oldest_s`
+# share of the run's time that pictures may take, as long as none of them grows older than
+# `oldest_s`
+BUDGET = 0.008
 SHORTEST_WORDS_S = 0.25  # between two status lines
 _LONGEST_MESSAGE = 1200  # characters
 Viewed = TypeVar("Viewed", bound=RunView)
-_OPEN: dict[str, RunPanel] = {}  # the panel that shows each run: shown again, it replaces the one before
+# the panel that shows each run: shown again, it replaces the one before
+_OPEN: dict[str, RunPanel] = {}
 
 
 class RunCell(Generic[Viewed]):
-    """A `RunView` in a notebook cell: status, picture, controls, health and group, each updated in place when it changes.
+    """A `RunView` in a notebook cell: status, picture, controls, health and group, each updated in
+    place when it changes.
 
-    A picture is drawn as often as a share of the time allows, but is never older than `oldest_s` when there is news;
-    a new alarm draws at once. `draws` counts them.
+    A picture is drawn as often as a share of the time allows, but is never older than `oldest_s`
+    when there is news; a new alarm draws at once. `draws` counts them.
     """
 
     share = 0.1  # of the time that pictures may take
@@ -54,7 +60,9 @@ class RunCell(Generic[Viewed]):
         self._alarms: set[Any] = set()  # that a picture was drawn for
 
     def _display(self, line: str) -> None:
-        """Make the places, with the controls below the picture. What the status line says now stays in a saved terminal."""
+        """Make the places, with the controls below the picture. What the status line says now stays
+        in a saved terminal.
+        """
         from IPython.display import display
 
         status = display(_status(line), raw=True, display_id=True)
@@ -95,7 +103,9 @@ class RunCell(Generic[Viewed]):
             self.places[place].update(bundle, raw=True)
 
     def _due(self) -> bool:
-        alarms = {verdict.key for verdict in self.view.verdicts if verdict.state == "alarm"} - self._alarms
+        alarms = {
+            verdict.key for verdict in self.view.verdicts if verdict.state == "alarm"
+        } - self._alarms
         self._alarms |= alarms
         # One point is no curve: a first picture of it is for a first step that takes long.
         if alarms or (self.draws == 0 and len(self.view.history) > 1):
@@ -104,23 +114,29 @@ class RunCell(Generic[Viewed]):
         if not self.view.fresh or age < self.least_s:
             return False
         # Who changed something wants to see it marked.
-        return self.view.steered or age >= min(self.cost_s / self.share, oldest_s(self._elapsed_s()))
+        return self.view.steered or age >= min(
+            self.cost_s / self.share, oldest_s(self._elapsed_s())
+        )
 
 
 def _status(line: str) -> dict[str, str]:
     head, _, rest = line[:_LONGEST_MESSAGE].partition(GAP)
-    text = f"<pre style='{PRE}'><b>{html.escape(plain_text(head))}</b>  {html.escape(plain_text(rest))}</pre>"
+    text = (
+        f"<pre style='{PRE}'><b>{html.escape(plain_text(head))}</b> "
+        f" {html.escape(plain_text(rest))}</pre>"
+    )
     return {"text/html": text, "text/plain": plain_text(line)}
 
 
 class LivePlot(RunCell[RunView]):
     """Shows a run in the notebook cell that trains it, in place, at a bounded cost.
 
-    Pass it to `train(..., watchers=[LivePlot()])`. The status line, the verdicts on the run's health and one group move at
-    every step. The curves are redrawn as often as 0.8 % of the run's time allows, but at the end of a step they are never
-    older than 5 s or 2 % of the run, whichever is longer; a new alarm redraws them at once. Buttons steer the run where
-    they work. The saved notebook keeps the last picture and the last group, which stays for `group_every` steps. `drawing_s`
-    is the wall time of all of this.
+    Pass it to `train(..., watchers=[LivePlot()])`. The status line, the verdicts on the run's
+    health and one group move at every step. The curves are redrawn as often as 0.8 % of the run's
+    time allows, but at the end of a step they are never older than 5 s or 2 % of the run, whichever
+    is longer; a new alarm redraws them at once. Buttons steer the run where they work. The saved
+    notebook keeps the last picture and the last group, which stays for `group_every` steps.
+    `drawing_s` is the wall time of all of this.
     """
 
     share = BUDGET
@@ -133,8 +149,8 @@ class LivePlot(RunCell[RunView]):
         self._paused_at = 0.0
         self._wants_controls = controls
         self._batch: ScoredBatch | None = None  # the newest
-        # What is slow the first time (libraries, fonts) is done here, before the run's time begins; the second draw says
-        # what one costs.
+        # What is slow the first time (libraries, fonts) is done here, before the run's time begins;
+        # the second draw says what one costs.
         if controls and buttons_work(in_cell=True)[0]:
             import ipywidgets  # noqa: F401
         self.view = RunView(group_every)
@@ -151,7 +167,8 @@ class LivePlot(RunCell[RunView]):
         finally:
             self.drawing_s += time.perf_counter() - started
 
-    # -- what the trainer calls --------------------------------------------------------------------------------------
+    # -- what the trainer calls
+    # --------------------------------------------------------------------------------------
     def begin(self, run: RunDirectory, total_steps: int, settings: Fields) -> None:
         with self._paid():
             self.view.begin(run, total_steps, settings.get("beta") or 0.0)
@@ -177,15 +194,21 @@ class LivePlot(RunCell[RunView]):
                 self._say(draw=due)
 
     def batch(self, scored: ScoredBatch, summary: object) -> None:
-        """A generation batch was scored and recorded: one of its groups is shown at the end of the step."""
+        """A generation batch was scored and recorded: one of its groups is shown at the end of the
+        step.
+        """
         self._batch = scored
 
     def verdicts(self, verdicts: list[Any]) -> None:
-        """The run's health was checked: shown at the end of the step, with a picture if there is a new alarm."""
+        """The run's health was checked: shown at the end of the step, with a picture if there is a
+        new alarm.
+        """
         self.view.verdicts = list(verdicts)
 
     def event(self, event: Fields) -> None:
-        """Something was changed, answered or saved: marked in the next picture, and a pause is shown at once."""
+        """Something was changed, answered or saved: marked in the next picture, and a pause is
+        shown at once.
+        """
         with self._paid():
             was_paused = self.view.state.paused
             self.view.event(event)
@@ -200,7 +223,8 @@ class LivePlot(RunCell[RunView]):
     def end(self, message: str) -> None:
         with self._paid():
             self._answered([], ended=message)
-            self.view.group_every = 1  # the group of the end is shown, however young the one before it is
+            # the group of the end is shown, however young the one before it is
+            self.view.group_every = 1
             self._say(message, draw=True)
 
     def _elapsed_s(self) -> float:
@@ -218,7 +242,8 @@ class LivePlot(RunCell[RunView]):
 
 
 class RunPanel(RunCell[FollowedRun]):
-    """A run's picture, health, latest group and controls, kept up to date from its files until it ends.
+    """A run's picture, health, latest group and controls, kept up to date from its files until it
+    ends.
 
     Show it by leaving it as the last line of a cell. The saved notebook keeps the last picture.
 
@@ -253,7 +278,11 @@ class RunPanel(RunCell[FollowedRun]):
         self.wants_controls = controls and works
         self.box: Any = None  # where the controls appear once there is a run
         self._task: asyncio.Task | None = None
-        run = open_run(os.fspath(run), root, latest="training") if isinstance(run, (str, os.PathLike)) else run
+        run = (
+            open_run(os.fspath(run), root, latest="training")
+            if isinstance(run, (str, os.PathLike))
+            else run
+        )
         self.view = FollowedRun(run, group_every)
         self._make_controls()
 
@@ -272,7 +301,8 @@ class RunPanel(RunCell[FollowedRun]):
         """ "loading", "running", or how it ended ("not begun": before there was a run)."""
         return self.view.status
 
-    # -- keeping up --------------------------------------------------------------------------------------------------
+    # -- keeping up
+    # ----------------------------------------------------------------------------------------------
     def _make_controls(self) -> None:
         if self.wants_controls and self.run is not None and not self.over:
             self.controls = Controls(self.run, state=self.view.state)
@@ -280,7 +310,9 @@ class RunPanel(RunCell[FollowedRun]):
                 self.box.children = [self.controls.widget]
 
     def look(self, health: bool = True) -> None:
-        """Read what is new and show it, with the run's health if it is due. The panel does this while it is shown."""
+        """Read what is new and show it, with the run's health if it is due. The panel does this
+        while it is shown.
+        """
         if self.over:
             return
         events = self.view.look()
@@ -303,7 +335,8 @@ class RunPanel(RunCell[FollowedRun]):
         self._show(self.line(), draw=True if last else None)
 
     def wait(self, timeout_s: float | None = None) -> str:
-        """Follow the run here and now, until it ends (or `timeout_s` is over): for a notebook that is executed as a whole.
+        """Follow the run here and now, until it ends (or `timeout_s` is over): for a notebook that
+        is executed as a whole.
 
         Returns the run's status. An Interrupt stops waiting, not the run.
         """
@@ -333,7 +366,8 @@ class RunPanel(RunCell[FollowedRun]):
         if self.controls is not None and self.controls.widget is not None:
             self.controls.widget.close()
 
-    # -- showing -----------------------------------------------------------------------------------------------------
+    # -- showing
+    # ----------------------------------------------------------------------------------------------
     def line(self) -> str:
         """The status line; while there is no run, the last output of its process."""
         return self.view.line()
@@ -355,9 +389,14 @@ class RunPanel(RunCell[FollowedRun]):
         self.view.fresh = True
         self.drawn_at = float("-inf")
         self._refresh()
-        if not self.over and os.environ.get(WIDGETS) != "0" and (self._task is None or self._task.done()):
+        if (
+            not self.over
+            and os.environ.get(WIDGETS) != "0"
+            and (self._task is None or self._task.done())
+        ):
             # Where a notebook is executed and then only read, `wait` follows the run.
-            with contextlib.suppress(RuntimeError):  # without an event loop there is nobody to follow it
+            # without an event loop there is nobody to follow it
+            with contextlib.suppress(RuntimeError):
                 self._task = asyncio.get_running_loop().create_task(self._keep_looking())
 
     def _display_controls(self) -> None:

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from workbench.memory import UNCALIBRATED, MemoryEstimate
 from workbench.memory.parts import GB, PHASES, add, in_gb
-from workbench.views.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Picture, lying, new_figure, with_legend
+from workbench.views.figure import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    Picture,
+    lying,
+    new_figure,
+    with_legend,
+)
 
 # What is drawn in one colour: name, its parts' names, colour.
 _GROUPS = (
@@ -20,7 +33,9 @@ _GROUPS = (
 
 
 def memory_picture(estimate: MemoryEstimate) -> Picture:
-    """One bar per phase, its parts stacked, the whole range from low to high as a whisker, the card's limit as a line."""
+    """One bar per phase, its parts stacked, the whole range from low to high as a whisker, the
+    card's limit as a line.
+    """
     figure, axis = new_figure(9.5, 2.7)
     spans = {phase: estimate.total(phase) for phase in PHASES}
     widest = max([span.high for span in spans.values()] + [estimate.vram_bytes or 0]) / GB
@@ -30,12 +45,24 @@ def memory_picture(estimate: MemoryEstimate) -> Picture:
             parts = [part for part in estimate.of(phase) if part.name in names]
             if parts:
                 width = add(parts).bytes / GB
-                axis.barh(place, width, left=start, height=0.5, color=colour, edgecolor="white", linewidth=0.8, label=name)
+                axis.barh(
+                    place,
+                    width,
+                    left=start,
+                    height=0.5,
+                    color=colour,
+                    edgecolor="white",
+                    linewidth=0.8,
+                    label=name,
+                )
                 start += width
         ends = [[(span.bytes - span.low) / GB], [(span.high - span.bytes) / GB]]
         axis.errorbar(start, place, xerr=ends, color=BLACK, elinewidth=1.2, capsize=5, capthick=1.2)
     # The figures stand beside the bars: on them they would cross the card's line.
-    labels = [f"{phase}\n{in_gb(span.bytes)}\n({span.low / GB:.1f} to {span.high / GB:.1f})" for phase, span in spans.items()]
+    labels = [
+        f"{phase}\n{in_gb(span.bytes)}\n({span.low / GB:.1f} to {span.high / GB:.1f})"
+        for phase, span in spans.items()
+    ]
     lying(axis, range(len(PHASES)), labels)
     axis.set_ylim(len(PHASES) - 0.45, -0.75)
     axis.set_xlim(0, 1.12 * widest)
@@ -50,4 +77,7 @@ def memory_picture(estimate: MemoryEstimate) -> Picture:
     order = [name for name, _, _ in _GROUPS if name in handles]
     unit = f"GB, estimated: {UNCALIBRATED}"
     title = f"{estimate.shape.name}: {estimate.verdict}"
-    return Picture(with_legend(figure, axis, [handles[name] for name in order], order, x=unit, title=title), str(estimate))
+    return Picture(
+        with_legend(figure, axis, [handles[name] for name in order], order, x=unit, title=title),
+        str(estimate),
+    )

@@ -9,7 +9,9 @@ from workbench.views.figure import BLUE, GREY, ORANGE, Picture, as_text, new_fig
 
 
 def merge_risk_picture(found: MergeRisk) -> Picture:
-    """Bars on a log scale, a line at 1: above it, the merge moves a layer further than training did."""
+    """Bars on a log scale, a line at 1: above it, the merge moves a layer further than training
+    did.
+    """
     from matplotlib.ticker import LogLocator
 
     kinds: dict[str, list[float]] = {}
@@ -29,12 +31,27 @@ def merge_risk_picture(found: MergeRisk) -> Picture:
     axis.yaxis.set_major_formatter("{x:,.12g}")
     place, ticks = 0, []
     for kind, ratios in kinds.items():
-        heights = [min(max(ratio, low), high) for ratio in ratios]  # 0 and infinity run to the frame
-        axis.bar(range(place, place + len(ratios)), heights, width=0.8, color=[ORANGE if own > 1 else BLUE for own in ratios])
+        # 0 and infinity run to the frame
+        heights = [min(max(ratio, low), high) for ratio in ratios]
+        axis.bar(
+            range(place, place + len(ratios)),
+            heights,
+            width=0.8,
+            color=[ORANGE if own > 1 else BLUE for own in ratios],
+        )
         ticks.append((place + (len(ratios) - 1) / 2, kind))
         place += len(ratios) + 1
     axis.axhline(1.0, color=GREY, linewidth=1.0, linestyle="--")
-    axis.text(1.01, 1.0, "1: as far as\ntraining\nmoved it", transform=axis.get_yaxis_transform(), va="center", fontsize=8)
-    axis.set_xticks([where for where, _ in ticks], [as_text(kind, 24) for _, kind in ticks], fontsize=8)
+    axis.text(
+        1.01,
+        1.0,
+        "1: as far as\ntraining\nmoved it",
+        transform=axis.get_yaxis_transform(),
+        va="center",
+        fontsize=8,
+    )
+    axis.set_xticks(
+        [where for where, _ in ticks], [as_text(kind, 24) for _, kind in ticks], fontsize=8
+    )
     x, y = "adapted layers, by kind, first to last", "shift of the base /\nwhat training added"
     return Picture(with_legend(figure, axis, [], [], x=x, y=y, title=title), str(found))

@@ -1,7 +1,7 @@
 """A run on display: picture, status in words, health, and one group of its latest step.
 
-A `RunView` is fed by the trainer in memory (`LivePlot`, in the cell that trains); a `FollowedRun` feeds itself from the
-run's files (`RunPanel`, `workbench watch`).
+A `RunView` is fed by the trainer in memory (`LivePlot`, in the cell that trains); a `FollowedRun`
+feeds itself from the run's files (`RunPanel`, `workbench watch`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,15 @@ from workbench.views.history import History, Mark, add_mark
 from workbench.workspace import Tail
 
 OLDEST_S, OLDEST_SHARE = 5.0, 0.02
-HEALTH_SHARE = 0.05  # of the time that examining may take, as long as the verdicts are younger than `oldest_s`
+# of the time that examining may take, as long as the verdicts are younger than `oldest_s`
+HEALTH_SHARE = 0.05
 GAP = "   "  # between the parts of a status line
-_NUMBERS = (("reward", REWARD, ".2f"), ("group std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead groups", DEAD, ".0%"))
+_NUMBERS = (
+    ("reward", REWARD, ".2f"),
+    ("group std", GROUP_STD, ".2f"),
+    ("kl", KL, ".4f"),
+    ("dead groups", DEAD, ".0%"),
+)
 _CONTINUE = "`workbench continue {name}` resumes from its latest checkpoint"
 _ATTACHED = "only its own trainer's resume_from_checkpoint can resume it"
 _AFTER = {
@@ -43,12 +49,16 @@ _AFTER = {
 
 
 def oldest_s(elapsed_s: float) -> float:
-    """Maximum age of a picture at the end of a step, regardless of its cost: 5 s, or 2 % of the run if longer."""
+    """Maximum age of a picture at the end of a step, regardless of its cost: 5 s, or 2 % of the run
+    if longer.
+    """
     return max(OLDEST_S, OLDEST_SHARE * elapsed_s)
 
 
 class RunView:
-    """A run's curves, marks, verdicts and latest group (another one after `group_every` steps), fed by its caller."""
+    """A run's curves, marks, verdicts and latest group (another one after `group_every` steps), fed
+    by its caller.
+    """
 
     def __init__(self, group_every: int = 1) -> None:
         self.group_every = max(1, group_every)
@@ -94,7 +104,11 @@ class RunView:
         self.held_out = held_out([*self.held_out, event])
         self.state.apply(event)
         self.fresh = True
-        self.steered |= bool(event.get("event") == "control" and event.get("applied") and event.get("by") != "adaptive")
+        self.steered |= bool(
+            event.get("event") == "control"
+            and event.get("applied")
+            and event.get("by") != "adaptive"
+        )
 
     def show_group(self, batch: ScoredBatch) -> None:
         """Show one group of a batch, if the one shown is older by `group_every`."""
@@ -104,9 +118,12 @@ class RunView:
     def _wants_group(self, step: int) -> bool:
         return self.group is None or not 0 <= step - self.group.batch.step < self.group_every
 
-    # -- shown ---------------------------------------------------------------------------------------------------
+    # -- shown
+    # ----------------------------------------------------------------------------------------------
     def words(self, elapsed_s: float | None, message: str | None = None) -> str:
-        """The status line: where the run is (or how it ended), its numbers, and the time left by its latest steps."""
+        """The status line: where the run is (or how it ended), its numbers, and the time left by
+        its latest steps.
+        """
         paused = self.state.paused
         where = f"paused after {self._place()}" if paused else self._place()
         if self.stages and self.state.stage:
@@ -118,7 +135,11 @@ class RunView:
         if self.held_out:
             base = f"base {self.held_out[0]['correct']:.0%}"
             measured = len(self.held_out) > 1
-            parts.append(f"held-out {self.held_out[-1]['correct']:.0%} ({base})" if measured else f"held-out {base}")
+            parts.append(
+                f"held-out {self.held_out[-1]['correct']:.0%} ({base})"
+                if measured
+                else f"held-out {base}"
+            )
         if elapsed_s is not None:
             parts.append(f"took {clock(elapsed_s)}" if message else f"{clock(elapsed_s)} elapsed")
         if not message and not paused and (left := self.left_s(elapsed_s)):
@@ -129,14 +150,22 @@ class RunView:
         return f"step {self.history.step}" + (f" of {self.total}" if self.total > 0 else "")
 
     def left_s(self, elapsed_s: float | None = None) -> float | None:
-        """Seconds until the planned steps are done, predicted from the latest steps (or the mean of all); None: not known."""
+        """Seconds until the planned steps are done, predicted from the latest steps (or the mean of
+        all); None: not known.
+        """
         step, step_s = self.history.step, self.history.recent_step_s()
         if step_s is None and elapsed_s is not None and step:
             step_s = elapsed_s / step
-        return step_s * max(0, self.total - step) if step_s is not None and step and self.total else None
+        return (
+            step_s * max(0, self.total - step)
+            if step_s is not None and step and self.total
+            else None
+        )
 
     def picture(self, heading: str = "") -> tuple[bytes, str]:
-        """(the figure as PNG bytes, its title): a status line, for a picture that stands alone, or the step that it shows."""
+        """(the figure as PNG bytes, its title): a status line, for a picture that stands alone, or
+        the step that it shows.
+        """
         self.fresh = False
         self.steered = False
         self.figure.beta = self.state.beta or 0.0
@@ -144,7 +173,9 @@ class RunView:
         return self.figure.draw(self.history, title, note, self.marks, self.held_out), title
 
     def below(self) -> str:
-        """HTML of what stands under the picture: the verdicts on the run's health, and the latest group."""
+        """HTML of what stands under the picture: the verdicts on the run's health, and the latest
+        group.
+        """
         verdicts = health_view(self.verdicts)._repr_html_() if self.verdicts else ""
         return verdicts + (group_html(self.group) if self.group is not None else "")
 
@@ -152,9 +183,9 @@ class RunView:
 class FollowedRun(RunView):
     """A run that trains elsewhere (or has ended), as far as its files tell; `look` updates it.
 
-    `run` is a run, or what `start` returned, whose run comes later. `status` is "loading" (there is no run yet), "running",
-    or how it ended: "finished", "stopped", "aborted", "failed", "killed", "gone" if nothing of it was kept, or "not begun"
-    if its process ended before there was a run.
+    `run` is a run, or what `start` returned, whose run comes later. `status` is "loading" (there is
+    no run yet), "running", or how it ended: "finished", "stopped", "aborted", "failed", "killed",
+    "gone" if nothing of it was kept, or "not begun" if its process ended before there was a run.
     """
 
     def __init__(self, run: RunDirectory | Any, group_every: int = 1) -> None:
@@ -184,8 +215,9 @@ class FollowedRun(RunView):
     def look(self) -> list[Fields]:
         """Read what was written since the last look; returns the new events."""
         if self.run is None:
-            # The process may end before there is a run: a policy that cannot be loaded, a recipe that cannot be right.
-            # It is asked first, so that a run that was begun and ended in between is not missed.
+            # The process may end before there is a run: a policy that cannot be loaded, a recipe
+            # that cannot be right. It is asked first, so that a run that was begun and ended in
+            # between is not missed.
             code = self.started.poll()
             if self.started.run is None:
                 self.status = "loading" if code is None else "not begun"
@@ -223,7 +255,11 @@ class FollowedRun(RunView):
     def read_group(self) -> None:
         """Read a group of the newest step, if another one is due."""
         newest = None if self.run is None or self.status == "gone" else newest_part(self.run)
-        if newest is not None and self._wants_group(newest[0]) and (batch := read_batch(newest[1])) is not None:
+        if (
+            newest is not None
+            and self._wants_group(newest[0])
+            and (batch := read_batch(newest[1])) is not None
+        ):
             self.show_group(batch)
 
     def time_to_examine(self) -> bool:
@@ -234,7 +270,9 @@ class FollowedRun(RunView):
         return self.over or time.monotonic() - self._examined_at >= pause
 
     def examine(self) -> list[Any]:
-        """The verdicts on the run's health, from its record. Reads files only, so it may run on another thread."""
+        """The verdicts on the run's health, from its record. Reads files only, so it may run on
+        another thread.
+        """
         from workbench.health import examine_run
 
         started = time.monotonic()
@@ -247,7 +285,9 @@ class FollowedRun(RunView):
         return self.verdicts
 
     def elapsed_s(self) -> float | None:
-        """Seconds since the run (or its latest session) began; of a run that is over, what it took."""
+        """Seconds since the run (or its latest session) began; of a run that is over, what it
+        took.
+        """
         if self.over and self.status not in ("gone", "not begun"):
             return 60 * (self.run.result().get("minutes") or 0.0)
         return max(0.0, time.time() - self._begun) if self._begun is not None else None
@@ -260,7 +300,8 @@ class FollowedRun(RunView):
         if self.status == "gone":
             how = "ended before its first step"
         after = _AFTER.get(self.status, "").format(name=self.name)
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # nothing of it may have been kept
+        # nothing of it may have been kept
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
             if self.run.manifest().get("attached"):
                 after = after.replace(_CONTINUE.format(name=self.name), _ATTACHED)
         return f"{how}; {after}"
@@ -268,14 +309,25 @@ class FollowedRun(RunView):
     def line(self) -> str:
         """The status line; while there is no run, the last output of its process."""
         if self.status == "not begun":
-            return f"the process ended before the run began\n{self.started.error or self.started.log_tail().strip()}"
+            return (
+                "the process ended before the run"
+                f" began\n{self.started.error or self.started.log_tail().strip()}"
+            )
         if self.run is None:
-            printed = [line.strip() for line in self.started.log_tail().splitlines() if line.strip()]
-            return "\n".join([f"loading the policy ... {clock(time.monotonic() - self._since)}", *printed[-1:]])
+            printed = [
+                line.strip() for line in self.started.log_tail().splitlines() if line.strip()
+            ]
+            return "\n".join(
+                [f"loading the policy ... {clock(time.monotonic() - self._since)}", *printed[-1:]]
+            )
         if not len(self.history) and not self.over:
             return f"{self.name}: waiting for the first step"
         line = self.words(self.elapsed_s(), self.message())
-        if self.started is not None and self.status in ("failed", "killed", "gone") and self.started.error:
+        if (
+            self.started is not None
+            and self.status in ("failed", "killed", "gone")
+            and self.started.error
+        ):
             line += f"\n{self.started.error}"
         return line
 

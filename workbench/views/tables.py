@@ -1,4 +1,6 @@
-"""Tables and words. Model text is shown only as text: escaped, in `<pre>`, with invisible characters made visible."""
+"""Tables and words. Model text is shown only as text: escaped, in `<pre>`, with invisible
+characters made visible.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +15,53 @@ LONGEST_SHOWN = 2000
 _NUMBER_WIDE = 12  # characters
 _PADDED = "padding:2px 8px"
 GOOD, BAD, WARNING = "#1e8449", "#c0392b", "#b9770e"  # of words
-MUTED = "color-mix(in srgb, currentcolor 72%, transparent)"  # no one grey reads well on white and on a dark theme's ground
+# no one grey reads well on white and on a dark theme's ground
+MUTED = "color-mix(in srgb, currentcolor 72%, transparent)"
 _COLOURS = {"alarm": BAD, "error": BAD, "warning": WARNING, "note": MUTED}
-_COLOURS |= {"passed": GOOD, "FAILED": BAD, "cannot be told": WARNING, "measured": MUTED, "ticked": GOOD, "open": BAD}
+_COLOURS |= {
+    "passed": GOOD,
+    "FAILED": BAD,
+    "cannot be told": WARNING,
+    "measured": MUTED,
+    "ticked": GOOD,
+    "open": BAD,
+}
 # JupyterLab breaks lines of <pre> inside words, and makes all columns of a table equally wide.
-PRE = "margin:0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;background:transparent;color:inherit"
+PRE = "margin:0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;background:transparent;color:inherit"  # noqa: E501
 
 
 class Table:
     """A small table: HTML in a notebook, aligned text elsewhere."""
 
-    def __init__(self, header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> None:
+    def __init__(
+        self, header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = ""
+    ) -> None:
         self.header, self.rows, self.caption = list(header), [list(row) for row in rows], caption
 
     def _repr_html_(self) -> str:
         names = [html.escape(plain_text(str(name))) for name in self.header]
-        head = "".join(f"<th style='text-align:left;white-space:nowrap;{_PADDED}'>{name}</th>" for name in names)
+        head = "".join(
+            f"<th style='text-align:left;white-space:nowrap;{_PADDED}'>{name}</th>"
+            for name in names
+        )
         body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows)
         caption = pre(self.caption, "margin:6px 0;font-weight:bold") if self.caption else ""
-        table = f"<table style='border-collapse:collapse'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        table = (
+            "<table"
+            f" style='border-collapse:collapse'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"  # noqa: E501
+        )
         return no_formulas(f"{caption}<div style='overflow-x:auto'>{table}</div>")
 
     def __str__(self) -> str:
-        flat = [[_text(value).replace("\n", "\\n") for value in row] for row in (self.header, *self.rows)]
+        flat = [
+            [_text(value).replace("\n", "\\n") for value in row]
+            for row in (self.header, *self.rows)
+        ]
         widths = [max(map(len, column)) for column in zip(*flat, strict=True)]
-        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in flat]
+        lines = [
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+            for row in flat
+        ]
         return "\n".join([printable(self.caption), *lines] if self.caption else lines)
 
     __repr__ = __str__
@@ -86,12 +110,16 @@ class CellMark(str):
 
 
 def no_formulas(page: str) -> str:
-    """HTML in which MathJax (2, then 3, as in JupyterLab 4) does not turn text between two dollars into a formula."""
+    """HTML in which MathJax (2, then 3, as in JupyterLab 4) does not turn text between two dollars
+    into a formula.
+    """
     return f"<div class='tex2jax_ignore mathjax_ignore'>{page}</div>"
 
 
 def pre(text: str, style: str = "") -> str:
-    """HTML of text as it is, in `<pre>`: neither markup in it nor a formula between two dollars runs."""
+    """HTML of text as it is, in `<pre>`: neither markup in it nor a formula between two dollars
+    runs.
+    """
     return f"<pre style='{PRE}{';' if style else ''}{style}'>{html.escape(plain_text(text))}</pre>"
 
 
@@ -101,7 +129,9 @@ def coloured(text: str, colour: str = "inherit") -> str:
 
 
 def item(state: str, *texts: str) -> str:
-    """A finding in a list: its state ("alarm", "error", "warning" or "note") in its colour, then its texts as they are."""
+    """A finding in a list: its state ("alarm", "error", "warning" or "note") in its colour, then
+    its texts as they are.
+    """
     return f"<li><b style='color:{_COLOURS[state]}'>{state}</b> {''.join(map(pre, texts))}</li>"
 
 
@@ -111,7 +141,9 @@ def cut(text: str, most: int) -> str:
 
 
 def one_line(text: str, most: int = LONGEST_SHOWN) -> str:
-    """`text` in one line of at most `most` characters, with line breaks and invisible characters made visible."""
+    """`text` in one line of at most `most` characters, with line breaks and invisible characters
+    made visible.
+    """
     return cut(plain_text(text.replace("\n", "⏎")), most)
 
 
@@ -126,7 +158,9 @@ def short_name(function: str) -> str:
 
 
 def plain_text(text: str) -> str:
-    """`text` cut to a bounded length, with control, invisible and direction-turning characters made visible."""
+    """`text` cut to a bounded length, with control, invisible and direction-turning characters made
+    visible.
+    """
     if len(text) > LONGEST_SHOWN:
         text = f"{text[:LONGEST_SHOWN]} … ({len(text) - LONGEST_SHOWN} more characters)"
     return printable(text)
@@ -136,22 +170,37 @@ def _text(value: object) -> str:
     value = value.text if isinstance(value, Html) else value
     if value is None or value != value:
         return "-"
-    return format(value, ".3g" if abs(value) < 100 else ".0f") if isinstance(value, float) else plain_text(str(value))
+    return (
+        format(value, ".3g" if abs(value) < 100 else ".0f")
+        if isinstance(value, float)
+        else plain_text(str(value))
+    )
 
 
 def _cell(value: object) -> str:
     text = str(value) if isinstance(value, Html) else html.escape(_text(value), quote=True)
     if isinstance(value, (Verbatim, Html)):
-        return f"<td style='text-align:left;vertical-align:top;min-width:12em;{_PADDED}'><pre style='{PRE}'>{text}</pre></td>"
+        return (
+            f"<td style='text-align:left;vertical-align:top;min-width:12em;{_PADDED}'><pre"
+            f" style='{PRE}'>{text}</pre></td>"
+        )
     side = "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
     # A word is not broken for the sake of a narrow column, and neither is "100 %".
-    wrap = "white-space:nowrap" if len(text) <= _NUMBER_WIDE else "overflow-wrap:normal;word-break:keep-all"
+    wrap = (
+        "white-space:nowrap"
+        if len(text) <= _NUMBER_WIDE
+        else "overflow-wrap:normal;word-break:keep-all"
+    )
     text = f"<b style='color:{value.colour}'>{text}</b>" if isinstance(value, CellMark) else text
     return f"<td style='text-align:{side};vertical-align:top;{wrap};{_PADDED}'>{text}</td>"
 
 
 def score_table(scored: Any) -> Table:
-    """The completions of a `ScoredBatch` beside each function's score, their weighted total and their advantage."""
-    numbers = zip(scored.completions, *scored.scores.T, scored.totals, scored.advantages, strict=True)
+    """The completions of a `ScoredBatch` beside each function's score, their weighted total and
+    their advantage.
+    """
+    numbers = zip(
+        scored.completions, *scored.scores.T, scored.totals, scored.advantages, strict=True
+    )
     rows = [[Verbatim(text), *map(float, own)] for text, *own in numbers]
     return Table(["completion", *map(short_name, scored.names), "total", "advantage"], rows)

@@ -17,7 +17,12 @@ from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.views.tables import number, plain_text
 
 _WIDE = 110  # columns that all of a run's line takes
-_NUMBERS = (("reward", REWARD, ".2f"), ("std", GROUP_STD, ".2f"), ("kl", KL, ".4f"), ("dead", DEAD, ".0%"))
+_NUMBERS = (
+    ("reward", REWARD, ".2f"),
+    ("std", GROUP_STD, ".2f"),
+    ("kl", KL, ".4f"),
+    ("dead", DEAD, ".0%"),
+)
 
 
 class _Text(bars.TextColumn):
@@ -30,14 +35,19 @@ class _Text(bars.TextColumn):
 
 
 class Bar(bars.Progress):
-    """A bar on standard error, which leaves standard output to results; text printed meanwhile goes above it.
+    """A bar on standard error, which leaves standard output to results; text printed meanwhile goes
+    above it.
 
-    Its tasks have a field `numbers`, the text beside it. With `remaining`, it shows the time elapsed, and rich's estimate.
+    Its tasks have a field `numbers`, the text beside it. With `remaining`, it shows the time
+    elapsed, and rich's estimate.
     """
 
     def __init__(self, unit: str, remaining: bool = True) -> None:
         console = Console(file=unguarded(sys.stderr), markup=False, emoji=False, highlight=False)
-        name, what, numbers = (_Text(text, markup=False) for text in ("{task.description}", unit, "{task.fields[numbers]}"))
+        name, what, numbers = (
+            _Text(text, markup=False)
+            for text in ("{task.description}", unit, "{task.fields[numbers]}")
+        )
         times = [bars.TimeElapsedColumn(), bars.TimeRemainingColumn()] if remaining else []
         # In a narrow terminal the bar goes first: its numbers say as much.
         bar = [bars.BarColumn(bar_width=24)] if console.width >= _WIDE else []
@@ -48,9 +58,12 @@ class Bar(bars.Progress):
     def start(self) -> None:
         before = sys.stdout, sys.stderr
         super().start()
-        # rich has put streams of its own there, which obey colours and links; it takes them away again.
+        # rich has put streams of its own there, which obey colours and links; it takes them away
+        # again.
         now = zip((sys.stdout, sys.stderr), before, strict=True)
-        sys.stdout, sys.stderr = (stream if stream is was else Guarded(stream) for stream, was in now)
+        sys.stdout, sys.stderr = (
+            stream if stream is was else Guarded(stream) for stream, was in now
+        )
 
 
 @contextlib.contextmanager
@@ -73,8 +86,8 @@ def progress(unit: str, name: str = "") -> Generator[Callable[..., None]]:
 class TerminalProgress:
     """A run on standard error: a bar with its numbers, and its events above it.
 
-    Pass it to `train(..., watchers=[TerminalProgress()])`. Without a terminal to draw in, it prints a line for the
-    first step, and for each multiple of `every`.
+    Pass it to `train(..., watchers=[TerminalProgress()])`. Without a terminal to draw in, it prints
+    a line for the first step, and for each multiple of `every`.
     """
 
     def __init__(self, remaining: bool = True, every: int = 10) -> None:
@@ -87,13 +100,24 @@ class TerminalProgress:
         self.bar.start()
 
     def update(self, step: int, values: Fields, more: str = "") -> None:
-        """Move the bar to a step: its reward, within-group std, KL and share of dead groups, and further text."""
+        """Move the bar to a step: its reward, within-group std, KL and share of dead groups, and
+        further text.
+        """
         self._latest |= {key: values[key] for _, key, _ in _NUMBERS if values.get(key) is not None}
         wide = self.bar.console.width >= _WIDE or not self.bar.console.is_terminal
         numbers = [each for each in _NUMBERS if wide or each[1] in (REWARD, DEAD)]
-        text = "  ".join(f"{label} {number(self._latest.get(key), form)}" for label, key, form in numbers) + more
+        text = (
+            "  ".join(
+                f"{label} {number(self._latest.get(key), form)}" for label, key, form in numbers
+            )
+            + more
+        )
         self.bar.update(self.task, completed=step, numbers=text)
-        if not self.bar.console.is_terminal and step != self._step and (step == 1 or step % self._every == 0):
+        if (
+            not self.bar.console.is_terminal
+            and step != self._step
+            and (step == 1 or step % self._every == 0)
+        ):
             print(f"step {step}: {text}", file=sys.stderr, flush=True)
         self._step = step
 
@@ -107,6 +131,8 @@ class TerminalProgress:
         self.bar.console.print(plain_text(text), soft_wrap=True)
 
     def end(self, message: str) -> None:
-        """Keep the run's closing words in `ended`: they are a result, and belong on standard output."""
+        """Keep the run's closing words in `ended`: they are a result, and belong on standard
+        output.
+        """
         self.bar.stop()
         self.ended = message

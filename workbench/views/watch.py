@@ -1,4 +1,6 @@
-"""A run of another process, followed and steered from a terminal: `workbench watch` and `workbench control`."""
+"""A run of another process, followed and steered from a terminal: `workbench watch` and `workbench
+control`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def snapshot(run: FollowedRun) -> Fields:
 
 
 def _latest(run: FollowedRun) -> dict[str, float]:
-    latest = {key: run.history.last(key) for key in run.history.columns if " x " not in key}  # products are for the figure
+    # products are for the figure
+    latest = {key: run.history.last(key) for key in run.history.columns if " x " not in key}
     return {key: value for key, value in latest.items() if value is not None}
 
 
@@ -59,7 +62,9 @@ def snapshot_text(run: FollowedRun) -> str:
 
 
 def follow(run: FollowedRun, every_s: float = 1.0) -> str:
-    """Show a run in the terminal until it ends; returns its status. An Interrupt stops watching, not the run."""
+    """Show a run in the terminal until it ends; returns its status. An Interrupt stops watching,
+    not the run.
+    """
     terminal = TerminalProgress(remaining=False, every=1)
     marked = len(run.marks)
     states: dict[Any, str] = {}  # of the verdicts that were shown
@@ -96,24 +101,37 @@ def _times(run: FollowedRun) -> str:
 
 
 def _changed(verdicts: Iterable[Any], states: dict[Any, str]) -> list[str]:
-    """The verdicts whose state differs from what was shown before, in lines; `states` is updated."""
+    """The verdicts whose state differs from what was shown before, in lines; `states` is
+    updated.
+    """
     lines, quiet = [], ("ok", "skipped")  # states that are not worth a line
     for verdict in verdicts:
         before, states[verdict.key] = states.get(verdict.key), verdict.state
         if verdict.state not in (*quiet, before):
             lines.append(verdict_lines([verdict]))
         elif verdict.state == "ok" and before not in (None, *quiet):
-            lines.append(f"no longer: {verdict.title}{f' ({verdict.function})' if verdict.function else ''}")
+            lines.append(
+                f"no longer: {verdict.title}{f' ({verdict.function})' if verdict.function else ''}"
+            )
     return lines
 
 
-def control(run: RunDirectory, action: str, words: Sequence[str] = (), timeout_s: float = 60.0, force: bool = False) -> Fields:
-    """Send a request to a run, and wait for its trainer's answer; a step in flight is finished first.
+def control(
+    run: RunDirectory,
+    action: str,
+    words: Sequence[str] = (),
+    timeout_s: float = 60.0,
+    force: bool = False,
+) -> Fields:
+    """Send a request to a run, and wait for its trainer's answer; a step in flight is finished
+    first.
 
-    `words` are FUNCTION and VALUE, where the action takes them. Returns the event that answers it; without one in time,
-    `{"applied": None, "id": …}`. A request that cannot be right, or a run that is not training, is a RequestError.
+    `words` are FUNCTION and VALUE, where the action takes them. Returns the event that answers it;
+    without one in time, `{"applied": None, "id": …}`. A request that cannot be right, or a run that
+    is not training, is a RequestError.
     """
-    wanted = (*ACTIONS.get(action, ("", ()))[1], "more")  # `send` says what is missing, unknown or too much
+    # `send` says what is missing, unknown or too much
+    wanted = (*ACTIONS.get(action, ("", ()))[1], "more")
     identity = send(run, action, by=_BY, force=force, **dict(zip(wanted, words)))
     until = time.monotonic() + timeout_s
     while (reply := answer_to(run, identity)) is None and run.live and time.monotonic() < until:

@@ -9,19 +9,24 @@ from typing import Any
 
 from workbench.kinds import Fields
 
-WIDGETS = "WORKBENCH_WIDGETS"  # "0" where nobody can click: a notebook that is executed and then only read
+# "0" where nobody can click: a notebook that is executed and then only read
+WIDGETS = "WORKBENCH_WIDGETS"
 
 
 def no_widgets() -> str:
     """Why a panel has no widgets here, in words; empty if it has."""
     if os.environ.get(WIDGETS) == "0":
         return f"{WIDGETS}=0"
-    missing = [name for name in ("ipywidgets", "ipykernel") if importlib.util.find_spec(name) is None]
+    missing = [
+        name for name in ("ipywidgets", "ipykernel") if importlib.util.find_spec(name) is None
+    ]
     return f"{missing[0]} is not installed" if missing else ""
 
 
 class Parts(Fields):
-    """The widgets of a panel by name, `apply beta`; in the page their class is `workbench-apply-beta`."""
+    """The widgets of a panel by name, `apply beta`; in the page their class is
+    `workbench-apply-beta`.
+    """
 
     def add(self, name: str, widget: Any) -> Any:
         """Keep a widget under a name, and return it."""

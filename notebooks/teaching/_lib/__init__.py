@@ -1,4 +1,6 @@
-"""What a lesson uses beside `import workbench as wb`: `from workbench.teaching import done`. Each name is imported when used."""
+"""What a lesson uses beside `import workbench as wb`: `from workbench.teaching import done`. Each
+name is imported when used.
+"""
 
 import importlib
 

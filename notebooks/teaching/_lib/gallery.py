@@ -1,11 +1,13 @@
-"""A gallery of broken runs: fourteen that are made for real in seconds, to be named, repaired and trained again.
+"""A gallery of broken runs: fourteen that are made for real in seconds, to be named, repaired and
+trained again.
 
     case = gallery.Case("run_01")
     run = case.make()               # trains it; the panel is all that is shown
     case.diagnose("cut")            # one of ILLNESSES; a wrong one is answered from the record
     case.repair({"grpo": {...}})    # trains again: is the threshold reached?
 
-Each is a folder of `notebooks/teaching/broken` with a `recipe.yaml` and a `task.py`; what ails it stands in `cases.yaml` there.
+Each is a folder of `notebooks/teaching/broken` with a `recipe.yaml` and a `task.py`; what ails it
+stands in `cases.yaml` there.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ from workbench.training.trainer import train
 _FOLDER = notebooks_folder() / "teaching" / "broken"
 _KNOWN = yaml.safe_load((_FOLDER / "cases.yaml").read_text(encoding="utf-8"))
 CASES: tuple[str, ...] = tuple(_KNOWN["cases"])
-ILLNESSES: dict[str, str] = {name: own["is"] for name, own in _KNOWN["illnesses"].items()}  # what each diagnosis means
+# what each diagnosis means
+ILLNESSES: dict[str, str] = {name: own["is"] for name, own in _KNOWN["illnesses"].items()}
 STEPS, END = 15, 5  # of a repaired run; and those at a run's end that say what it has come to
 
 
@@ -52,7 +55,9 @@ class NotYet(WorkbenchError, AssertionError):
 
 @functools.cache  # loaded once
 class Fresh:
-    """One policy for many runs: in 32 bits, which a CPU computes fastest, and with its first adapter for each."""
+    """One policy for many runs: in 32 bits, which a CPU computes fastest, and with its first
+    adapter for each.
+    """
 
     def __init__(self, backend: str = "unsloth") -> None:
         self.policy = load_policy("tiny", backend=backend, load_in_4bit=False, dtype="float32")
@@ -69,12 +74,16 @@ class Fresh:
         return self.policy
 
     def gain(self, rows: Sequence[Row]) -> float:
-        """By how much more of the answers to these prompts are right and in the strict format than without the adapter."""
+        """By how much more of the answers to these prompts are right and in the strict format than
+        without the adapter.
+        """
         self.policy.tokenizer.chat_template_kwargs = {}
         how: dict[str, Any] = {"samples": 2, "max_completion_length": 64}
         after = measure_policy(self.policy, arithmetic(2, 2), rows, **how).correct.mean()
         if (key := fingerprint(rows)) not in self._before:
-            self._before[key] = measure_policy(self.policy, arithmetic(2, 2), rows, base=True, **how).correct.mean()
+            self._before[key] = measure_policy(
+                self.policy, arithmetic(2, 2), rows, base=True, **how
+            ).correct.mean()
         return float(after - self._before[key])
 
 
@@ -84,7 +93,9 @@ def trained(policy: Policy) -> list[tuple[str, Any]]:
 
 
 class Case:
-    """A broken run. `was` and `reached`: its measure when it was made, and after the last repair; `least`: the threshold."""
+    """A broken run. `was` and `reached`: its measure when it was made, and after the last repair;
+    `least`: the threshold.
+    """
 
     def __init__(self, name: str, backend: str = "unsloth", seed: int = 0) -> None:
         self.name = name
@@ -98,7 +109,9 @@ class Case:
         source = _FOLDER / name / "task.py"
         recipe = Recipe.load(_FOLDER / name / "recipe.yaml")
         policy = recipe.policy.model_copy(update={"backend": backend})
-        self.recipe = recipe.model_copy(update={"task": str(source), "policy": policy, "seed": seed})
+        self.recipe = recipe.model_copy(
+            update={"task": str(source), "policy": policy, "seed": seed}
+        )
         self.task = load_task(source)
 
     def make(self) -> RunDirectory:
@@ -111,21 +124,39 @@ class Case:
         return self.run
 
     def diagnose(self, illness: Any) -> None:
-        """Check a diagnosis, one of `ILLNESSES`; NotYet says why it is not that one, as the record shows."""
+        """Check a diagnosis, one of `ILLNESSES`; NotYet says why it is not that one, as the record
+        shows.
+        """
         if illness not in ILLNESSES:
-            value = "no diagnosis yet" if illness is ... else f"{illness!r}: no illness of that name"
+            value = (
+                "no diagnosis yet" if illness is ... else f"{illness!r}: no illness of that name"
+            )
             remedy = nearest(str(illness), ILLNESSES, f"look at {self._look}")
-            raise NotYet(f"{self.name}: {value}", rule=f"an illness is one of {', '.join(ILLNESSES)}", remedy=remedy)
+            raise NotYet(
+                f"{self.name}: {value}",
+                rule=f"an illness is one of {', '.join(ILLNESSES)}",
+                remedy=remedy,
+            )
         if illness != self.illness:
             shows = _KNOWN["illnesses"][illness]["shows"].format_map(facts(self.run, self.task))
             remedy = f"if that fits, it follows from something else: look at {self._look}"
-            raise NotYet(f"{self.name}: not {illness}. {shows}", rule=f"{illness}: {ILLNESSES[illness]}", remedy=remedy)
+            raise NotYet(
+                f"{self.name}: not {illness}. {shows}",
+                rule=f"{illness}: {ILLNESSES[illness]}",
+                remedy=remedy,
+            )
         print(f"{self.name}: yes, {illness}: {ILLNESSES[illness]}")
 
     def repair(self, changes: Any) -> RunDirectory:
-        """Train again with changed fields of `Recipe` or `Task`, or prove the folder of a new export; NotYet below `least`."""
+        """Train again with changed fields of `Recipe` or `Task`, or prove the folder of a new
+        export; NotYet below `least`.
+        """
         if changes is ... or not changes:
-            raise NotYet(f"{self.name}: no repair yet", rule="something has to change", remedy=f"look at {self._look}")
+            raise NotYet(
+                f"{self.name}: no repair yet",
+                rule="something has to change",
+                remedy=f"look at {self._look}",
+            )
         run, task = self.run, self.task
         if self._measure == "proof":
             self.export = Path(changes)
@@ -143,9 +174,16 @@ class Case:
             task = dataclasses.replace(task, **of_task)
             run = train(Recipe.of(asked), policy=Fresh(self.backend)(), task=task, watchers=[])
         self.reached = self._measured(run, task)
-        says = f"{_KNOWN['measures'][self._measure]}: {self.was:.0%} before, {self.reached:.0%} now, {self.least:.0%} asked for"
+        says = (
+            f"{_KNOWN['measures'][self._measure]}: {self.was:.0%} before, {self.reached:.0%} now,"
+            f" {self.least:.0%} asked for"
+        )
         if self.reached < self.least:
-            raise NotYet(f"{self.name}: {says}", rule="a repair reaches what is asked for", remedy=f"look at {self._look}")
+            raise NotYet(
+                f"{self.name}: {says}",
+                rule="a repair reaches what is asked for",
+                remedy=f"look at {self._look}",
+            )
         print(f"{self.name} is repaired: {says}")
         return run
 
@@ -153,21 +191,30 @@ class Case:
         if self._measure == "gain":  # of the policy as the run has just left it
             return Fresh(self.backend).gain(task.held_out)
         if self._measure == "teaching":
-            return 1 - statistics.fmean(batch.dead_count / batch.group_count for batch in summaries_of(run)[-2 * END :])
+            return 1 - statistics.fmean(
+                batch.dead_count / batch.group_count for batch in summaries_of(run)[-2 * END :]
+            )
         if self._measure == "right":
-            return statistics.fmean(batch.right / batch.completions for batch in summaries_of(run)[-END:])
+            return statistics.fmean(
+                batch.right / batch.completions for batch in summaries_of(run)[-END:]
+            )
         if self._measure == "unseen":
             return 1 - len(_seen(task)) / len(task.held_out)
         return float(prove(self.export, prompts=16, run=run).passed)
 
 
 def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
-    """What the record of a run shows; each illness quotes some of it. Changes are from the first `END` steps to the last."""
+    """What the record of a run shows; each illness quotes some of it. Changes are from the first
+    `END` steps to the last.
+    """
     batches, asked, first = summaries_of(run), run.recipe().grpo, next(read_batches(run))
-    rows = [row for row in run.metrics() if row.get("reward") is not None]  # the others trained on the same completions
+    # the others trained on the same completions
+    rows = [row for row in run.metrics() if row.get("reward") is not None]
 
     def went(of: Callable[[Any], float], form: str = ".0%", of_each: Any = batches) -> str:
-        return " -> ".join(format(statistics.fmean(map(of, end)), form) for end in (of_each[:END], of_each[-END:]))
+        return " -> ".join(
+            format(statistics.fmean(map(of, end)), form) for end in (of_each[:END], of_each[-END:])
+        )
 
     def groups(count: Callable[[StepSummary], float]) -> str:
         return went(lambda own: count(own) / own.group_count)
@@ -176,12 +223,20 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
     for own in (function for batch in batches for function in batch.functions):
         paid.setdefault(own.name, []).extend((own.low or 0.0, own.high or 0.0))
     return {"num_iterations": 1, "epsilon": 0.2, **asked} | {
-        "paid": "; ".join(f"{name} paid {min(own):.2g} to {max(own):.2g}" for name, own in paid.items()),
-        "ends": repr((first.prompts[0] if isinstance(first.prompts[0], str) else question(first.prompts[0]))[-24:]),
+        "paid": "; ".join(
+            f"{name} paid {min(own):.2g} to {max(own):.2g}" for name, own in paid.items()
+        ),
+        "ends": repr(
+            (first.prompts[0] if isinstance(first.prompts[0], str) else question(first.prompts[0]))[
+                -24:
+            ]
+        ),
         "cut": f"{statistics.fmean(own.clipped / own.completions for own in batches):.0%}",
         "all_wrong": groups(lambda own: own.dead[ALL_WRONG]),
         "all_right": groups(lambda own: own.dead[ALL_RIGHT] + own.identical_right),
-        "tied": groups(lambda own: own.dead[SAME_SCORE] + own.dead[ALL_WRONG] + own.dead[CANCELLED]),
+        "tied": groups(
+            lambda own: own.dead[SAME_SCORE] + own.dead[ALL_WRONG] + own.dead[CANCELLED]
+        ),
         "differ": groups(lambda own: max(function.varies for function in own.functions)),
         "right": went(lambda own: own.right / own.completions),
         "length": went(lambda own: own.length, ".0f"),
@@ -194,16 +249,27 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
         "trained_on": _kind(task.rows[0]),
         "held_out": _kind(task.held_out[0]),
         "seen": f"{len(_seen(task))} of {len(task.held_out)}",
-        "exported": "merged_16bit lies in its export folder" if run.export.is_dir() else "nothing was exported",
+        "exported": (
+            "merged_16bit lies in its export folder"
+            if run.export.is_dir()
+            else "nothing was exported"
+        ),
     }
 
 
 def _kind(row: Row) -> str:
-    return "plain text" if isinstance(row["prompt"], str) else "chats of " + " and ".join(own["role"] for own in row["prompt"])
+    return (
+        "plain text"
+        if isinstance(row["prompt"], str)
+        else "chats of " + " and ".join(own["role"] for own in row["prompt"])
+    )
 
 
 def _seen(task: Task) -> list[Row]:
     # Held-out prompts with the numbers of a training prompt, in whatever order.
-    numbers = {id(row): tuple(sorted(re.findall(r"\d+", question(row["prompt"])))) for row in [*task.rows, *task.held_out]}
+    numbers = {
+        id(row): tuple(sorted(re.findall(r"\d+", question(row["prompt"]))))
+        for row in [*task.rows, *task.held_out]
+    }
     known = {numbers[id(row)] for row in task.rows}
     return [row for row in task.held_out if numbers[id(row)] in known]

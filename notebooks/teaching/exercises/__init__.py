@@ -1,8 +1,9 @@
 """Hack this reward: reward functions as well-known recipes have them, each with its flaws left in.
 
-A file here is an exercise: its docstring asks the question, `prompt` is what the policy reads, `functions` are the
-rewards, numbers and patterns as their recipes have them. Find out what each pays for that nobody wanted, or never
-pays, before reading the corrected counterparts in `workbench.rewards.library`. None of them belongs in a run.
+A file here is an exercise: its docstring asks the question, `prompt` is what the policy reads,
+`functions` are the rewards, numbers and patterns as their recipes have them. Find out what each
+pays for that nobody wanted, or never pays, before reading the corrected counterparts in
+`workbench.rewards.library`. None of them belongs in a run.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ TRL_EXERCISES = {
     ),
     "trl_think_format": (
         "think_format_reward",
-        "What must stand between the tags and after them? What if the template writes the first tag itself?",
+        (
+            "What must stand between the tags and after them? What if the template writes the first"
+            " tag itself?"
+        ),
     ),
 }
 _BOXED = "Think inside <think> and </think>, then give the final answer in \\boxed{}."
@@ -39,10 +43,12 @@ class Exercise:
     """Reward functions to be taken apart. Printed, it is what to find out."""
 
     name: str  # of its file
-    prompt: str  # the system prompt of a chat; or, with `{question}` in it, the text of a plain prompt
+    # the system prompt of a chat; or, with `{question}` in it, the text of a plain prompt
+    prompt: str
     functions: tuple[Callable[..., Any], ...]
     asks: str  # what to find out
-    columns: tuple[str, ...] = ()  # beside `answer`, those that the functions read, each with the right answer in it
+    # beside `answer`, those that the functions read, each with the right answer in it
+    columns: tuple[str, ...] = ()
 
     @property
     def chat(self) -> bool:
@@ -53,12 +59,18 @@ class Exercise:
         """(question, right answer) pairs as the rows that its functions were written for."""
         rows = []
         for question, answer in questions:
-            prompt = to_messages(question, self.prompt) if self.chat else self.prompt.format(question=question)
+            prompt = (
+                to_messages(question, self.prompt)
+                if self.chat
+                else self.prompt.format(question=question)
+            )
             rows.append({"prompt": prompt, **dict.fromkeys(("answer", *self.columns), answer)})
         return rows
 
     def task(self) -> Task:
-        """Its rows and functions as a task, for the lab and the audit; a TaskError says why they are not even one."""
+        """Its rows and functions as a task, for the lab and the audit; a TaskError says why they
+        are not even one.
+        """
         return Task(self.name, self.rows(), self.functions)
 
     @property
@@ -77,7 +89,8 @@ class Exercise:
 
 
 def exercise(name: str) -> Exercise:
-    """A well-known flawed reward, to be taken apart in the lab. TRL's own import TRL: not before a policy is loaded on a GPU.
+    """A well-known flawed reward, to be taken apart in the lab. TRL's own import TRL: not before a
+    policy is loaded on a GPU.
 
     Raises:
         TaskError: listing the names, if there is none of this one.
@@ -89,7 +102,9 @@ def exercise(name: str) -> Exercise:
         return EXERCISES[name]
     if name not in TRL_EXERCISES:
         remedy = f"choose from {', '.join([*EXERCISES, *TRL_EXERCISES])}"
-        raise TaskError(f"exercise {name!r}", rule="an exercise is one of those that ship", remedy=remedy)
+        raise TaskError(
+            f"exercise {name!r}", rule="an exercise is one of those that ship", remedy=remedy
+        )
     from trl import rewards
 
     function, asks, *columns = TRL_EXERCISES[name]
@@ -99,10 +114,14 @@ def exercise(name: str) -> Exercise:
 def _read(name: str) -> Exercise:
     file = importlib.import_module(f"{__name__}.{name}")
     for function in filter(inspect.isfunction, file.functions):
-        # It stands for one that anyone wrote, patterns and all, so the suite runs it where it can stop it.
+        # It stands for one that anyone wrote, patterns and all, so the suite runs it where it can
+        # stop it.
         function.runs_in_worker = True
     columns = getattr(file, "columns", ())
     return Exercise(name, file.prompt, tuple(file.functions), file.__doc__, tuple(columns))
 
 
-EXERCISES = {name: _read(name) for name in sorted(file.stem for file in Path(__file__).parent.glob("[!_]*.py"))}
+EXERCISES = {
+    name: _read(name)
+    for name in sorted(file.stem for file in Path(__file__).parent.glob("[!_]*.py"))
+}

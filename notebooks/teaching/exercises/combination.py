@@ -1,4 +1,6 @@
-"""What share of the most that can be earned does the best completion without a right answer earn?"""
+"""What share of the most that can be earned does the best completion without a right answer
+earn?
+"""
 
 from workbench.data.prompts import SYSTEM_PROMPT
 from workbench.teaching.exercises.correctness import correctness_reward

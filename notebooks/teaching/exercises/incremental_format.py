@@ -10,7 +10,9 @@ def incremental_format_reward(completions, **kwargs):
     responses = [comp[0]["content"] for comp in completions]
     rewards = []
     for r in responses:
-        score = sum(0.25 for tag in ["<reasoning>", "</reasoning>", "<answer>", "</answer>"] if tag in r)
+        score = sum(
+            0.25 for tag in ["<reasoning>", "</reasoning>", "<answer>", "</answer>"] if tag in r
+        )
         if r.count("</answer>") == 1:
             extra_text = r.split("</answer>")[-1].strip()
             score -= len(extra_text) * 0.001

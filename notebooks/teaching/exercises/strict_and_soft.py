@@ -1,4 +1,6 @@
-"""Write the completion that the prompt asks for, with two lines of reasoning. What do the two pay?"""
+"""Write the completion that the prompt asks for, with two lines of reasoning. What do the two
+pay?
+"""
 
 import re
 

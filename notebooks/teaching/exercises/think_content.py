@@ -1,4 +1,6 @@
-"""It asks for content, not for tags alone. What is the cheapest content, and must the rest be empty?"""
+"""It asks for content, not for tags alone. What is the cheapest content, and must the rest be
+empty?
+"""
 
 import re
 

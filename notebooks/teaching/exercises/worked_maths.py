@@ -1,6 +1,8 @@
 """Can a trainer call it? If it could: what does a wrong answer earn, and what a right one?"""
 
-prompt = "Question: {question}\nSolve it step by step and give the final answer after ####.\nAnswer:"
+prompt = (
+    "Question: {question}\nSolve it step by step and give the final answer after ####.\nAnswer:"
+)
 
 
 def extract_answer(text):

@@ -1,4 +1,6 @@
-"""Which settings had an effect: read off the record's ratios, clip shares, norms and cut completions."""
+"""Which settings had an effect: read off the record's ratios, clip shares, norms and cut
+completions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Adaptive weights: a reward function's weight follows its success, within bounds, while a stage trains."""
+"""Adaptive weights: a reward function's weight follows its success, within bounds, while a stage
+trains.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,25 @@ from workbench.training.plan import Stage
 
 
 class Adaptive(Feature):
-    """The adaptive weights of the current stage. Changes are requests like any other, so the record holds them."""
+    """The adaptive weights of the current stage. Changes are requests like any other, so the record
+    holds them.
+    """
 
     key = "adaptive"
 
     @classmethod
     def check(cls, stage: Stage, where: str) -> None:
-        """RecipeError for a function that the stage does not have, or a weight that cannot adapt."""
+        """RecipeError for a function that the stage does not have, or a weight that cannot
+        adapt.
+        """
         suite = stage.suite
         if suite is None:
             return
         if unknown := sorted(set(stage.adaptive) - set(suite.names)):
-            rule, remedy = "an adaptive weight names one of the task's reward functions", f"choose from {', '.join(suite.names)}"
+            rule, remedy = (
+                "an adaptive weight names one of the task's reward functions",
+                f"choose from {', '.join(suite.names)}",
+            )
             raise RecipeError(f"{where}adaptive_weights: {unknown[0]!r}", rule=rule, remedy=remedy)
         AdaptiveWeights(stage.adaptive, suite)
 
@@ -56,13 +65,15 @@ class Adaptive(Feature):
 
 
 class AdaptiveWeights:
-    """Follows the success of the functions that a recipe names, and decides when a weight should change.
+    """Follows the success of the functions that a recipe names, and decides when a weight should
+    change.
 
-    A function that succeeds too seldom weighs more, one that nearly always does weighs less; success is the share of its
-    best score that it pays on average. Only the ratio between several functions' weights matters: `scale_rewards: group`
-    divides advantages by their own spread. The bounds are taken from the weights that the suite has at first; RecipeError
-    for a weight of 0, which no factor changes. `state`, for JSON, holds by function the mean `scores` of the batches and the
-    `steps` since the last decision, and `most_seen`.
+    A function that succeeds too seldom weighs more, one that nearly always does weighs less;
+    success is the share of its best score that it pays on average. Only the ratio between several
+    functions' weights matters: `scale_rewards: group` divides advantages by their own spread. The
+    bounds are taken from the weights that the suite has at first; RecipeError for a weight of 0,
+    which no factor changes. `state`, for JSON, holds by function the mean `scores` of the batches
+    and the `steps` since the last decision, and `most_seen`.
     """
 
     def __init__(self, parts: dict[str, AdaptivePart], suite: RewardSuite) -> None:
@@ -70,10 +81,17 @@ class AdaptiveWeights:
         self.parts, self.begun_with = parts, {name: weights[name] for name in parts}
         for name in [name for name in parts if not weights[name]]:
             remedy = f"give {name} a weight, or leave it out of adaptive_weights"
-            raise RecipeError(f"adaptive_weights: {name} has the weight 0", rule="a factor changes it", remedy=remedy)
+            raise RecipeError(
+                f"adaptive_weights: {name} has the weight 0",
+                rule="a factor changes it",
+                remedy=remedy,
+            )
         self._best: dict[str, float | None] = {}
         self.reloaded(dict(zip(suite.names, suite.task.reward_funcs, strict=True)))
-        self.state: dict[str, Fields] = {"most_seen": dict.fromkeys(parts, 0.0), "steps": dict.fromkeys(parts, 0)}
+        self.state: dict[str, Fields] = {
+            "most_seen": dict.fromkeys(parts, 0.0),
+            "steps": dict.fromkeys(parts, 0),
+        }
         self.state["scores"] = {name: [] for name in parts}
 
     def note(self, scored: ScoredBatch) -> None:
@@ -82,10 +100,14 @@ class AdaptiveWeights:
             column = scored.scores[:, scored.names.index(name)]
             if not np.isnan(column).all():
                 self.state["scores"][name].append(float(np.nanmean(column)))
-                self.state["most_seen"][name] = max(self.state["most_seen"][name], float(np.nanmax(column)))
+                self.state["most_seen"][name] = max(
+                    self.state["most_seen"][name], float(np.nanmax(column))
+                )
 
     def due(self, weights: dict[str, float]) -> list[Fields]:
-        """Called once per step: each `function` to change now (never a muted one), its new weight `value`, and `why`."""
+        """Called once per step: each `function` to change now (never a muted one), its new weight
+        `value`, and `why`.
+        """
         changes, steps = [], self.state["steps"]
         for name, part in self.parts.items():
             steps[name] += 1
@@ -101,7 +123,13 @@ class AdaptiveWeights:
             if weight != weights[name]:
                 said = f"pays {success:.0%} of {best:g}" if best > 0 else "paid nothing"
                 edge = f"below {part.below:.0%}" if factor > 1 else f"above {part.above:.0%}"
-                changes.append({"function": name, "value": weight, "why": f"{said} over {part.every} steps, {edge}"})
+                changes.append(
+                    {
+                        "function": name,
+                        "value": weight,
+                        "why": f"{said} over {part.every} steps, {edge}",
+                    }
+                )
         return changes
 
     def reloaded(self, reward_funcs: Fields) -> None:

@@ -1,5 +1,5 @@
-"""The memory estimate of a run on a GPU: what it decides beforehand, what it reports, what the first step measured, and what
-to do when memory runs out.
+"""The memory estimate of a run on a GPU: what it decides beforehand, what it reports, what the
+first step measured, and what to do when memory runs out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class MemoryFit(Feature):
         if self.fit.estimate and self.fit.estimate.verdict:
             print(self.fit.estimate.verdict)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         self.fit.first_step_done(self.session.run)
 
     def explained(self, error: Exception) -> Exception:
@@ -47,15 +49,20 @@ class MemoryFit(Feature):
 def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory:
     """The memory callback of `prepare(memory=...)`, for a card of `vram_gb`, or for this machine's.
 
-    On a machine without a GPU the estimate is still for a card, with the settings as the card would run them.
-    Without `estimates`, only gradient checkpointing is chosen, and nothing without a card.
+    On a machine without a GPU the estimate is still for a card, with the settings as the card would
+    run them. Without `estimates`, only gradient checkpointing is chosen, and nothing without a
+    card.
     """
 
-    def look(parts: Sequence[Part], machine: Machine, on: bool | None) -> tuple[bool, list[str], Any]:
+    def look(
+        parts: Sequence[Part], machine: Machine, on: bool | None
+    ) -> tuple[bool, list[str], Any]:
         room, lines, made = vram_gb or machine.card_gb, [], []
         if room is None and not estimates:
             return bool(on), [], None
-        there = parts if machine.cuda else [_on_a_gpu(part, vllm=room is not None) for part in parts]
+        there = (
+            parts if machine.cuda else [_on_a_gpu(part, vllm=room is not None) for part in parts]
+        )
         trained = [memory.Trained(*part) for part in there]
         if room is not None and any("gradient_checkpointing" in one.recipe.grpo for one in trained):
             lines.append(memory.idle_checkpointing(trained, room))
@@ -64,11 +71,20 @@ def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory
             lines.append(line)
         for recipe, settings, longest in there if estimates else ():
             settings = {**settings, "gradient_checkpointing": bool(on)}
-            made.append(memory.estimate(recipe, settings, longest_prompt_tokens=longest, vram_gb=room))
+            made.append(
+                memory.estimate(recipe, settings, longest_prompt_tokens=longest, vram_gb=room)
+            )
         vllm = [any(settings.get("use_vllm") for _, settings, _ in some) for some in (parts, there)]
         if estimates and vllm == [False, True]:
-            lines.append("memory is estimated as on a GPU where vLLM is installed, since the recipe asks for it")
-        return bool(on), [line for line in lines if line], max(made, key=lambda one: one.peak.high, default=None)
+            lines.append(
+                "memory is estimated as on a GPU where vLLM is installed, since the recipe asks"
+                " for it"
+            )
+        return (
+            bool(on),
+            [line for line in lines if line],
+            max(made, key=lambda one: one.peak.high, default=None),
+        )
 
     return look
 
@@ -77,7 +93,11 @@ def _on_a_gpu(part: Part, *, vllm: bool) -> Part:
     recipe, _, longest = part
     fields = settings_of.field_names(trainer_classes(recipe.policy.backend)[0])
     # How much vLLM takes is a share of the card, so without one it is left out.
-    return recipe, settings_of.normalised(recipe, fields, Machine(cuda=True, bf16=True, vllm=vllm))[1], longest
+    return (
+        recipe,
+        settings_of.normalised(recipe, fields, Machine(cuda=True, bf16=True, vllm=vllm))[1],
+        longest,
+    )
 
 
 class Fit:
@@ -90,7 +110,10 @@ class Fit:
         self.stage, self._measured, self._card = stage, False, memory.card()
         self.estimate: memory.MemoryEstimate | None = None
         longest = max(stage.lengths_tokens, default=None)
-        self._how: Fields = {"longest_prompt_tokens": longest, "vram_gb": self._card[1] / 1e9 if self._card else None}
+        self._how: Fields = {
+            "longest_prompt_tokens": longest,
+            "vram_gb": self._card[1] / 1e9 if self._card else None,
+        }
         if self._card:
             # Where the shape of this model is not known, the run is the measurement.
             with contextlib.suppress(WorkbenchError):

@@ -1,9 +1,11 @@
-"""Held-out prompts, measured while a run trains (`eval_every` in the recipe), and the best adapter kept.
+"""Held-out prompts, measured while a run trains (`eval_every` in the recipe), and the best adapter
+kept.
 
-The same prompts each time, chosen by the seed from the recipe's own task as `workbench eval` does, on any task that
-a stage trains on; step 0 is the base, followed by the policy after a warm start. One completion each, sampled at the training
-temperature with the same random numbers: the likeliest tokens (`eval_temperature: 0`) may all be right before and after, as the
-demo's are, although the policy is much better. What training computes does not change by a bit. Completions and scores are
+The same prompts each time, chosen by the seed from the recipe's own task as `workbench eval` does,
+on any task that a stage trains on; step 0 is the base, followed by the policy after a warm start.
+One completion each, sampled at the training temperature with the same random numbers: the likeliest
+tokens (`eval_temperature: 0`) may all be right before and after, as the demo's are, although the
+policy is much better. What training computes does not change by a bit. Completions and scores are
 rows in `held_out/step-N.parquet`, apart from those of training.
 """
 
@@ -24,7 +26,14 @@ from workbench.health.trends import GAINED, Z_95, paired_gain, percent, share
 from workbench.kinds import Fields, Model, TrainerControl, TrainerState, TrainingArguments
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
-from workbench.run.held_out import best_of, completion_rows, flags, held_out, told, write_completions
+from workbench.run.held_out import (
+    best_of,
+    completion_rows,
+    flags,
+    held_out,
+    told,
+    write_completions,
+)
 from workbench.run.metrics import HELD_OUT
 from workbench.task import Row, Task
 from workbench.training.feature import Asked, Feature
@@ -34,13 +43,18 @@ from workbench.training.sampling import scored_groups
 from workbench.workspace import replace_folder
 
 FOLDER = "held_out"
-_LEAST = math.floor(3 / GAINED) + 1  # prompts: P of them leave 3 / P open, however alike they come out
+# prompts: P of them leave 3 / P open, however alike they come out
+_LEAST = math.floor(3 / GAINED) + 1
 
 
 def chosen(recipe: Recipe, task: Task) -> list[Row]:
-    """The held-out rows that are measured: at most `eval_prompts`, each once, the same for the same seed."""
+    """The held-out rows that are measured: at most `eval_prompts`, each once, the same for the same
+    seed.
+    """
     rows = [*{row_key(row): row for row in task.with_ids(task.held_out)}.values()]
-    return random.Random(f"held_out:{recipe.seed}").sample(rows, min(len(rows), recipe.eval_prompts))
+    return random.Random(f"held_out:{recipe.seed}").sample(
+        rows, min(len(rows), recipe.eval_prompts)
+    )
 
 
 def held_out_lines(recipe: Recipe, task: Task | None, completions: int, steps: int) -> list[str]:
@@ -51,24 +65,43 @@ def held_out_lines(recipe: Recipe, task: Task | None, completions: int, steps: i
         steps: of the run; below 1 where epochs decide.
     """
     every = recipe.eval_every
-    if every is None and {"eval_prompts", "eval_temperature"} & {name for name, own in recipe if own != getattr(Recipe(), name)}:
-        return ["eval_prompts and eval_temperature do nothing here: nothing is measured without eval_every"]
+    if every is None and {"eval_prompts", "eval_temperature"} & {
+        name for name, own in recipe if own != getattr(Recipe(), name)
+    }:
+        return [
+            "eval_prompts and eval_temperature do nothing here: nothing is measured without"
+            " eval_every"
+        ]
     if every is None or task is None:
         return []
     said, count = f"eval_every = {every}", len(chosen(recipe, task))
     if processes.count() > 1:
-        rule, remedy = "one process measures while it trains", "leave it out; `workbench eval` measures when the run has ended"
+        rule, remedy = (
+            "one process measures while it trains",
+            "leave it out; `workbench eval` measures when the run has ended",
+        )
         raise RecipeError(f"{said} in {processes.count()} processes", rule=rule, remedy=remedy)
     if count < 2:
-        rule, remedy = "it measures held-out prompts, at least 2", "give the task held_out rows (notebook 01), or leave it out"
-        raise RecipeError(f"{said}: task {task.name!r} has {count} held-out prompts", rule=rule, remedy=remedy)
+        rule, remedy = (
+            "it measures held-out prompts, at least 2",
+            "give the task held_out rows (notebook 01), or leave it out",
+        )
+        raise RecipeError(
+            f"{said}: task {task.name!r} has {count} held-out prompts", rule=rule, remedy=remedy
+        )
     times = 1 + math.ceil(steps / every)  # base, and the end
     price = times * count / (steps * completions) if steps > 0 else count / (every * completions)
     fewer = f", of {recipe.eval_prompts} asked for" * (count < recipe.eval_prompts)
     how = ", the likeliest token each time" * (recipe.eval_temperature == 0)
-    line = f"{said}: {count} held-out prompts of {task.name}{fewer}, one completion each{how}, and base before the first step: "
+    line = (
+        f"{said}: {count} held-out prompts of {task.name}{fewer}, one completion each{how}, and"
+        " base before the first step: "
+    )
     line += f"{percent(price)} as many completions as training samples"
-    return [line + f"; too few to tell that a run is learnt out, which takes {_LEAST}" * (count < _LEAST)]
+    return [
+        line
+        + f"; too few to tell that a run is learnt out, which takes {_LEAST}" * (count < _LEAST)
+    ]
 
 
 class HeldOut(Feature):
@@ -82,20 +115,37 @@ class HeldOut(Feature):
         recipe, task = plan.recipe, plan.task
         self.run, self.policy, self.task = run, session.policy, task
         self._correct: dict[str, float] = {}  # measured since the latest row of metrics
-        self.every, self.rows, self.template = recipe.eval_every, chosen(recipe, task), recipe.chat_template_kwargs
-        weights = {name: value for name, value in recipe.reward_weights.items() if name in task.function_names}
-        # Separate functions: those used in training may keep state, and may be edited while the run trains.
+        self.every, self.rows, self.template = (
+            recipe.eval_every,
+            chosen(recipe, task),
+            recipe.chat_template_kwargs,
+        )
+        weights = {
+            name: value
+            for name, value in recipe.reward_weights.items()
+            if name in task.function_names
+        }
+        # Separate functions: those used in training may keep state, and may be edited while the run
+        # trains.
         self.suite = RewardSuite(task, 1, weights, **recipe.rewards.model_dump(), keep_state=False)
         self.how = {name: plan.settings[name] for name in ("max_completion_length", "temperature")}
         if recipe.eval_temperature is not None:
             self.how["temperature"] = recipe.eval_temperature
         asked_for = [*map(row_key, self.rows), self.suite.hash, self.template, *self.how.values()]
-        self.how |= {"samples": 1, "seed": recipe.seed, "batch_size": plan.batch.completions}  # as training generates at a time
+        # as training generates at a time
+        self.how |= {"samples": 1, "seed": recipe.seed, "batch_size": plan.batch.completions}
         self.key = hashlib.sha256(json.dumps(asked_for, sort_keys=True).encode()).hexdigest()[:16]
-        self._before = [event for event in run.events() if event.get("event") == "held_out" and event["key"] == self.key]
+        self._before = [
+            event
+            for event in run.events()
+            if event.get("event") == "held_out" and event["key"] == self.key
+        ]
         counted = held_out([*run.events(), {"event": "continued", "step": begun_at}])
         self.measurements = counted if counted and counted[-1]["key"] == self.key else []
-        self.seconds = ((run.manifest().get("before") or {}).get("held_out") or {}).get("seconds", 0.0)  # with its minutes
+        # with its minutes
+        self.seconds = ((run.manifest().get("before") or {}).get("held_out") or {}).get(
+            "seconds", 0.0
+        )
         self.failed = False
         session.measured = self.measurements  # the verdicts on the run's health look at it
 
@@ -105,10 +155,16 @@ class HeldOut(Feature):
 
     @classmethod
     def plan(cls, asked: Asked) -> list[str]:
-        return held_out_lines(asked.recipe, asked.task, asked.stages[0].planned.completions, asked.steps)
+        return held_out_lines(
+            asked.recipe, asked.task, asked.stages[0].planned.completions, asked.steps
+        )
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Measure the base, and the policy if it differs, unless that was done before the run was stopped."""
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        """Measure the base, and the policy if it differs, unless that was done before the run was
+        stopped.
+        """
         session = self.session
         if session.stage is not session.stages[0]:
             return
@@ -118,11 +174,15 @@ class HeldOut(Feature):
         if trained and len(self.measurements) == 1 and not self.failed:
             self._measure(0)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         """Measure the adapter after this step, if it is due or the run ends here."""
         step = state.global_step
         ends = step >= state.max_steps and self.session.stage is self.session.stages[-1]
-        due = (step % self.every == 0 or ends) and not any(own["step"] == step for own in self.measurements)
+        due = (step % self.every == 0 or ends) and not any(
+            own["step"] == step for own in self.measurements
+        )
         if due and self.measurements and not self.failed:
             self._measure(step)
 
@@ -139,10 +199,19 @@ class HeldOut(Feature):
         try:
             with random_kept():
                 adapter = "base" if base else _sum(self.policy.model)
-                # What a kill lost of the run may be trained again to the same weights, which need not be measured again.
-                same = [own for own in self._before if (own["step"], own["adapter"]) == (step, adapter)]
+                # What a kill lost of the run may be trained again to the same weights, which need
+                # not be measured again.
+                same = [
+                    own for own in self._before if (own["step"], own["adapter"]) == (step, adapter)
+                ]
                 numbers = {**same[-1], "seconds": 0.0} if same else self._numbers(step, base)
-                event: Fields = {**numbers, "event": "held_out", "step": step, "key": self.key, "adapter": adapter}
+                event: Fields = {
+                    **numbers,
+                    "event": "held_out",
+                    "step": step,
+                    "key": self.key,
+                    "adapter": adapter,
+                }
                 found = [*self.measurements, event]
                 if best_of(found) is event:
                     self._keep(step)
@@ -150,7 +219,10 @@ class HeldOut(Feature):
             self.failed = True
             said = f"{type(error).__name__}: {error}"
             self.session.recorder.event("held_out_failed", step, error=said)
-            print(f"step {step}: held-out prompts are no longer measured, training continues: {said}", flush=True)
+            print(
+                f"step {step}: held-out prompts are no longer measured, training continues: {said}",
+                flush=True,
+            )
             return
         if not same:
             event["seconds"] = time.perf_counter() - started
@@ -166,22 +238,32 @@ class HeldOut(Feature):
         tokenizer = self.policy.tokenizer
         rendered, tokenizer.chat_template_kwargs = self.policy.chat_template_kwargs, self.template
         try:
-            groups = scored_groups(self.policy, self.task, self.rows, self.suite, base=base, **self.how)
+            groups = scored_groups(
+                self.policy, self.task, self.rows, self.suite, base=base, **self.how
+            )
         finally:
             tokenizer.chat_template_kwargs = rendered
         own = [group[0] for group in groups]
         kept: list[Fields] = []
         for place, (row, group) in enumerate(zip(self.rows, groups, strict=True)):
             kept += completion_rows(row, group, step=step, group=place)
-        write_completions(self.run.path / FOLDER / f"step-{step:07d}-{not (step or base):02d}.parquet", kept)
+        write_completions(
+            self.run.path / FOLDER / f"step-{step:07d}-{not (step or base):02d}.parquet", kept
+        )
         correct = [each["right"] and each["format"] is not False for each in own]
         count, of = sum(correct), len(correct)
         reward = sum(each["total"] for each in own) / of
-        numbers = {"prompts": of, "right": "".join("01"[each] for each in correct), "reward": reward}
+        numbers = {
+            "prompts": of,
+            "right": "".join("01"[each] for each in correct),
+            "reward": reward,
+        }
         numbers |= dict(zip(("correct", "low", "high"), share(count, of, Z_95), strict=True))
         if self.measurements:
             gain = paired_gain(flags(self.measurements[0]), flags(numbers))
-            numbers |= {"base": self.measurements[0]["correct"]} | dict(zip(("gain", "gain_low", "gain_high"), gain, strict=True))
+            numbers |= {"base": self.measurements[0]["correct"]} | dict(
+                zip(("gain", "gain_low", "gain_high"), gain, strict=True)
+            )
         return numbers
 
     def _keep(self, step: int) -> None:
@@ -216,7 +298,10 @@ class HeldOut(Feature):
             "prompts": last["prompts"],
             "base": self.measurements[0]["correct"],
             "last": {name: last[name] for name in names},
-            "best": {name: best[name] for name in names} | {"adapter": f"checkpoints/best-{best['step']}"},
+            "best": (
+                {name: best[name] for name in names}
+                | {"adapter": f"checkpoints/best-{best['step']}"}
+            ),
             "measurements": len(self.measurements),
             "seconds": self.seconds,
             "share": self.seconds / max(1e-9, seconds),
@@ -230,5 +315,7 @@ def _sum(model: Model) -> str:
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             digest.update(name.encode())
-            digest.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(
+                weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            )
     return digest.hexdigest()[:16]

@@ -15,17 +15,24 @@ from workbench.kinds import Fields, Function, Model, Tensor, Trainer
 from workbench.run.metrics import RATIO_HIGH, RATIO_LOW, RATIO_MASKED
 from workbench.training.feature import Feature
 
-_OVER: dict[str, Callable[[list[float]], float]] = {RATIO_LOW: min, RATIO_HIGH: max, RATIO_MASKED: np.mean}
+_OVER: dict[str, Callable[[list[float]], float]] = {
+    RATIO_LOW: min,
+    RATIO_HIGH: max,
+    RATIO_MASKED: np.mean,
+}
 
 
 class RatioWatch(Feature):
-    """Records the minimum and maximum ratio of every loss, and how much an off-policy mask removes."""
+    """Records the minimum and maximum ratio of every loss, and how much an off-policy mask
+    removes.
+    """
 
     key = "ratio"
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
-        self.noted: dict[str, list[float]] = {name: [] for name in _OVER}  # since the latest row of metrics, of each loss
+        # since the latest row of metrics, of each loss
+        self.noted: dict[str, list[float]] = {name: [] for name in _OVER}
 
     def row(self) -> dict[str, float]:
         """The numbers of all losses since the latest row."""

@@ -1,10 +1,12 @@
-"""Experiment trackers beside the run's own files: TensorBoard, Trackio, Weights & Biases, MLflow, and any other that transformers
-has a callback for.
+"""Experiment trackers beside the run's own files: TensorBoard, Trackio, Weights & Biases, MLflow,
+and any other that transformers has a callback for.
 
-The run directory is the record, and it is complete without them; so a tracker may fail or hang at any moment. Each runs in a
-separate thread with a deadline for every event: the first failure is reported once and removes that tracker.
-What a tracker writes goes to `runs/<run_name>/trackers/<tracker>`, unless the environment says otherwise; nothing is sent
-anywhere that the environment does not ask for, nor TRL's table of completions, as its `report_to` names no tracker.
+The run directory is the record, and it is complete without them; so a tracker may fail or hang at
+any moment. Each runs in a separate thread with a deadline for every event: the first failure is
+reported once and removes that tracker. What a tracker writes goes to
+`runs/<run_name>/trackers/<tracker>`, unless the environment says otherwise; nothing is sent
+anywhere that the environment does not ask for, nor TRL's table of completions, as its `report_to`
+names no tracker.
 """
 
 from __future__ import annotations
@@ -31,8 +33,14 @@ from workbench.workspace import shown
 
 PROJECT = "grpo-workbench"
 DEADLINE_S = 60.0  # for one event of one tracker; a tracker that works takes milliseconds
-_PACKAGES = {"comet_ml": "comet-ml", "azure_ml": "azureml-core", "flyte": "flytekit"}  # where pip's name is another
-_MODULES = {"tensorboard": ("tensorboard", "tensorboardX"), "azure_ml": ("azureml",), "flyte": ("flytekit",), "kubeflow": ()}
+# where pip's name is another
+_PACKAGES = {"comet_ml": "comet-ml", "azure_ml": "azureml-core", "flyte": "flytekit"}
+_MODULES = {
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "azure_ml": ("azureml",),
+    "flyte": ("flytekit",),
+    "kubeflow": (),
+}
 OnFailure = Callable[[str, str], None]
 
 
@@ -63,7 +71,9 @@ class Trackers(Feature):
         check_trackers(stage.settings["report_to"])
 
     def around(self, trainer: Trainer) -> dict[str, Function]:
-        """Nothing is replaced; they come after the spine's own events, and so log what the record holds."""
+        """Nothing is replaced; they come after the spine's own events, and so log what the record
+        holds.
+        """
         for tracker in self.callbacks:
             trainer.add_callback(tracker)
         return {}
@@ -74,16 +84,20 @@ class Trackers(Feature):
 
 
 def planned_trackers(report_to: str | Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """(trackers usable here, one line for each that was requested and is not installed); RecipeError for an unknown one."""
+    """(trackers usable here, one line for each that was requested and is not installed);
+    RecipeError for an unknown one.
+    """
     from transformers.integrations.integration_utils import get_available_reporting_integrations
 
     asked = check_trackers(report_to)
     asked = get_available_reporting_integrations() if asked == ["all"] else asked
     modules = {name: _MODULES.get(name, (name,)) for name in asked}
-    found = [name for name, own in modules.items() if not own or any(map(importlib.util.find_spec, own))]
+    found = [
+        name for name, own in modules.items() if not own or any(map(importlib.util.find_spec, own))
+    ]
     return found, [
-        f"WARNING: report_to = {name} is left out: it is not installed (uv pip install {_PACKAGES.get(name, name)}); "
-        "the run's own files are written as always"
+        f"WARNING: report_to = {name} is left out: it is not installed (uv pip install"
+        f" {_PACKAGES.get(name, name)}); the run's own files are written as always"
         for name in asked
         if name not in found
     ]
@@ -92,14 +106,17 @@ def planned_trackers(report_to: str | Sequence[str] | None) -> tuple[list[str], 
 def tracker_callbacks(
     report_to: str | Sequence[str] | None, run_name: str, folder: str | Path, on_failure: OnFailure
 ) -> tuple[list[Any], list[str]]:
-    """(a callback for each tracker, the lines to show). Build GRPOConfig with `report_to="none"` and add these instead.
+    """(a callback for each tracker, the lines to show). Build GRPOConfig with `report_to="none"`
+    and add these instead.
 
-    A run may train in several stages, with a trainer each: the callbacks see the first begin, every log line, and end
-    at `close()`, which the run calls however it ended. `on_failure` is called once with (tracker, what went wrong), in
-    the trainer's own thread, for a tracker that is removed.
+    A run may train in several stages, with a trainer each: the callbacks see the first begin, every
+    log line, and end at `close()`, which the run calls however it ended. `on_failure` is called
+    once with (tracker, what went wrong), in the trainer's own thread, for a tracker that is
+    removed.
     """
     names, notes = planned_trackers(report_to)
-    if os.environ.get("RANK", "0") != "0":  # of several processes that train together, the first reports
+    # of several processes that train together, the first reports
+    if os.environ.get("RANK", "0") != "0":
         return [], []
     callbacks = []
     for name in names:
@@ -112,24 +129,47 @@ def tracker_callbacks(
 
 
 def _environment(name: str, place: Path) -> tuple[dict[str, str], str]:
-    """(environment variables that its library reads and the user has not set, the line that says where it writes)."""
+    """(environment variables that its library reads and the user has not set, the line that says
+    where it writes).
+    """
     # A database is what MLflow wants; its small edition (mlflow-skinny) has none and keeps files.
-    store = f"sqlite:///{place}/mlflow.db" if importlib.util.find_spec("sqlalchemy") else place.as_uri()
+    store = (
+        f"sqlite:///{place}/mlflow.db" if importlib.util.find_spec("sqlalchemy") else place.as_uri()
+    )
     # Without a key wandb asks for one, or waits.
     offline = not os.environ.get("WANDB_API_KEY") and not os.environ.get("WANDB_MODE")
     folder, wanted, after = shown(place), {}, ""
     match name:
         case "tensorboard":
-            wanted, after = {"TENSORBOARD_LOGGING_DIR": str(place)}, f"; to look at it: tensorboard --logdir {folder}"
+            wanted, after = (
+                {"TENSORBOARD_LOGGING_DIR": str(place)},
+                f"; to look at it: tensorboard --logdir {folder}",
+            )
         case "trackio":
-            wanted, after = {"TRACKIO_DIR": str(place)}, f"; to look at it: TRACKIO_DIR={folder} trackio show"
+            wanted, after = (
+                {"TRACKIO_DIR": str(place)},
+                f"; to look at it: TRACKIO_DIR={folder} trackio show",
+            )
         case "wandb":
-            # Its console would send the notebook's output through itself; 30 s: a network that is not there.
-            wanted = {"WANDB_DIR": str(place), "WANDB_PROJECT": PROJECT, "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
+            # Its console would send the notebook's output through itself; 30 s: a network that is
+            # not there.
+            wanted = {
+                "WANDB_DIR": str(place),
+                "WANDB_PROJECT": PROJECT,
+                "WANDB_SILENT": "true",
+                "WANDB_CONSOLE": "off",
+            }
             wanted |= {"WANDB_INIT_TIMEOUT": "30"} | ({"WANDB_MODE": "offline"} if offline else {})
-            after = f"; offline, as WANDB_API_KEY is not set: wandb sync {folder}/wandb/offline-run-*" * offline
+            after = (
+                f"; offline, as WANDB_API_KEY is not set: wandb sync {folder}/wandb/offline-run-*"
+                * offline
+            )
         case "mlflow":
-            wanted = {"MLFLOW_TRACKING_URI": store, "MLFLOW_EXPERIMENT_NAME": PROJECT, "MLFLOW_ALLOW_FILE_STORE": "true"}
+            wanted = {
+                "MLFLOW_TRACKING_URI": store,
+                "MLFLOW_EXPERIMENT_NAME": PROJECT,
+                "MLFLOW_ALLOW_FILE_STORE": "true",
+            }
             wanted["MLFLOW_DISABLE_TELEMETRY"] = "true"
             after = f"; to look at it: mlflow ui --backend-store-uri {store}"
     settings = {key: value for key, value in wanted.items() if not os.environ.get(key)}
@@ -149,18 +189,25 @@ def _work(calls: queue.SimpleQueue) -> None:
 
 
 def _guarded(name: str, run_name: str, settings: dict[str, str], on_failure: OnFailure) -> Any:
-    """A `TrainerCallback` that forwards a trainer's events to the tracker's own callback for as long as that works."""
+    """A `TrainerCallback` that forwards a trainer's events to the tracker's own callback for as
+    long as that works.
+    """
     from transformers import TrainerCallback
 
-    class Tracker(TrainerCallback):  # a class for each: the trainer takes two of the same class for a mistake
+    # a class for each: the trainer takes two of the same class for a mistake
+    class Tracker(TrainerCallback):
         def __init__(self) -> None:
             self.name = name
             self._inner: Any = None
             self._last: tuple[Any, ...] = ()  # what the latest event came with
-            # One thread for its whole life: trackio and mlflow keep their run in variables of the thread.
+            # One thread for its whole life: trackio and mlflow keep their run in variables of the
+            # thread.
             self._calls: queue.SimpleQueue = queue.SimpleQueue()
-            threading.Thread(target=_work, args=(self._calls,), name=f"tracker-{name}", daemon=True).start()
-            # For as long as it works: libraries read the environment again when they log, some in threads of their own.
+            threading.Thread(
+                target=_work, args=(self._calls,), name=f"tracker-{name}", daemon=True
+            ).start()
+            # For as long as it works: libraries read the environment again when they log, some in
+            # threads of their own.
             self._environment = contextlib.ExitStack()
             self._environment.enter_context(_in_environment(settings))
             self._inner = self._guard("start", lambda: _start(name, run_name, settings))
@@ -175,14 +222,24 @@ def _guarded(name: str, run_name: str, settings: dict[str, str], on_failure: OnF
             if self._last:
                 self._pass("on_train_end", *self._last[:3], **self._last[3])
             if self.works and name == "wandb" and self._inner.own:
-                # transformers leaves wandb's run open, and the next run in this process would be logged into it.
+                # transformers leaves wandb's run open, and the next run in this process would be
+                # logged into it.
                 self._guard("end", self._inner._wandb.finish)
             self._let_go()
 
         def _pass(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             later_stage = event == "on_train_begin" and self._last
-            self._last = (args, state, control, {key: kwargs.get(key) for key in ("model", "processing_class")})
-            if later_stage or not self.works or getattr(type(self._inner), event) is getattr(TrainerCallback, event):
+            self._last = (
+                args,
+                state,
+                control,
+                {key: kwargs.get(key) for key in ("model", "processing_class")},
+            )
+            if (
+                later_stage
+                or not self.works
+                or getattr(type(self._inner), event) is getattr(TrainerCallback, event)
+            ):
                 return
             own, method = copy.copy(args), getattr(self._inner, event)
             own.run_name, own.report_to = run_name, [name]
@@ -190,9 +247,13 @@ def _guarded(name: str, run_name: str, settings: dict[str, str], on_failure: OnF
                 own.project = PROJECT
             if kwargs.get("logs"):
                 # A function that scored nothing logs None, which is no number to any of them.
-                kwargs["logs"] = {key: value for key, value in kwargs["logs"].items() if value is not None}
+                kwargs["logs"] = {
+                    key: value for key, value in kwargs["logs"].items() if value is not None
+                }
             # A copy of control: to watch a run is not to steer it.
-            self._guard(event.removeprefix("on_"), lambda: method(own, state, copy.copy(control), **kwargs))
+            self._guard(
+                event.removeprefix("on_"), lambda: method(own, state, copy.copy(control), **kwargs)
+            )
 
         def _guard(self, when: str, call: Callable[[], Any]) -> object:
             future: Future = Future()
@@ -202,7 +263,11 @@ def _guarded(name: str, run_name: str, settings: dict[str, str], on_failure: OnF
             except (Exception, SystemExit) as error:
                 late = "" if future.done() else f"no answer within {DEADLINE_S:g} s"
                 self._let_go()
-                on_failure(name, f"{when}: {type(error).__name__}: {(str(error).strip() or late).partition(chr(10))[0]}")
+                on_failure(
+                    name,
+                    f"{when}: {type(error).__name__}:"
+                    f" {(str(error).strip() or late).partition(chr(10))[0]}",
+                )
 
         def _let_go(self) -> None:
             self._inner = None
@@ -224,9 +289,12 @@ def _start(name: str, run_name: str, settings: dict[str, str]) -> Any:
 
         callback.own = wandb.run is None  # else the user's own, which stays open
         if callback.own:
-            # wandb reads its folder from the environment once per process; a run started here is told it in words.
+            # wandb reads its folder from the environment once per process; a run started here is
+            # told it in words.
             told: Fields = {
-                word: settings[key] for word, key in (("dir", "WANDB_DIR"), ("mode", "WANDB_MODE")) if key in settings
+                word: settings[key]
+                for word, key in (("dir", "WANDB_DIR"), ("mode", "WANDB_MODE"))
+                if key in settings
             }
             wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=run_name, **told)
     return callback
@@ -234,16 +302,31 @@ def _start(name: str, run_name: str, settings: dict[str, str]) -> Any:
 
 @contextlib.contextmanager
 def _in_environment(settings: dict[str, str]) -> Generator[None]:
-    before = {key: os.environ.get(key) for key in (*settings, "MLFLOW_EXPERIMENT_ID")}  # MLflow sets that itself
+    # MLflow sets that itself
+    before = {key: os.environ.get(key) for key in (*settings, "MLFLOW_EXPERIMENT_ID")}
     os.environ.update(settings)
     moved = []
     if place := settings.get("TRACKIO_DIR"):
-        # Trackio reads its folder once, when it is imported, and TRL imports it long before there is a run.
+        # Trackio reads its folder once, when it is imported, and TRL imports it long before there
+        # is a run.
         import trackio.sqlite_storage  # noqa: F401
 
-        folders = {"TRACKIO_DIR": Path(place), "MEDIA_DIR": Path(place) / "media", "ARTIFACTS_DIR": Path(place) / "artifacts"}
-        loaded = [module for module_name, module in list(sys.modules.items()) if module_name.split(".")[0] == "trackio"]
-        moved = [(module, key, vars(module)[key]) for module in loaded for key in folders if key in vars(module)]
+        folders = {
+            "TRACKIO_DIR": Path(place),
+            "MEDIA_DIR": Path(place) / "media",
+            "ARTIFACTS_DIR": Path(place) / "artifacts",
+        }
+        loaded = [
+            module
+            for module_name, module in list(sys.modules.items())
+            if module_name.split(".")[0] == "trackio"
+        ]
+        moved = [
+            (module, key, vars(module)[key])
+            for module in loaded
+            for key in folders
+            if key in vars(module)
+        ]
         for module, key, _ in moved:
             setattr(module, key, folders[key])
     try:

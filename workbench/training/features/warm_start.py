@@ -1,8 +1,10 @@
-"""Warm start: a policy that never solves a task is first fine-tuned on its own rare right completions.
+"""Warm start: a policy that never solves a task is first fine-tuned on its own rare right
+completions.
 
-GRPO learns from the differences within a group; where no completion is ever right there are none. So completions of the
-training prompts are drawn until enough are right (rejection sampling), TRL's SFTTrainer trains the run's adapter on those, and
-GRPO continues from there. What is drawn depends on the recipe's seed alone.
+GRPO learns from the differences within a group; where no completion is ever right there are none.
+So completions of the training prompts are drawn until enough are right (rejection sampling), TRL's
+SFTTrainer trains the run's adapter on those, and GRPO continues from there. What is drawn depends
+on the recipe's seed alone.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ _EVERY_S = 10.0
 _EASY = 20  # tries for a right one: of eight completions one is right in every third group then
 # As GRPO's trainer has them in force: what the device needs, and how an update is made.
 _SHARED = (
-    "bf16", "fp16", "use_cpu", "dataloader_pin_memory", "gradient_checkpointing", "gradient_checkpointing_kwargs", "optim",
+    "bf16", "fp16", "use_cpu", "dataloader_pin_memory", "gradient_checkpointing",
+    "gradient_checkpointing_kwargs", "optim",
     "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "seed",
 )  # fmt: skip
 
@@ -52,7 +55,8 @@ class Right(NamedTuple):
 class WarmStart(Feature):
     """The warm start of a recipe that asks for one, before the first step.
 
-    It is saved before and after: a run that is killed during it starts it over, and one that is killed later keeps it.
+    It is saved before and after: a run that is killed during it starts it over, and one that is
+    killed later keeps it.
     """
 
     key = "warm_start"
@@ -88,15 +92,22 @@ class WarmStart(Feature):
             report = run(session)
             if report is None:
                 load_adapter(session.policy.model, session.run.checkpoints / "checkpoint-0")
-                print(f"stopped in the warm start; `workbench continue {session.run.name}` starts it over", flush=True)
+                print(
+                    f"stopped in the warm start; `workbench continue {session.run.name}` starts it"
+                    " over",
+                    flush=True,
+                )
                 return False
             session.run.update_manifest(warm_start=report)
             session.save_before_first(warm_started=True)
         session.trained_before = True
-        set_seed(session.trainer.args.seed)  # the same from here on, whether or not it is resumed from that checkpoint
+        # the same from here on, whether or not it is resumed from that checkpoint
+        set_seed(session.trainer.args.seed)
         return True
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         session = self.session
         if session.trained_before and session.stage is session.stages[0]:
             session.recorder.event("warm_start", 0, **session.run.manifest()["warm_start"])
@@ -105,18 +116,44 @@ class WarmStart(Feature):
 def checked(part: WarmStartPart, stage: Stage) -> list[str]:
     """What it will cost and how it affects KL, for the plan; RecipeError for an impossible one."""
     if (count := processes.count()) > 1:
-        rule, remedy = "a warm start samples and fine-tunes in one process", "start one process, or leave warm_start out"
+        rule, remedy = (
+            "a warm start samples and fine-tunes in one process",
+            "start one process, or leave warm_start out",
+        )
         raise RecipeError(f"warm_start in {count} processes", rule=rule, remedy=remedy)
     if part.source == "reference" and stage.task is not None and stage.task.ideal is None:
-        value, rule = "warm_start.source = 'reference'", f"those come from the task's `ideal`, and {stage.task.name!r} has none"
-        raise RecipeError(value, rule=rule, remedy="write Task(..., ideal=lambda row: row['solution']), or set source: policy")
-    drawn = f"at most {part.tries * part.samples:,} completions are sampled until {part.samples} are right"
-    drawn = f"{part.samples} reference completions that are right" if part.source == "reference" else drawn
+        value, rule = (
+            "warm_start.source = 'reference'",
+            f"those come from the task's `ideal`, and {stage.task.name!r} has none",
+        )
+        raise RecipeError(
+            value,
+            rule=rule,
+            remedy="write Task(..., ideal=lambda row: row['solution']), or set source: policy",
+        )
+    drawn = (
+        f"at most {part.tries * part.samples:,} completions are sampled until {part.samples} are"
+        " right"
+    )
+    drawn = (
+        f"{part.samples} reference completions that are right"
+        if part.source == "reference"
+        else drawn
+    )
     updates = part.epochs * -(-part.samples // _together(stage))
-    lines = [f"warm start, before step 1: {drawn}; then {updates} updates on those, learning_rate {_rate(part, stage):g}"]
+    lines = [
+        f"warm start, before step 1: {drawn}; then {updates} updates on those, learning_rate"
+        f" {_rate(part, stage):g}"
+    ]
     if beta := stage.settings["beta"]:
-        line = f"beta = {beta:g} with warm_start: the reference model is the base, without what the warm start teaches"
-        lines.append(f"{line}; KL is above 0 from step 1 on, and holds the policy back from where GRPO begins")
+        line = (
+            f"beta = {beta:g} with warm_start: the reference model is the base, without what the"
+            " warm start teaches"
+        )
+        lines.append(
+            f"{line}; KL is above 0 from step 1 on, and holds the policy back from where GRPO"
+            " begins"
+        )
     return lines
 
 
@@ -128,19 +165,29 @@ def _rate(part: WarmStartPart, stage: Stage) -> float:
     return part.learning_rate or max(2e-4, float(stage.settings["learning_rate"]))
 
 
-def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[], bool]) -> tuple[list[Right], int] | None:
-    """(right completions for a stage's prompts, how many were scored to find them); None if it was stopped.
+def collect(
+    stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[], bool]
+) -> tuple[list[Right], int] | None:
+    """(right completions for a stage's prompts, how many were scored to find them); None if it was
+    stopped.
 
-    Right: by the task's `right_by`; the policy ended it by itself, and it is new for its prompt. RunError: too few are.
+    Right: by the task's `right_by`; the policy ended it by itself, and it is new for its prompt.
+    RunError: too few are.
     """
-    stage = stage.fresh()  # with separate functions, so that those of the run only ever see GRPO's completions
+    # with separate functions, so that those of the run only ever see GRPO's completions
+    stage = stage.fresh()
     task, suite = stage.scored_by
     settings, rng = stage.settings, random.Random(f"warm start {stage.recipe.seed}")
     order, column = rng.sample(stage.rows, len(stage.rows)), suite.names.index(task.right_function)
     sampled = part.source == "policy"
-    size, most = (stage.planned.num_generations, part.tries * part.samples) if sampled else (1, len(order))
+    size, most = (
+        (stage.planned.num_generations, part.tries * part.samples) if sampled else (1, len(order))
+    )
     at_once = min(max(stage.planned.prompts, _SAMPLED // size), len(order))
-    how = {"max_completion_length": settings["max_completion_length"], "temperature": settings["temperature"]}
+    how = {
+        "max_completion_length": settings["max_completion_length"],
+        "temperature": settings["temperature"],
+    }
     found: dict[tuple[str, str], Right] = {}
     tries, said, progress = 0, time.monotonic(), progress_line("warm start: right completions")
     try:
@@ -151,23 +198,43 @@ def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[
             some = [order[(tries // size + place) % len(order)] for place in range(count)]
             if sampled:
                 prompts, seed = [row["prompt"] for row in some], rng.getrandbits(31)
-                groups = sample(policy, prompts, num_generations=size, seed=seed, batch_size=count * size, **how)
+                groups = sample(
+                    policy, prompts, num_generations=size, seed=seed, batch_size=count * size, **how
+                )
             else:
-                texts, end = [each.reference for each in builders(task, some)], turn_end(policy.tokenizer, some[0]["prompt"])
+                texts, end = (
+                    [each.reference for each in builders(task, some)],
+                    turn_end(policy.tokenizer, some[0]["prompt"]),
+                )
                 end = policy.tokenizer.eos_token_id if end is None else end
                 ids = policy.tokenizer(texts, add_special_tokens=False)["input_ids"]
-                groups = [[Completion(text, [*own, end], True)] for text, own in zip(texts, ids, strict=True)]
-            rows, flat = [row for row in some for _ in range(size)], [own for group in groups for own in group]
-            scores = suite.score(rows, [own.text for own in flat], [own.ids for own in flat]).tolist()
+                groups = [
+                    [Completion(text, [*own, end], True)]
+                    for text, own in zip(texts, ids, strict=True)
+                ]
+            rows, flat = (
+                [row for row in some for _ in range(size)],
+                [own for group in groups for own in group],
+            )
+            scores = suite.score(
+                rows, [own.text for own in flat], [own.ids for own in flat]
+            ).tolist()
             for row, own, scored in zip(rows, flat, scores, strict=True):
                 tries += 1
-                if task.is_right(scored[column]) and own.finished and len(own.ids) <= how["max_completion_length"]:
+                if (
+                    task.is_right(scored[column])
+                    and own.finished
+                    and len(own.ids) <= how["max_completion_length"]
+                ):
                     named = dict(zip(suite.names, scored, strict=True))
                     found.setdefault((row["prompt_id"], own.text), Right(row, own, named, tries))
             progress(len(found), part.samples)
             if time.monotonic() - said > _EVERY_S:  # for a terminal and a log
                 said = time.monotonic()
-                print(f"warm start: {len(found)} of {part.samples} right after {tries:,} completions", flush=True)
+                print(
+                    f"warm start: {len(found)} of {part.samples} right after {tries:,} completions",
+                    flush=True,
+                )
     finally:
         suite.close()
     if len(found) < part.samples:
@@ -177,46 +244,87 @@ def collect(stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[
 
 def _too_few(part: WarmStartPart, found: int, tries: int) -> RunError:
     sampled = part.source == "policy"
-    value = f"warm_start: {found} of {tries:,} {'sampled' if sampled else 'reference'} completions are right and new"
+    value = (
+        f"warm_start: {found} of {tries:,} {'sampled' if sampled else 'reference'} completions are"
+        " right and new"
+    )
     remedy = "`workbench probe` shows whether the reward can pay at all" + (
-        "; then take easier prompts, a higher temperature or more tries; or give the task a reference completion (`ideal`: "
+        "; then take easier prompts, a higher temperature or more tries; or give the task a "
+        "reference completion (`ideal`: "
         "row -> text) and set warm_start.source: reference"
     ) * sampled  # fmt: skip
     if found:
         remedy = f"set warm_start.samples: {found}"
-        remedy += f" or warm_start.tries: {-(-tries * 5 // (4 * found))}; or take easier prompts" * sampled
-    return RunError(value, rule=f"a warm start trains on as many as it asks for, {part.samples}, or on none", remedy=remedy)
+        remedy += (
+            f" or warm_start.tries: {-(-tries * 5 // (4 * found))}; or take easier prompts"
+            * sampled
+        )
+    return RunError(
+        value,
+        rule=f"a warm start trains on as many as it asks for, {part.samples}, or on none",
+        remedy=remedy,
+    )
 
 
 @random_kept()
-def fine_tune(trainer: Trainer, policy: Policy, stage: Stage, part: WarmStartPart, found: list[Right], stops: Callable) -> Any:
-    """Train the adapter on the completions found, as GRPO's `trainer` would compute it; returns the SFTTrainer.
+def fine_tune(
+    trainer: Trainer,
+    policy: Policy,
+    stage: Stage,
+    part: WarmStartPart,
+    found: list[Right],
+    stops: Callable,
+) -> Any:
+    """Train the adapter on the completions found, as GRPO's `trainer` would compute it; returns the
+    SFTTrainer.
 
-    The loss covers the completions alone. They are trained token by token as they were sampled, after the prompt that GRPO
-    renders: nothing goes through the template a second time.
+    The loss covers the completions alone. They are trained token by token as they were sampled,
+    after the prompt that GRPO renders: nothing goes through the template a second time.
     """
     from datasets import Dataset
     from transformers import PrinterCallback, TrainerCallback
-    from trl import SFTConfig, SFTTrainer  # Unsloth's on a GPU, if it loaded the policy: it has put its own in their place
+
+    # Unsloth's on a GPU, if it loaded the policy: it has put its own in their place
+    from trl import SFTConfig, SFTTrainer
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
     class Stops(TrainerCallback):
-        def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        def on_step_end(
+            self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+        ) -> None:
             control.should_training_stop |= stops()
 
     tokenizer, settings = policy.tokenizer, {name: getattr(trainer.args, name) for name in _SHARED}
-    settings |= {"num_train_epochs": part.epochs, "learning_rate": _rate(part, stage), "lr_scheduler_type": "constant"}
-    settings |= {"per_device_train_batch_size": _together(stage), "logging_steps": 1, "save_strategy": "no", "report_to": "none"}
+    settings |= {
+        "num_train_epochs": part.epochs,
+        "learning_rate": _rate(part, stage),
+        "lr_scheduler_type": "constant",
+    }
+    settings |= {
+        "per_device_train_batch_size": _together(stage),
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+    }
     # TRL's default loss puts another forward pass into the model, and leaves it there.
-    settings |= {"loss_type": "nll", "max_length": None, "completion_only_loss": True, "packing": False, "disable_tqdm": True}
+    settings |= {
+        "loss_type": "nll",
+        "max_length": None,
+        "completion_only_loss": True,
+        "packing": False,
+        "disable_tqdm": True,
+    }
     rows = []
     for row, own, *_ in found:
         plain = isinstance(row["prompt"], str)
-        before = tokenizer(prompt_text(row["prompt"], tokenizer), add_special_tokens=plain)["input_ids"]
+        before = tokenizer(prompt_text(row["prompt"], tokenizer), add_special_tokens=plain)[
+            "input_ids"
+        ]
         rows.append({"input_ids": [*before, *own.ids], "labels": [-100] * len(before) + own.ids})
     with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
         tuned = SFTTrainer(
-            policy.model, args=SFTConfig(output_dir=folder, **settings), train_dataset=Dataset.from_list(rows),
+            policy.model, args=SFTConfig(output_dir=folder, **settings),
+                train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer, callbacks=[Stops()],
             data_collator=DataCollatorForLanguageModeling(tokenizer.pad_token_id),
         )  # fmt: skip
@@ -227,19 +335,40 @@ def fine_tune(trainer: Trainer, policy: Policy, stage: Stage, part: WarmStartPar
 
 
 def run(session: Any) -> Fields | None:
-    """The warm start of a session's run, for its record; None if it was stopped: then do not use the policy."""
+    """The warm start of a session's run, for its record; None if it was stopped: then do not use
+    the policy.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    policy, stage, part, started = session.policy, session.stage, session.stage.recipe.warm_start, time.monotonic()
+    policy, stage, part, started = (
+        session.policy,
+        session.stage,
+        session.stage.recipe.warm_start,
+        time.monotonic(),
+    )
     if (collected := collect(stage, policy, part, session.control.stops)) is None:
         return None
-    (found, tries), sampled_s, sampled = collected, time.monotonic() - started, part.source == "policy"
+    (found, tries), sampled_s, sampled = (
+        collected,
+        time.monotonic() - started,
+        part.source == "policy",
+    )
     prompts = len({own.row["prompt_id"] for own in found})
-    easy = "; the policy is right often enough for GRPO to begin without" * (sampled and tries <= _EASY * len(found))
-    print(f"warm start: {len(found)} right completions of {prompts} prompts, after {tries:,} tries{easy}", flush=True)
+    easy = "; the policy is right often enough for GRPO to begin without" * (
+        sampled and tries <= _EASY * len(found)
+    )
+    print(
+        f"warm start: {len(found)} right completions of {prompts} prompts, after {tries:,}"
+        f" tries{easy}",
+        flush=True,
+    )
     table = [
-        {"prompt_id": own.row["prompt_id"], "try": own.number, "completion": encodable(own.completion.text)}
+        {
+            "prompt_id": own.row["prompt_id"],
+            "try": own.number,
+            "completion": encodable(own.completion.text),
+        }
         | {f"score.{name}": score for name, score in own.scores.items()}
         for own in found
     ]
@@ -249,11 +378,17 @@ def run(session: Any) -> Fields | None:
     if session.control.stopped_by:
         return None
     losses = [row["loss"] for row in tuned.state.log_history if "loss" in row]
-    print(f"warm start: {len(losses)} updates, loss {losses[0]:.3g} -> {losses[-1]:.3g}", flush=True)
+    print(
+        f"warm start: {len(losses)} updates, loss {losses[0]:.3g} -> {losses[-1]:.3g}", flush=True
+    )
     used = {
         "trainer": f"{type(tuned).__module__}.{type(tuned).__name__}",
         "learning_rate": _rate(part, stage),
         "table": session.run.warm_start.name,
     }
-    used |= {"sampled_s": sampled_s, "trained_s": time.monotonic() - started - sampled_s, "losses": losses}
+    used |= {
+        "sampled_s": sampled_s,
+        "trained_s": time.monotonic() - started - sampled_s,
+        "losses": losses,
+    }
     return {**part.model_dump(), "samples": len(found), "tries": tries, "prompts": prompts, **used}

@@ -1,4 +1,6 @@
-"""The run's health, checked while it trains: a watcher of the recorder like the live plot, and called first."""
+"""The run's health, checked while it trains: a watcher of the recorder like the live plot, and
+called first.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from workbench.workspace import to_json
 
 
 class HealthWatch(Feature):
-    """Keeps a `Watchdog` for the current stage. If it fails it is left out for the rest of the stage."""
+    """Keeps a `Watchdog` for the current stage. If it fails it is left out for the rest of the
+    stage.
+    """
 
     key = "watchdog"
     called, failed = "the health verdicts", "watchdog_failed"  # where it is left out
@@ -47,8 +51,14 @@ class HealthWatch(Feature):
 
     @classmethod
     def late_result(cls, run: RunDirectory) -> Fields:
-        """What the last check would have found, for a run that was killed before it wrote its result."""
-        wrong = [to_json(each) for each in examine_run(run, last=LATEST) if each.state in (ALARM, WARNING)]
+        """What the last check would have found, for a run that was killed before it wrote its
+        result.
+        """
+        wrong = [
+            to_json(each)
+            for each in examine_run(run, last=LATEST)
+            if each.state in (ALARM, WARNING)
+        ]
         return {"health": wrong, "reward_errors": reward_errors(run.events())}
 
     def begin_stage(self, stage: Stage) -> None:
@@ -67,13 +77,15 @@ class HealthWatch(Feature):
             right_by=task.right_function,
             format_by=task.format_by,
             unstated_right="" if task.right_by else task.right_words,
-            fp16=self.session.trainer.args.fp16,  # whoever chose that; it comes with a gradient scaler
+            # whoever chose that; it comes with a gradient scaler
+            fp16=self.session.trainer.args.fp16,
             asked=tuple(asked_settings(stage.recipe)),
             warm_start=self.session.run.warm_start.is_file(),
             total_steps=stage.steps if stage.steps > 0 else None,
         )
 
-    # -- as a watcher ----------------------------------------------------------------------------------------------------
+    # -- as a watcher
+    # ----------------------------------------------------------------------------------------------
     def begin(self, run: object, total_steps: int, settings: Fields) -> None:
         """Nothing: a stage has begun already."""
 
@@ -99,10 +111,16 @@ class HealthWatch(Feature):
             return
         for verdict in dog.look():
             recorder.event("health", step, **to_json(verdict))
-            print(printable(f"step {step}: {verdict.state.upper()}: {verdict.line} -> {verdict.remedy}"), flush=True)
+            print(
+                printable(
+                    f"step {step}: {verdict.state.upper()}: {verdict.line} -> {verdict.remedy}"
+                ),
+                flush=True,
+            )
         recorder.tell("verdicts", dog.verdicts)
 
-    # -- as a feature ----------------------------------------------------------------------------------------------------
+    # -- as a feature
+    # ----------------------------------------------------------------------------------------------
     def reloaded(self, suite: RewardSuite) -> None:
         """Forget the batches seen: they say nothing about other functions."""
         if self.dog is not None:
@@ -118,7 +136,8 @@ class HealthWatch(Feature):
         if dog is None:
             return
         changes = self.session.recorder.state.changes
-        since = max([begun, *(event["step"] for event in changes if event["action"] == "reload")])  # what was before says nothing
+        # what was before says nothing
+        since = max([begun, *(event["step"] for event in changes if event["action"] == "reload")])
         events = [event for event in standing(run.events()) if event["event"] == "health"]
         told = {(event["name"], event["function"], event["state"]) for event in events}
         for summary in summaries_of(run, LATEST):
@@ -145,7 +164,9 @@ class HealthWatch(Feature):
         return {"health": self.dog.found() if self.dog is not None and self.works else []}
 
     def words(self) -> str:
-        """Words on a run that cannot have learnt, on scores that functions failed to give, and on what the verdicts found."""
+        """Words on a run that cannot have learnt, on scores that functions failed to give, and on
+        what the verdicts found.
+        """
         text = nothing_learnt(self.session.recorder)
         if self.dog is not None and self.works:
             text += words_of(self.dog, self.session.run.name)
@@ -157,14 +178,24 @@ def nothing_learnt(recorder: Any) -> str:
     about: Fields = {}
     with contextlib.suppress(RunError):
         about = recorder.run.manifest()
-    theirs, never = about.get("attached"), qualified("no completion was right", unstated_right(about))
+    theirs, never = (
+        about.get("attached"),
+        qualified("no completion was right", unstated_right(about)),
+    )
     why = "look at the rewards with `workbench probe`" if theirs else "look at the rewards in 02"
     if not (recorder.right or recorder.run.warm_start.is_file()):
-        start = "take easier prompts, or more completions of each" if theirs else "begin with `warm_start: 32` in the recipe"
+        start = (
+            "take easier prompts, or more completions of each"
+            if theirs
+            else "begin with `warm_start: 32` in the recipe"
+        )
         why = f"{never}: where `workbench probe` finds nothing wrong, {start}"
     text = ""
     if recorder.scored and recorder.all_dead:
-        text = f": NOTHING LEARNT, the completions of every group scored the same in every step ({why})"
+        text = (
+            ": NOTHING LEARNT, the completions of every group scored the same in every step"
+            f" ({why})"
+        )
     for name, count in recorder.reward_errors.items():
         text += f"; WARNING: {name} gave no score to {count} of {recorder.scored} completions"
     return text
@@ -172,7 +203,12 @@ def nothing_learnt(recorder: Any) -> str:
 
 def words_of(dog: Watchdog, name: str) -> str:
     """The verdicts in a line, and which requested settings did nothing; `name`: the run's."""
-    idle = [setting for each in dog.verdicts for setting in each.evidence.get("inert_requested", ())]
-    words = [dog.words, f"of the settings requested these did nothing: {', '.join(idle)}" if idle else ""]
+    idle = [
+        setting for each in dog.verdicts for setting in each.evidence.get("inert_requested", ())
+    ]
+    words = [
+        dog.words,
+        f"of the settings requested these did nothing: {', '.join(idle)}" if idle else "",
+    ]
     told = "; ".join(filter(None, words))
     return f"; {told} (`workbench watch {name} --once` says more)" if told else ""

@@ -1,4 +1,5 @@
-"""Recipes to start from, by name. The file explains each number, and where it comes from, beside it.
+"""Recipes to start from, by name. The file explains each number, and where it comes from, beside
+it.
 
 None of them was measured on a GPU: none was available.
 """
@@ -13,9 +14,17 @@ from workbench.workspace import find, shown, workspace
 
 FOLDER = Path(__file__).parent
 _RULE = "a recipe is a YAML file or a preset"
-_SCRIPT = ("Python", "a task file is named in a recipe, as its `task:`; `workbench plan` reads a training script")
-_ROWS = ("data", "rows belong to a task file (notebook 02 writes one), which a recipe names as its `task:`")
-_NO_RECIPE = {".py": _SCRIPT} | dict.fromkeys((".csv", ".tsv", ".json", ".jsonl", ".parquet"), _ROWS)
+_SCRIPT = (
+    "Python",
+    "a task file is named in a recipe, as its `task:`; `workbench plan` reads a training script",
+)
+_ROWS = (
+    "data",
+    "rows belong to a task file (notebook 02 writes one), which a recipe names as its `task:`",
+)
+_NO_RECIPE = {".py": _SCRIPT} | dict.fromkeys(
+    (".csv", ".tsv", ".json", ".jsonl", ".parquet"), _ROWS
+)
 
 
 def preset_names() -> list[str]:
@@ -24,7 +33,9 @@ def preset_names() -> list[str]:
 
 
 def find_recipe(name_or_path: str | Path) -> Path:
-    """The recipe file that a word means: that file, else the preset of that name; RecipeError names the nearest."""
+    """The recipe file that a word means: that file, else the preset of that name; RecipeError names
+    the nearest.
+    """
     file, name, presets = find(name_or_path), str(name_or_path), preset_names()
     if file.is_file():
         if file.suffix not in _NO_RECIPE:
@@ -35,12 +46,14 @@ def find_recipe(name_or_path: str | Path) -> Path:
         return FOLDER / f"{name}.yaml"
     beside = [one.name for folder in {Path.cwd(), workspace()} for one in folder.glob("*.y*ml")]
     remedy = nearest(name, [*presets, *beside], f"the presets are {', '.join(presets)}")
-    raise RecipeError(f"{name!r}: no such file, and no preset of that name", rule=_RULE, remedy=remedy)
+    raise RecipeError(
+        f"{name!r}: no such file, and no preset of that name", rule=_RULE, remedy=remedy
+    )
 
 
 def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bool, bool]:
-    """What a recipe file, a preset's name, a script or a recipe asks for: (its name, the recipe, lines about what a
-    script set otherwise, whether policy.name was requested, and a task).
+    """What a recipe file, a preset's name, a script or a recipe asks for: (its name, the recipe,
+    lines about what a script set otherwise, whether policy.name was requested, and a task).
     """
     from workbench.training.script import read_script
 
@@ -51,12 +64,23 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bo
     file = find(source)
     if file.suffix in (".yaml", ".yml") or not file.is_file():
         file = find_recipe(source)
-        return (str(source) if file.stem == str(source) else shown(file)), Recipe.load(file), [], True, True
+        return (
+            (str(source) if file.stem == str(source) else shown(file)),
+            Recipe.load(file),
+            [],
+            True,
+            True,
+        )
     if file.suffix != ".py":
         rule = "a plan is made of a recipe (.yaml), a preset or a training script (.py)"
-        remedy = "paste a notebook's cells into one .py file; rows belong to a task, which a recipe names as its `task:`"
+        remedy = (
+            "paste a notebook's cells into one .py file; rows belong to a task, which a recipe"
+            " names as its `task:`"
+        )
         raise RecipeError(f"{shown(file)}: neither YAML nor Python", rule=rule, remedy=remedy)
     try:
         return shown(file), *read_script(file.read_text(encoding="utf-8"), shown(file))
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{shown(file)}: {error}", rule="a script is text in UTF-8", remedy="save it so") from error
+        raise RecipeError(
+            f"{shown(file)}: {error}", rule="a script is text in UTF-8", remedy="save it so"
+        ) from error

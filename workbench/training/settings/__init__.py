@@ -1,8 +1,9 @@
-"""What a recipe's settings become (names, values, batch, device), checked before anything is loaded.
+"""What a recipe's settings become (names, values, batch, device), checked before anything is
+loaded.
 
-Every field of the installed `GRPOConfig` is accepted under its own name. Old names are translated, what belongs elsewhere
-in the recipe is moved there, and what this device cannot do is changed, each with a visible line; any other name is an
-error.
+Every field of the installed `GRPOConfig` is accepted under its own name. Old names are translated,
+what belongs elsewhere in the recipe is moved there, and what this device cannot do is changed, each
+with a visible line; any other name is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from workbench.errors import RecipeError
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.settings.algorithms import papers_fields, papers_notes
-from workbench.training.settings.batches import Batch, batch, batch_line, check_prompts, whole_groups
+from workbench.training.settings.batches import (
+    Batch,
+    batch,
+    batch_line,
+    check_prompts,
+    whole_groups,
+)
 from workbench.training.settings.device import Machine, asks_for_vllm, fitted
 from workbench.training.settings.in_force import asked_of, built, check_in_force, in_force_table
 from workbench.training.settings.names import TURNS, check_turns, overridden, with_new_names
@@ -46,12 +53,15 @@ __all__ = [
 ]  # fmt: skip
 
 
-def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None) -> tuple[Recipe, Fields, list[str]]:
-    """(the recipe under today's names, every value as requested; the settings that GRPOConfig is built from, over the defaults,
-    with whole groups, for this device; a line for each change from the request, or setting that is often not meant). Idempotent.
+def normalised(
+    recipe: Recipe, fields: set[str], machine: Machine | None = None
+) -> tuple[Recipe, Fields, list[str]]:
+    """(the recipe under today's names, every value as requested; the settings that GRPOConfig is
+    built from, over the defaults, with whole groups, for this device; a line for each change from
+    the request, or setting that is often not meant). Idempotent.
 
-    `fields` are `field_names(config_class)`. RecipeError for a name that is not among them, with the nearest; for names that
-    disagree.
+    `fields` are `field_names(config_class)`. RecipeError for a name that is not among them, with
+    the nearest; for names that disagree.
     """
     from workbench.training.settings.combinations import advice
 
@@ -59,19 +69,28 @@ def normalised(recipe: Recipe, fields: set[str], machine: Machine | None = None)
     asked = recipe.grpo
     found = {**DEFAULTS, **asked}
     if asked.get("num_train_epochs") is not None and "max_steps" not in asked:
-        found["max_steps"] = -1  # the default number of steps would win over the epochs that were asked for
+        # the default number of steps would win over the epochs that were asked for
+        found["max_steps"] = -1
     if found["max_steps"] == -1 and found.get("num_train_epochs") is None:
         found["num_train_epochs"] = 1
-    # Unsloth's GPU class sets some of these by itself, and TRL's does not: said here, a recipe trains the same on both.
+    # Unsloth's GPU class sets some of these by itself, and TRL's does not: said here, a recipe
+    # trains the same on both.
     papers = papers_fields(recipe, fields)
     found |= papers
     found, raised = whole_groups(found, asked)
-    found, changed = fitted(found, recipe, machine or Machine.here(for_vllm=asks_for_vllm(found, recipe)))
-    return recipe, found, [*notes, *papers_notes(recipe, papers), *raised, *changed, *advice(recipe, found)]
+    found, changed = fitted(
+        found, recipe, machine or Machine.here(for_vllm=asks_for_vllm(found, recipe))
+    )
+    return (
+        recipe,
+        found,
+        [*notes, *papers_notes(recipe, papers), *raised, *changed, *advice(recipe, found)],
+    )
 
 
 def check_lengths(recipe: Recipe, settings: Fields) -> None:
-    """RecipeError, with the arithmetic, if the requested lengths, in tokens, do not fit into the context together.
+    """RecipeError, with the arithmetic, if the requested lengths, in tokens, do not fit into the
+    context together.
 
     Checked before a prompt is measured. Unsloth would cut the completions instead.
     """
@@ -81,13 +100,20 @@ def check_lengths(recipe: Recipe, settings: Fields) -> None:
         said = f"max_completion_length = {completion} and policy.max_seq_length = {context}"
         remedy = f"{longer} {completion + (prompt or 256)} or more, or lower max_completion_length"
     elif prompt is not None and prompt + completion > context:
-        said = f"max_prompt_length {prompt} + max_completion_length {completion} = {prompt + completion} tokens"
+        said = (
+            f"max_prompt_length {prompt} + max_completion_length {completion} ="
+            f" {prompt + completion} tokens"
+        )
         said += f", and policy.max_seq_length = {context}"
         remedy = f"{longer} {prompt + completion}, max_prompt_length to {context - completion}"
         remedy += f", or max_completion_length to {context - prompt}" * (context > prompt)
     else:
         return
-    raise RecipeError(said, rule="prompt and completion fit into max_seq_length together, in tokens", remedy=remedy)
+    raise RecipeError(
+        said,
+        rule="prompt and completion fit into max_seq_length together, in tokens",
+        remedy=remedy,
+    )
 
 
 def field_names(config_class: Any) -> set[str]:
@@ -104,4 +130,7 @@ def stages_decide(recipe: Recipe) -> list[str]:
     steps = [stage.steps for stage in recipe.stages]
     total = " + ".join(map(str, steps)) + f" = {sum(steps)}" * (len(steps) > 1)
     does = "does" if len(beside) == 1 else "do"
-    return [f"the steps of the stages decide: {total}; {' and '.join(beside)} {does} not count beside them"]
+    return [
+        f"the steps of the stages decide: {total}; {' and '.join(beside)} {does} not count beside"
+        " them"
+    ]

@@ -1,8 +1,9 @@
-"""Settings that depend on the machine: precision, vLLM and the optimiser, each kept, or changed with a line.
+"""Settings that depend on the machine: precision, vLLM and the optimiser, each kept, or changed
+with a line.
 
-vLLM through Unsloth (`policy.fast_inference: true`) is switched on when the model is loaded: it takes its share of the GPU,
-holds the frozen weights in it, and Unsloth trains on the very same ones. The workbench has not run any of this yet:
-there was no GPU with vLLM to run it on.
+vLLM through Unsloth (`policy.fast_inference: true`) is switched on when the model is loaded: it
+takes its share of the GPU, holds the frozen weights in it, and Unsloth trains on the very same
+ones. The workbench has not run any of this yet: there was no GPU with vLLM to run it on.
 """
 
 from __future__ import annotations
@@ -19,17 +20,24 @@ from workbench.recipe import Recipe
 from workbench.training.precision import choose_dtype, native_bf16, unsloths_choice
 
 NOT_INSTALLED = "vLLM is not installed here"
-# trl#3162; other published figures go from 14 times as fast (unsloth#5108) to 40 % slower (unsloth#3457).
-PUBLISHED = "published, and not measured by the workbench: about twice as fast with vLLM beside the trainer (trl#3162)"
+# trl#3162; other published figures go from 14 times as fast (unsloth#5108) to 40 % slower
+# (unsloth#3457).
+PUBLISHED = (
+    "published, and not measured by the workbench: about twice as fast with vLLM beside the trainer"
+    " (trl#3162)"
+)
 COST = f"the trainer's own model generates, slower as a rule ({PUBLISHED})"
 NOT_IN_FORCE = "fast_inference = True becomes False: "  # how a loaded policy's note begins
 CPU_OPTIMISER = "adamw_torch_fused"
 # bitsandbytes' 8-bit and paged optimisers, and Apex's, have no CPU kernels.
 _GPU_ONLY = ("8bit", "paged", "bnb", "apex")
-# Of the engine that TRL would start; Unsloth's is started when the model is loaded, and knows nothing of them.
+# Of the engine that TRL would start; Unsloth's is started when the model is loaded, and knows
+# nothing of them.
 _TRLS_ENGINE = (
-    "vllm_mode", "vllm_model_impl", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size",
-    "vllm_enable_sleep_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
+    "vllm_mode", "vllm_model_impl", "vllm_gpu_memory_utilization", "vllm_max_model_length",
+    "vllm_tensor_parallel_size",
+    "vllm_enable_sleep_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port",
+    "vllm_server_timeout",
 )  # fmt: skip
 
 
@@ -60,20 +68,29 @@ def asks_for_vllm(settings: Fields, recipe: Recipe) -> bool:
 
 
 def fitted(settings: Fields, recipe: Recipe, machine: Machine) -> tuple[Fields, list[str]]:
-    """(settings that this device can train with, a line for each that differs from the request); RecipeError where they clash."""
+    """(settings that this device can train with, a line for each that differs from the request);
+    RecipeError where they clash.
+    """
     found = dict(settings)
     notes = _precision(found, recipe, machine) + _vllm(found, recipe, machine)
     asked = found.get("optim")
     if not machine.cuda and any(part in str(asked) for part in _GPU_ONLY):
         found["optim"] = CPU_OPTIMISER
-        notes.append(f"optim = {asked!r} becomes {CPU_OPTIMISER!r}: it has no CPU kernels, and an adapter's states are small")
+        notes.append(
+            f"optim = {asked!r} becomes {CPU_OPTIMISER!r}: it has no CPU kernels, and an adapter's"
+            " states are small"
+        )
     return found, notes
 
 
 def _precision(found: Fields, recipe: Recipe, machine: Machine) -> list[str]:
     if found.get("bf16") and found.get("fp16"):
         remedy = "keep one, or neither: it is chosen for the device"
-        raise RecipeError("grpo.bf16 = True and grpo.fp16 = True", rule="activations are computed in one of them", remedy=remedy)
+        raise RecipeError(
+            "grpo.bf16 = True and grpo.fp16 = True",
+            rule="activations are computed in one of them",
+            remedy=remedy,
+        )
     policy, cuda, bf16 = recipe.policy, machine.cuda, machine.bf16
     chosen, notes = choose_dtype(policy.dtype, policy.backend, cuda=cuda, bf16=bf16)
     dtype, plain = chosen if policy.dtype else None, policy.backend == "transformers"
@@ -81,13 +98,19 @@ def _precision(found: Fields, recipe: Recipe, machine: Machine) -> list[str]:
     other = "float16" if word == "bf16" else "bfloat16"
     why = ""
     if word == "bf16" and not bf16:
-        why = f"this {'GPU (a T4, for one, computes in float16)' if cuda else 'CPU'} only emulates bfloat16"
+        why = (
+            f"this {'GPU (a T4, for one, computes in float16)' if cuda else 'CPU'} only emulates"
+            " bfloat16"
+        )
     elif word and dtype == other:
         why = f"policy.dtype = {dtype!r} says otherwise"
     elif word == "fp16" and not cuda:
         why = "float16 is for GPUs"
     elif word == "fp16" and bf16 and not plain and dtype is None:
-        why = 'Unsloth loads in bfloat16 on this GPU and refuses float16 beside it (policy.dtype = "float16" for that)'
+        why = (
+            "Unsloth loads in bfloat16 on this GPU and refuses float16 beside it (policy.dtype ="
+            ' "float16" for that)'
+        )
     if word and why:
         del found[word]
     unsloth = unsloths_choice(dtype, found, bf16=bf16) if cuda and not plain else {}
@@ -96,13 +119,21 @@ def _precision(found: Fields, recipe: Recipe, machine: Machine) -> list[str]:
         found["fp16"] = True
         notes.append(f"bf16 = True becomes fp16 = True: {why}")
     elif why:
-        here = "bfloat16" if unsloth.get("bf16") else "float16" if unsloth.get("fp16") else "float32"
-        here = chosen if cuda and plain else "bfloat16 or float32, as the CPU has it" if bf16 and not cuda else here
+        here = (
+            "bfloat16" if unsloth.get("bf16") else "float16" if unsloth.get("fp16") else "float32"
+        )
+        here = (
+            chosen
+            if cuda and plain
+            else "bfloat16 or float32, as the CPU has it"
+            if bf16 and not cuda
+            else here
+        )
         notes.append(f"{word} = True is left out: {why}; computed in: {here}")
     elif policy.dtype == "float32" and not word and unsloth.get("bf16"):
         notes.append(
-            "policy.dtype = 'float32' is how the weights are kept: on this GPU Unsloth's trainer sets bf16 = True and "
-            "computes in bfloat16; backend: transformers computes in float32"
+            "policy.dtype = 'float32' is how the weights are kept: on this GPU Unsloth's trainer"
+            " sets bf16 = True and computes in bfloat16; backend: transformers computes in float32"
         )
     return notes
 
@@ -114,24 +145,37 @@ def _vllm(found: Fields, recipe: Recipe, machine: Machine) -> list[str]:
     if not (fast or trls):
         return []
     if recipe.policy.backend == "transformers":
-        lines = [f"policy.fast_inference = True is left out: {why}" + ("" if trls else f"; {COST}")] * fast
+        lines = [
+            f"policy.fast_inference = True is left out: {why}" + ("" if trls else f"; {COST}")
+        ] * fast
         why = missing if cuda else "this machine has no GPU"
         if trls and why:
             found["use_vllm"] = False
             lines.append(f"use_vllm = True becomes False: {why}; {COST}")
         return lines
     if fast and recipe.grpo.get("use_vllm") is False:
-        said, rule = "policy.fast_inference = True and grpo.use_vllm = False", "with Unsloth both say the same: vLLM generates"
-        raise RecipeError(said, rule=rule, remedy="keep policy.fast_inference, with one of the two values")
+        said, rule = (
+            "policy.fast_inference = True and grpo.use_vllm = False",
+            "with Unsloth both say the same: vLLM generates",
+        )
+        raise RecipeError(
+            said, rule=rule, remedy="keep policy.fast_inference, with one of the two values"
+        )
     found["use_vllm"] = not why
     if why:
         asked = " and ".join(["policy.fast_inference"] * fast + ["use_vllm"] * trls)
         return [f"{asked} = True {'become' if fast and trls else 'becomes'} False: {why}; {COST}"]
-    lines = ["use_vllm = True is policy.fast_inference = True with Unsloth: vLLM starts when the model is loaded"] * (not fast)
-    if idle := {name: found.pop(name) for name in _TRLS_ENGINE if recipe.grpo.get(name) is not None}:
+    lines = [
+        "use_vllm = True is policy.fast_inference = True with Unsloth: vLLM starts when the model"
+        " is loaded"
+    ] * (not fast)
+    if idle := {
+        name: found.pop(name) for name in _TRLS_ENGINE if recipe.grpo.get(name) is not None
+    }:
         lines.append(
-            f"{', '.join(f'{name} = {value!r}' for name, value in idle.items())} left out: of an engine that TRL would "
-            f"start; Unsloth's has policy.gpu_memory_utilization = {recipe.policy.gpu_memory_utilization:g}"
+            f"{', '.join(f'{name} = {value!r}' for name, value in idle.items())} left out: of an"
+            " engine that TRL would start; Unsloth's has policy.gpu_memory_utilization ="
+            f" {recipe.policy.gpu_memory_utilization:g}"
         )
     return lines
 
@@ -139,23 +183,31 @@ def _vllm(found: Fields, recipe: Recipe, machine: Machine) -> list[str]:
 def missing(*, imports: bool = False) -> str:
     """Why vLLM cannot be used in this process; empty if it can, as far as was checked.
 
-    It is only looked for, unless `imports` is set: importing it takes seconds and finds what an installed one lacks.
+    It is only looked for, unless `imports` is set: importing it takes seconds and finds what an
+    installed one lacks.
     """
     with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec("vllm") is not None:
             try:
                 if imports:
                     importlib.import_module("vllm")
-            except Exception as error:  # a library of another CUDA is an ImportError, an OSError or a RuntimeError
-                return f"vLLM is installed, and its import fails ({type(error).__name__}: {_first_line(error)})"
+            except Exception as error:
+                # a library of another CUDA is an ImportError, an OSError or a RuntimeError
+                return (
+                    f"vLLM is installed, and its import fails ({type(error).__name__}:"
+                    f" {_first_line(error)})"
+                )
             return ""
-    # Unsloth hides a vLLM whose compiled parts do not load, so that it looks as if it were not installed.
+    # Unsloth hides a vLLM whose compiled parts do not load, so that it looks as if it were not
+    # installed.
     try:
         version = metadata.version("vllm")
     except metadata.PackageNotFoundError:
         return NOT_INSTALLED
     reason = getattr(sys.modules.get("unsloth.import_fixes"), "VLLM_DISABLED_REASON", None)
-    return f"vLLM {version} is installed, and cannot be imported" + (f" ({_first_line(reason)})" if reason else "")
+    return f"vLLM {version} is installed, and cannot be imported" + (
+        f" ({_first_line(reason)})" if reason else ""
+    )
 
 
 def _first_line(said: object) -> str:
@@ -163,7 +215,12 @@ def _first_line(said: object) -> str:
 
 
 def why_not(backend: str, *, cuda: bool, missing: str) -> str:
-    """Why a policy cannot be loaded with `fast_inference`; empty if it can. `missing` is what the function `missing` says."""
+    """Why a policy cannot be loaded with `fast_inference`; empty if it can. `missing` is what the
+    function `missing` says.
+    """
     if backend != "unsloth":
-        return "it is Unsloth's, and the backend is transformers (grpo.use_vllm: true is TRL's own vLLM)"
+        return (
+            "it is Unsloth's, and the backend is transformers (grpo.use_vllm: true is TRL's own"
+            " vLLM)"
+        )
     return missing if cuda else "this machine has no GPU"

@@ -1,8 +1,9 @@
 """Requested, what the libraries made of it, and effective: side by side, and never silent.
 
-On a GPU, importing Unsloth puts its own class in TRL's place, with other defaults and with changes of its own (it
-multiplies a batch, switches masks on, swaps optimisers). On a CPU it leaves TRL's class and changes use_cpu, optim and
-bf16 after it is built. So the built config is what is looked at, whatever its class.
+On a GPU, importing Unsloth puts its own class in TRL's place, with other defaults and with changes
+of its own (it multiplies a batch, switches masks on, swaps optimisers). On a CPU it leaves TRL's
+class and changes use_cpu, optim and bf16 after it is built. So the built config is what is looked
+at, whatever its class.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ from workbench.recipe import Recipe
 from workbench.training.settings.values import DEFAULTS as OWN
 
 SHOWN = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
-    "num_generations", "num_iterations", "max_completion_length", "max_steps", "num_train_epochs", "learning_rate",
-    "lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm", "beta", "loss_type", "scale_rewards",
-    "epsilon", "epsilon_high", "importance_sampling_level", "multi_objective_aggregation", "mask_truncated_completions",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation",
+    "generation_batch_size",
+    "num_generations", "num_iterations", "max_completion_length", "max_steps", "num_train_epochs",
+    "learning_rate",
+    "lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm", "beta",
+    "loss_type", "scale_rewards",
+    "epsilon", "epsilon_high", "importance_sampling_level", "multi_objective_aggregation",
+    "mask_truncated_completions",
     "temperature", "top_p", "top_k", "min_p",
-    "repetition_penalty", "bf16", "fp16", "gradient_checkpointing", "use_vllm", "logging_steps", "save_steps",
+    "repetition_penalty", "bf16", "fp16", "gradient_checkpointing", "use_vllm", "logging_steps",
+    "save_steps",
     "report_to", "seed",
 )  # fmt: skip
 
 # Of a config's fields those that decide no number, or are a path or a secret.
-_ELSEWHERE = r"report_to|run_name|project|disable_tqdm|local_rank|model_init_kwargs|push_to_hub|(resume|hub|trackio)_.*"
+_ELSEWHERE = r"report_to|run_name|project|disable_tqdm|local_rank|model_init_kwargs|push_to_hub|(resume|hub|trackio)_.*"  # noqa: E501
 _ELSEWHERE += r"|.*_(dir|token|url|host)"
 
 DEFAULTS = {**OWN, "seed": Recipe().seed}
@@ -52,8 +58,8 @@ def asked_of(recipe: Recipe) -> Fields:
 def built(config_class: type, settings: Fields, **more: object) -> Any:
     """A GRPOConfig of what `normalised` gives, in which `scale_rewards` is as requested.
 
-    Unsloth's class turns "group" into "none" where loss_type is "dr_grpo", even if it was requested, and the advantages
-    recorded would not be those trained on.
+    Unsloth's class turns "group" into "none" where loss_type is "dr_grpo", even if it was
+    requested, and the advantages recorded would not be those trained on.
     """
     config = config_class(**{**settings, "scale_rewards": "none"}, **more)
     config.scale_rewards = plain_setting("scale_rewards", settings["scale_rewards"])
@@ -61,17 +67,25 @@ def built(config_class: type, settings: Fields, **more: object) -> Any:
 
 
 def in_force_table(asked: Fields, config: object, given: Fields) -> list[Row]:
-    """The settings that decide what a run does and costs, and all that were `asked_of` a recipe after `normalised`.
+    """The settings that decide what a run does and costs, and all that were `asked_of` a recipe
+    after `normalised`.
 
     `config` is a GRPOConfig or a trainer's `args`, and was built from `given`.
     """
     kind = type(config)
-    own, stock = map(defaults_of, (kind, next((one for one in kind.__mro__ if one.__module__.startswith("trl.")), kind)))
+    own, stock = map(
+        defaults_of,
+        (kind, next((one for one in kind.__mro__ if one.__module__.startswith("trl.")), kind)),
+    )
     rows = []
     for name in [name for name in dict.fromkeys([*SHOWN, *asked]) if hasattr(config, name)]:
         # None in the class means that it is worked out from other settings, or from the machine.
         by = CHANGED_THERE if stock.get(name) is not None else "chosen by Unsloth/TRL"
-        found = {"default": DEFAULTS.get(name, own.get(name)), "now": getattr(config, name), "own": own.get(name)}
+        found = {
+            "default": DEFAULTS.get(name, own.get(name)),
+            "now": getattr(config, name),
+            "own": own.get(name),
+        }
         found |= {"asked": asked.get(name), "given": given.get(name), "stock": stock.get(name)}
         found = {word: plain_setting(name, value) for word, value in found.items()}
         now = found["now"]
@@ -80,7 +94,11 @@ def in_force_table(asked: Fields, config: object, given: Fields) -> list[Row]:
         elif name in asked:
             by = "you" if found["asked"] == now else CHANGED_HERE
         elif name in given:
-            by = "workbench default" if name in DEFAULTS and found["default"] == now else CHANGED_HERE
+            by = (
+                "workbench default"
+                if name in DEFAULTS and found["default"] == now
+                else CHANGED_HERE
+            )
         elif now in (found["stock"], found["own"]):
             by = "TRL default" if found["stock"] == now else "Unsloth default"
         rows.append(Row(name, found["asked"], found["default"], now, by))
@@ -88,7 +106,9 @@ def in_force_table(asked: Fields, config: object, given: Fields) -> list[Row]:
 
 
 def settings_in_force(config: Any) -> Fields:
-    """Every field of a built GRPOConfig that is neither a path nor a secret: what the manifest keeps."""
+    """Every field of a built GRPOConfig that is neither a path nor a secret: what the manifest
+    keeps.
+    """
     names = (field.name for field in dataclasses.fields(config) if hasattr(config, field.name))
     return {name: as_json(getattr(config, name)) for name in names if decides(name)}
 
@@ -105,22 +125,32 @@ def as_json(value: object) -> Any:
 
 
 def check_in_force(given: Fields, config: object) -> list[str]:
-    """One line for each given setting that is not effective in a GRPOConfig, or a trainer's `args`, now."""
+    """One line for each given setting that is not effective in a GRPOConfig, or a trainer's `args`,
+    now.
+    """
     lines = []
     for name, value in given.items():
         wanted, now = plain_setting(name, value), plain_setting(name, getattr(config, name, None))
         if wanted is None or name in ("output_dir", "reward_weights"):
             continue
         if not hasattr(config, name):
-            lines.append(f"{name} = {wanted!r} was requested, but the config has no such setting: it is ignored")
+            lines.append(
+                f"{name} = {wanted!r} was requested, but the config has no such setting: it is"
+                " ignored"
+            )
         # The same update by another kernel is worth no line.
         elif now != wanted and not {str(now), str(wanted)} <= {"adamw_torch", "adamw_torch_fused"}:
-            lines.append(f"{name} = {wanted!r} was requested, {now!r} is effective: changed by Unsloth or TRL")
+            lines.append(
+                f"{name} = {wanted!r} was requested, {now!r} is effective: changed by Unsloth"
+                " or TRL"
+            )
     return lines
 
 
 def plain_setting(name: str, value: object) -> Any:
-    """A setting in the form to compare and write: words for enumerations, and one spelling for what has several."""
+    """A setting in the form to compare and write: words for enumerations, and one spelling for what
+    has several.
+    """
     value = getattr(value, "value", value)
     if name == "scale_rewards" and isinstance(value, bool):
         return "group" if value else "none"
@@ -132,8 +162,16 @@ def plain_setting(name: str, value: object) -> Any:
 
 def defaults_of(config_class: Any) -> Fields:
     """What a config class uses where a setting is not given."""
-    # The class that Unsloth generates keeps TRL's fields, and has its own defaults only in __init__.
+    # The class that Unsloth generates keeps TRL's fields, and has its own defaults only in
+    # __init__.
     found = {field.name: field.default for field in dataclasses.fields(config_class)}
-    found |= {one.name: one.default for one in inspect.signature(config_class.__init__).parameters.values()}
+    found |= {
+        one.name: one.default
+        for one in inspect.signature(config_class.__init__).parameters.values()
+    }
     kinds = (str, int, float, type(None), list, tuple)
-    return {name: value for name, value in found.items() if isinstance(getattr(value, "value", value), kinds)}
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(getattr(value, "value", value), kinds)
+    }

@@ -1,7 +1,9 @@
-"""Names of settings: those of the installed `GRPOConfig`, the old ones, and those that belong elsewhere in the recipe.
+"""Names of settings: those of the installed `GRPOConfig`, the old ones, and those that belong
+elsewhere in the recipe.
 
-Unsloth prints "ignored" for a name that it does not know, and trains with a default. So every name is checked before a
-config is built: it is right, or translated with a visible line, or it raises an error that names the right one.
+Unsloth prints "ignored" for a name that it does not know, and trains with a default. So every name
+is checked before a config is built: it is right, or translated with a visible line, or it raises an
+error that names the right one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ ALIASES = {
     "kl_coef": "beta",
     "max_new_tokens": "max_completion_length",
     "num_generation": "num_generations",
-    "warmup_ratio": "warmup_steps",  # in transformers 5 a warmup_steps below 1 is a share of all steps
+    # in transformers 5 a warmup_steps below 1 is a share of all steps
+    "warmup_ratio": "warmup_steps",
     "use_gradient_checkpointing": "gradient_checkpointing",  # Unsloth's word, at the loader
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
@@ -34,7 +37,8 @@ ALIASES = {
 # What belongs to another part of the recipe and goes there, with a line -> where.
 _OF_POLICY = ("max_seq_length", "load_in_4bit", "dtype", "fast_inference", "gpu_memory_utilization")
 _OF_RECIPE = (
-    "max_prompt_length", "eval_every", "eval_prompts", "eval_temperature", "seed", "run_name", "algorithm", "warm_start",
+    "max_prompt_length", "eval_every", "eval_prompts", "eval_temperature", "seed", "run_name",
+    "algorithm", "warm_start",
 )  # fmt: skip
 MOVED = {
     **{name: name for name in _OF_RECIPE},
@@ -59,12 +63,23 @@ LEFT_OUT = {
     "device_map": "a policy is loaded whole on the one device",
     "attn_implementation": "the library chooses the attention that this device has",
     "max_lora_rank": "vLLM is told lora.r",
-    "log_completions": "the run's rollouts/ holds every completion, and the live panel shows a group of each step",
+    "log_completions": (
+        "the run's rollouts/ holds every completion, and the live panel shows a group of each step"
+    ),
     "num_completions_to_print": "the run's rollouts/ holds every completion",
-    "log_completions_hub_repo": "nothing is uploaded while it trains; the run's rollouts/ holds every completion",
+    "log_completions_hub_repo": (
+        "nothing is uploaded while it trains; the run's rollouts/ holds every completion"
+    ),
     "push_to_hub": "nothing is uploaded while it trains; notebook 05 exports what to upload",
     **dict.fromkeys(
-        ("hub_strategy", "hub_model_id", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision"),
+        (
+            "hub_strategy",
+            "hub_model_id",
+            "hub_token",
+            "hub_private_repo",
+            "hub_always_push",
+            "hub_revision",
+        ),
         "nothing is uploaded while it trains; `workbench export --push` uploads, with HF_TOKEN",
     ),
     "resume_from_checkpoint": "`workbench continue` resumes a run from its newest whole checkpoint",
@@ -72,7 +87,8 @@ LEFT_OUT = {
     "model_init_kwargs": "the recipe's `policy` says how the model is loaded",
     "max_tool_calling_iterations": "a completion is one answer, without tools",
 }
-_OFF = ("log_completions", "log_completions_hub_repo", "num_completions_to_print", "push_to_hub")  # unless asked for
+# unless asked for
+_OFF = ("log_completions", "log_completions_hub_repo", "num_completions_to_print", "push_to_hub")
 
 # What belongs elsewhere and cannot be moved -> where.
 _FUNCTIONS = ("reward_funcs", "reward_function", "reward_functions")
@@ -82,12 +98,15 @@ ELSEWHERE = {
     **dict.fromkeys(("train_dataset", "dataset"), "rows of the task (recipe field task)"),
     "query": "the column prompt of the task's rows (recipe field task)",
     "ground_truth": "the column answer of the task's rows (recipe field task)",
-    "tokenizer": "processing_class of GRPOTrainer, which is the policy's own tokenizer: leave it out",
+    "tokenizer": (
+        "processing_class of GRPOTrainer, which is the policy's own tokenizer: leave it out"
+    ),
     "processing_class": "nowhere: the policy's own tokenizer is used",
     "peft_config": "recipe field lora",
 }
 
-TURNS = ("environment_factory", "rollout_func", "tools")  # arguments of GRPOTrainer that make a completion of several turns
+# arguments of GRPOTrainer that make a completion of several turns
+TURNS = ("environment_factory", "rollout_func", "tools")
 
 # Gone from transformers or TRL, with a value that cannot be carried over -> what to do.
 _PRECISION = ("fp16_opt_level", "fp16_backend", "half_precision_backend")
@@ -116,16 +135,23 @@ _MEANT = {
 
 
 def with_new_names(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]:
-    """(the recipe with every name in `grpo`, and in its stages' `grpo`, as the installed libraries spell it; a line for each
-    name that was translated, moved or left out); RecipeError for an unknown name, and for two that disagree.
+    """(the recipe with every name in `grpo`, and in its stages' `grpo`, as the installed libraries
+    spell it; a line for each name that was translated, moved or left out); RecipeError for an
+    unknown name, and for two that disagree.
     """
     notes: list[str] = []
     content, fresh = recipe.model_dump(), Recipe().model_dump()
     content["grpo"] = {}
     for name, value in _translated(recipe.grpo, fields, notes).items():
-        where = "reward_weights" if name == "reward_weights" and isinstance(value, dict) else MOVED.get(name)
+        where = (
+            "reward_weights"
+            if name == "reward_weights" and isinstance(value, dict)
+            else MOVED.get(name)
+        )
         if name in LEFT_OUT:
-            notes += [f"{setting(name, value)} is left out: {LEFT_OUT[name]}"] * bool(value or name not in _OFF)
+            notes += [f"{setting(name, value)} is left out: {LEFT_OUT[name]}"] * bool(
+                value or name not in _OFF
+            )
         elif not where:
             content["grpo"][name] = value
         elif value is None:
@@ -136,22 +162,41 @@ def with_new_names(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]
             target, default = (content[part], fresh[part]) if part else (content, fresh)
             if target[leaf] not in (default[leaf], value):
                 said = f"grpo.{name} = {value!r} and {where} = {target[leaf]!r}"
-                raise RecipeError(said, rule=f"{name} is the recipe's {where}", remedy=f"keep {where}, with one of the values")
+                raise RecipeError(
+                    said,
+                    rule=f"{name} is the recipe's {where}",
+                    remedy=f"keep {where}, with one of the values",
+                )
             target[leaf] = value
-            notes.append(f"{name} belongs to the recipe, not to grpo: {where} = {value!r}{_WHY_MOVED.get(name, '')}")
+            notes.append(
+                f"{name} belongs to the recipe, not to grpo: {where} ="
+                f" {value!r}{_WHY_MOVED.get(name, '')}"
+            )
     _check_known(content["grpo"], fields)
     for stage in content["stages"]:
         lines: list[str] = []
-        called, stage["grpo"] = f"stage {stage['name']!r}: ", _translated(stage["grpo"], fields, lines)
+        called, stage["grpo"] = (
+            f"stage {stage['name']!r}: ",
+            _translated(stage["grpo"], fields, lines),
+        )
         for name in (name for name in stage["grpo"] if name in {*MOVED, *LEFT_OUT, *ELSEWHERE}):
             where = MOVED.get(name) or ELSEWHERE.get(name) or "or not at all"
-            rule = "a stage changes settings of GRPOConfig; policy, adapter and seed belong to the whole run"
+            rule = (
+                "a stage changes settings of GRPOConfig; policy, adapter and seed belong to the"
+                " whole run"
+            )
             remedy = f"set it once, outside the stages ({where})"
-            raise RecipeError(called + setting(f"grpo.{name}", stage["grpo"][name]), rule=rule, remedy=remedy)
+            raise RecipeError(
+                called + setting(f"grpo.{name}", stage["grpo"][name]), rule=rule, remedy=remedy
+            )
         _check_known(stage["grpo"], fields)
         notes += [called + line for line in lines]
     # What was not asked stays so: a table tells "you" from "workbench default" by it.
-    asked = {name: value for name, value in content.items() if name in recipe.model_fields_set or value != fresh[name]}
+    asked = {
+        name: value
+        for name, value in content.items()
+        if name in recipe.model_fields_set or value != fresh[name]
+    }
     return Recipe.of(asked), notes
 
 
@@ -160,11 +205,14 @@ def _translated(grpo: Fields, fields: set[str], notes: list[str]) -> Fields:
     for old, new in ALIASES.items():
         if old not in asked or old in fields:
             continue
-        # Unsloth's loader takes the word "unsloth" for its own way of checkpointing; GRPOConfig takes yes or no.
+        # Unsloth's loader takes the word "unsloth" for its own way of checkpointing; GRPOConfig
+        # takes yes or no.
         value = bool(asked[old]) if old == "use_gradient_checkpointing" else asked[old]
         if new in asked and asked[new] != value:
             said = f"{setting(f'grpo.{old}', asked[old])} and {setting(f'grpo.{new}', asked[new])}"
-            raise RecipeError(said, rule=f"{old} is the old name of {new}", remedy="keep one of them")
+            raise RecipeError(
+                said, rule=f"{old} is the old name of {new}", remedy="keep one of them"
+            )
         del asked[old]
         asked[new] = value
         notes.append(f"{old} is called {new} in this version: {setting(new, value)}")
@@ -175,46 +223,69 @@ def _translated(grpo: Fields, fields: set[str], notes: list[str]) -> Fields:
 
 
 def as_dtype(value: object) -> str | None:
-    """A library's word for a type, or torch's own, as the recipe has it; None: chosen for the device."""
+    """A library's word for a type, or torch's own, as the recipe has it; None: chosen for the
+    device.
+    """
     text = str(value).removeprefix("torch.")
     return {"half": "float16", "float": "float32", "auto": None, "None": None}.get(text, text)
 
 
 def check_turns(used: Mapping[str, object], where: str, error: type[WorkbenchError]) -> None:
-    """Raise `error` for settings, of a trainer (value by name) or a recipe, that make completions of several turns."""
+    """Raise `error` for settings, of a trainer (value by name) or a recipe, that make completions
+    of several turns.
+    """
     if name := next((name for name in TURNS if used.get(name)), None):
-        rule = "turns are not recorded yet: the words of a tool or an environment would be recorded as the policy's own"
-        remedy = "for now, train without the workbench (TRL's log_completions shows the turns), or with completions of one turn"
+        rule = (
+            "turns are not recorded yet: the words of a tool or an environment would be recorded as"
+            " the policy's own"
+        )
+        remedy = (
+            "for now, train without the workbench (TRL's log_completions shows the turns), or with"
+            " completions of one turn"
+        )
         raise error(f"{where}: {name}", rule=rule, remedy=remedy)
 
 
 def _check_known(asked: Fields, fields: set[str]) -> None:
     check_turns(asked, "grpo", RecipeError)
     for name, value in asked.items():
-        said, rule = setting(f"grpo.{name}", value), "grpo holds fields of the installed trl.GRPOConfig"
+        said, rule = (
+            setting(f"grpo.{name}", value),
+            "grpo holds fields of the installed trl.GRPOConfig",
+        )
         if name in ELSEWHERE:
             raise RecipeError(said, rule=f"{name} is set elsewhere", remedy=ELSEWHERE[name])
         if name not in fields and name in _GONE:
             raise RecipeError(said, rule=f"{rule}, and this one is gone", remedy=_GONE[name])
         if name not in fields:
             near = nearest_setting(name, fields)
-            raise RecipeError(said, rule=rule, remedy=f"did you mean {near!r}?" if near else "see TRL's page on GRPOConfig")
+            raise RecipeError(
+                said,
+                rule=rule,
+                remedy=f"did you mean {near!r}?" if near else "see TRL's page on GRPOConfig",
+            )
 
 
 def nearest_setting(name: str, fields: Iterable[str]) -> str | None:
-    """The name that `name` was most likely meant to be: a field, or the new place of an old name."""
+    """The name that `name` was most likely meant to be: a field, or the new place of an old
+    name.
+    """
     word = name.lower()
     known = {field: field for field in fields} | MOVED | ALIASES
     meant = [right for right, words in _MEANT.items() if word in words.split()]
-    return next(iter(meant or [known[near] for near in difflib.get_close_matches(word, known, n=1)]), None)
+    return next(
+        iter(meant or [known[near] for near in difflib.get_close_matches(word, known, n=1)]), None
+    )
 
 
 def overridden(recipe: Recipe, said: Sequence[str] = (), steps: int | None = None) -> Recipe:
-    """The recipe with other values; RecipeError for what cannot be set. Names of GRPOConfig are checked with those of the recipe.
+    """The recipe with other values; RecipeError for what cannot be set. Names of GRPOConfig are
+    checked with those of the recipe.
 
     Args:
-        said: `key=value`; the key is a dotted field (`policy.load_in_4bit`, `stages.NAME.steps`), or a bare name: a field of
-            the recipe, or else a setting of GRPOConfig; the value is YAML.
+        said: `key=value`; the key is a dotted field (`policy.load_in_4bit`, `stages.NAME.steps`),
+            or a bare name: a field of the recipe, or else a setting of GRPOConfig; the value is
+            YAML.
         steps: train this many; None: as the recipe says.
     """
 
@@ -222,7 +293,9 @@ def overridden(recipe: Recipe, said: Sequence[str] = (), steps: int | None = Non
         return RecipeError(f"--set {text}", rule=f"--set takes {rule}", remedy=remedy)
 
     # A field that nobody said stays unsaid: the plan tells "you" from "workbench default" by it.
-    content, whole = (recipe.model_dump(mode="json", exclude_unset=unset) for unset in (True, False))
+    content, whole = (
+        recipe.model_dump(mode="json", exclude_unset=unset) for unset in (True, False)
+    )
     for text in said:
         name, equals, value = text.partition("=")
         name = name.strip()
@@ -240,10 +313,16 @@ def overridden(recipe: Recipe, said: Sequence[str] = (), steps: int | None = Non
         except RecipeError as error:
             raise refused("a value in YAML", "quote it: --set 'key=\"value\"'") from error
         except (TypeError, LookupError, AttributeError) as error:
-            raise refused("a field of the recipe, or of a stage by its name", "see recipe.yaml") from error
+            raise refused(
+                "a field of the recipe, or of a stage by its name", "see recipe.yaml"
+            ) from error
     if steps is not None and recipe.stages:
         remedy = f"--set stages.{recipe.stages[0].name}.steps={steps}"
-        raise RecipeError(f"--steps {steps}: the recipe has stages", rule="each stage sets its own steps", remedy=remedy)
+        raise RecipeError(
+            f"--steps {steps}: the recipe has stages",
+            rule="each stage sets its own steps",
+            remedy=remedy,
+        )
     if steps is not None:
         content.setdefault("grpo", {})["max_steps"] = steps
     return Recipe.of(content, "--set") if said or steps is not None else recipe

@@ -12,7 +12,9 @@ WANTED = re.compile(r"<reasoning>.+</reasoning>\s*<answer>(.+)</answer>")
 def answer_in_format_reward(completions, answer, **columns):
     """2.0 for the right answer in the format, else 0.0."""
     found = [WANTED.fullmatch(completion[0]["content"].strip()) for completion in completions]
-    return [2.0 if match and match[1].strip() == right else 0.0 for match, right in zip(found, answer)]
+    return [
+        2.0 if match and match[1].strip() == right else 0.0 for match, right in zip(found, answer)
+    ]
 
 
 task = wb.Task(

@@ -16,7 +16,11 @@ def carry_reward(completions, carry, **columns):
 task = wb.Task(
     "long sums",
     rows=[
-        {"prompt": to_messages(f"What is {a} + {b}?", SYSTEM_PROMPT), "answer": str(a + b), "carry": a % 10 + b % 10 > 9}
+        {
+            "prompt": to_messages(f"What is {a} + {b}?", SYSTEM_PROMPT),
+            "answer": str(a + b),
+            "carry": a % 10 + b % 10 > 9,
+        }
         for a, b in SUMS
     ],
     held_out=rows("held_out", 64),

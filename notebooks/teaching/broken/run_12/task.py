@@ -3,13 +3,18 @@
 import workbench as wb
 from workbench.tiny.task import rows
 
-format_reward = wb.rewards.make_tags_reward(("reasoning", "answer"), maximum=2.0, name="format_reward")
+format_reward = wb.rewards.make_tags_reward(
+    ("reasoning", "answer"), maximum=2.0, name="format_reward"
+)
 
 
 @wb.rewards.max_score(0.0)
 def brief_reward(completions, **columns):
     """-2.0 for more than five lines."""
-    return [-2.0 if len(completion[0]["content"].splitlines()) > 5 else 0.0 for completion in completions]
+    return [
+        -2.0 if len(completion[0]["content"].splitlines()) > 5 else 0.0
+        for completion in completions
+    ]
 
 
 task = wb.Task(

@@ -1,4 +1,6 @@
-"""Sums below 100: each pair of numbers once to train on, and once, the other way round, to measure on."""
+"""Sums below 100: each pair of numbers once to train on, and once, the other way round, to measure
+on.
+"""
 
 import workbench as wb
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages

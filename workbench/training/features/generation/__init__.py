@@ -1,8 +1,10 @@
-"""The completions that `generate` would give, faster: each prompt is read once for all its completions.
+"""The completions that `generate` would give, faster: each prompt is read once for all its
+completions.
 
-`decoding.py` is the loop and what it leaves to transformers' own path, `adapters.py` makes it quick; this module puts it
-where a trainer generates. It enters through `generate(custom_generate=...)`, transformers' own hook for another loop, so
-settings, processors of logits and stopping criteria are the ones that `generate` prepares.
+`decoding.py` is the loop and what it leaves to transformers' own path, `adapters.py` makes it
+quick; this module puts it where a trainer generates. It enters through
+`generate(custom_generate=...)`, transformers' own hook for another loop, so settings, processors of
+logits and stopping criteria are the ones that `generate` prepares.
 """
 
 from __future__ import annotations
@@ -28,13 +30,17 @@ VLLM = "vLLM generates"
 CONTINUOUS = "transformers' continuous batching generates"
 # Of `generation_kwargs`; decoding.py knows what they turn into.
 _COVERED = {
-    "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id",
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens",
+    "eos_token_id",
     "pad_token_id", "bos_token_id",
 }  # fmt: skip
 
 
-def expected(recipe: Recipe, settings: Fields, cuda: bool, shape: ModelShape | None = None) -> str | None:
-    """Why TRL's own path will generate, as far as is known before a model is loaded; None: it will not.
+def expected(
+    recipe: Recipe, settings: Fields, cuda: bool, shape: ModelShape | None = None
+) -> str | None:
+    """Why TRL's own path will generate, as far as is known before a model is loaded; None: it will
+    not.
 
     `shape`: of the policy; None: not known.
     """
@@ -46,11 +52,13 @@ def expected(recipe: Recipe, settings: Fields, cuda: bool, shape: ModelShape | N
         CONTINUOUS: settings.get("use_transformers_continuous_batching"),
         SWITCHED_OFF: recipe.generation == "trl",
         UNSLOTH_ON_A_GPU: recipe.policy.backend == "unsloth" and cuda,
-        f"lora_dropout = {dropout:g}: each completion is sampled under its own dropout mask, so a prompt cannot be read "
-        "once for all of them": dropout,
+        f"lora_dropout = {dropout:g}: each completion is sampled under its own dropout mask, so a "
+        f"prompt cannot be read once for all of them": (dropout),
         f"cache_implementation = {cache!r} is not covered by the workbench's loop": cache,
         f"a cache of {''.join(others_kept[:1])}": others_kept,
-        "a mixture of experts on a GPU, for whose decoding transformers switches kernels": shape and shape.stacked and cuda,
+        "a mixture of experts on a GPU, for whose decoding transformers switches kernels": (
+            shape and shape.stacked and cuda
+        ),
         f"generation_kwargs.{''.join(others[:1])} is not covered by the workbench's loop": others,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -79,7 +87,10 @@ class DecodingLoop(Feature):
 
     @classmethod
     def generates(cls, stage: Stage, machine: Machine, shape: ModelShape | None) -> str | None:
-        return generation_line(expected(stage.recipe, stage.settings, machine.cuda, shape), stage.planned.num_generations)
+        return generation_line(
+            expected(stage.recipe, stage.settings, machine.cuda, shape),
+            stage.planned.num_generations,
+        )
 
     def begin_stage(self, stage: Stage) -> None:
         model = self.session.policy.model
@@ -101,23 +112,30 @@ class DecodingLoop(Feature):
         return {"generation": self.loop.why_not or "the workbench's loop"}
 
     def explained(self, error: Exception) -> Exception:
-        from workbench.training.features.generation.decoding import NotNumbers  # imports transformers
+        # imports transformers
+        from workbench.training.features.generation.decoding import NotNumbers
 
         if not isinstance(error, NotNumbers):
             return error
-        return not_numbers(self.session.run, f"in step {self.session.trainer.state.global_step + 1} {error}")
+        return not_numbers(
+            self.session.run, f"in step {self.session.trainer.state.global_step + 1} {error}"
+        )
 
     def result(self, seconds: float) -> Fields:
         return {"generation": self.loop.found()}
 
 
 class Generation:
-    """Inside, `model.generate` runs the workbench's loop, and transformers' own where the loop does not cover the call.
+    """Inside, `model.generate` runs the workbench's loop, and transformers' own where the loop does
+    not cover the call.
 
     Args:
-        why_not: a reason to leave everything to transformers; afterwards, why the latest call was; None: the loop did it.
-        changed: called with the reason when transformers' path takes over, or with None when the loop is back.
-        before: the run's previous stage, whose `calls` of the loop ("workbench") and of transformers' path ("trl") are added to.
+        why_not: a reason to leave everything to transformers; afterwards, why the latest call was;
+            None: the loop did it.
+        changed: called with the reason when transformers' path takes over, or with None when the
+            loop is back.
+        before: the run's previous stage, whose `calls` of the loop ("workbench") and of
+            transformers' path ("trl") are added to.
     """
 
     def __init__(
@@ -132,17 +150,25 @@ class Generation:
         self.calls = before.calls if before else {"workbench": 0, "trl": 0}
 
     def found(self) -> Fields:
-        """For the record: who generated ("both"; None: nothing went through `generate`), how often, and why not the loop."""
+        """For the record: who generated ("both"; None: nothing went through `generate`), how often,
+        and why not the loop.
+        """
         used = [name for name, count in self.calls.items() if count]
         by = "both" if len(used) > 1 else next(iter(used), None)
-        return {"by": by, "calls": dict(self.calls), **({"why": self.why_not} if self.why_not else {})}
+        return {
+            "by": by,
+            "calls": dict(self.calls),
+            **({"why": self.why_not} if self.why_not else {}),
+        }
 
     def __enter__(self) -> Generation:
-        # Unsloth puts the context's length there, and transformers then warns at every call that max_new_tokens is in force.
+        # Unsloth puts the context's length there, and transformers then warns at every call that
+        # max_new_tokens is in force.
         config = self.model.generation_config
         self._max_length, config.max_length = config.max_length, None
         self._replaced, self._had = self.model.generate, "generate" in vars(self.model)
-        # Samples that are asked for while it trains go around the training's loop: they are none of its calls.
+        # Samples that are asked for while it trains go around the training's loop: they are none of
+        # its calls.
         outer = getattr(self._replaced, "__self__", None)
         self._generate = outer._generate if isinstance(outer, Generation) else self._replaced
         self.model.generate = self.generate
@@ -158,7 +184,8 @@ class Generation:
             vars(self.model).pop("generate", None)
 
     def _is_news(self, record: logging.LogRecord) -> bool:
-        # Unsloth's generate adds some to the generation_config that TRL hands over, and transformers calls that deprecated.
+        # Unsloth's generate adds some to the generation_config that TRL hands over, and
+        # transformers calls that deprecated.
         return not record.getMessage().startswith("Passing `generation_config` together with")
 
     def generate(self, *args: object, **kwargs: object) -> Any:
@@ -177,7 +204,10 @@ class Generation:
         from workbench.training.loading import put_back, random_states
 
         states, reason, found = random_states(), None, None
-        other = sorted(kwargs.keys() - {"input_ids", "attention_mask", "generation_config", *GenerationConfig().to_dict()})
+        other = sorted(
+            kwargs.keys()
+            - {"input_ids", "attention_mask", "generation_config", *GenerationConfig().to_dict()}
+        )
         try:
             if args or other:
                 raise Unsupported(f"inputs other than text: {', '.join(other) or 'by position'}")
@@ -188,9 +218,13 @@ class Generation:
         except (NotNumbers, torch.OutOfMemoryError):
             raise  # no other path would do better
         except Exception as error:
-            # The loop is an improvement and no reason to lose a run: from here on it is left out, and said.
+            # The loop is an improvement and no reason to lose a run: from here on it is left out,
+            # and said.
             self._always = True
-            reason = f"the workbench's loop failed and is left out from here on: {type(error).__name__}: {error}"
+            reason = (
+                f"the workbench's loop failed and is left out from here on: {type(error).__name__}:"
+                f" {error}"
+            )
         if found is None:
             put_back(states)
         if reason != self.why_not:

@@ -1,8 +1,9 @@
 """LoRA layers reduced to what sampling needs: the same sums on the same numbers, in fewer steps.
 
-While completions are sampled no weight changes and no gradient is asked for. So a layer's adapter need not be looked up at
-every token, and on a CPU a frozen weight in NF4 need not be unpacked at every token: it is unpacked once. On a GPU it stays
-packed, because what is free there will be needed for the gradients, and bitsandbytes has kernels that read it as it is.
+While completions are sampled no weight changes and no gradient is asked for. So a layer's adapter
+need not be looked up at every token, and on a CPU a frozen weight in NF4 need not be unpacked at
+every token: it is unpacked once. On a GPU it stays packed, because what is free there will be
+needed for the gradients, and bitsandbytes has kernels that read it as it is.
 """
 
 from __future__ import annotations
@@ -21,20 +22,29 @@ _SHARE_OF_FREE = 0.5  # of free memory, for unpacked weights
 def lean_adapters(model: Any) -> Generator[tuple[int, int]]:
     """Replace the forward of every plain LoRA layer; it is put back afterwards.
 
-    What a layer computes stays the same to the last bit: base layer, adapter, scaling and conversions in PEFT's order.
-    Other layers (DoRA, several adapters, hooks, another base layer, autocast) keep their own.
-    Yields how many layers were replaced, and how many of their base layers were unpacked.
+    What a layer computes stays the same to the last bit: base layer, adapter, scaling and
+    conversions in PEFT's order. Other layers (DoRA, several adapters, hooks, another base layer,
+    autocast) keep their own. Yields how many layers were replaced, and how many of their base
+    layers were unpacked.
     """
     import torch
     from peft.tuners.lora import LoraLayer
 
     lean = not torch.is_autocast_enabled(next(model.parameters()).device.type)
-    layers = [module for module in model.modules() if lean and isinstance(module, LoraLayer) and _is_plain(module)]
+    layers = [
+        module
+        for module in model.modules()
+        if lean and isinstance(module, LoraLayer) and _is_plain(module)
+    ]
     packed = [layer.base_layer for layer in layers if _unpacks_as_stored(layer.base_layer)]
-    unpacked_bytes = sum(base.in_features * base.out_features * base.compute_dtype.itemsize for base in packed)
+    unpacked_bytes = sum(
+        base.in_features * base.out_features * base.compute_dtype.itemsize for base in packed
+    )
     if packed and unpacked_bytes > _SHARE_OF_FREE * _free_bytes():
         packed = []
-    bases = {id(layer): _base(layer.base_layer, unpack=layer.base_layer in packed) for layer in layers}
+    bases = {
+        id(layer): _base(layer.base_layer, unpack=layer.base_layer in packed) for layer in layers
+    }
     try:
         for layer in layers:
             layer.forward = _forward(layer, bases[id(layer)])
@@ -52,22 +62,33 @@ def _is_plain(layer: Any) -> bool:
     kind, base = type(layer), layer.base_layer
     of_bnb = sys.modules.get("peft.tuners.lora.bnb")
     known = [(of_peft, "Linear"), *([(of_bnb, "Linear4bit")] if of_bnb is not None else [])]
-    if not any(kind is getattr(module, name, None) and kind.forward.__module__ == module.__name__ for module, name in known):
+    if not any(
+        kind is getattr(module, name, None) and kind.forward.__module__ == module.__name__
+        for module, name in known
+    ):
         return False
     if layer.merged or not (type(base) is torch.nn.Linear or _is_linear4bit(base)):
         return False
     modules = [layer, base]
     if not layer.disable_adapters:
         active = [name for name in layer.active_adapters if name in layer.lora_A]
-        if len(active) != 1 or active[0] in layer.lora_variant or not getattr(layer, "cast_input_dtype_enabled", True):
+        if (
+            len(active) != 1
+            or active[0] in layer.lora_variant
+            or not getattr(layer, "cast_input_dtype_enabled", True)
+        ):
             return False
-        a, b, dropout = (part[active[0]] for part in (layer.lora_A, layer.lora_B, layer.lora_dropout))
+        a, b, dropout = (
+            part[active[0]] for part in (layer.lora_A, layer.lora_B, layer.lora_dropout)
+        )
         if any(type(part) is not torch.nn.Linear or part.bias is not None for part in (a, b)):
             return False
         if dropout.training and getattr(dropout, "p", 0):
             return False
         modules += [a, b]
-    return not any("forward" in vars(one) or one._forward_hooks or one._forward_pre_hooks for one in modules)
+    return not any(
+        "forward" in vars(one) or one._forward_hooks or one._forward_pre_hooks for one in modules
+    )
 
 
 def _is_linear4bit(base: object) -> bool:

@@ -1,10 +1,12 @@
-"""The loop: read each prompt once, then decode one token at a time for the completions that are not finished.
+"""The loop: read each prompt once, then decode one token at a time for the completions that are not
+finished.
 
-Same draws, same completions: random numbers are drawn for every row of the batch, finished or not, in the order in which
-transformers draws them, so a seed gives the same completions as there. Two things can make a difference. Reading
-eight prompts instead of 64 copies, and decoding ten rows instead of 64, may round the last bit of a logit differently; on
-the CPUs that it was tried on it did not. And on a GPU, where the host looks only now and then whether all have finished,
-up to seven draws more are made, so the next batch is another sample of the same distribution.
+Same draws, same completions: random numbers are drawn for every row of the batch, finished or not,
+in the order in which transformers draws them, so a seed gives the same completions as there. Two
+things can make a difference. Reading eight prompts instead of 64 copies, and decoding ten rows
+instead of 64, may round the last bit of a logit differently; on the CPUs that it was tried on it
+did not. And on a GPU, where the host looks only now and then whether all have finished, up to seven
+draws more are made, so the next batch is another sample of the same distribution.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ ROW_BY_ROW = (
 MODEL_KWARGS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 ATTENTION = ("sdpa", "eager")
 _LEAVE_AT = 0.75  # finished rows leave when no more than this share of the rows is unfinished
-# Asking a GPU whether all are finished makes the host wait for it; between two questions it works ahead.
+# Asking a GPU whether all are finished makes the host wait for it; between two questions it works
+# ahead.
 _LOOK_EVERY = {"cpu": 1}
 _LOOK_EVERY_ELSEWHERE = 8
 
@@ -42,7 +45,9 @@ class NotNumbers(RuntimeError):
 
 
 class Optimizations(NamedTuple):
-    """What the loop does differently from transformers' own; each can be switched off, to measure its gain."""
+    """What the loop does differently from transformers' own; each can be switched off, to measure
+    its gain.
+    """
 
     shared_prefill: bool = True
     lean_adapters: bool = True
@@ -53,7 +58,9 @@ ALL = Optimizations()
 
 
 def decoder(use: Optimizations = ALL) -> Function:
-    """A function for `generate(custom_generate=...)`; `Unsupported`, before anything is changed, for what it does not cover."""
+    """A function for `generate(custom_generate=...)`; `Unsupported`, before anything is changed,
+    for what it does not cover.
+    """
 
     def decode(
         model: Model,
@@ -65,7 +72,9 @@ def decoder(use: Optimizations = ALL) -> Function:
     ) -> torch.Tensor:
         check_asked(generation_config, logits_processor, stopping_criteria, kwargs)
         check_model(model)
-        rows = _Rows(model, input_ids, logits_processor, stopping_criteria, generation_config, kwargs, use)
+        rows = _Rows(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, kwargs, use
+        )
         with lean_adapters(model) if use.lean_adapters else contextlib.nullcontext():
             return rows.decode()
 
@@ -79,15 +88,27 @@ def _none_of(reasons: Fields) -> None:
 
 
 def check_asked(config: Any, processors: Any, criteria: Any, kwargs: Fields) -> None:
-    """Check what `generate` prepared: `Unsupported` for the first thing that the loop does not cover."""
+    """Check what `generate` prepared: `Unsupported` for the first thing that the loop does not
+    cover.
+    """
     mode, cache = config.get_generation_mode(), kwargs.get("past_key_values")
-    others = [type(each).__name__ for each in [*processors, *criteria] if type(each) not in ROW_BY_ROW]
+    others = [
+        type(each).__name__ for each in [*processors, *criteria] if type(each) not in ROW_BY_ROW
+    ]
     inputs = sorted(name for name in kwargs if name not in MODEL_KWARGS)
-    usual = kwargs.get("use_cache") and type(cache) is DynamicCache and not getattr(cache, "offloading", False)
+    usual = (
+        kwargs.get("use_cache")
+        and type(cache) is DynamicCache
+        and not getattr(cache, "offloading", False)
+    )
     reasons = {
-        f"{mode.value} instead of one token at a time": mode not in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH),
+        f"{mode.value} instead of one token at a time": (
+            mode not in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
+        ),
         f"the setting behind {''.join(others[:1])}": others,
-        "no limit to the length": not any(isinstance(each, hf.MaxLengthCriteria) for each in criteria),
+        "no limit to the length": not any(
+            isinstance(each, hf.MaxLengthCriteria) for each in criteria
+        ),
         f"inputs other than text: {', '.join(inputs)}": inputs,
         "return_dict_in_generate": config.return_dict_in_generate,
         "prefill_chunk_size": config.prefill_chunk_size is not None,
@@ -101,52 +122,97 @@ def check_asked(config: Any, processors: Any, criteria: Any, kwargs: Fields) -> 
 
 
 def check_model(model: Any) -> None:
-    """Check that the model's tokens depend only on their own row: `Unsupported` for anything that speaks against it."""
+    """Check that the model's tokens depend only on their own row: `Unsupported` for anything that
+    speaks against it.
+    """
     from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
     from transformers.integrations.fsdp import is_fsdp_managed_module
 
     config, kind, training = model.config, type(model), model.training
-    attention, dropout = (getattr(config, name, None) for name in ("_attn_implementation", "attention_dropout"))
+    attention, dropout = (
+        getattr(config, name, None) for name in ("_attn_implementation", "attention_dropout")
+    )
     # TRL samples in training mode, where every copy of a prompt has a dropout mask of its own.
     modules = model.named_modules() if training else ()
     drops = torch.nn.modules.dropout._DropoutNd
-    dropping = [name for name, module in modules if isinstance(module, drops) and module.training and module.p > 0]
+    dropping = [
+        name
+        for name, module in modules
+        if isinstance(module, drops) and module.training and module.p > 0
+    ]
     experts = model.get_experts_implementation().values() if model.device.type != "cpu" else ()
-    own_inputs = kind.prepare_inputs_for_generation is not hf.GenerationMixin.prepare_inputs_for_generation
+    own_inputs = (
+        kind.prepare_inputs_for_generation is not hf.GenerationMixin.prepare_inputs_for_generation
+    )
     reasons = {
         "an encoder": config.is_encoder_decoder,
         f"{kind.__name__} prepares its inputs in its own way": own_inputs,
-        f"attention by {attention}; tried with {' and '.join(ATTENTION)}": attention not in ATTENTION,
+        f"attention by {attention}; tried with {' and '.join(ATTENTION)}": (
+            attention not in ATTENTION
+        ),
         f"dropout while sampling, in {''.join(dropping[:1])}": dropping,
         f"attention_dropout = {dropout} while sampling": training and dropout,
-        "gradient checkpointing that is on while sampling": training and getattr(model, "is_gradient_checkpointing", False),
-        "a mixture of experts on a GPU, for whose decoding transformers switches kernels": "grouped_mm" in experts,
-        "a model whose weights are spread over processes": is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model),
+        "gradient checkpointing that is on while sampling": (
+            training and getattr(model, "is_gradient_checkpointing", False)
+        ),
+        "a mixture of experts on a GPU, for whose decoding transformers switches kernels": (
+            "grouped_mm" in experts
+        ),
+        "a model whose weights are spread over processes": (
+            is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
+        ),
     }
     _none_of(reasons)
 
 
 def check_cache(cache: Any) -> None:
-    """Check the cache's layers, as configured and after the prompts: `Unsupported` where one does not keep every token."""
-    _none_of({f"a cache of {type(layer).__name__}": type(layer) is not DynamicLayer for layer in cache.layers})
+    """Check the cache's layers, as configured and after the prompts: `Unsupported` where one does
+    not keep every token.
+    """
+    _none_of(
+        {
+            f"a cache of {type(layer).__name__}": type(layer) is not DynamicLayer
+            for layer in cache.layers
+        }
+    )
 
 
 class _Rows:
     """The rows of one call that are not finished.
 
-    B rows are requested, R are in flight, T is where the longest text may end. `out` [B, T] is what is returned, `text`
-    [R, T] the same for the rows in flight, `row` [R]: index into the batch.
+    B rows are requested, R are in flight, T is where the longest text may end. `out` [B, T] is what
+    is returned, `text` [R, T] the same for the rows in flight, `row` [R]: index into the batch.
     """
 
     def __init__(
-        self, model: Any, prompts: Any, processors: Any, criteria: Any, config: Any, kwargs: Fields, use: Optimizations
+        self,
+        model: Any,
+        prompts: Any,
+        processors: Any,
+        criteria: Any,
+        config: Any,
+        kwargs: Fields,
+        use: Optimizations,
     ) -> None:
-        self.model, self.processors, self.use, self.sampling = model, processors, use, config.do_sample
-        self.most = min(each.max_length for each in criteria if isinstance(each, hf.MaxLengthCriteria))
-        ends = [each.eos_token_id.to(prompts.device) for each in criteria if isinstance(each, hf.EosTokenCriteria)]
+        self.model, self.processors, self.use, self.sampling = (
+            model,
+            processors,
+            use,
+            config.do_sample,
+        )
+        self.most = min(
+            each.max_length for each in criteria if isinstance(each, hf.MaxLengthCriteria)
+        )
+        ends = [
+            each.eos_token_id.to(prompts.device)
+            for each in criteria
+            if isinstance(each, hf.EosTokenCriteria)
+        ]
         self.eos, pad = torch.cat([prompts.new_empty(0), *ends]), config._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)
-        self.cache, self.mask, self.position = (kwargs[name] for name in ("past_key_values", "attention_mask", "position_ids"))
+        self.cache, self.mask, self.position = (
+            kwargs[name] for name in ("past_key_values", "attention_mask", "position_ids")
+        )
         self.asked = {key: kwargs[key] for key in ("use_cache", "logits_to_keep") if key in kwargs}
         self.count, self.prompt_length = prompts.shape
         self.out = prompts.new_full((self.count, self.most), self.pad)
@@ -155,7 +221,9 @@ class _Rows:
 
     @torch.no_grad()
     def decode(self) -> torch.Tensor:
-        """[B, prompt + completion]: finished rows are padded, and the longest has no padding after it."""
+        """[B, prompt + completion]: finished rows are padded, and the longest has no padding after
+        it.
+        """
         logits = self._read_prompts()
         self.text, self.row = self.out.clone(), torch.arange(self.count, device=self.out.device)
         unfinished = torch.ones_like(self.row, dtype=torch.bool)
@@ -176,24 +244,37 @@ class _Rows:
                     self.out[self.row] = self.text
                     keep = unfinished.nonzero()[:, 0]
                     kept = (self.text, self.row, self.mask, self.position, tokens, unfinished)
-                    self.text, self.row, self.mask, self.position, tokens, unfinished = (each[keep] for each in kept)
+                    self.text, self.row, self.mask, self.position, tokens, unfinished = (
+                        each[keep] for each in kept
+                    )
                     self.cache.batch_select_indices(keep)
             self.position = self.position + 1
             logits = self._forward(tokens[:, None], self.mask[:, :end], self.position)
         if not sound:
-            raise NotNumbers("the probability of a token is not a number: the policy's weights or logits are inf or nan")
+            raise NotNumbers(
+                "the probability of a token is not a number: the policy's weights or logits are inf"
+                " or nan"
+            )
         self.out[self.row] = self.text
-        # Between two looks at a GPU every row may have finished: transformers would have stopped there.
+        # Between two looks at a GPU every row may have finished: transformers would have stopped
+        # there.
         ended = torch.isin(self.out[:, self.prompt_length : end], self.eos)
         lengths = torch.where(ended.any(-1), ended.int().argmax(-1) + 1, end - self.prompt_length)
         return self.out[:, : self.prompt_length + int(lengths.max())]
 
     def _read_prompts(self) -> torch.Tensor:
-        prompts, mask, positions = self.out[:, : self.prompt_length], self.mask, self.position.expand(self.count, -1)
+        prompts, mask, positions = (
+            self.out[:, : self.prompt_length],
+            self.mask,
+            self.position.expand(self.count, -1),
+        )
         first = owner = torch.arange(self.count, device=prompts.device)
         if self.use.shared_prefill:
-            # Each run of equal prompts is read once; with the mask, because a padding token may also be a token of a prompt.
-            _, owner = torch.unique_consecutive(torch.cat([prompts, mask], dim=1), dim=0, return_inverse=True)
+            # Each run of equal prompts is read once; with the mask, because a padding token may
+            # also be a token of a prompt.
+            _, owner = torch.unique_consecutive(
+                torch.cat([prompts, mask], dim=1), dim=0, return_inverse=True
+            )
             new = torch.ones_like(owner, dtype=torch.bool)
             new[1:] = owner[1:] != owner[:-1]
             first = first[new]
@@ -206,8 +287,15 @@ class _Rows:
         self.position = positions[:, -1:]
         return logits[owner]
 
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        asked = {"input_ids": ids, "attention_mask": mask, "position_ids": position, "past_key_values": self.cache}
+    def _forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, position: torch.Tensor
+    ) -> torch.Tensor:
+        asked = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "position_ids": position,
+            "past_key_values": self.cache,
+        }
         output = self.model(**asked, return_dict=True, **self.asked)
         return output.logits[:, -1].to(copy=True, dtype=torch.float32, device=self.out.device)
 
@@ -216,7 +304,8 @@ class _Rows:
         if not self.sampling:
             return scores.argmax(-1), torch.ones((), dtype=torch.bool, device=scores.device)
         chances = scores.softmax(-1)
-        # What torch.multinomial does for one draw a row, with numbers for the rows that have left, too.
+        # What torch.multinomial does for one draw a row, with numbers for the rows that have left,
+        # too.
         noise = chances.new_empty((self.count, chances.shape[-1])).exponential_()
         noise = noise[self.row] if len(self.row) < self.count else noise
         return (chances / noise).argmax(-1), chances.sum().isfinite()
