@@ -217,6 +217,9 @@ def execute(
         resources={"metadata": {"path": str(resolve("."))}},
         on_cell_executed=lambda cell_index, **_: on_cell(cell_index + 1, total),
     )
+    if os.name == "posix":
+        # Two kernels that start at once may choose one port, and one of them dies; a file is its own.
+        client.create_kernel_manager().transport = "ipc"
     made(out.parent)
     try:
         # The copy is read, not clicked: without a kernel a panel would be an empty place.

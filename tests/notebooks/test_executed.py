@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 
@@ -246,6 +247,18 @@ def test_a_json_task_of_ones_own_is_measured_as_json_and_never_overwritten(home)
     assert "nothing is wrong" in shown
     assert "no regression cases" in shown
     assert not (folder / "cases.jsonl").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="only there have kernels sockets that are files")
+def test_a_kernel_listens_on_no_port_that_another_may_take(home):
+    import nbformat
+
+    source = "import ipykernel, json\nprint(json.load(open(ipykernel.get_connection_file()))['transport'])"
+    cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["parameters"]})
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), home / "in.ipynb")
+    execute(home / "in.ipynb", home / "out.ipynb", {})
+    cells = json.loads((home / "out.ipynb").read_text())["cells"]
+    assert [output["text"] for cell in cells for output in cell.get("outputs", [])] == ["ipc\n"]
 
 
 @pytest.mark.parametrize("stem", ["02_rewards", "03_train", "04_inspect", "05_export"])
