@@ -218,7 +218,7 @@ def execute(
         on_cell_executed=lambda cell_index, **_: on_cell(cell_index + 1, total),
     )
     if os.name == "posix":
-        # Two kernels that start at once may choose one port, and one of them dies; a file is its own.
+        # Kernels that start at once may choose one port, and one of them dies; files are their own.
         client.create_kernel_manager().transport = "ipc"
     made(out.parent)
     try:
