@@ -118,7 +118,13 @@ def _read(name: str) -> Exercise:
         # stop it.
         function.runs_in_worker = True
     columns = getattr(file, "columns", ())
-    return Exercise(name, file.prompt, tuple(file.functions), file.__doc__, tuple(columns))
+    return Exercise(
+        name,
+        file.prompt,
+        tuple(file.functions),
+        " ".join((file.__doc__ or "").split()),
+        tuple(columns),
+    )
 
 
 EXERCISES = {
