@@ -53,6 +53,10 @@ LONG = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite-texts", action="store_true", help="write tests/texts.txt anew; then review its diff")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """GPU tests are skipped without a GPU; with WORKBENCH_GPU=1 they run, and so fail, whatever the machine is."""
     tests = Path(__file__).parent
