@@ -15,7 +15,7 @@ import json
 import linecache
 import math
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -215,6 +215,15 @@ def prompt_key(prompt: object) -> str:
     """A stable hash of a prompt, chat messages or text: 64 hex digits."""
     canonical = json.dumps(prompt, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def fingerprint(rows: Iterable[Row]) -> str:
+    """A hash of rows and their order, 16 hex digits: what the manifest records as the data."""
+    digest = hashlib.sha256()
+    for row in rows:
+        text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=str)
+        digest.update(f"{text}\n".encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()[:16]
 
 
 def function_name(function: Function) -> str:

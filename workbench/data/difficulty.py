@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from workbench.data.split import fingerprint, step_of
+from workbench.data.split import step_of
 from workbench.errors import DataError
 from workbench.kinds import Fields
-from workbench.task import Row
+from workbench.task import Row, fingerprint
 from workbench.workspace import append_line, made, read_lines, resolve, shown
 
 

@@ -5,7 +5,6 @@ leaves in a task's folder.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from workbench.data.reasons import Report
 from workbench.data.sources import Source, save_rows
 from workbench.errors import DataError
 from workbench.kinds import Fields
-from workbench.task import Row, prompt_key
+from workbench.task import Row, fingerprint, prompt_key
 from workbench.workspace import resolve, shown, write_json
 
 
@@ -151,19 +150,6 @@ def split_rows(
         digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
         sides[bool(int.from_bytes(digest[:4], "big") % 100 < held_out_percent)].append(row)
     return sides
-
-
-def fingerprint(rows: Iterable[Row]) -> str:
-    """A hash of the rows and their order, 16 hex digits: what the manifest records as the data."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(
-            json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode(
-                "utf-8", "backslashreplace"
-            )
-        )
-        digest.update(b"\n")
-    return digest.hexdigest()[:16]
 
 
 class DatasetCard(dict):
