@@ -131,4 +131,4 @@ class Fit:
         """The error to raise: if memory ran out, one that names what would fit; else the same."""
         if not memory.is_oom(error):
             return error
-        return memory.explain_oom(error, self.stage.recipe, self.stage.settings, **self._how)
+        return memory.explain_oom(error, self.stage.recipe, self.stage.settings, self.estimate)
