@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from workbench.data import reasons
 from workbench.data.reasons import Reason
 from workbench.errors import DataError
-from workbench.kinds import Fields
+from workbench.task import Row
 from workbench.workspace import shown
 
 
@@ -31,48 +31,41 @@ class Unreadable(NamedTuple):
 Opened = tuple[Callable[[], Iterator[Any]], list[str]]
 
 
-def _marked(path: Path) -> tuple[str | None, list[str]]:
-    # (the encoding that the byte order mark says, a note); None: there is none.
+def _encoding(path: Path) -> tuple[str, list[str]]:
+    # (the encoding that the byte order mark says, else UTF-8; a note).
     with path.open("rb") as data:
         start = data.read(3)
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16", ["read as UTF-16, as its byte order mark says"]
-    if start == codecs.BOM_UTF8:
-        return "utf-8-sig", ["a byte order mark at the start of the file was left out"]
-    return None, []
-
-
-def _lines(path: Path, encoding: str | None) -> Iterator[bytes]:
-    if encoding == "utf-16":
-        with path.open(encoding=encoding, errors="replace", newline="\n") as text:
-            yield from (line.encode() for line in text)
-    else:
-        with path.open("rb") as data:
-            yield from data
+    marked = start == codecs.BOM_UTF8
+    note = "a byte order mark at the start of the file was left out"
+    return "utf-8-sig", [note] if marked else []
 
 
 def json_lines(path: Path) -> Opened:
     """One JSON object per line, UTF-8 (with or without a byte order mark) or UTF-16."""
-    encoding, notes = _marked(path)
-    # `json.loads` would look at each line's first bytes to guess an encoding.
+    encoding, notes = _encoding(path)
     decode = json.JSONDecoder().decode
+    # Bytes that are not UTF-8 come as surrogates, which no line of UTF-8 holds.
+    errors = "replace" if encoding == "utf-16" else "surrogateescape"
 
     def rows() -> Iterator[Any]:
-        for number, line in enumerate(_lines(path, encoding), start=1):
-            line = line.removeprefix(codecs.BOM_UTF8)
-            if not line.strip():
-                continue
-            try:
-                yield decode(line.decode("utf-8"))
-            except RecursionError:
-                yield Unreadable(f"line {number}", reasons.TOO_DEEP)
-            except ValueError as error:
-                reason = reasons.NOT_JSON
-                if not line.endswith(b"\n"):
-                    reason = reasons.TORN
-                elif isinstance(error, UnicodeDecodeError):
-                    reason = reasons.NOT_UTF8
-                yield Unreadable(f"line {number}", reason)
+        with path.open(encoding=encoding, errors=errors, newline="\n") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    line.encode()
+                    yield decode(line)
+                except RecursionError:
+                    yield Unreadable(f"line {number}", reasons.TOO_DEEP)
+                except ValueError as error:
+                    reason = reasons.NOT_JSON
+                    if not line.endswith("\n"):
+                        reason = reasons.TORN
+                    elif isinstance(error, UnicodeError):
+                        reason = reasons.NOT_UTF8
+                    yield Unreadable(f"line {number}", reason)
 
     return rows, notes
 
@@ -93,29 +86,41 @@ def json_file(path: Path, split: str | None = None) -> Opened:
     if isinstance(document, list) and split is None:
         return lambda: iter(document), []
     members = document if isinstance(document, dict) else {}
-    lists = {key: value for key, value in members.items() if isinstance(value, list)}
-    of_objects = [key for key, value in lists.items() if value and isinstance(value[0], dict)]
+    of_objects = [
+        key
+        for key, value in members.items()
+        if isinstance(value, list) and value and isinstance(value[0], dict)
+    ]
     if of_objects:
         chosen = choose("split", name, split, of_objects, "train")
         note = f"the rows are the list {chosen!r} of {', '.join(of_objects)}"
-        return lambda: iter(lists[chosen]), [note]
+        return lambda: iter(members[chosen]), [note]
     if split is not None:
         raise no_splits(name, split)
-    if lists and len(lists) == len(members) and len(set(map(len, lists.values()))) == 1:
-        return lambda: by_row(lists), [f"the document holds columns: {', '.join(lists)}"]
-    keys = f" with {', '.join(map(repr, list(members)[:8]))}" if members else ""
-    raise DataError(
-        f"{name}: a {type(document).__name__}{keys}",
-        rule="a .json file holds a list of objects, or columns of one length",
-        remedy='write [{"prompt": ..., "answer": ...}, ...]',
-    )
+    return by_row(document, name), [f"the document holds columns: {', '.join(members)}"]
 
 
-def by_row(columns: Mapping[str, Sequence[Any]]) -> Iterator[Fields]:
+def by_row(columns: Any, name: str) -> Callable[[], Iterator[Row]]:
+    """What goes through the rows of columns of one length; DataError if it is something else."""
+    sizes = {}
+    if isinstance(columns, dict):
+        sizes = {
+            key: len(values) if isinstance(values, list | tuple) else None
+            for key, values in columns.items()
+        }
+    if None in sizes.values() or len({*sizes.values()}) != 1:
+        value = f"{name}: a {type(columns).__name__} with"
+        value += ", ".join(f" {key!r} ({size or 'no list'})" for key, size in sizes.items())
+        rule = "rows are a list of objects, or columns: lists of one length"
+        remedy = 'write [{"prompt": ..., "answer": ...}, ...]'
+        raise DataError(value, rule=rule, remedy=remedy)
+    return lambda: zipped(columns)
+
+
+def zipped(columns: Mapping[str, Sequence[Any]]) -> Iterator[Row]:
     """The rows of columns of one length."""
-    return (
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    )
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values, strict=True))
 
 
 def choose(what: str, name: str, wanted: str | None, there: Sequence[str], usual: str) -> str:
@@ -142,6 +147,10 @@ def csv_file(path: Path) -> Opened:
     two columns alike.
     """
     encoding, notes = _encoding(path)
+    if encoding != "utf-16" and not _is_utf8(path):
+        # the only other encoding that spreadsheets commonly write
+        note = "the file is not UTF-8: read as Windows-1252, as spreadsheets write it"
+        encoding, notes = "cp1252", [f"{note}; look at its accents"]
     csv.field_size_limit(64 * 2**20)  # characters; Python's csv stops at 128 Ki
     open_text = partial(path.open, encoding=encoding, errors="replace", newline="")
     with open_text() as text:
@@ -191,18 +200,13 @@ def csv_file(path: Path) -> Opened:
     return rows, notes
 
 
-def _encoding(path: Path) -> tuple[str, list[str]]:
-    encoding, notes = _marked(path)
-    if encoding == "utf-16":
-        return encoding, notes
+def _is_utf8(path: Path) -> bool:
     try:
-        with path.open(encoding="utf-8-sig") as text:
+        with path.open(encoding="utf-8") as text:
             deque(iter(partial(text.read, 2**20), ""), maxlen=0)
     except UnicodeDecodeError:
-        # the only other encoding that spreadsheets commonly write
-        note = "the file is not UTF-8: read as Windows-1252, as spreadsheets write it"
-        return "cp1252", [f"{note}; look at its accents"]
-    return "utf-8-sig", notes
+        return False
+    return True
 
 
 def parquet_file(path: Path) -> Opened:

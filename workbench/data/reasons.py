@@ -1,5 +1,6 @@
-"""Why a row was left out, or needs a look, and what to do about it: every such text, and the report
-of them all.
+"""Why a row was left out, or needs a look, and what to do about it: the report of all such reasons.
+
+The texts are in reasons.yaml; `reasons.NO_PROMPT` is the `Reason` of that name there.
 """
 
 from __future__ import annotations
@@ -7,18 +8,16 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from workbench.errors import DataError
 from workbench.kinds import Fields
 from workbench.task import Row
 
 LONGEST_CHARACTERS = 100_000  # of one prompt; no context of a single GPU's policy holds more
-
-FILL_IN = "fill it in, or delete those rows"
-FILL_IN_ANSWER = f"{FILL_IN}; or state that the task has no answers"
-AS_MESSAGES = 'write messages as {"role": "user", "content": "..."}'
-FROM_ITS_SOURCE = "get the text again from its source"
 
 
 class Reason(str):
@@ -39,103 +38,18 @@ class LeftOut(Exception):
         self.reason = reason
 
 
-# Lines and rows of files.
-NOT_UTF8 = Reason("line is not UTF-8", "save the file as UTF-8")
-NOT_JSON = Reason("line is not JSON", "correct or delete those lines")
-TORN = Reason(
-    "last line is half-written", "the writer was cut off: write the file again, or delete that line"
-)
-TOO_DEEP = Reason("line is nested too deeply")
-OPEN_QUOTE = Reason(
-    "a quote is opened and never closed", "close it; everything after it was read as one field"
-)
-FEWER_FIELDS = Reason(
-    "row has fewer fields than the header", "quote the fields that hold the separator"
-)
-MORE_FIELDS = Reason("row has more fields than the header", FEWER_FIELDS.remedy)
-NOT_AN_OBJECT = Reason(
-    "row is not an object", 'write one object per row: {"prompt": ..., "answer": ...}'
-)
+def _reasons() -> dict[str, Reason]:
+    texts = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return {name: Reason(each["reason"], each["do"]) for name, each in texts.items()}
 
-# Prompts.
-NO_PROMPT = Reason("no prompt", FILL_IN)
-EMPTY = Reason("prompt is empty", FILL_IN)
-NO_MESSAGES = Reason(
-    "prompt is neither text nor a list of messages",
-    'give a text, or a list of {"role", "content"} messages',
-)
-NO_MESSAGE = Reason("a message is not {role, content}", AS_MESSAGES)
-NO_ROLE = Reason("a message's role is not one of system, user, assistant, tool", AS_MESSAGES)
-NO_TEXT = Reason("a message's content is not text", AS_MESSAGES)
-NOT_ONLY_TEXT = Reason("a message holds something other than text", AS_MESSAGES)
-LATE_SYSTEM = Reason("a system message stands after the first", "move it to the front")
-NO_USER = Reason("no message is the user's", "end the prompt with what the user asks")
-ANSWERED = Reason(
-    "the last message is the assistant's: nothing is left to generate",
-    "take it as the right answer (--answer assistant, answer_column='assistant'), or cut it off",
-)
-TOO_LONG = Reason(
-    f"prompt has more than {LONGEST_CHARACTERS} characters",
-    "shorten it: no policy on one GPU reads so much",
-)
-MIXED = Reason(
-    "prompt is chat in some rows and text in others", "make all prompts chat messages, or all text"
-)
-DUPLICATE = Reason("prompt is a duplicate of an earlier row", "nothing: the first of them was kept")
-CONTRADICTS = Reason(
-    f"{DUPLICATE}, with another answer", "decide which answer is right; the first was kept"
-)
-CONTAMINATED = Reason(
-    "prompt is also in the other split",
-    "nothing: if it stood in both, the evaluation would test memory",
-)
-OWN_SYSTEM = Reason(
-    "prompt brings its own system message, which was kept instead of the one given",
-    "check that it asks for the format that the rewards look for",
-)
-NO_EXAMPLE = Reason(
-    "prompt is chat already: no worked example was added",
-    "write one into those prompts, or give them as text",
-)
-REPLACED = Reason("text holds U+FFFD: letters were lost when it was decoded", FROM_ITS_SOURCE)
-MOJIBAKE = Reason(
-    "text looks like UTF-8 that was read as Windows-1252 (Ã©, â€™)",
-    f"{FROM_ITS_SOURCE}, and read it as UTF-8",
-)
 
-# Answers.
-NO_ANSWER = Reason("no answer", FILL_IN_ANSWER)
-EMPTY_ANSWER = Reason("answer is empty", FILL_IN_ANSWER)
-NO_TURN = Reason(
-    "the last message is not the assistant's: it holds no answer",
-    "end those chats with the answer, or delete them",
-)
-NO_NUMBER = Reason(
-    "answer is not a number", "correct those answers, or allow texts (without --numbers)"
-)
-PLACEHOLDER = Reason(
-    "answer is a placeholder (N/A, none, unknown, -), and the others are numbers", FILL_IN
-)
-PLACEHOLDER_KEPT = Reason(
-    "answer looks like a placeholder (N/A, none, unknown, -), and was kept as the right answer",
-    f"fine if it is the right answer; otherwise {FILL_IN}",
-)
-MARKED = Reason(
-    "answer contains ####, and all of it was kept",
-    "if the answer is what follows, say so: --answer-after '####' or answer_after",
-)
-LEAK = Reason(
-    "the prompt's last line says the answer",
-    "take it out of the question: a policy that copies it learns nothing",
-)
-EARLIER = Reason(
-    "an earlier line of the prompt says the answer",
-    "fine for a worked example; otherwise the policy can copy it",
-)
-VERBATIM = Reason(
-    "the prompt contains the answer verbatim",
-    "fine for questions about a text; otherwise the policy can copy it",
-)
+REASONS = _reasons()
+
+
+def __getattr__(name: str) -> Reason:
+    if name in REASONS:
+        return REASONS[name]
+    raise AttributeError(f"reasons.yaml has no {name}")
 
 
 def answer_is(what: str) -> Reason:

@@ -179,16 +179,7 @@ def _from_object(rows: Any, split: str | None, name: str = "") -> Source:
     if hasattr(rows, "iloc"):
         return Source("a pandas DataFrame", lambda: _frame_rows(rows))
     if isinstance(rows, dict):
-        sizes = {
-            key: len(each) if isinstance(each, (list, tuple)) else None
-            for key, each in rows.items()
-        }
-        if None in sizes.values() or len({*sizes.values()}) != 1:
-            columns = ", ".join(f"{key}: {size}" for key, size in sizes.items()) or "nothing"
-            rule = "a dict of columns holds lists of one length"
-            remedy = "give {'prompt': [...], 'answer': [...]}"
-            raise DataError(f"a dict with {columns}", rule=rule, remedy=remedy)
-        return Source("a dict of columns", lambda: files.by_row(rows))
+        return Source("a dict of columns", files.by_row(rows, "the source"))
     if isinstance(rows, (bytes, bytearray)) or not hasattr(rows, "__iter__"):
         rule = f"rows come from {KINDS}, a DataFrame, a Dataset or a list of dicts"
         raise DataError(name, rule=rule, remedy="give one of those")
@@ -198,25 +189,19 @@ def _from_object(rows: Any, split: str | None, name: str = "") -> Source:
 
 def _batches(dataset: Any, size: int = 1000) -> Iterator[Row]:
     # Whole batches: a row alone costs `datasets` 20 times as much.
-    return itertools.chain.from_iterable(map(files.by_row, dataset.iter(batch_size=size)))
+    return itertools.chain.from_iterable(map(files.zipped, dataset.iter(batch_size=size)))
 
 
 def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
-    import pandas
-
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
         value = f"a pandas DataFrame with two columns {str(twice[0])!r}"
         raise DataError(value, rule="each column has its own name", remedy="rename one of them")
     for start in range(0, len(frame), size):
-        for row in frame.iloc[start : start + size].to_dict("records"):
-            # A missing value is NaN, NaT or NA in pandas, and None everywhere else.
-            yield {
-                str(key): None
-                if pandas.api.types.is_scalar(value) and pandas.isna(value)
-                else value
-                for key, value in row.items()
-            }
+        part = frame.iloc[start : start + size].astype(object)
+        # A missing value is NaN, NaT or NA in pandas, and None everywhere else.
+        for row in part.where(part.notna(), None).to_dict("records"):
+            yield {str(key): value for key, value in row.items()}
 
 
 def _rows_of_script(path: Path) -> object:
