@@ -166,7 +166,7 @@ class Checked:
     def __iter__(self) -> Iterator[Row]:
         chosen = {"prompt": self.prompt_column, "answer": self.answer_column}
         self.report = report = Report(self.source.name, notes=[*self.notes], columns=chosen)
-        usable, writing, answers = _Pass(self), columns.Writing(), set()
+        usable, writing, answers = Pass(self), columns.Writing(), set()
         for number, raw in enumerate(self.source):
             report.read += 1
             try:
@@ -190,7 +190,7 @@ class Checked:
             self.progress(report.read)
 
 
-class _Pass:
+class Pass:
     """One pass over the rows, and what it remembers of those that it kept."""
 
     def __init__(self, options: Checked) -> None:
