@@ -9,7 +9,7 @@ from workbench.task import Row
 
 MARK = "####"
 FEW = 3  # rows that may have one answer by chance
-LONGEST_DIGITS = 60  # of an answer that is a number
+_LONGEST = 60  # digits of an answer that is a number
 ANSWER_ALIASES = (
     "ground_truth",
     "solution",
@@ -55,9 +55,9 @@ def extract_answer(text: object, mark: str = MARK) -> str | None:
     >>> extract_answer("5 + 3 = <<5+3=8>>8\\n#### 1,008")
     '1008'
     """
-    _, marked, tail = str(text).rpartition(mark)
+    _, found, tail = str(text).rpartition(mark)
     first = next(iter(tail.strip().splitlines()), "").strip()
-    if not marked or not first:
+    if not found or not first:
         return None
     return first.replace(",", "") if is_number(first) else first
 
@@ -68,7 +68,7 @@ def is_number(text: str) -> bool:
     """
     text = text.strip()
     return (
-        len(text) <= LONGEST_DIGITS
+        len(text) <= _LONGEST
         and any(map(str.isdigit, text))
         and _NUMBER.fullmatch(text) is not None
     )
@@ -78,5 +78,5 @@ def unit_of(text: str) -> str | None:
     """The unit of a text that is one number and its unit, as km/h of "3 km/h"; None if it is
     anything else.
     """
-    match = _WITH_UNIT.fullmatch(text) if len(text) <= LONGEST_DIGITS else None
-    return match and match[1]
+    found = _WITH_UNIT.fullmatch(text) if len(text) <= _LONGEST else None
+    return found and found[1]

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from workbench.data import reasons
 from workbench.data.answer_column import (
     ANSWER_ALIASES,
-    LONGEST_DIGITS,
     MARK,
     called,
     is_number,
@@ -27,6 +26,7 @@ from workbench.data.reasons import LeftOut, answer_is
 from workbench.errors import DataError, nearest
 from workbench.task import RESERVED_COLUMNS, Row
 
+_LONGEST = 60  # digits of an answer that is a number
 _NOUNS = ("answer", "solution", "result")
 # words that often stand for "there is none"
 PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}
@@ -238,6 +238,6 @@ def _number_as_text(number: float) -> str:
             raise LeftOut(answer_is("not a finite number"))
         # A spreadsheet and JSON both make 4.0 of a whole number now and then.
         return repr(int(number) if number == int(number) and abs(number) < 1e15 else number)
-    if abs(number) >= 10**LONGEST_DIGITS:
-        raise LeftOut(answer_is(f"a number of more than {LONGEST_DIGITS} digits"))
+    if abs(number) >= 10**_LONGEST:
+        raise LeftOut(answer_is(f"a number of more than {_LONGEST} digits"))
     return repr(int(number))

@@ -192,16 +192,15 @@ def _batches(dataset: Any, size: int = 1000) -> Iterator[Row]:
     return itertools.chain.from_iterable(map(files.zipped, dataset.iter(batch_size=size)))
 
 
-def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
-    twice = frame.columns[frame.columns.duplicated()]
-    if len(twice):
-        value = f"a pandas DataFrame with two columns {str(twice[0])!r}"
+def _frame_rows(frame: Any) -> Iterator[Row]:
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        value = f"a pandas DataFrame with two columns {str(twice)!r}"
         raise DataError(value, rule="each column has its own name", remedy="rename one of them")
-    for start in range(0, len(frame), size):
-        part = frame.iloc[start : start + size].astype(object)
-        # A missing value is NaN, NaT or NA in pandas, and None everywhere else.
-        for row in part.where(part.notna(), None).to_dict("records"):
-            yield {str(key): value for key, value in row.items()}
+    objects = frame.astype(object)
+    # A missing value is NaN, NaT or NA in pandas, and None everywhere else.
+    columns = objects.where(objects.notna(), None).to_dict("list")
+    return files.zipped({str(name): values for name, values in columns.items()})
 
 
 def _rows_of_script(path: Path) -> object:
