@@ -48,9 +48,9 @@ _brought: set[str] = set()
 # breaks or vanishes.
 _OF_TRL = (
     "prompts completions completion completion_ids trainer_state log_extra log_metric environments"
+    " image images"  # these two would switch TRL to vision mode
 )
-# the last two would switch TRL to vision mode
-RESERVED_COLUMNS = frozenset([*_OF_TRL.split(), "image", "images"])
+RESERVED_COLUMNS = frozenset(_OF_TRL.split())
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Task:
         if not names:
             remedy = "give reward_funcs=[...]; notebook 02 shows how to write one"
             yield "no reward functions", "GRPO learns from one score per completion", remedy
-        if twice := sorted(name for name in names if names.count(name) > 1):
+        if twice := [name for name in names if names.count(name) > 1]:
             value = f"two reward functions are called {twice[0]!r}"
             rule = "a function's name is its curve's label and its column in the record"
             yield value, rule, "give each its own __name__"
@@ -140,9 +140,9 @@ class Task:
                     value = f"{part}[{number}] has the columns {', '.join(map(str, row))}"
                     remedy = "rename your column, e.g. {'prompt': row.pop('question'), **row}"
                     yield value, "the prompt is the column named `prompt`", remedy
-        if len(self.rows) and (reserved := sorted(RESERVED_COLUMNS.intersection(self.rows[0]))):
+        if len(self.rows) and (reserved := RESERVED_COLUMNS.intersection(self.rows[0])):
             rule = "TRL passes its own argument of that name to every reward function"
-            yield f"the rows have a column {reserved[0]!r}", rule, "rename the column"
+            yield f"the rows have a column {min(reserved)!r}", rule, "rename the column"
 
     @property
     def function_names(self) -> list[str]:
@@ -163,7 +163,7 @@ class Task:
     @property
     def right_at(self) -> float | None:
         """The lowest of its scores that is right; None: any above 0."""
-        return None if isinstance(self.right_by, str) or not self.right_by else self.right_by[1]
+        return self.right_by[1] if isinstance(self.right_by, tuple) else None
 
     @property
     def right_words(self) -> str:
@@ -219,10 +219,9 @@ def function_name(function: Function) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     # A reward model goes by its hub name or folder.
-    path = getattr(getattr(function, "config", None), "_name_or_path", None)
-    if isinstance(function, str):
-        path = function
-    if path and not isinstance(function, type):
+    config = None if isinstance(function, type) else getattr(function, "config", None)
+    path = function if isinstance(function, str) else getattr(config, "_name_or_path", None)
+    if path:
         return str(path).rstrip("/").rpartition("/")[2]
     return getattr(function, "__name__", None) or type(function).__name__
 
@@ -242,7 +241,7 @@ def _executed_as(path: Path) -> Path:
     # A run's own copy is executed in the place of the file that it was copied from: what that one
     # reads lies there.
     try:
-        manifest = json.loads((path.parent / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads((path.parent / "manifest.json").read_bytes())
         source = Path(manifest["task"]["source"])
     except (OSError, ValueError, KeyError, TypeError):
         return path
@@ -251,7 +250,7 @@ def _executed_as(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _beside(folder: Path) -> Generator[None, None, None]:
+def _beside(folder: Path) -> Generator[None]:
     # A task's own modules lie beside it. They are loaded anew with it: another task may have some
     # of the same names.
     for name in _brought:

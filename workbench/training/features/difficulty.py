@@ -17,19 +17,12 @@ class MeasuredDifficulty(Feature):
     key = "difficulty"
 
     @classmethod
-    def of(cls, session: object) -> None:
-        return None
-
-    @classmethod
     def plan(cls, asked: Asked) -> list[str]:
         if asked.task is None or not asked.task.source:
             return []
-        file = Path(asked.task.source).with_name("difficulty.jsonl")
-        if not file.is_file():
-            return []
         try:
-            profile = load_profile(file)
-        except DataError:  # it is something else of that name
+            profile = load_profile(Path(asked.task.source).with_name("difficulty.jsonl"))
+        except DataError:  # there is none, or it is something else of that name
             return []
         words = str(profile).replace("\n", "; ")
         return [f"measured in 01 with {profile.settings.get('policy')}: {words}"]
