@@ -78,23 +78,18 @@ def prompt_for_system(which: str | None) -> str:
     """
     if which and which not in SYSTEM_PROMPTS and len(which.split()) < 2:
         rule = f"a system prompt is one of {', '.join(SYSTEM_PROMPTS)}, or a text"
-        raise DataError(
-            f"system_prompt = {which!r}", rule=rule, remedy="choose a name, or write out the text"
-        )
+        remedy = "choose a name, or write out the text"
+        raise DataError(f"system_prompt = {which!r}", rule=rule, remedy=remedy)
     return SYSTEM_PROMPTS.get(which, which) if which else ""
 
 
 def examples_for(which: str | None) -> list[tuple[str, str]]:
     """The worked example of a named system prompt, as a list of one; DataError if it has none."""
-    if which not in EXAMPLES:
-        rule, remedy = (
-            f"an example ships for each of {', '.join(EXAMPLES)}",
-            "choose one of those, or give your own examples",
-        )
-        raise DataError(
-            f"no worked example for system_prompt = {str(which)[:40]!r}", rule=rule, remedy=remedy
-        )
-    return [EXAMPLES[which]]
+    if which in EXAMPLES:
+        return [EXAMPLES[which]]
+    value = f"no worked example for system_prompt = {str(which)[:40]!r}"
+    rule = f"an example ships for each of {', '.join(EXAMPLES)}"
+    raise DataError(value, rule=rule, remedy="choose one of those, or give your own examples")
 
 
 def to_messages(
@@ -175,13 +170,16 @@ def messages_of(value: object, oddities: list[str]) -> list[dict[str, str]]:
     if not isinstance(value, (list, tuple)) or not value:
         raise LeftOut(reasons.NO_MESSAGES)
     messages = [_message(raw, oddities) for raw in value]
-    if any(message["role"] == "system" for message in messages[1:]):
+    roles = [message["role"] for message in messages]
+    if "system" in roles[1:]:
         raise LeftOut(reasons.LATE_SYSTEM)
-    if messages[-1]["role"] == "assistant":
+    if roles[-1] == "assistant":
         raise LeftOut(reasons.ANSWERED)
-    asked = [message["content"] for message in messages if message["role"] in ("user", "tool")]
-    if not asked or not asked[-1].strip():
-        raise LeftOut(reasons.EMPTY if asked else reasons.NO_USER)
+    questions = [one["content"] for one in messages if one["role"] in ("user", "tool")]
+    if not questions:
+        raise LeftOut(reasons.NO_USER)
+    if not questions[-1].strip():
+        raise LeftOut(reasons.EMPTY)
     return messages
 
 
@@ -231,9 +229,12 @@ def comparable(prompt: Any, system: bool = True) -> str:
     """
     if isinstance(prompt, str):
         return " ".join(prompt.split())
-    told = [(message["role"], " ".join(message["content"].split())) for message in prompt]
-    told = [(role, text) for role, text in told if system or role != "system"]
-    return told[0][1] if len(told) == 1 and not system else "\x1e".join(map("\x1f".join, told))
+    turns = [(message["role"], " ".join(message["content"].split())) for message in prompt]
+    if not system:
+        turns = [turn for turn in turns if turn[0] != "system"]
+        if len(turns) == 1:
+            return turns[0][1]
+    return "\x1e".join(map("\x1f".join, turns))
 
 
 def question_text(prompt: Any) -> str:
