@@ -63,22 +63,29 @@ def by_map(path: str, batched: bool) -> dict[str, float]:
     """
     import datasets
 
-    from workbench.data.checks import Checked
+    from workbench.data.checks import Checked, Pass
+    from workbench.data.reasons import LeftOut
 
     datasets.disable_progress_bars()
     with tempfile.TemporaryDirectory() as cache:
         started = time.perf_counter()
         rows = datasets.load_dataset("json", data_files=path, split="train", cache_dir=cache)
         loaded = time.perf_counter() - started
-        checker = Checked(path, chat=False, answer_after=None)
-        checker.begin()
+        checker = Pass(Checked(path, chat=False, answer_after=None))
+
+        def reason(row: dict) -> str | None:
+            try:
+                checker.row(row)
+            except LeftOut as left_out:
+                return left_out.reason
+            return None
 
         def one(row: dict) -> dict:
-            return {"reason": checker.look(dict(row))[1]}
+            return {"reason": reason(dict(row))}
 
         def many(batch: dict) -> dict:
             some = zip(batch["prompt"], batch["answer"], strict=True)
-            return {"reason": [checker.look({"prompt": p, "answer": a})[1] for p, a in some]}
+            return {"reason": [reason({"prompt": p, "answer": a}) for p, a in some]}
 
         started = time.perf_counter()
         done = rows.map(

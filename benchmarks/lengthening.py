@@ -14,7 +14,7 @@ def lengthened(
     """The rows with prompts of at least `length_tokens`, and no more than an example over; rows
     that have it are kept.
     """
-    from workbench.data.template import prompt_lengths_tokens
+    from workbench.data.rendering import prompt_lengths_tokens
 
     found = []
     for number, row in enumerate(rows):

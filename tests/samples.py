@@ -31,11 +31,11 @@ def template_card():
     from workbench.data.template import TemplateCard, Token
 
     tokens = [Token(1, "<s>", True), Token(2, EVIL, False)]
-    return TemplateCard(EVIL, tokens, True, {"<b>": True}, {2: EVIL}, "<pad>", True, None, True, False, [EVIL])
+    return TemplateCard(EVIL, tokens, True, {"<b>": True}, {2: EVIL}, True, None, True, False, [EVIL])
 
 
 def lengths():
-    from workbench.data.template import PromptLengths
+    from workbench.data.rendering import PromptLengths
 
     return PromptLengths([{"prompt": EVIL}] * 3, [4, 5, 9], EVIL)
 
@@ -176,7 +176,7 @@ SAMPLES = {
     "workbench.audit.examination.RewardAudit": audit,
     "workbench.data.sources.Rows": rows,
     "workbench.data.template.TemplateCard": template_card,
-    "workbench.data.template.PromptLengths": lengths,
+    "workbench.data.rendering.PromptLengths": lengths,
     "workbench.data.difficulty.Profile": profile,
     "workbench.memory.estimate.MemoryEstimate": memory,
     "workbench.rewards.groups.ExplainedGroup": lambda: explain_in(scored()),

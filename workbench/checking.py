@@ -13,8 +13,8 @@ from typing import Any
 
 from workbench.data.checks import Checked, Report
 from workbench.data.prompts import prompt_for_system
+from workbench.data.rendering import PromptLengths, stream_lengths
 from workbench.data.sources import open_source, save_rows
-from workbench.data.template import PromptLengths, stream_lengths
 from workbench.errors import DataError
 from workbench.kinds import Fields
 from workbench.recipe import template_kwargs

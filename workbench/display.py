@@ -18,7 +18,7 @@ from workbench.workspace import write_unless_edited
 VIEWS: dict[str, str] = {
     "workbench.audit.examination.RewardAudit": "workbench.views.audit.audit_view",
     "workbench.data.difficulty.Profile": "workbench.views.results.difficulty_picture",
-    "workbench.data.template.PromptLengths": "workbench.views.results.lengths_picture",
+    "workbench.data.rendering.PromptLengths": "workbench.views.results.lengths_picture",
     "workbench.data.sources.Rows": "workbench.views.results.rows_table",
     "workbench.data.template.TemplateCard": "workbench.views.results.card_view",
     "workbench.exporting.checks.Proof": "workbench.views.results.proof_table",

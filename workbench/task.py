@@ -15,7 +15,7 @@ import json
 import linecache
 import math
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -48,9 +48,9 @@ _brought: set[str] = set()
 # breaks or vanishes.
 _OF_TRL = (
     "prompts completions completion completion_ids trainer_state log_extra log_metric environments"
+    " image images"  # these two would switch TRL to vision mode
 )
-# the last two would switch TRL to vision mode
-RESERVED_COLUMNS = frozenset([*_OF_TRL.split(), "image", "images"])
+RESERVED_COLUMNS = frozenset(_OF_TRL.split())
 
 
 @dataclass(frozen=True)
@@ -106,25 +106,19 @@ class Task:
             raise TaskError(f"task {self.name!r}: {value}", rule=rule, remedy=remedy)
 
     def _misfits(self) -> Iterator[tuple[str, str, str]]:
+        """(value, rule, remedy) of each part that does not fit."""
         names, weights = self.function_names, self.reward_weights
-        choices = ", ".join(names)
         if not names:
             remedy = "give reward_funcs=[...]; notebook 02 shows how to write one"
             yield "no reward functions", "GRPO learns from one score per completion", remedy
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if twice := [name for name in names if names.count(name) > 1]:
+            value = f"two reward functions are called {twice[0]!r}"
             rule = "a function's name is its curve's label and its column in the record"
-            yield (
-                f"two reward functions are called {twice[0]!r}",
-                rule,
-                "give each its own __name__",
-            )
+            yield value, rule, "give each its own __name__"
         if weights is not None and len(weights) != len(names):
             value = f"{len(weights)} reward_weights for {len(names)} reward functions"
-            yield (
-                value,
-                "one weight per function",
-                f"give {len(names)} weights, in the order {choices}",
-            )
+            remedy = f"give {len(names)} weights, in the order {', '.join(names)}"
+            yield value, "one weight per function", remedy
         match self.right_by:
             case None | str():
                 pass
@@ -136,25 +130,19 @@ class Task:
                     " counts as right"
                 )
                 yield f"right_by = {self.right_by!r}", rule, f"right_by=({names[0]!r}, 1.0)"
-        for which, name in (
-            ("right_by", self.right_by and self.right_function),
-            ("format_by", self.format_by),
-        ):
-            if name not in (None, *names):
-                value, rule = (
-                    f"{which} = {getattr(self, which)!r}",
-                    f"{which} names one of the task's reward functions",
-                )
-                yield value, rule, f"choose from {choices}"
-        for split in ("rows", "held_out"):
-            for number, row in enumerate(getattr(self, split)):
+        for part, name in (("right_by", self.right_function), ("format_by", self.format_by)):
+            if name is not None and name not in names:
+                rule = f"{part} names one of the task's reward functions"
+                yield f"{part} = {getattr(self, part)!r}", rule, f"choose from {', '.join(names)}"
+        for part, rows in (("rows", self.rows), ("held_out", self.held_out)):
+            for number, row in enumerate(rows):
                 if "prompt" not in row:
-                    value = f"{split}[{number}] has the columns {', '.join(map(str, row))}"
+                    value = f"{part}[{number}] has the columns {', '.join(map(str, row))}"
                     remedy = "rename your column, e.g. {'prompt': row.pop('question'), **row}"
                     yield value, "the prompt is the column named `prompt`", remedy
-        if len(self.rows) and (reserved := sorted(RESERVED_COLUMNS.intersection(self.rows[0]))):
+        if len(self.rows) and (reserved := RESERVED_COLUMNS.intersection(self.rows[0])):
             rule = "TRL passes its own argument of that name to every reward function"
-            yield f"the rows have a column {reserved[0]!r}", rule, "rename the column"
+            yield f"the rows have a column {min(reserved)!r}", rule, "rename the column"
 
     @property
     def function_names(self) -> list[str]:
@@ -175,7 +163,7 @@ class Task:
     @property
     def right_at(self) -> float | None:
         """The lowest of its scores that is right; None: any above 0."""
-        return None if isinstance(self.right_by, str) or not self.right_by else self.right_by[1]
+        return self.right_by[1] if isinstance(self.right_by, tuple) else None
 
     @property
     def right_words(self) -> str:
@@ -217,17 +205,23 @@ def prompt_key(prompt: object) -> str:
     return hashlib.sha256(canonical.encode("utf-8", "backslashreplace")).hexdigest()
 
 
+def fingerprint(rows: Iterable[Row]) -> str:
+    """A hash of rows and their order, 16 hex digits: what the manifest records as the data."""
+    digest = hashlib.sha256()
+    for row in rows:
+        text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=str)
+        digest.update(f"{text}\n".encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()[:16]
+
+
 def function_name(function: Function) -> str:
     """The name that TRL gives a reward function in its metrics."""
     while isinstance(function, functools.partial):
         function = function.func
     # A reward model goes by its hub name or folder.
-    path = (
-        function
-        if isinstance(function, str)
-        else getattr(getattr(function, "config", None), "_name_or_path", None)
-    )
-    if path and not isinstance(function, type):
+    config = None if isinstance(function, type) else getattr(function, "config", None)
+    path = function if isinstance(function, str) else getattr(config, "_name_or_path", None)
+    if path:
         return str(path).rstrip("/").rpartition("/")[2]
     return getattr(function, "__name__", None) or type(function).__name__
 
@@ -247,19 +241,16 @@ def _executed_as(path: Path) -> Path:
     # A run's own copy is executed in the place of the file that it was copied from: what that one
     # reads lies there.
     try:
-        manifest = json.loads((path.parent / "manifest.json").read_text(encoding="utf-8"))
-        source = manifest["task"]["source"] if path.name == "task.py" else ""
+        manifest = json.loads((path.parent / "manifest.json").read_bytes())
+        source = Path(manifest["task"]["source"])
     except (OSError, ValueError, KeyError, TypeError):
         return path
-    return (
-        _executed_as(Path(source))
-        if Path(source).suffix == ".py" and Path(source) != path
-        else path
-    )
+    copied = path.name == "task.py" and source.suffix == ".py" and source != path
+    return _executed_as(source) if copied else path
 
 
 @contextlib.contextmanager
-def _beside(folder: Path) -> Generator[None, None, None]:
+def _beside(folder: Path) -> Generator[None]:
     # A task's own modules lie beside it. They are loaded anew with it: another task may have some
     # of the same names.
     for name in _brought:
@@ -302,21 +293,27 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
     path = find(name)
     text = kept or path
     if not text.is_file():
-        remedy = nearest(
-            str(name), EMBEDDED, f"notebook 02 writes a task file (run 01 first); {looked_in()}"
-        )
-        raise TaskError(
-            f"task {str(name)!r}: no task of that name and no such file", rule=rule, remedy=remedy
-        )
+        value = f"task {str(name)!r}: no task of that name and no such file"
+        otherwise = f"notebook 02 writes a task file (run 01 first); {looked_in()}"
+        raise TaskError(value, rule=rule, remedy=nearest(str(name), EMBEDDED, otherwise))
     if path.suffix != ".py":
-        raise TaskError(
-            f"{shown(path)}: not a Python file", rule=rule, remedy="notebook 02 writes one"
-        )
-    place = _executed_as(path)
-    spec = importlib.util.spec_from_file_location(f"{_OWN_MODULE}{place.stem}", place)
-    assert spec is not None  # a .py file always has one
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+        value = f"{shown(path)}: not a Python file"
+        raise TaskError(value, rule=rule, remedy="notebook 02 writes one")
+    task = getattr(_executed(text, _executed_as(path)), "task", None)
+    if not isinstance(task, Task):
+        bound = "not bound" if task is None else type(task).__name__
+        rule = "a task file binds `task = Task(...)`"
+        value = f"{shown(path)}: `task` is {bound}"
+        raise TaskError(value, rule=rule, remedy="end the file with that line")
+    object.__setattr__(task, "source", str(path))
+    return task
+
+
+def _executed(text: Path, place: Path) -> ModuleType:
+    """The module of a task file's text, executed as if it stood at `place`."""
+    module = ModuleType(f"{_OWN_MODULE}{place.stem}")
+    module.__file__ = str(place)
+    sys.modules[module.__name__] = module
     try:
         with _beside(place.resolve().parent):
             # Not by way of the cached bytecode: a second save within a second, of the same length,
@@ -324,12 +321,8 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
             source = importlib.util.decode_source(text.read_bytes())
             # A function's source is the one that it was made from, also when the file has been
             # saved since.
-            linecache.cache[str(place)] = (
-                len(source),
-                None,
-                source.splitlines(keepends=True),
-                str(place),
-            )
+            lines = source.splitlines(keepends=True)
+            linecache.cache[str(place)] = (len(source), None, lines, str(place))
             exec(compile(source, str(place), "exec"), module.__dict__)
     except TaskError:
         raise
@@ -337,25 +330,13 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
         value, remedy, folder = shown(text), "correct that line", place.parent
         if text != place:
             value += f", executed as {shown(place)}"
-            what = (
-                f"put back what it reads from {shown(folder)}"
-                if folder.is_dir()
-                else f"{shown(folder)} is gone: put it back"
-            )
-            remedy = f"{what}, or pass the task in Python: continue_run(run, task=...)"
+            remedy = f"{shown(folder)} is gone: put it back"
+            if folder.is_dir():
+                remedy = f"put back what it reads from {shown(folder)}"
+            remedy += ", or pass the task in Python: continue_run(run, task=...)"
         elif isinstance(error, ModuleNotFoundError):
             remedy = "put that module beside the task file, or install it"
         value += f": {type(error).__name__}: {error}{fault_line(error, place)}"
-        raise TaskError(
-            value, rule="a task file runs when it is imported", remedy=remedy
-        ) from error
-    task = getattr(module, "task", None)
-    if not isinstance(task, Task):
-        value = (
-            f"{shown(path)}: `task` is {type(task).__name__ if task is not None else 'not bound'}"
-        )
-        raise TaskError(
-            value, rule="a task file binds `task = Task(...)`", remedy="end the file with that line"
-        )
-    object.__setattr__(task, "source", str(path))
-    return task
+        rule = "a task file runs when it is imported"
+        raise TaskError(value, rule=rule, remedy=remedy) from error
+    return module

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pyarrow
 import pytest
@@ -20,6 +22,14 @@ def check_rows(rows, answer_column="answer", **options):
     """Rows that are prompts already."""
     kept_as_text = {"prompt_column": "prompt", "answer_after": None, "chat": False}
     return check(rows, answer_column=answer_column or "none", **kept_as_text, **options)
+
+
+def test_every_reason_that_the_code_gives_is_in_the_file_and_has_a_remedy():
+    package = Path(reasons.__file__).parent
+    named = {name for file in package.glob("*.py") for name in re.findall(r"reasons\.([A-Z]\w+)", file.read_text("utf-8"))}
+    assert named - {"LONGEST_CHARACTERS"} == reasons.REASONS.keys()
+    assert all(reason and reason.remedy for reason in reasons.REASONS.values())
+    assert str(reasons.LONGEST_CHARACTERS) in reasons.TOO_LONG
 
 
 @pytest.mark.parametrize(("bad", "reason"), BAD, ids=[str(place) for place in range(len(BAD))])

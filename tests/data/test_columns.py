@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.data.answer_column import ANSWER_ALIASES, PROMPT_ALIASES, choose_columns
+from workbench.data.answer_column import ANSWER_ALIASES
+from workbench.data.columns import PROMPT_ALIASES, choose_columns
 from workbench.errors import DataError
 from workbench.task import RESERVED_COLUMNS
 

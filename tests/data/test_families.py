@@ -15,7 +15,8 @@ import pytest
 from made_tokenizers import made_tokenizer, special_tokens
 
 from workbench.data.prompts import SYSTEM_PROMPT
-from workbench.data.template import render, template_card
+from workbench.data.rendering import render
+from workbench.data.template import template_card
 from workbench.errors import DataError
 
 TABLE = Path(__file__).with_name("families.json")

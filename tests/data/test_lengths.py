@@ -14,15 +14,15 @@ import workbench as wb
 from workbench.audit.examination import audit_rewards
 from workbench.checking import check_source
 from workbench.data.prompts import THINK_PROMPT, to_messages
-from workbench.data.sources import save_rows
-from workbench.data.template import (
+from workbench.data.rendering import (
     PromptLengths,
     prompt_lengths_tokens,
     prompt_text,
     stream_lengths,
-    template_card,
     template_notes,
 )
+from workbench.data.sources import save_rows
+from workbench.data.template import template_card
 from workbench.errors import DataError, RecipeError
 from workbench.exporting.merging import write_merged
 from workbench.inspection.evaluation import measure_policy
@@ -285,4 +285,4 @@ def test_nobody_else_renders_a_prompt():
     ]
     # A reward model reads with a template of its own.
     others = {"rewards/models.py"}
-    assert [file for file in calls if file not in others] == ["data/template.py"]
+    assert [file for file in calls if file not in others] == ["data/rendering.py"]

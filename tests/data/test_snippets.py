@@ -107,7 +107,7 @@ def read(home, text):
     [
         # Its helper is not in it, and the column that it reads is not GSM8K's.
         (f"{HELPER}{ROWS}{PREPARE}\ndataset = prepare_dataset(raw)",
-         "no column 'raw_answer'.*the rows have question, answer.*use 'answer'"),
+         "no column 'raw_answer'.*the rows have question, answer.*mean 'answer'"),
         (f"{ROWS.replace('answer', 'raw_answer')}{PREPARE}\ndataset = prepare_dataset(raw)",
          "'extract_answer' is not defined.*from workbench.data.answer_column import extract_answer"),
         (f"{KNOWLEDGE_BASE}\ndataset = load_custom_knowledge_base('kb.csv')",

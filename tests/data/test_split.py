@@ -10,8 +10,9 @@ import pytest
 from workbench.data.checks import Checked
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.data.sources import Source, open_source
-from workbench.data.split import Split, fingerprint, split, split_rows
+from workbench.data.split import Split, split, split_rows
 from workbench.errors import DataError
+from workbench.task import fingerprint
 from workbench.tiny import task as arithmetic
 
 

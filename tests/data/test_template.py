@@ -12,7 +12,8 @@ from small_models import make_base
 
 import workbench as wb
 from workbench.data.prompts import SYSTEM_PROMPT, THINK_PROMPT
-from workbench.data.template import prompt_lengths_tokens, tags_in, template_card, turn_end
+from workbench.data.rendering import prompt_lengths_tokens
+from workbench.data.template import tags_in, template_card, turn_end
 from workbench.errors import DataError, PolicyError
 from workbench.tiny import MODEL_DIR
 from workbench.training import sampling

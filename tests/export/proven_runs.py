@@ -8,11 +8,10 @@ from typing import Any
 
 from made_runs import made_run
 
-from workbench.data.split import fingerprint
 from workbench.exporting import apart, proving, reference
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
-from workbench.task import load_task
+from workbench.task import fingerprint, load_task
 from workbench.workspace import to_json
 
 IN_FORCE = {"max_completion_length": 24, "temperature": 1.0}

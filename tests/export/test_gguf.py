@@ -19,7 +19,7 @@ from small_models import artefact, load, make_adapter, make_base, make_run, merg
 from spoiled_gguf import spoil
 
 from workbench import doctor
-from workbench.data.template import prompt_text
+from workbench.data.rendering import prompt_text
 from workbench.errors import ExportError
 from workbench.exporting import gguf
 from workbench.exporting.weights import LOST, NEVER, ONCE, TWICE, added, check_weights

@@ -11,7 +11,7 @@ from recording import record
 from sabotage import WORDS, edit_json
 from small_models import WORDS as FILES
 
-from workbench.data.template import prompt_text
+from workbench.data.rendering import prompt_text
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.tokens import check_tokens
 from workbench.task import Task, load_task

@@ -7,7 +7,6 @@ import html
 
 import pytest
 
-from workbench.data.split import fingerprint
 from workbench.display import view_of
 from workbench.errors import RunError
 from workbench.inspection.listing import Listing
@@ -23,7 +22,7 @@ from workbench.rewards.groups import batch_of, explain_in
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import write_part
-from workbench.task import Task
+from workbench.task import Task, fingerprint
 
 ROW = {
     "stage": "1", "prompt_id": "p", "prompt": "x", "length_tokens": 4, "finish_reason": "stop", "columns": '{"answer": "4"}',

@@ -36,7 +36,6 @@ def test_running_out_of_memory_names_what_helps(home, policy):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14 GiB")
 
     hook = policy.model.get_input_embeddings().register_forward_pre_hook(full)
-    # The estimate is of the policy that the recipe names.
     asked = recipe().model_copy(update={"policy": PolicyPart(name="unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit")})
     try:
         with pytest.raises(OutOfMemory) as raised:
@@ -46,7 +45,6 @@ def test_running_out_of_memory_names_what_helps(home, policy):
     said = str(raised.value)
     assert "Tried to allocate 2.00 GiB" in said
     assert said.count("\n    - ") == len(memory.hints(asked, {**DEFAULTS, **GRPO})) == 3
-    assert "GB" in raised.value.rule
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
     assert open_run("m").events()[-1]["event"] == "failed"
     assert open_run("m").result()["steps"] == 1

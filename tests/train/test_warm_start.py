@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from workbench import processes
 from workbench.data.difficulty import Profile, Solved
-from workbench.data.template import prompt_text
+from workbench.data.rendering import prompt_text
 from workbench.errors import RecipeError, RunError
 from workbench.recipe import Recipe
 from workbench.reporting import write_report

@@ -8,27 +8,17 @@ plain.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from workbench.data import answer_column as columns
-from workbench.data import prompts, reasons
-from workbench.data.answer_column import (
-    LAST_TURN,
-    MARK,
-    PLACEHOLDERS,
-    answer_as_text,
-    extract_answer,
-    is_number,
-    says,
-)
+from workbench.data import columns, prompts, reasons
+from workbench.data.answer_column import FEW, MARK, extract_answer, is_number, unit_of
+from workbench.data.columns import LAST_TURN, PLACEHOLDERS, answer_as_text, says
 from workbench.data.prompts import comparable, last_turn
-from workbench.data.reasons import LeftOut, Reason, Report
+from workbench.data.reasons import LeftOut, Report
 from workbench.data.sources import Unreadable, open_source
 from workbench.errors import DataError
-from workbench.kinds import Fields
 from workbench.progress import count_line
 from workbench.task import RESERVED_COLUMNS, Row
 
@@ -79,15 +69,13 @@ def check(
     """  # noqa: E501
     if worked_example:
         options["examples"] = prompts.examples_for(system)
-    options |= {
-        "prompt_column": prompt_column,
-        "answer_column": answer_column,
-        "answer_after": answer_after,
-        "other": other,
-    }
     return Checked(
         source,
+        prompt_column=prompt_column,
+        answer_column=answer_column,
+        answer_after=answer_after,
         system=prompts.prompt_for_system(system),
+        other=other,
         progress=progress or count_line("rows"),
         **options,
     ).collect()
@@ -119,62 +107,56 @@ class Checked:
 
     def __post_init__(self) -> None:
         if not self.chat and (self.system or self.examples):
-            rule, remedy = (
-                "only chats have a system message",
-                "leave chat as it is, or write both into the prompts yourself",
-            )
-            raise DataError(
-                "chat = False, and a system message or examples", rule=rule, remedy=remedy
-            )
+            rule = "only chats have a system message"
+            remedy = "leave chat as it is, or write both into the prompts yourself"
+            value = "chat = False, and a system message or examples"
+            raise DataError(value, rule=rule, remedy=remedy)
         self.source = open_source(self.source)
         first = self.source.first()
-        taken = {name for row in first for name in row}
-        if not first and next(iter(self.source), self) is self:
-            raise DataError(
-                f"{self.source.name}: no rows", rule="a dataset has rows", remedy="check the file"
-            )
-        # Where nothing can be read, every row is listed with its reason.
-        chosen = columns.Columns("prompt", "answer", [])
+        self.notes = list(self.source.notes)
         if first:
             chosen = columns.choose_columns(first, self.prompt_column, self.answer_column)
-        self.prompt_column = chosen.prompt
-        self.answer_column = chosen.answer
+            self.prompt_column, self.answer_column, notes = chosen
+            self.notes += notes
+        elif any(True for _ in self.source):
+            # Nothing can be read: every row is listed with its reason.
+            self.prompt_column, self.answer_column = "prompt", "answer"
+        else:
+            value = f"{self.source.name}: no rows"
+            raise DataError(value, rule="a dataset has rows", remedy="check the file")
+        taken = {name for row in first for name in row}
         own = {self.prompt_column, self.answer_column}
         self.names = _free_names(taken, own)
+        for old, new in self.names.items():
+            self.notes += [f"the column {old!r} is kept as {new!r}"] if old else []
         self.reserved = RESERVED_COLUMNS - own
         self.last_turn = self.answer_column == LAST_TURN and LAST_TURN not in taken
-        self.notes = [*self.source.notes, *chosen.notes]
-        self.notes += [
-            f"the column {old!r} is kept as {new!r}" for old, new in self.names.items() if old
-        ]
-        answers = [row.get(self.answer_column) for row in first] if self.answer_column else []
+        answers = [row.get(self.answer_column) for row in first]
         if self.last_turn:
             answers = [last_turn(row.get(self.prompt_column), [])[1] for row in first]
-        self.mark = self.answer_after
-        if self.mark == "auto":
-            # Most end with a line that begins with the mark, as GSM8K's do.
-            ends = [
-                text.rstrip().rpartition("\n")[2].lstrip()
-                for text in answers
-                if isinstance(text, str)
-            ]
-            self.mark = (
-                MARK if sum(end.startswith(MARK) for end in ends) * 2 > len(answers) else None
-            )
-            if self.mark is not None:
-                self.notes.append(
-                    f"answer: what stands after {MARK}; the whole text is kept as"
-                    f" {self.names['']!r}"
-                )
+        self.mark = self._mark(answers) if self.answer_after == "auto" else self.answer_after
         self.numeric = _numeric(answers, self.mark)
-        # hashes of what the other split asks, without system messages
-        self.elsewhere: set[int] = set()
+        self.elsewhere = self._elsewhere()
+        self.report = Report(self.source.name)
+
+    def _mark(self, answers: Sequence[object]) -> str | None:
+        # Most end with a line that begins with the mark, as GSM8K's do.
+        texts = [text.rstrip() for text in answers if isinstance(text, str)]
+        ends = [text.rpartition("\n")[2].lstrip().startswith(MARK) for text in texts]
+        if sum(ends) * 2 <= len(answers):
+            return None
+        kept_as = f"the whole text is kept as {self.names['']!r}"
+        self.notes.append(f"answer: what stands after {MARK}; {kept_as}")
+        return MARK
+
+    def _elsewhere(self) -> set[int]:
+        # Hashes of what the other split asks, without system messages.
         other = open_source(() if self.other is None else self.other)
-        if other.first(1):
-            rows = Checked(other, answer_column="none")
-            rows.last_turn = self.last_turn  # its chats may end with an answer, too
-            self.elsewhere = {hash(comparable(row["prompt"], system=False)) for row in rows}
-        self.begin()
+        if not other.first(1):
+            return set()
+        rows = Checked(other, answer_column="none")
+        rows.last_turn = self.last_turn  # its chats may end with an answer, too
+        return {hash(comparable(row["prompt"], system=False)) for row in rows}
 
     def collect(self) -> Report:
         """Go through all rows and keep them in the report."""
@@ -182,183 +164,180 @@ class Checked:
         return self.report
 
     def __iter__(self) -> Iterator[Row]:
-        report, units, answers = self.begin(), columns.Units(), set()
+        chosen = {"prompt": self.prompt_column, "answer": self.answer_column}
+        self.report = report = Report(self.source.name, notes=[*self.notes], columns=chosen)
+        usable, writing, answers = Pass(self), columns.Writing(), set()
         for number, raw in enumerate(self.source):
             report.read += 1
-            row, reason = self.look(raw)
-            if reason is not None:
-                report.leave_out(number, reason, raw)
+            try:
+                row, oddities = usable.row(raw)
+            except LeftOut as left_out:
+                report.leave_out(number, left_out.reason, raw)
             else:
-                report.keep(number, self._found)
-                units.count(number, row.get("answer"))
-                answers |= {row.get("answer")} if len(answers) < 2 else set()
+                report.keep(number, oddities)
+                answer = row.get("answer")
+                writing.count(number, answer)
+                if len(answers) < 2:
+                    answers.add(answer)
                 yield row
             if self.progress is not None and number % 1000 == 999:
                 self.progress(number + 1)
-        report.notes += units.notes()
-        if (
-            answers - {None}
-            and len(answers) == 1
-            and report.read - len(report.left_out) > columns.FEW
-        ):
-            report.notes.append(
-                f"answer: every row has {answers.pop()!r}, which is no answer: choose another"
-                " column, or none"
-            )
+        report.notes += writing.notes()
+        if answers != {None} and len(answers) == 1 and report.kept_rows > FEW:
+            only = f"every row has {answers.pop()!r}, which is no answer"
+            report.notes.append(f"answer: {only}: choose another column, or none")
         if self.progress is not None:
             self.progress(report.read)
 
-    def begin(self) -> Report:
-        """Begin a pass: nothing seen yet, and a report that holds only its notes."""
-        self._seen: dict[int, int] = {}  # prompt -> answer, both as hashes
+
+class Pass:
+    """One pass over the rows, and what it remembers of those that it kept."""
+
+    def __init__(self, options: Checked) -> None:
+        self.options = options
+        self.seen: dict[int, int] = {}  # prompt -> answer, both as hashes
         # The kind of value in each column and at each place inside it (`meta.level`, `tags[]`):
         # Arrow takes only one.
-        self._kinds: dict[str, str] = {}
-        self._keys: Fields = {}
-        self._chat_rows: bool | None = None
-        chosen = {"prompt": self.prompt_column, "answer": self.answer_column}
-        self.report = Report(self.source.name, notes=[*self.notes], columns=chosen)
-        return self.report
+        self.kinds: dict[str, str] = {}
+        self.keys: dict[str, set] = {}  # of a column's objects
+        self.chat: bool | None = None
 
-    def look(self, raw: object) -> tuple[Row, Reason | None]:
-        """(the usable row, or the reason why it is not); this pass remembers what it has seen."""
-        self._found, self._met = [], {}
-        try:
-            return self._usable(raw), None
-        except LeftOut as left_out:
-            return {}, left_out.reason
-
-    def _usable(self, raw: object) -> Row:
+    def row(self, raw: object) -> tuple[Row, list[str]]:
+        """(the usable row, its repairs and warnings), or LeftOut."""
+        options, oddities = self.options, []
         if not isinstance(raw, dict):
             raise LeftOut(raw.reason if isinstance(raw, Unreadable) else reasons.NOT_AN_OBJECT)
-        if not self.reserved.isdisjoint(raw):
-            raise LeftOut(
-                reasons.column_is(
-                    min(self.reserved.intersection(raw)), "is reserved by TRL", "rename the column"
-                )
-            )
-        asked = raw.get(self.prompt_column)
-        if self.last_turn:
-            asked, answer = last_turn(asked, self._found)
+        if reserved := options.reserved.intersection(raw):
+            remedy = "rename the column"
+            raise LeftOut(reasons.column_is(min(reserved), "is reserved by TRL", remedy))
+        question = raw.get(options.prompt_column)
+        if options.last_turn:
+            question, answer = last_turn(question, oddities)
             raw = {**raw, LAST_TURN: answer}
-        row: Row = {"prompt": self._prompt(asked)}
-        if self.answer_column is not None:
-            self._answer(raw.get(self.answer_column), row)
+        prompt = self._prompt(question, oddities)
+        row: Row = {"prompt": prompt}
+        if options.answer_column is not None:
+            self._answer(raw.get(options.answer_column), row, oddities)
+        kinds: dict[str, str] = {}
         for name, value in raw.items():
-            if name not in (self.prompt_column, self.answer_column):
-                row[self.names.get(name, name)] = value = prompts.plain_words(
-                    name, value, self._found
-                )
-                self._one_kind(name, value, self._found)
-        for message in () if isinstance(row["prompt"], str) else row["prompt"]:
+            if name not in (options.prompt_column, options.answer_column):
+                value = prompts.plain_words(name, value, oddities)
+                row[options.names.get(name, name)] = value
+                if type(value) is dict and self.keys.setdefault(name, set(value)) != set(value):
+                    oddities.append(reasons.other_keys(name))
+                self._one_kind(name, value, kinds)
+        for message in () if isinstance(prompt, str) else prompt:
             for name in message.keys() - {"role", "content"}:
-                self._one_kind(f"prompt.{name}", message[name], [])
-        if self.elsewhere and hash(comparable(row["prompt"], system=False)) in self.elsewhere:
+                self._one_kind(f"prompt.{name}", message[name], kinds)
+        if options.elsewhere and hash(comparable(prompt, system=False)) in options.elsewhere:
             raise LeftOut(reasons.CONTAMINATED)
-        key, answer = hash(comparable(row["prompt"])), hash(row.get("answer"))
-        if key in self._seen:
-            raise LeftOut(reasons.DUPLICATE if self._seen[key] == answer else reasons.CONTRADICTS)
-        self._seen[key] = answer
-        self._kinds |= self._met
-        self._chat_rows = not isinstance(row["prompt"], str)
-        return row
+        key, answer = hash(comparable(prompt)), hash(row.get("answer"))
+        if key in self.seen:
+            raise LeftOut(reasons.DUPLICATE if self.seen[key] == answer else reasons.CONTRADICTS)
+        self.seen[key] = answer
+        self.kinds |= kinds
+        self.chat = not isinstance(prompt, str)
+        return row, oddities
 
-    def _prompt(self, value: Any) -> Any:
+    def _prompt(self, value: Any, oddities: list[str]) -> Any:
+        options = self.options
         if hasattr(value, "tolist"):  # a frame's array of messages
             value = value.tolist()
         if isinstance(value, str):
-            prompt: Any = prompts.clean_text(value, self._found)
+            prompt: Any = prompts.clean_text(value, oddities)
             size = len(prompt)
             if not prompt.strip():
                 raise LeftOut(reasons.EMPTY)
-            if self.chat:
+            if options.chat:
+                shown = options.examples
                 prompt = prompts.to_messages(
-                    prompt, self.system, self.examples, as_turns=self.as_turns
+                    prompt, options.system, shown, as_turns=options.as_turns
                 )
         else:
-            prompt = prompts.messages_of(value, self._found)
+            prompt = prompts.messages_of(value, oddities)
             size = sum(len(message["content"]) for message in prompt)
-            if self.examples:
-                self._found.append(reasons.NO_EXAMPLE)
-            if self.system and prompt[0]["role"] != "system":
-                prompt = [{"role": "system", "content": self.system}, *prompt]
-            elif self.system and prompt[0]["content"] != self.system:
-                self._found.append(reasons.OWN_SYSTEM)
+            if options.examples:
+                oddities.append(reasons.NO_EXAMPLE)
+            if options.system and prompt[0]["role"] != "system":
+                prompt = [{"role": "system", "content": options.system}, *prompt]
+            elif options.system and prompt[0]["content"] != options.system:
+                oddities.append(reasons.OWN_SYSTEM)
         if size > reasons.LONGEST_CHARACTERS:
             raise LeftOut(reasons.TOO_LONG)
-        if self._chat_rows is not None and isinstance(prompt, str) is self._chat_rows:
+        if self.chat is not None and isinstance(prompt, str) is self.chat:
             raise LeftOut(reasons.MIXED)
         return prompt
 
-    def _answer(self, value: Any, row: Row) -> None:
-        if value is None and self.last_turn:
+    def _answer(self, value: Any, row: Row, oddities: list[str]) -> None:
+        mark = self.options.mark
+        if value is None and self.options.last_turn:
             raise LeftOut(reasons.NO_TURN)
-        if self.mark is not None:
-            given = extract_answer(value, self.mark) if isinstance(value, str) else None
-            if given is None:
-                raise LeftOut(
-                    reasons.unmarked(self.mark) if value not in (None, "") else reasons.NO_ANSWER
-                )
-            row[self.names[""]] = prompts.whole(value, self._found)
-            value = given
-        text = answer_as_text(value, self._found)
-        if self.numbers and not is_number(text):
+        if mark is not None:
+            marked = extract_answer(value, mark) if isinstance(value, str) else None
+            if marked is None:
+                empty = value in (None, "")
+                raise LeftOut(reasons.NO_ANSWER if empty else reasons.unmarked(mark))
+            row[self.options.names[""]] = prompts.encodable_text(value, oddities)
+            value = marked
+        text = answer_as_text(value, oddities)
+        if self.options.numbers and not is_number(text):
             raise LeftOut(reasons.NO_NUMBER)
         if text.casefold() in PLACEHOLDERS:
-            if self.numeric:
+            if self.options.numeric:
                 raise LeftOut(reasons.PLACEHOLDER)
-            self._found.append(reasons.PLACEHOLDER_KEPT)
-        if self.mark is None and MARK in text:
-            self._found.append(reasons.MARKED)
-        row["answer"] = answer = prompts.clean_text(text, self._found).strip()
+            oddities.append(reasons.PLACEHOLDER_KEPT)
+        if mark is None and MARK in text:
+            oddities.append(reasons.MARKED)
+        row["answer"] = answer = prompts.clean_text(text, oddities).strip()
         if not answer:
             raise LeftOut(reasons.EMPTY_ANSWER)
-        question = prompts.question_text(row["prompt"])
-        folded, wanted = question.casefold(), answer.casefold()
-        if wanted in folded or ("," in folded and wanted in folded.replace(",", "")):
-            *earlier, last = question.rstrip().splitlines()
-            if says(last, answer):
-                raise LeftOut(reasons.LEAK)
-            if any(says(line, answer) for line in earlier):
-                self._found.append(reasons.EARLIER)
-            elif len(answer) >= 20:  # characters: shorter ones stand in many a question by chance
-                self._found.append(reasons.VERBATIM)
+        _given_away(prompts.question_text(row["prompt"]), answer, oddities)
 
-    def _one_kind(self, column: str, value: object, found: list[str]) -> None:
-        if type(value) is dict and self._keys.setdefault(column, value.keys()) != value.keys():
-            found.append(reasons.other_keys(column))
+    def _one_kind(self, column: str, value: object, kinds: dict[str, str]) -> None:
         for place, inner in _parts(column, value):
             kind = _KINDS[type(inner)]
-            known = self._kinds.get(place) or self._met.setdefault(place, kind)
+            known = self.kinds.get(place) or kinds.setdefault(place, kind)
             if known != kind:
                 raise LeftOut(reasons.column_is(place, f"is {kind}, and {known} in earlier rows"))
             if type(inner) is int and not -(2**63) <= inner < 2**63:
                 raise LeftOut(reasons.column_is(place, "holds a whole number beyond 64 bits"))
 
 
+def _given_away(question: str, answer: str, oddities: list[str]) -> None:
+    # LeftOut where the question ends with its answer; a warning where it holds it elsewhere.
+    folded, wanted = question.casefold(), answer.casefold()
+    if wanted not in folded and wanted not in folded.replace(",", ""):
+        return
+    *earlier, last = question.rstrip().splitlines()
+    if says(last, answer):
+        raise LeftOut(reasons.LEAK)
+    if any(says(line, answer) for line in earlier):
+        oddities.append(reasons.EARLIER)
+    elif len(answer) >= 20:  # characters: shorter ones stand in many a question by chance
+        oddities.append(reasons.VERBATIM)
+
+
 def _free_names(taken: set[str], own: set[str | None]) -> dict[str, str]:
     # What the row's own `prompt` and `answer` displace goes on under a name that no column has; ""
     # is the worked answer.
-    found = {}
-    for old, wish in (
-        ("prompt", "original_prompt"),
-        ("answer", "original_answer"),
-        ("", "rationale"),
-    ):
+    names: dict[str, str] = {}
+    wishes = {"prompt": "original_prompt", "answer": "original_answer", "": "rationale"}
+    for old, name in wishes.items():
         if not old or old in taken - own:
-            wishes = itertools.chain([wish], (f"{wish}_{count}" for count in itertools.count(2)))
-            found[old] = next(name for name in wishes if name not in {*taken, *found.values()})
-    return found
+            while name in taken:
+                name += "_2"
+            names[old] = name
+    return names
 
 
-def _numeric(answers: list[Any], mark: str | None) -> bool:
+def _numeric(answers: Sequence[Any], mark: str | None) -> bool:
     # Nearly all are numbers, with a unit or without, and there are enough to tell.
     texts = []
     for answer in answers:
         with contextlib.suppress(LeftOut):
             texts.append(extract_answer(answer, mark) if mark else answer_as_text(answer, []))
     texts = [text for text in texts if text and text.casefold() not in PLACEHOLDERS]
-    numbers = sum(is_number(text) or columns.unit_of(text) is not None for text in texts)
+    numbers = sum(is_number(text) or unit_of(text) is not None for text in texts)
     return len(texts) >= 10 and numbers >= 0.9 * len(texts)
 
 

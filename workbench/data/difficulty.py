@@ -8,17 +8,15 @@ interrupted one resumes.
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from workbench.data.split import fingerprint, step_of
+from workbench.data.split import step_of
 from workbench.errors import DataError
 from workbench.kinds import Fields
-from workbench.task import Row
+from workbench.task import Row, fingerprint
 from workbench.workspace import append_line, made, read_lines, resolve, shown
 
 
@@ -57,72 +55,64 @@ class Profile:
         """The rows whose pass rate lies in a band, both ends included; rows that were not measured
         are kept, and counted.
 
-        The filtered-out rows are also returned. DataError: the band is empty, or not within 0 to 1.
+        The filtered-out rows are also returned. DataError: the band is not within 0 to 1.
         """
         if not 0 <= low <= high <= 1:
             remedy = "use (0.0, 1.0) for all, (0.01, 0.99) for what is sometimes solved"
-            raise DataError(
-                f"a band from {low} to {high}",
-                rule="pass rates lie between 0 and 1, lowest first",
-                remedy=remedy,
-            )
+            rule = "pass rates lie between 0 and 1, lowest first"
+            raise DataError(f"a band from {low} to {high}", rule=rule, remedy=remedy)
         band = Band([], [], 0, (low, high), self.shares if self.solved else None)
         for row in self.rows:
             solved = self.solved.get(row_key(row))
             band.unmeasured += solved is None
-            (
-                band.kept if solved is None or low <= solved.rate <= high else band.filtered_out
-            ).append(row)
+            keeps = solved is None or low <= solved.rate <= high
+            (band.kept if keeps else band.filtered_out).append(row)
         return band
 
     @property
     def shares(self) -> dict[str, float]:
         """Shares of the prompts that were solved `never`, `sometimes` and `always`."""
-        found = Counter(
-            {0: "never", 1: "always"}.get(one.rate, "sometimes") for one in self.solved.values()
-        )
-        return {
-            which: found[which] / max(1, found.total())
-            for which in ("never", "sometimes", "always")
-        }
+        kinds = [{0: "never", 1: "always"}.get(one.rate, "sometimes") for one in self._each]
+        return {kind: _mean(map(kind.__eq__, kinds)) for kind in ("never", "sometimes", "always")}
 
     @property
     def finished(self) -> float:
         """Share of the completions that ended on their own: below 1, the limit cuts, or the policy
         cannot end its turn.
         """
-        return sum(s.finished for s in self.solved.values()) / max(
-            1, sum(s.of for s in self.solved.values())
-        )
+        return sum(one.finished for one in self._each) / max(1, sum(one.of for one in self._each))
+
+    @property
+    def _each(self) -> list[Solved]:
+        return [*self.solved.values()]
 
     def dead_groups(self, num_generations: int) -> float:
         """Estimated share of groups of this size that are all right or all wrong: by rightness
         alone, those teach nothing.
         """
-        return sum(dead_share(s.right, s.of, num_generations) for s in self.solved.values()) / max(
-            1, len(self.solved)
-        )
+        return _mean(dead_share(one.right, one.of, num_generations) for one in self._each)
 
     def __repr__(self) -> str:
         if not self.solved:
             return "difficulty not measured"
-        parts = ", ".join(f"{share:.0%} {which}" for which, share in self.shares.items())
-        each = max(solved.of for solved in self.solved.values())
-        ended = (
-            f"{self.finished:.0%} of the completions ended before"
-            f" {self.settings.get('max_completion_length')} tokens"
+        parts = ", ".join(f"{share:.0%} {kind}" for kind, share in self.shares.items())
+        most = max(one.of for one in self._each)
+        limit = self.settings.get("max_completion_length")
+        words = (
+            f"{len(self.solved)} prompts, {most} completions each: solved {parts}\n"
+            f"{self.finished:.0%} of the completions ended before {limit} tokens"
         )
-        seldom = 50 * sum(s.right for s in self.solved.values()) < sum(
-            s.of for s in self.solved.values()
-        )
-        helps = (
-            "\nalmost never solved: if the reward can pay (`workbench probe`), begin with"
-            " `warm_start: 32` in the recipe"
-        )
-        return (
-            f"{len(self.solved)} prompts, {each} completions each: solved"
-            f" {parts}\n{ended}{helps * seldom}"
-        )
+        if 50 * sum(one.right for one in self._each) < sum(one.of for one in self._each):
+            words += (
+                "\nalmost never solved: if the reward can pay (`workbench probe`), begin with"
+                " `warm_start: 32` in the recipe"
+            )
+        return words
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = [*values]
+    return sum(values) / max(1, len(values))
 
 
 def dead_share(right: int, of: int, size: int) -> float:
@@ -132,16 +122,12 @@ def dead_share(right: int, of: int, size: int) -> float:
     The share of all ways to draw a group from them; where they are too few, the mean over a uniform
     prior of the pass rate.
     """
-    wrong = of - right
+    from scipy import stats
+
+    ends = (0, size)
     if of >= size:
-        return (math.comb(right, size) + math.comb(wrong, size)) / math.comb(of, size)
-
-    def all_of(a: int, b: int) -> float:
-        return math.exp(
-            math.lgamma(a + size) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(a + b + size)
-        )
-
-    return all_of(right + 1, wrong + 1) + all_of(wrong + 1, right + 1)
+        return float(stats.hypergeom.pmf(ends, of, right, size).sum())
+    return float(stats.betabinom.pmf(ends, size, right + 1, of - right + 1).sum())
 
 
 def measure_difficulty(
@@ -169,18 +155,12 @@ def measure_difficulty(
         made(path.parent)
         append_line(path, {"settings": settings})
     profile = load_profile(path)
-    if profile.settings != settings:
-        differ = sorted(
-            key
-            for key in {*settings, *profile.settings}
-            if settings.get(key) != profile.settings.get(key)
-        )
-        rule, remedy = (
-            "one profile holds measurements of one kind",
-            "delete the file to measure again, or choose another file",
-        )
+    before = profile.settings
+    if differ := sorted(key for key in before | settings if before.get(key) != settings.get(key)):
         raise DataError(
-            f"{shown(path)}: measured with another {', '.join(differ)}", rule=rule, remedy=remedy
+            f"{shown(path)}: measured with another {', '.join(differ)}",
+            rule="one profile holds measurements of one kind",
+            remedy="delete the file to measure again, or choose another file",
         )
     wanted = {row_key(row): row for row in rows}
     missing = [key for key in wanted if key not in profile.solved]
@@ -199,9 +179,8 @@ def measure_difficulty(
             f"stopped: {done} of {len(wanted)} prompts are measured and kept in {shown(path)}; run"
             " it again to resume"
         )
-    return Profile(
-        profile.settings, {key: profile.solved[key] for key in wanted if key in profile.solved}
-    )
+    solved = {key: profile.solved[key] for key in wanted if key in profile.solved}
+    return Profile(profile.settings, solved)
 
 
 def pick(rows: Sequence[Row], count: int) -> list[Row]:
@@ -214,16 +193,12 @@ def load_profile(file: str | Path) -> Profile:
     path = resolve(file)
     first, *lines = [*read_lines(path)] or [{}]
     if "settings" not in first:
-        remedy = "measure one with notebook 01"
-        raise DataError(
+        value, rule = (
             f"{shown(path)}: not a difficulty profile",
-            rule="its first line holds the settings",
-            remedy=remedy,
+            "its first line holds the settings",
         )
-    return Profile(
-        first["settings"],
-        {line["row"]: Solved(line["right"], line["of"], line["finished"]) for line in lines},
-    )
+        raise DataError(value, rule=rule, remedy="measure one with notebook 01")
+    return Profile(first["settings"], {line.pop("row"): Solved(**line) for line in lines})
 
 
 @dataclass

@@ -5,7 +5,6 @@ their place; notes).
 from __future__ import annotations
 
 import codecs
-import contextlib
 import csv
 import itertools
 import json
@@ -18,10 +17,8 @@ from typing import Any, NamedTuple
 from workbench.data import reasons
 from workbench.data.reasons import Reason
 from workbench.errors import DataError
-from workbench.kinds import Fields
+from workbench.task import Row
 from workbench.workspace import shown
-
-BOM = b"\xef\xbb\xbf"
 
 
 class Unreadable(NamedTuple):
@@ -34,51 +31,41 @@ class Unreadable(NamedTuple):
 Opened = tuple[Callable[[], Iterator[Any]], list[str]]
 
 
-def _marked(path: Path) -> tuple[str | None, list[str]]:
-    # (the encoding that the byte order mark says, a note); None: there is none.
+def _encoding(path: Path) -> tuple[str, list[str]]:
+    # (the encoding that the byte order mark says, else UTF-8; a note).
     with path.open("rb") as data:
         start = data.read(3)
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16", ["read as UTF-16, as its byte order mark says"]
-    return (
-        ("utf-8-sig", ["a byte order mark at the start of the file was left out"])
-        if start == BOM
-        else (None, [])
-    )
+    marked = start == codecs.BOM_UTF8
+    note = "a byte order mark at the start of the file was left out"
+    return "utf-8-sig", [note] if marked else []
 
 
 def json_lines(path: Path) -> Opened:
     """One JSON object per line, UTF-8 (with or without a byte order mark) or UTF-16."""
-    encoding, notes = _marked(path)
-    # `json.loads` would look at each line's first bytes to guess an encoding.
+    encoding, notes = _encoding(path)
     decode = json.JSONDecoder().decode
+    # Bytes that are not UTF-8 come as surrogates, which no line of UTF-8 holds.
+    errors = "replace" if encoding == "utf-16" else "surrogateescape"
 
     def rows() -> Iterator[Any]:
-        with (
-            path.open("rb")
-            if encoding != "utf-16"
-            else path.open(encoding=encoding, errors="replace", newline="\n")
-        ) as lines:
+        with path.open(encoding=encoding, errors=errors, newline="\n") as lines:
             for number, line in enumerate(lines, start=1):
-                if isinstance(line, str):
-                    line = line.encode()
-                if number == 1:
-                    line = line.removeprefix(BOM)
                 if not line.strip():
                     continue
                 try:
-                    yield decode(line.decode("utf-8"))
+                    line.encode()
+                    yield decode(line)
                 except RecursionError:
                     yield Unreadable(f"line {number}", reasons.TOO_DEEP)
                 except ValueError as error:
-                    reason = (
-                        reasons.NOT_UTF8
-                        if isinstance(error, UnicodeDecodeError)
-                        else reasons.NOT_JSON
-                    )
-                    yield Unreadable(
-                        f"line {number}", reason if line.endswith(b"\n") else reasons.TORN
-                    )
+                    reason = reasons.NOT_JSON
+                    if not line.endswith("\n"):
+                        reason = reasons.TORN
+                    elif isinstance(error, UnicodeError):
+                        reason = reasons.NOT_UTF8
+                    yield Unreadable(f"line {number}", reason)
 
     return rows, notes
 
@@ -91,70 +78,68 @@ def json_file(path: Path, split: str | None = None) -> Opened:
     """
     name = shown(path)
     try:
-        document = json.loads(path.read_bytes().removeprefix(BOM))
+        document = json.loads(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except (ValueError, RecursionError) as error:
         hint = "; it looks like JSON lines: call it .jsonl" if "Extra data" in str(error) else ""
         rule, remedy = "a .json file is one JSON document", f"correct it at that place{hint}"
         raise DataError(f"{name}: {error}", rule=rule, remedy=remedy) from None
     if isinstance(document, list) and split is None:
         return lambda: iter(document), []
-    holds = document if isinstance(document, dict) else {}
-    lists = {key: value for key, value in holds.items() if isinstance(value, list)}
+    members = document if isinstance(document, dict) else {}
     of_objects = [
         key
-        for key, value in lists.items()
-        if value and all(isinstance(row, dict) for row in value[:10])
+        for key, value in members.items()
+        if isinstance(value, list) and value and isinstance(value[0], dict)
     ]
     if of_objects:
         chosen = choose("split", name, split, of_objects, "train")
-        return lambda: iter(lists[chosen]), [
-            f"the rows are the list {chosen!r} of {', '.join(of_objects)}"
-        ]
+        note = f"the rows are the list {chosen!r} of {', '.join(of_objects)}"
+        return lambda: iter(members[chosen]), [note]
     if split is not None:
         raise no_splits(name, split)
-    if lists and len(lists) == len(holds) and len(set(map(len, lists.values()))) == 1:
-        return lambda: by_row(lists), [f"the document holds columns: {', '.join(lists)}"]
-    keys = f" with {', '.join(map(repr, list(holds)[:8]))}" if isinstance(document, dict) else ""
-    rule, remedy = (
-        "a .json file holds a list of objects, or columns of one length",
-        'write [{"prompt": ..., "answer": ...}, ...]',
-    )
-    raise DataError(f"{name}: a {type(document).__name__}{keys}", rule=rule, remedy=remedy)
+    return by_row(document, name), [f"the document holds columns: {', '.join(members)}"]
 
 
-def by_row(columns: Mapping[str, Sequence[Any]]) -> Iterator[Fields]:
+def by_row(columns: Any, name: str) -> Callable[[], Iterator[Row]]:
+    """What goes through the rows of columns of one length; DataError if it is something else."""
+    sizes = {}
+    if isinstance(columns, dict):
+        sizes = {
+            key: len(values) if isinstance(values, list | tuple) else None
+            for key, values in columns.items()
+        }
+    if None in sizes.values() or len({*sizes.values()}) != 1:
+        value = f"{name}: a {type(columns).__name__} with"
+        value += ", ".join(f" {key!r} ({size or 'no list'})" for key, size in sizes.items())
+        rule = "rows are a list of objects, or columns: lists of one length"
+        remedy = 'write [{"prompt": ..., "answer": ...}, ...]'
+        raise DataError(value, rule=rule, remedy=remedy)
+    return lambda: zipped(columns)
+
+
+def zipped(columns: Mapping[str, Sequence[Any]]) -> Iterator[Row]:
     """The rows of columns of one length."""
-    return (
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    )
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values, strict=True))
 
 
-def choose(what: str, name: str, asked: str | None, there: Sequence[str], usual: str) -> str:
+def choose(what: str, name: str, wanted: str | None, there: Sequence[str], usual: str) -> str:
     """The requested split or subset, else the usual one, else the only one; DataError if it is
     missing.
     """
-    chosen = asked or (usual if usual in there else there[0] if len(there) == 1 else None)
-    if chosen is None or chosen not in there:
-        value, remedy = (
-            f"no {what} {asked!r}" if asked else f"{len(there)} {what}s",
-            ", ".join(there[:12]),
-        )
-        raise DataError(
-            f"{name}: {value}",
-            rule=f"rows come from one {what}",
-            remedy=f"choose with {what} (--{what}): {remedy}",
-        )
-    return chosen
+    chosen = wanted or (usual if usual in there else there[0] if len(there) == 1 else None)
+    if chosen is not None and chosen in there:
+        return chosen
+    value = f"no {what} {wanted!r}" if wanted else f"{len(there)} {what}s"
+    remedy = f"choose with {what} (--{what}): {', '.join(there[:12])}"
+    raise DataError(f"{name}: {value}", rule=f"rows come from one {what}", remedy=remedy)
 
 
 def no_splits(name: str, split: str) -> DataError:
     """The error for a split requested of something that has none."""
     rule = "only hub datasets, folders, DatasetDicts and JSON objects of lists have splits"
-    return DataError(
-        f"{name}: split {split!r}",
-        rule=rule,
-        remedy="leave split out, or name the file that holds that split",
-    )
+    remedy = "leave split out, or name the file that holds that split"
+    return DataError(f"{name}: split {split!r}", rule=rule, remedy=remedy)
 
 
 def csv_file(path: Path) -> Opened:
@@ -162,6 +147,10 @@ def csv_file(path: Path) -> Opened:
     two columns alike.
     """
     encoding, notes = _encoding(path)
+    if encoding != "utf-16" and not _is_utf8(path):
+        # the only other encoding that spreadsheets commonly write
+        note = "the file is not UTF-8: read as Windows-1252, as spreadsheets write it"
+        encoding, notes = "cp1252", [f"{note}; look at its accents"]
     csv.field_size_limit(64 * 2**20)  # characters; Python's csv stops at 128 Ki
     open_text = partial(path.open, encoding=encoding, errors="replace", newline="")
     with open_text() as text:
@@ -176,69 +165,48 @@ def csv_file(path: Path) -> Opened:
             while True:
                 began = reader.line_num + 1
                 try:
-                    values = next(reader, None)
-                except csv.Error as error:
-                    values = (
-                        reasons.OPEN_QUOTE
-                        if "end of data" in str(error)
-                        else Reason(f"not CSV ({error})")
-                    )
-                if values is None:
+                    values = next(reader)
+                except StopIteration:
                     return
+                except csv.Error as error:
+                    unclosed = "end of data" in str(error)
+                    yield began, reasons.OPEN_QUOTE if unclosed else Reason(f"not CSV ({error})")
+                    continue
                 if any(values) or len(values) > 1:
                     yield began, values
 
-    _, header = next(records(), (0, []))
-    names = (
-        []
-        if isinstance(header, str)
-        else [name.strip() or f"unnamed_{n}" for n, name in enumerate(header)]
-    )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if not names or twice:
-        value, rule = (
-            (f"two columns are called {twice[0]!r}" if twice else header or "empty"),
-            "the first line names the columns",
-        )
-        raise DataError(
-            f"{shown(path)}: {value}", rule=f"{rule}, each once", remedy="correct the header line"
-        )
+    _, header = next(records(), (0, Reason("empty")))
+    fault = header if isinstance(header, str) else ""
+    names = [name.strip() or f"unnamed_{n}" for n, name in enumerate([] if fault else header)]
+    for name in names:
+        if names.count(name) > 1:
+            fault = f"two columns are called {name!r}"
+    if fault:
+        rule = "the first line names the columns, each once"
+        raise DataError(f"{shown(path)}: {fault}", rule=rule, remedy="correct the header line")
 
     def rows() -> Iterator[Any]:
         for began, values in itertools.islice(records(), 1, None):
             if isinstance(values, str):
                 yield Unreadable(f"line {began}", values)
             elif len(values) != len(names):
-                yield Unreadable(
-                    f"line {began}",
-                    reasons.FEWER_FIELDS if len(values) < len(names) else reasons.MORE_FIELDS,
-                )
+                fewer = len(values) < len(names)
+                reason = reasons.FEWER_FIELDS if fewer else reasons.MORE_FIELDS
+                yield Unreadable(f"line {began}", reason)
             else:
                 # CSV has no other way to write that there is no value.
-                yield {
-                    name: value if value != "" else None
-                    for name, value in zip(names, values, strict=True)
-                }
+                yield dict(zip(names, (value or None for value in values), strict=True))
 
     return rows, notes
 
 
-def _encoding(path: Path) -> tuple[str, list[str]]:
-    encoding, notes = _marked(path)
-    if encoding == "utf-16":
-        return encoding, notes
-    # Windows-1252 is the only other encoding that spreadsheets commonly write; every byte means
-    # something in Latin-1.
-    for encoding in ("utf-8-sig", "cp1252"):
-        with contextlib.suppress(UnicodeDecodeError), path.open(encoding=encoding) as text:
+def _is_utf8(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8") as text:
             deque(iter(partial(text.read, 2**20), ""), maxlen=0)
-            break
-    else:
-        encoding = "latin-1"
-    note = (
-        "the file is not UTF-8: read as Windows-1252, as spreadsheets write it; look at its accents"
-    )
-    return encoding, notes if encoding == "utf-8-sig" else [note]
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def parquet_file(path: Path) -> Opened:
@@ -249,12 +217,10 @@ def parquet_file(path: Path) -> Opened:
     try:
         pq.read_schema(path)
     except (pa.ArrowInvalid, OSError) as error:
-        value, rule = (
-            f"{shown(path)}: {str(error).splitlines()[0]}",
-            "a .parquet file is a whole Parquet file",
-        )
         raise DataError(
-            value, rule=rule, remedy="write it again; a file that was cut off cannot be read"
+            f"{shown(path)}: {str(error).splitlines()[0]}",
+            rule="a .parquet file is a whole Parquet file",
+            remedy="write it again; a file that was cut off cannot be read",
         ) from None
 
     def rows() -> Iterator[Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
-from collections.abc import Generator
+import tempfile
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from workbench.data.files import choose
 from workbench.errors import DataError
 from workbench.workspace import shown
 
+_REFUSED = ["DatasetNotFoundError", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError"]
 MOVED = {"gsm8k": "openai/gsm8k"}  # names from before the hub asked for an owner
 
 
@@ -25,70 +25,46 @@ def load(name: str, called: str, subset: str | None = None) -> tuple[Any, list[s
     """
     import datasets
 
-    folder = Path(name) if Path(name).is_dir() else None
+    folder = Path(name)
+    local = folder.is_dir()
+    if local and list(folder.glob("dataset_*.json")):
+        return datasets.load_from_disk(name), []
     try:
-        if folder is not None and any(
-            (folder / f).is_file() for f in ("dataset_info.json", "dataset_dict.json")
-        ):
-            return datasets.load_from_disk(name), []
-        with _quietly(datasets) if folder is not None else without_waiting():
-            subsets = datasets.get_dataset_config_names(name) if subset is None else [subset]
+        with contextlib.ExitStack() as entered:
+            entered.enter_context(_quietly(datasets) if local else without_waiting())
+            subsets = [subset] if subset else datasets.get_dataset_config_names(name)
             chosen = choose("subset", called, subset, subsets, "main")
-            cache = _own_cache(folder) if folder is not None else None
-            found = datasets.load_dataset(name, chosen, cache_dir=cache)
-            notes = [f"subset {chosen!r} of {', '.join(subsets)}"] if len(subsets) > 1 else []
-            if folder is not None and subset is None and not notes:
-                read = (
-                    datasets.load_dataset_builder(name, chosen, cache_dir=cache).config.data_files
-                    or {}
-                )
-                notes = [
-                    _which(
-                        folder.resolve(), {Path(file) for files in read.values() for file in files}
-                    )
-                ]
+            # `datasets` keeps what it read of a folder under the folder's last name: it would
+            # answer for a folder that has changed since, and for another one of that name.
+            cache = entered.enter_context(tempfile.TemporaryDirectory()) if local else None
+            builder = datasets.load_dataset_builder(name, chosen, cache_dir=cache)
+            builder.download_and_prepare()
+            dataset = builder.as_dataset()
     except DataError:
         raise
     except Exception as error:
-        raise _explained(called, folder, error) from error
-    return found, notes
+        raise _explained(called, folder if local else None, error) from error
+    if len(subsets) > 1:
+        return dataset, [f"subset {chosen!r} of {', '.join(subsets)}"]
+    read = [Path(file) for files in (builder.config.data_files or {}).values() for file in files]
+    return dataset, [_which(folder.resolve(), read)] if local and subset is None else []
 
 
-def _data_files(folder: Path) -> list[Path]:
-    return sorted(
-        file
-        for file in folder.rglob("*")
-        if file.suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-    )
+def _data_files(folder: Path) -> set[Path]:
+    kinds = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+    return {file for file in folder.rglob("*") if file.suffix in kinds}
 
 
-def _which(folder: Path, read: set[Path]) -> str:
+def _which(folder: Path, read: Iterable[Path]) -> str:
     # `datasets` takes the files of one kind that are named after a split, and says nothing of the
     # others.
-    def named(files: list[Path]) -> str:
-        return ", ".join(str(file.relative_to(folder)) for file in files[:5]) + (
-            ", …" if len(files) > 5 else ""
-        )
+    def named(files: Iterable[Path]) -> str:
+        names = [str(file.relative_to(folder)) for file in sorted(files)]
+        return ", ".join([*names[:5], *(["…"] if len(names) > 5 else [])])
 
-    left = [file for file in _data_files(folder) if file not in read]
-    return f"read from {named(sorted(read))}" + (
-        f"; not from {named(left)}: to read one of those, name it" if left else ""
-    )
-
-
-def _own_cache(folder: Path) -> str:
-    # `datasets` keeps what it read of a folder under the folder's last name: it would answer for a
-    # folder that has changed since, and for another one of that name. So each state of each folder
-    # has a separate cache.
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-    state = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    name = hashlib.sha256(repr((str(folder.resolve()), state)).encode()).hexdigest()[:16]
-    return str(
-        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-        / "grpo-workbench"
-        / "datasets"
-        / name
-    )
+    others = _data_files(folder).difference(read)
+    left = f"; not from {named(others)}: to read one of those, name it" if others else ""
+    return f"read from {named(read)}{left}"
 
 
 @contextlib.contextmanager
@@ -126,30 +102,25 @@ def without_waiting() -> Generator[None]:
 
 
 def _explained(called: str, folder: Path | None, error: Exception) -> DataError:
-    kind, network = type(error).__name__, False
+    kind = type(error).__name__
     value = f"dataset {called!r}: " + f"{kind}: {error}".splitlines()[0][:300]
+    network = False
     if isinstance(error, ValueError) and "BuilderConfig" in str(error):
         rule, remedy = "a subset is one of the dataset's", "choose one of those"
     elif folder is not None:
-        cause, files = error.__cause__, _data_files(folder)
-        value += f" ({type(cause).__name__}: {cause})".splitlines()[0][:300] if cause else ""
+        if cause := error.__cause__:
+            value += f" ({type(cause).__name__}: {cause})".splitlines()[0][:300]
         rule = "a folder holds whole data files in the hub's layout (csv, json lines, parquet)"
         remedy = "put the files there, or name one file instead of the folder"
-        if files:
-            remedy = (
-                f"check its files one by one: `workbench check {shown(files[0])}` lists what is"
-                " wrong row by row"
-            )
-    elif kind in (
-        "DatasetNotFoundError",
-        "HfHubHTTPError",
-        "RepositoryNotFoundError",
-        "GatedRepoError",
-    ):
+        if files := sorted(_data_files(folder)):
+            lists = f"`workbench check {shown(files[0])}` lists what is wrong row by row"
+            remedy = f"check its files one by one: {lists}"
+    elif kind in _REFUSED:
         rule = "a hub name is owner/name, exactly as on its page"
         remedy = "check the spelling; a private or gated dataset needs HF_TOKEN"
     else:
         value = f"dataset {called!r} is not on this machine, and the hub cannot be reached ({kind})"
         rule = "a dataset that is not here is downloaded from the Hugging Face hub"
-        remedy, network = "connect to the network, or give the path of a local file or folder", True
+        remedy = "connect to the network, or give the path of a local file or folder"
+        network = True
     return DataError(value, rule=rule, remedy=remedy, network=network)

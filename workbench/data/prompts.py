@@ -69,7 +69,6 @@ _REPAIRS = (
         "",
         "text: invisible characters (U+FEFF, U+200B, U+2060) taken out",
     ),
-    (re.compile("[\ud800-\udfff]"), "\ufffd", "text: half a surrogate pair replaced by U+FFFD"),
 )
 
 
@@ -79,23 +78,18 @@ def prompt_for_system(which: str | None) -> str:
     """
     if which and which not in SYSTEM_PROMPTS and len(which.split()) < 2:
         rule = f"a system prompt is one of {', '.join(SYSTEM_PROMPTS)}, or a text"
-        raise DataError(
-            f"system_prompt = {which!r}", rule=rule, remedy="choose a name, or write out the text"
-        )
+        remedy = "choose a name, or write out the text"
+        raise DataError(f"system_prompt = {which!r}", rule=rule, remedy=remedy)
     return SYSTEM_PROMPTS.get(which, which) if which else ""
 
 
 def examples_for(which: str | None) -> list[tuple[str, str]]:
     """The worked example of a named system prompt, as a list of one; DataError if it has none."""
-    if which not in EXAMPLES:
-        rule, remedy = (
-            f"an example ships for each of {', '.join(EXAMPLES)}",
-            "choose one of those, or give your own examples",
-        )
-        raise DataError(
-            f"no worked example for system_prompt = {str(which)[:40]!r}", rule=rule, remedy=remedy
-        )
-    return [EXAMPLES[which]]
+    if which in EXAMPLES:
+        return [EXAMPLES[which]]
+    value = f"no worked example for system_prompt = {str(which)[:40]!r}"
+    rule = f"an example ships for each of {', '.join(EXAMPLES)}"
+    raise DataError(value, rule=rule, remedy="choose one of those, or give your own examples")
 
 
 def to_messages(
@@ -118,75 +112,78 @@ def to_messages(
     return [{"role": role, "content": content} for role, content in (*turns, ("user", question))]
 
 
-def clean_text(text: str, found: list[str]) -> str:
+def clean_text(text: str, oddities: list[str]) -> str:
     """`text` without what no tokenizer should get; each repair and each suspicion is added to
-    `found`.
+    `oddities`.
     """
     if _ODD.search(text) is None:
         return text
-    text = whole(text, found, _REPAIRS)
-    if "\ufffd" in text:
-        found.append(reasons.REPLACED)
-    if re.search(_MISREAD, text):
-        found.append(reasons.MOJIBAKE)
-    return text
-
-
-def whole(text: str, found: list[str], repairs: tuple = _REPAIRS[-1:]) -> str:
-    """`text` after these repairs: without half surrogate pairs, which neither UTF-8 nor Arrow can
-    hold, if none are named.
-    """
-    for pattern, instead, rule in repairs:
+    for pattern, instead, rule in _REPAIRS:
         text, count = pattern.subn(instead, text)
-        if count:
-            found.append(rule)
+        oddities += [rule] if count else []
+    text = encodable_text(text, oddities)
+    if "\ufffd" in text:
+        oddities.append(reasons.REPLACED)
+    if re.search(_MISREAD, text):
+        oddities.append(reasons.MOJIBAKE)
     return text
 
 
-def plain_words(column: str, value: Any, found: list[str]) -> Any:
+def encodable_text(text: str, oddities: list[str]) -> str:
+    """`text` without half surrogate pairs, which neither UTF-8 nor Arrow can hold."""
+    text, count = re.subn("[\ud800-\udfff]", "\ufffd", text)
+    if count:
+        oddities.append("text: half a surrogate pair replaced by U+FFFD")
+    return text
+
+
+def plain_words(column: str, value: Any, oddities: list[str]) -> Any:
     """A column's value in a form that JSON can hold: arrays as lists, numpy's numbers as numbers,
     dates and the like as text.
     """
     kind = type(value)
     if kind is str:
-        return whole(value, found)
+        return encodable_text(value, oddities)
     if value is None or kind in (int, bool, float):
         return value if value == value else None  # NaN: there is no value
     if kind in (list, tuple):
-        return [plain_words(column, inner, found) for inner in value]
+        return [plain_words(column, inner, oddities) for inner in value]
     if kind is dict:
-        return {str(key): plain_words(column, inner, found) for key, inner in value.items()}
+        return {str(key): plain_words(column, inner, oddities) for key, inner in value.items()}
     if hasattr(value, "tolist"):
-        return plain_words(column, value.tolist(), found)
+        return plain_words(column, value.tolist(), oddities)
     as_bytes = isinstance(value, (bytes, bytearray))
-    found.append(
+    oddities.append(
         f"column {column!r}: "
         + ("bytes left out of the row" if as_bytes else f"{kind.__name__} written as text")
     )
     return None if as_bytes else str(value)
 
 
-def messages_of(value: object, found: list[str]) -> list[dict[str, str]]:
+def messages_of(value: object, oddities: list[str]) -> list[dict[str, str]]:
     """`value` as chat messages that end where the policy begins, or LeftOut."""
     if value is None:
         raise LeftOut(reasons.NO_PROMPT)
     if isinstance(value, dict) and "content" in value:
         value = [value]
-        found.append("prompt: a single message put into a list")
+        oddities.append("prompt: a single message put into a list")
     if not isinstance(value, (list, tuple)) or not value:
         raise LeftOut(reasons.NO_MESSAGES)
-    messages = [_message(raw, found) for raw in value]
-    if any(message["role"] == "system" for message in messages[1:]):
+    messages = [_message(raw, oddities) for raw in value]
+    roles = [message["role"] for message in messages]
+    if "system" in roles[1:]:
         raise LeftOut(reasons.LATE_SYSTEM)
-    if messages[-1]["role"] == "assistant":
+    if roles[-1] == "assistant":
         raise LeftOut(reasons.ANSWERED)
-    asked = [message["content"] for message in messages if message["role"] in ("user", "tool")]
-    if not asked or not asked[-1].strip():
-        raise LeftOut(reasons.EMPTY if asked else reasons.NO_USER)
+    questions = [one["content"] for one in messages if one["role"] in ("user", "tool")]
+    if not questions:
+        raise LeftOut(reasons.NO_USER)
+    if not questions[-1].strip():
+        raise LeftOut(reasons.EMPTY)
     return messages
 
 
-def last_turn(value: Any, found: list[str]) -> tuple[Any, str | None]:
+def last_turn(value: Any, oddities: list[str]) -> tuple[Any, str | None]:
     """(a chat without the assistant's last turn, what that turn says); `value` itself and None
     where it ends otherwise.
     """
@@ -194,16 +191,16 @@ def last_turn(value: Any, found: list[str]) -> tuple[Any, str | None]:
         value = value.tolist()
     if isinstance(value, (list, tuple)) and value:
         with contextlib.suppress(LeftOut):
-            message = _message(value[-1], found)
+            message = _message(value[-1], oddities)
             if message["role"] == "assistant":
                 return value[:-1], message["content"]
     return value, None
 
 
-def _message(raw: object, found: list[str]) -> dict[str, str]:
+def _message(raw: object, oddities: list[str]) -> dict[str, str]:
     if isinstance(raw, dict) and "from" in raw and "value" in raw and "role" not in raw:
         raw = {"role": raw["from"], "content": raw["value"]}
-        found.append("prompt: from/value messages written as role/content")
+        oddities.append("prompt: from/value messages written as role/content")
     if not isinstance(raw, dict) or "role" not in raw or "content" not in raw:
         raise LeftOut(reasons.NO_MESSAGE)
     content, role = raw["content"], raw["role"] if isinstance(raw["role"], str) else ""
@@ -212,7 +209,7 @@ def _message(raw: object, found: list[str]) -> dict[str, str]:
     if known not in ROLES:
         raise LeftOut(reasons.NO_ROLE)
     if known != role:
-        found.append(f"prompt: role {role!r} written as {known!r}")
+        oddities.append(f"prompt: role {role!r} written as {known!r}")
     if isinstance(content, list):
         if not all(
             isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str)
@@ -220,10 +217,10 @@ def _message(raw: object, found: list[str]) -> dict[str, str]:
         ):
             raise LeftOut(reasons.NOT_ONLY_TEXT)
         content = "".join(part["text"] for part in content)
-        found.append("prompt: a list of text parts joined to one text")
+        oddities.append("prompt: a list of text parts joined to one text")
     if not isinstance(content, str):
         raise LeftOut(reasons.NO_TEXT)
-    return {**raw, "role": known, "content": clean_text(content, found)}
+    return {**raw, "role": known, "content": clean_text(content, oddities)}
 
 
 def comparable(prompt: Any, system: bool = True) -> str:
@@ -232,9 +229,12 @@ def comparable(prompt: Any, system: bool = True) -> str:
     """
     if isinstance(prompt, str):
         return " ".join(prompt.split())
-    told = [(message["role"], " ".join(message["content"].split())) for message in prompt]
-    told = [(role, text) for role, text in told if system or role != "system"]
-    return told[0][1] if len(told) == 1 and not system else "\x1e".join(map("\x1f".join, told))
+    turns = [(message["role"], " ".join(message["content"].split())) for message in prompt]
+    if not system:
+        turns = [turn for turn in turns if turn[0] != "system"]
+        if len(turns) == 1:
+            return turns[0][1]
+    return "\x1e".join(map("\x1f".join, turns))
 
 
 def question_text(prompt: Any) -> str:

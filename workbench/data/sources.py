@@ -6,10 +6,10 @@ with the reason.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import itertools
 import json
-import sys
+import runpy
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -111,22 +111,19 @@ def open_source(
     Raises:
         DataError: if there is no such source, or it is of a kind that cannot be read.
     """
-    named = isinstance(source, (str, Path))
-    if named and str(source) not in SHIPPED:
-        opened = _from_path(str(source), subset, split)
-    elif subset is not None or (named and split is not None):
-        raise files.no_splits(
-            str(source) if named else f"a {type(source).__name__}", subset or split or ""
-        )
-    elif named:
-        opened = importlib.import_module(SHIPPED[str(source)]).source(limit, seed)
-    else:
+    if not isinstance(source, (str, Path)):
+        if subset is not None:
+            raise files.no_splits(f"a {type(source).__name__}", subset)
         opened = _from_object(source, split)
-    return (
-        opened
-        if limit is None
-        else replace(opened, open=lambda: itertools.islice(opened.open(), limit))
-    )
+    elif str(source) not in SHIPPED:
+        opened = _from_path(str(source), subset, split)
+    elif subset or split:
+        raise files.no_splits(str(source), subset or split or "")
+    else:
+        opened = importlib.import_module(SHIPPED[str(source)]).source(limit, seed)
+    if limit is None:
+        return opened
+    return replace(opened, open=lambda: itertools.islice(opened.open(), limit))
 
 
 def _from_path(text: str, subset: str | None, split: str | None) -> Source:
@@ -135,18 +132,7 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
     if path.is_file() and kind == ".py":
         return replace(open_source(_rows_of_script(path), subset=subset, split=split), name=name)
     if path.is_file():
-        if kind not in _READERS:
-            remedy = "convert it, or read it yourself and give the rows as a list"
-            raise DataError(
-                f"{name}: a {kind or 'nameless'} file",
-                rule=f"rows come from {KINDS}",
-                remedy=remedy,
-            )
-        if subset is not None or (split is not None and kind != ".json"):
-            raise files.no_splits(name, split or subset or "")
-        return Source(
-            name, *(files.json_file(path, split) if kind == ".json" else _READERS[kind](path))
-        )
+        return _from_file(path, subset, split)
     folder = path.is_dir()
     on_hub = text if folder else hub.MOVED.get(text, text)
     if not folder and (
@@ -154,141 +140,119 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
     ):
         written = "notebook 01 writes it: run that first, or " if path.name == "train.jsonl" else ""
         rule = f"rows come from {KINDS}, or are one of {', '.join(SHIPPED)}"
-        raise DataError(
-            f"{name}: no such file", rule=rule, remedy=f"{written}check the path; {looked_in()}"
-        )
+        remedy = f"{written}check the path; {looked_in()}"
+        raise DataError(f"{name}: no such file", rule=rule, remedy=remedy)
     called = name if folder else on_hub
-    found, notes = hub.load(str(path) if folder else on_hub, called, subset)
-    opened = _from_object(found, split, called)
-    moved = [f"{text} is called {on_hub} on the hub"] if on_hub != text else []
-    opened.notes[:0] = [*moved, *notes]
-    return opened
+    dataset, notes = hub.load(str(path) if folder else on_hub, called, subset)
+    opened = _from_object(dataset, split, called)
+    if on_hub != text:
+        notes = [f"{text} is called {on_hub} on the hub", *notes]
+    return replace(opened, notes=[*notes, *opened.notes])
 
 
-def _from_object(found: Any, split: str | None, name: str = "") -> Source:
-    kind = type(found).__name__
+def _from_file(path: Path, subset: str | None, split: str | None) -> Source:
+    name, kind = shown(path), path.suffix.lower()
+    if kind not in _READERS:
+        value, rule = f"{name}: a {kind or 'nameless'} file", f"rows come from {KINDS}"
+        remedy = "convert it, or read it yourself and give the rows as a list"
+        raise DataError(value, rule=rule, remedy=remedy)
+    if kind == ".json" and subset is None:
+        return Source(name, *files.json_file(path, split))
+    if subset or split:
+        raise files.no_splits(name, split or subset or "")
+    return Source(name, *_READERS[kind](path))
+
+
+def _from_object(rows: Any, split: str | None, name: str = "") -> Source:
+    kind = type(rows).__name__
+    name = name or f"a {kind}"
     if kind in ("DatasetDict", "IterableDatasetDict"):
-        chosen = files.choose("split", name or kind, split, [*found], "train")
-        notes = [f"split {chosen!r} of {', '.join(found)}"] if len(found) > 1 else []
-        return Source(name or kind, lambda: _batches(found[chosen]), notes)
+        chosen = files.choose("split", name, split, [*rows], "train")
+        notes = [f"split {chosen!r} of {', '.join(rows)}"] if len(rows) > 1 else []
+        return Source(name, lambda: _batches(rows[chosen]), notes)
     if split is not None:
-        raise files.no_splits(name or f"a {kind}", split)
-    if isinstance(found, Source):
-        return found
-    if hasattr(found, "iter") and hasattr(found, "features"):
-        return Source(name or f"a {kind}", lambda: _batches(found))
-    if hasattr(found, "to_dict") and hasattr(found, "iloc"):
-        return Source(name or "a pandas DataFrame", lambda: _frame_rows(found))
-    if isinstance(found, dict):
-        sizes = {
-            key: len(value) if isinstance(value, (list, tuple)) else None
-            for key, value in found.items()
-        }
-        if not sizes or None in sizes.values() or len(set(sizes.values())) > 1:
-            value = (
-                "a dict with"
-                f" {', '.join(f'{key}: {size}' for key, size in sizes.items()) or 'nothing'}"
-            )
-            remedy = "give {'prompt': [...], 'answer': [...]}"
-            raise DataError(
-                value, rule="a dict of columns holds lists of one length", remedy=remedy
-            )
-        return Source(name or "a dict of columns", lambda: files.by_row(found))
-    if isinstance(found, (bytes, bytearray)) or not hasattr(found, "__iter__"):
+        raise files.no_splits(name, split)
+    if isinstance(rows, Source):
+        return rows
+    if hasattr(rows, "iter") and hasattr(rows, "features"):
+        return Source(name, lambda: _batches(rows))
+    if hasattr(rows, "iloc"):
+        return Source("a pandas DataFrame", lambda: _frame_rows(rows))
+    if isinstance(rows, dict):
+        return Source("a dict of columns", files.by_row(rows, "the source"))
+    if isinstance(rows, (bytes, bytearray)) or not hasattr(rows, "__iter__"):
         rule = f"rows come from {KINDS}, a DataFrame, a Dataset or a list of dicts"
-        raise DataError(f"a {kind}", rule=rule, remedy="give one of those")
-    rows = found if isinstance(found, (list, tuple)) else list(found)
-    return Source(name or f"a {kind} of {len(rows)} rows", lambda: iter(rows))
+        raise DataError(name, rule=rule, remedy="give one of those")
+    listed = rows if isinstance(rows, (list, tuple)) else list(rows)
+    return Source(f"a {kind} of {len(listed)} rows", lambda: iter(listed))
 
 
 def _batches(dataset: Any, size: int = 1000) -> Iterator[Row]:
     # Whole batches: a row alone costs `datasets` 20 times as much.
-    return itertools.chain.from_iterable(map(files.by_row, dataset.iter(batch_size=size)))
+    return itertools.chain.from_iterable(map(files.zipped, dataset.iter(batch_size=size)))
 
 
-def _frame_rows(frame: Any, size: int = 10_000) -> Iterator[Row]:
-    import pandas
-
-    twice = frame.columns[frame.columns.duplicated()]
-    if len(twice):
-        value = f"a pandas DataFrame with two columns {str(twice[0])!r}"
+def _frame_rows(frame: Any) -> Iterator[Row]:
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        value = f"a pandas DataFrame with two columns {str(twice)!r}"
         raise DataError(value, rule="each column has its own name", remedy="rename one of them")
-    for start in range(0, len(frame), size):
-        for row in frame.iloc[start : start + size].to_dict("records"):
-            # A missing value is NaN, NaT or NA in pandas, and None everywhere else.
-            yield {
-                str(key): None if pandas.api.types.is_scalar(v) and pandas.isna(v) else v
-                for key, v in row.items()
-            }
+    objects = frame.astype(object)
+    # A missing value is NaN, NaT or NA in pandas, and None everywhere else.
+    columns = objects.where(objects.notna(), None).to_dict("list")
+    return files.zipped({str(name): values for name, values in columns.items()})
 
 
 def _rows_of_script(path: Path) -> object:
     # The name is the path's, so that two files called alike do not answer for one another.
-    spec = importlib.util.spec_from_file_location(f"workbench_rows_{abs(hash(path))}", path)
-    assert spec is not None and spec.loader is not None  # noqa: PT018  as for every .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    name = f"workbench_rows_{abs(hash(path))}"
     loads = "load_dataset" in path.read_text(encoding="utf-8", errors="replace")
     try:
         with hub.without_waiting() if loads else nullcontext():
-            spec.loader.exec_module(module)
-        bound = next((getattr(module, name) for name in BINDINGS if hasattr(module, name)), None)
-        found = bound() if callable(bound) and not hasattr(bound, "iter") else bound
-        if hasattr(found, "__next__"):
-            found = list(found)  # here, where what it raises can be explained
+            module = runpy.run_path(str(path), run_name=name)
+        bound = next((module[name] for name in BINDINGS if name in module), None)
+        rows = bound() if callable(bound) and not hasattr(bound, "iter") else bound
+        if hasattr(rows, "__next__"):
+            rows = list(rows)  # here, where what it raises can be explained
     except WorkbenchError:
         raise
     except (Exception, SystemExit) as error:
-        raise _explain(error, path) from error
-    finally:
-        sys.modules.pop(spec.name, None)
-    if found is None:
+        raise _explained(error, path) from error
+    if rows is None:
+        value = f"{shown(path)}: binds none of {', '.join(BINDINGS)}"
         rule = "a data file in Python binds its rows as `dataset`, or defines get_dataset()"
-        raise DataError(
-            f"{shown(path)}: binds none of {', '.join(BINDINGS)}",
-            rule=rule,
-            remedy="end it with dataset = ...",
-        )
-    return found
+        raise DataError(value, rule=rule, remedy="end it with dataset = ...")
+    return rows
 
 
-def _explain(error: BaseException, path: Path) -> DataError:
-    columns: list[str] = []
-    # The row that was asked is a local variable of the innermost call: a dict, or `datasets`'
+def _explained(error: BaseException, path: Path) -> DataError:
+    name = f"{type(error).__name__}: {str(error)[:300]}"
+    rule, remedy, after = "a data file in Python runs when it is read", "correct that line", ""
+    if isinstance(error, NameError):
+        word = error.name or str(error)
+        name, rule = f"{word!r} is not defined", "a snippet brings the helpers that it calls"
+        remedy = HELPERS.get(word, f"define {word}, or import it")
+    elif columns := _columns_of_row(error):
+        word = str(error.args[0])
+        name, after = f"no column {word!r}", f"; the rows have {', '.join(columns)}"
+        rule = "code may ask a row only for columns that it has"
+        remedy = nearest(word, columns, "use one of those")
+    elif any(sign in name for sign in ("Connection", "Offline", "offline", "reach")):
+        remedy = "the hub cannot be reached: connect, or load a local file or folder instead"
+    value = f"{shown(path)}: {name}{fault_line(error, path)}{after}"
+    return DataError(value, rule=rule, remedy=remedy)
+
+
+def _columns_of_row(error: BaseException) -> list[str]:
+    # The row that lacks a key is a local variable of the innermost call: a dict, or `datasets`'
     # wrapper of one.
-    for frame, _ in (
-        traceback.walk_tb(error.__traceback__) if isinstance(error, KeyError) and error.args else ()
-    ):
+    columns: list[str] = []
+    for frame, _ in traceback.walk_tb(error.__traceback__ if isinstance(error, KeyError) else None):
         for value in frame.f_locals.values() if frame.f_code.co_name != "<module>" else ():
             row = getattr(value, "data", value)
-            if (
-                isinstance(row, dict)
-                and row
-                and error.args[0] not in row
-                and all(isinstance(key, str) for key in row)
-            ):
-                columns = list(row)
-    offline = any(
-        word in f"{type(error).__name__} {error}"
-        for word in ("Connection", "Offline", "offline", "reach")
-    )
-    said, after = f"{type(error).__name__}: {str(error)[:300]}", ""
-    rule, remedy = "a data file in Python runs when it is read", "correct that line"
-    if isinstance(error, NameError):
-        name = error.name or str(error)
-        said, rule = f"{name!r} is not defined", "a snippet brings the helpers that it calls"
-        remedy = HELPERS.get(name, f"define {name}, or import it")
-    elif columns:
-        word = str(error.args[0])
-        inside = next((column for column in columns if column in word or word in column), None)
-        said, after = f"no column {word!r}", f"; the rows have {', '.join(columns)}"
-        rule = "code may ask a row only for columns that it has"
-        remedy = f"use {inside!r}" if inside else nearest(word, columns, "use one of those")
-    elif offline:
-        remedy = "the hub cannot be reached: connect, or load a local file or folder instead"
-    return DataError(
-        f"{shown(path)}: {said}{fault_line(error, path)}{after}", rule=rule, remedy=remedy
-    )
+            if isinstance(row, dict) and all(isinstance(key, str) for key in row):
+                columns = columns if error.args[0] in row else list(row) or columns
+    return columns
 
 
 def load_rows(source: str | Path | Iterable[Row]) -> list[Row]:
@@ -306,15 +270,12 @@ def load_rows(source: str | Path | Iterable[Row]) -> list[Row]:
     rows: list[Row] = []
     for row in opened:
         if not isinstance(row, dict):
-            where, reason = (
-                row
-                if isinstance(row, Unreadable)
-                else (f"row {len(rows)}", f"a {type(row).__name__}")
-            )
+            where, reason = f"row {len(rows)}", f"a {type(row).__name__}"
+            if isinstance(row, Unreadable):
+                where, reason = row
             remedy = f"correct or delete it; `workbench check {opened.name}` lists them all"
-            raise DataError(
-                f"{opened.name}, {where}: {reason}", rule="each row is one object", remedy=remedy
-            )
+            value = f"{opened.name}, {where}: {reason}"
+            raise DataError(value, rule="each row is one object", remedy=remedy)
         rows.append(dict(row))
     return rows
 

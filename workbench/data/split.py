@@ -5,7 +5,6 @@ leaves in a task's folder.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from workbench.data.reasons import Report
 from workbench.data.sources import Source, save_rows
 from workbench.errors import DataError
 from workbench.kinds import Fields
-from workbench.task import Row, prompt_key
+from workbench.task import Row, fingerprint, prompt_key
 from workbench.workspace import resolve, shown, write_json
 
 
@@ -95,32 +94,21 @@ def step_of(prompts: int, completions_per_step: int, num_generations: int) -> st
     """As `Split.steps`, for a number of prompts."""
     each, rest = divmod(completions_per_step, max(num_generations, 1))
     if num_generations < 2:
-        value, rule = (
-            f"num_generations = {num_generations}",
-            "an advantage compares at least 2 completions of a prompt",
-        )
+        value = f"num_generations = {num_generations}"
+        rule = "an advantage compares at least 2 completions of a prompt"
         remedy = "use 4 to try things out, 8 as a rule"
     elif rest or each < 1:
-        nearest = max(each, 1) * num_generations
+        near = max(each, 1) * num_generations
         value = f"{completions_per_step} completions per step, num_generations = {num_generations}"
-        rule, remedy = (
-            "a step holds whole groups",
-            f"take {nearest} or {nearest + num_generations} completions per step",
-        )
+        rule = "a step holds whole groups"
+        remedy = f"take {near} or {near + num_generations} completions per step"
     elif prompts < each:
-        value, remedy = (
-            f"{prompts} prompts",
-            f"give at least {each} prompts, or take fewer completions per step",
-        )
-        rule = (
-            f"a step takes {each} different prompts ({completions_per_step} / {num_generations}),"
-            " or none is trained"
-        )
+        value = f"{prompts} prompts"
+        rule = f"a step takes {each} different prompts, or none is trained"
+        remedy = f"give at least {each} prompts, or take fewer completions per step"
     else:
-        return (
-            f"a step takes {each} prompts x {num_generations} completions; steps per epoch:"
-            f" {prompts // each}"
-        )
+        epoch = f"steps per epoch: {prompts // each}"
+        return f"a step takes {each} prompts x {num_generations} completions; {epoch}"
     raise DataError(value, rule=rule, remedy=remedy)
 
 
@@ -135,35 +123,20 @@ def split_rows(
     keys.
     """
     if not 0 <= held_out_percent < 100 or 0 < held_out_percent < 1:
-        raise DataError(
-            f"held_out_percent = {held_out_percent}",
-            rule="a percentage lies between 0 and 100",
-            remedy="take 10",
-        )
+        value, rule = f"held_out_percent = {held_out_percent}", "a percentage is from 0 to 99"
+        raise DataError(value, rule=rule, remedy="take 10")
     sides: tuple[list[Row], list[Row]] = [], []
     for number, row in enumerate(rows):
-        if key is not None and key not in row:
-            rule, remedy = "rows stay together by a column", "split by another column"
-            raise DataError(f"row {number} has no column {key!r}", rule=rule, remedy=remedy)
-        text = salt + (
-            str(row[key]) if key else prompt_key(comparable(row["prompt"], system=False))
-        )
-        digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
+        if key is None:
+            text = prompt_key(comparable(row["prompt"], system=False))
+        elif key in row:
+            text = str(row[key])
+        else:
+            value, rule = f"row {number} has no column {key!r}", "rows stay together by a column"
+            raise DataError(value, rule=rule, remedy="split by another column")
+        digest = hashlib.sha256(f"{salt}{text}".encode("utf-8", "backslashreplace")).digest()
         sides[bool(int.from_bytes(digest[:4], "big") % 100 < held_out_percent)].append(row)
     return sides
-
-
-def fingerprint(rows: Iterable[Row]) -> str:
-    """A hash of the rows and their order, 16 hex digits: what the manifest records as the data."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(
-            json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode(
-                "utf-8", "backslashreplace"
-            )
-        )
-        digest.update(b"\n")
-    return digest.hexdigest()[:16]
 
 
 class DatasetCard(dict):
@@ -172,12 +145,8 @@ class DatasetCard(dict):
     folder: Path
 
     def __repr__(self) -> str:
-        return "\n  ".join(
-            [
-                f"written to {shown(self.folder)}",
-                *sorted(file.name for file in self.folder.iterdir()),
-            ]
-        )
+        files = sorted(file.name for file in self.folder.iterdir())
+        return "\n  ".join([f"written to {shown(self.folder)}", *files])
 
 
 def write_dataset(
@@ -215,25 +184,24 @@ def write_dataset(
         for reason, rows in (filtered_out or {}).items()
         for row in rows
     ]
-    if aside:
-        save_rows(aside, folder / "filtered_out.jsonl")
-    else:
-        (folder / "filtered_out.jsonl").unlink(missing_ok=True)
-    found = report.found()
-    write_json(folder / "checks.json", found)
-    whole = DatasetCard(source=report.source)
-    whole |= {
-        name: value.record() if hasattr(value, "record") else value for name, value in card.items()
-    }
-    whole |= {
-        "checked": {
-            key: found[key] for key in ("read", "kept", "repaired", "left_out", "columns", "notes")
+    save_rows(aside, folder / "filtered_out.jsonl")
+    if not aside:
+        (folder / "filtered_out.jsonl").unlink()
+    checks = report.found()
+    write_json(folder / "checks.json", checks)
+    listed = ("reasons", "repairs", "warnings", "source")
+    whole = DatasetCard(
+        source=report.source,
+        **{
+            name: value.record() if hasattr(value, "record") else value
+            for name, value in card.items()
         },
-        "left_out": dict(report.reasons),
-        "repairs": dict(report.repairs),
-        "rows": {"train": len(train), "held_out": len(held_out), "filtered_out": len(aside)},
-        "fingerprint": {"train": fingerprint(train), "held_out": fingerprint(held_out)},
-    }
+        checked={name: value for name, value in checks.items() if name not in listed},
+        left_out=dict(report.reasons),
+        repairs=dict(report.repairs),
+        rows={"train": len(train), "held_out": len(held_out), "filtered_out": len(aside)},
+        fingerprint={"train": fingerprint(train), "held_out": fingerprint(held_out)},
+    )
     whole.folder = folder
     write_json(folder / "card.json", whole)
     return whole

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from workbench.data.template import prompt_text
+from workbench.data.rendering import prompt_text
 from workbench.errors import ExportError, WorkbenchError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.merging import source_of

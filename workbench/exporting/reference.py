@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.data.split import fingerprint
-from workbench.data.template import prompt_text
+from workbench.data.rendering import prompt_text
 from workbench.errors import DataError, RunError, WorkbenchError
 from workbench.exporting import apart
 from workbench.exporting.apart import Progress
@@ -22,7 +21,7 @@ from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, versions
-from workbench.task import Row, Task
+from workbench.task import Row, Task, fingerprint
 from workbench.training.loading import adapter_sum, load_tokenizer
 from workbench.training.resuming import begun_task
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workbench.data.template import prompt_text
+from workbench.data.rendering import prompt_text
 from workbench.errors import RunError, WorkbenchError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.checks import Check

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from workbench.data.answer_column import answer_named
-from workbench.data.split import fingerprint
 from workbench.errors import RewardError, RunError
 from workbench.inspection.listing import Listing
 from workbench.kinds import Fields
@@ -21,7 +20,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place, qualified, query, unstated_right
-from workbench.task import Task
+from workbench.task import Task, fingerprint
 
 
 def needs(value: object, *kinds: type) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.data.template import prompt_text
+from workbench.data.rendering import prompt_text
 from workbench.errors import RunError
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory

@@ -7,61 +7,47 @@ completions have grown long.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from workbench.errors import WorkbenchError
 from workbench.kinds import Fields
-from workbench.memory.estimate import estimate
+from workbench.memory.estimate import MemoryEstimate, estimate
 from workbench.memory.parts import GB, Span, in_gb
 from workbench.recipe import Recipe
 
-_OOM_TEXTS = (
-    "cuda out of memory",
-    "cuda error: out of memory",
-    "hip out of memory",
-    "cublas_status_alloc_failed",
-)
+_OOM = re.compile("(cuda|hip|cuda error:) out of memory|cublas_status_alloc_failed", re.I)
 
 
 class OutOfMemory(WorkbenchError, MemoryError):
-    """The GPU ran out of memory: what needed it, and what helps."""
+    """The GPU ran out of memory: what helps."""
 
 
 def hints(recipe: Recipe, settings: Fields) -> list[str]:
     """What saves memory, cheapest first: at the cost of time, then of precision, then of learning;
     only what is left to do.
     """
-    every = [
-        (
-            not settings.get("gradient_checkpointing"),
-            "grpo.gradient_checkpointing: true (slower; the same gradients)",
-        ),
-        (
-            settings["per_device_train_batch_size"] % 2 == 0,
-            (
-                "half of grpo.per_device_train_batch_size with twice"
-                " grpo.gradient_accumulation_steps (and twice grpo.steps_per_generation, if you set"
-                " it): the same batch in smaller steps; slower"
-            ),
-        ),
-        (
-            bool(settings.get("use_vllm")) and recipe.policy.backend == "unsloth",
-            "a lower policy.gpu_memory_utilization: vLLM generates fewer completions at a time",
-        ),
-        (
-            not recipe.policy.load_in_4bit,
-            "policy.load_in_4bit: true (a slightly different base, and slower steps)",
-        ),
-        (
-            True,
-            (
-                "a lower grpo.max_completion_length (longer completions are cut off and earn"
-                " nothing) or grpo.num_generations (noisier advantages, more dead groups)"
-            ),
-        ),
+    lines = []
+    if not settings.get("gradient_checkpointing"):
+        lines.append("grpo.gradient_checkpointing: true (slower; the same gradients)")
+    if settings["per_device_train_batch_size"] % 2 == 0:
+        lines.append(
+            "half of grpo.per_device_train_batch_size with twice grpo.gradient_accumulation_steps"
+            " (and twice grpo.steps_per_generation, if you set it): the same batch in smaller"
+            " steps; slower"
+        )
+    if settings.get("use_vllm") and recipe.policy.backend == "unsloth":
+        lines.append(
+            "a lower policy.gpu_memory_utilization: vLLM generates fewer completions at a time"
+        )
+    if not recipe.policy.load_in_4bit:
+        lines.append("policy.load_in_4bit: true (a slightly different base, and slower steps)")
+    return [
+        *lines,
+        "a lower grpo.max_completion_length (longer completions are cut off and earn nothing) or"
+        " grpo.num_generations (noisier advantages, more dead groups)",
     ]
-    return [hint for helps, hint in every if helps]
 
 
 def is_oom(error: BaseException | None) -> bool:
@@ -69,45 +55,29 @@ def is_oom(error: BaseException | None) -> bool:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        names = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
-        said = isinstance(error, RuntimeError) and any(
-            text in str(error).lower() for text in _OOM_TEXTS
-        )
-        if said or isinstance(error, OutOfMemory) or "torch.OutOfMemoryError" in names:
+        if isinstance(error, OutOfMemory) or type(error).__name__ == "OutOfMemoryError":
+            return True
+        if isinstance(error, RuntimeError) and _OOM.search(str(error)):
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 
-def explain_oom(error: BaseException, recipe: Recipe, settings: Fields, **how: Any) -> OutOfMemory:
+def explain_oom(
+    error: BaseException, recipe: Recipe, settings: Fields, estimated: MemoryEstimate | None = None
+) -> OutOfMemory:
     """The error to raise (`raise explain_oom(...) from error`): what did not fit, and what helps,
-    cheapest first.
-
-    Never raises: where no estimate can be made, the rule names no sizes. `how`: the other arguments
-    of `estimate`.
+    cheapest first. `estimated`: what was estimated before.
     """
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    lines = [f"- {hint}" for hint in hints(recipe, settings)]
     rule = "weights, optimiser and the larger of generation and training fit into the card's memory"
-    try:
-        estimated = estimate(recipe, settings, **how)
-    except WorkbenchError:
-        estimated = None
+    lines = ["one or more of these, cheapest first:"]
+    lines += [f"- {hint}" for hint in hints(recipe, settings)]
     if estimated is not None:
-        parts = sorted(estimated.of(estimated.peak_phase), key=lambda part: -part.bytes)[:3]
-        largest = ", ".join(f"{part.name} {in_gb(part.bytes)}" for part in parts)
-        room = (
-            "" if estimated.vram_bytes is None else f" of the card's {in_gb(estimated.vram_bytes)}"
-        )
-        rule = (
-            f"estimated need about {estimated.peak}{room}; {estimated.peak_phase} decides:"
-            f" {largest}"
-        )
+        rule += f"; by the estimate it {estimated.verdict}"
         if estimated.fits:
-            lines.append(
-                "by the estimate it fits: another process may hold memory on this card (nvidia-smi)"
-            )
-    remedy = "\n    ".join(["one or more of these, cheapest first:", *lines])
+            lines.append("another process may hold memory on this card (nvidia-smi)")
+    remedy = "\n    ".join(lines)
     return OutOfMemory(first.split(". GPU ")[0].rstrip("."), rule=rule, remedy=remedy)
 
 
@@ -125,30 +95,21 @@ def choose_checkpointing(trained: Sequence[Trained], vram_gb: float) -> tuple[bo
 
     On if one of its stages needs it. Off also where no estimate can be made.
     """
-    needs = _largest(trained, vram_gb)
-    if needs is None:
-        return False, ""
-    without, checkpointed = needs
     room = round(vram_gb * GB)
+    without, checkpointed = _largest(trained, vram_gb)
     if without.high > room and checkpointed.high < without.high:
         both = "" if checkpointed.high <= room else ", which may be too much all the same"
-        return (
-            True,
-            (
-                f"gradient_checkpointing = True, by the memory estimate: training takes {without}"
-                f" without it, and the card has {in_gb(room)}; with it {checkpointed}{both}. It is"
-                " slower; grpo.gradient_checkpointing overrides this"
-            ),
+        return True, (
+            f"gradient_checkpointing = True, by the memory estimate: training takes {without}"
+            f" without it, and the card has {in_gb(room)}; with it {checkpointed}{both}. It is"
+            " slower; grpo.gradient_checkpointing overrides this"
         )
     if without.high <= 0.9 * room:  # nearer to the card's limit, the choice comes with a warning
         return False, ""
-    return (
-        False,
-        (
-            f"gradient_checkpointing stays off: training takes {without} of the card's"
-            f" {in_gb(room)} by the estimate, which leaves little room; if memory runs out,"
-            " grpo.gradient_checkpointing: true"
-        ),
+    return False, (
+        f"gradient_checkpointing stays off: training takes {without} of the card's {in_gb(room)} by"
+        " the estimate, which leaves little room; if memory runs out,"
+        " grpo.gradient_checkpointing: true"
     )
 
 
@@ -156,34 +117,31 @@ def idle_checkpointing(trained: Sequence[Trained], vram_gb: float) -> str:
     """One line where the recipe asks for checkpointing and training fits on the card without it;
     else empty.
     """
-    asked = all(one.recipe.grpo.get("gradient_checkpointing") is True for one in trained)
-    needs = _largest(trained, vram_gb) if asked else None
     room = round(vram_gb * GB)
-    if needs is None or needs[0].high > room:
+    without, _ = _largest(trained, vram_gb)
+    wanted = all(one.recipe.grpo.get("gradient_checkpointing") is True for one in trained)
+    if not wanted or not 0 < without.high <= room:
         return ""
     return (
-        f"gradient_checkpointing = True, and by the estimate training fits without it ({needs[0]}"
-        f" of {in_gb(room)}); off is faster (benchmarks/README.md says by how much on a CPU; it was"
+        f"gradient_checkpointing = True, and by the estimate training fits without it ({without} of"
+        f" {in_gb(room)}); off is faster (benchmarks/README.md says by how much on a CPU; it was"
         " measured on no GPU)"
     )
 
 
-def _largest(trained: Sequence[Trained], vram_gb: float) -> tuple[Span, Span] | None:
-    """The training phase (without, with) of the stage that needs most; None if one cannot be
+def _largest(trained: Sequence[Trained], vram_gb: float) -> tuple[Span, Span]:
+    """The training phase (without, with) of the stage that needs most; of no bytes if one cannot be
     estimated.
     """
 
     def training(one: Trained, on: bool) -> Span:
         settings = {**one.settings, "gradient_checkpointing": on}
-        made = estimate(
-            one.recipe, settings, longest_prompt_tokens=one.longest_prompt_tokens, vram_gb=vram_gb
-        )
+        prompt = one.longest_prompt_tokens
+        made = estimate(one.recipe, settings, longest_prompt_tokens=prompt, vram_gb=vram_gb)
         return made.total("training")
 
     try:
-        return max(
-            [(training(one, False), training(one, True)) for one in trained],
-            key=lambda spans: spans[0].high,
-        )
+        both = [(training(one, False), training(one, True)) for one in trained]
     except (WorkbenchError, ValueError):
-        return None
+        both = [(Span(0, 0, 0), Span(0, 0, 0))]
+    return max(both, key=lambda spans: spans[0].high)

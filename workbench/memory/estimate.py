@@ -49,13 +49,12 @@ class MemoryEstimate:
         self.inputs = inputs
         self.parts = parts
         self.shape = inputs.shape
-        self.vram_bytes = inputs.vram_bytes  # of the card; None: not known
+        self.vram_bytes = card = inputs.vram_bytes  # of the card; None: not known
         self.peak_phase: Phase = max(PHASES, key=lambda phase: self.total(phase).bytes)
         self.peak = Span(*map(max, zip(*map(self.total, PHASES), strict=True)))
-        certain = (
-            self.vram_bytes is not None and not self.peak.low <= self.vram_bytes < self.peak.high
-        )
-        self.fits: bool | None = self.peak.high <= self.vram_bytes if certain else None
+        self.fits: bool | None = None
+        if card is not None and not self.peak.low <= card < self.peak.high:
+            self.fits = self.peak.high <= card
 
     def of(self, phase: Phase) -> list[Part]:
         """The parts present in a phase, the lasting ones first."""
@@ -81,12 +80,12 @@ class MemoryEstimate:
         return {
             "policy": self.shape.name,
             "parameters": self.shape.parameters,
-            **{
-                name: getattr(self, name)
-                for name in ("verdict", "fits", "vram_bytes", "peak_phase")
-            },
+            "verdict": self.verdict,
+            "fits": self.fits,
+            "vram_bytes": self.vram_bytes,
+            "peak_phase": self.peak_phase,
             "phases": {phase: self.total(phase)._asdict() for phase in PHASES},
-            "parts": [dataclasses.asdict(part) for part in self.parts],
+            "parts": list(map(dataclasses.asdict, self.parts)),
             "sequences": inputs.sequences,
             "rows": inputs.rows,
             "prompt_tokens": inputs.prompt,
@@ -94,19 +93,16 @@ class MemoryEstimate:
         }
 
     def __str__(self) -> str:
-        kernels = (
-            "Unsloth's kernels" if self.inputs.kernels == "unsloth" else "PyTorch's operations"
-        )
+        unsloth = self.inputs.kernels == "unsloth"
+        kernels = "Unsloth's kernels" if unsloth else "PyTorch's operations"
         lines = [f"{self.shape.name} ({kernels}): {self.verdict}"]
         width = max(len(part.name) for part in self.parts)
         for part in self.parts:
-            mark, ends = (
-                (" ", "exact") if part.exact else ("~", f"{in_gb(part.low)} to {in_gb(part.high)}")
-            )
-            lines.append(
-                f"  {mark}{in_gb(part.bytes).rjust(9)}  {part.name.ljust(width)}  {part.phase},"
-                f" {ends}"
-            )
+            mark, ends = "~", f"{in_gb(part.low)} to {in_gb(part.high)}"
+            if part.exact:
+                mark, ends = " ", "exact"
+            size = f"{in_gb(part.bytes):>9}"
+            lines.append(f"  {mark}{size}  {part.name:{width}}  {part.phase}, {ends}")
         lines += [f"  {phase}: {self.total(phase)}" for phase in PHASES]
         return "\n".join([*lines, f"  ~ {UNCALIBRATED}"])
 
@@ -134,8 +130,7 @@ def estimate(
     Raises:
         PolicyError: if the policy's configuration cannot be found, or its parameters cannot be
             counted.
-        RecipeError: if the batch is impossible, no room is left for a prompt, or vLLM takes a share
-            of an unknown card.
+        RecipeError: if no room is left for a prompt, or vLLM takes a share of an unknown card.
     """
     shape = shape or shape_of(recipe.policy.name)
     inputs = Inputs(recipe, settings, shape, longest_prompt_tokens, vram_gb, device)
@@ -150,11 +145,9 @@ def measured_peak() -> int | None:
     None without a GPU.
     """
     torch = sys.modules.get("torch")  # what has not been imported has allocated nothing
-    return (
-        torch.cuda.max_memory_allocated()
-        if torch is not None and torch.cuda.is_available()
-        else None
-    )
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return torch.cuda.max_memory_allocated()
 
 
 def card() -> tuple[str, int] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from workbench.errors import RecipeError
@@ -29,10 +29,6 @@ LOW, HIGH = 0.4, 1.6
 _NF4_BLOCK, _NESTED_BLOCK = 64, 256
 _CODES = 16 * 4 + 256 * 4 + 4  # of each layer: both code tables and the offset, float32
 _UNSLOTH_ROWS = 512  # Unsloth's decoding buffer grows by this many tokens
-# Models whose decoding step Unsloth captures in CUDA graphs, and the driver's share of a graph, a
-# guess.
-GRAPHED = {"llama", "qwen3"}
-_GRAPH = 4 * 2**20
 # Unsloth's chunk of log-probabilities: least rows, most bytes
 _LOGPROB_ROWS, _LOGPROB_BYTES = 512, 2 * 2**30
 _LIGER_TILE = (2048, 8192)  # tokens x vocabulary at a time, with use_liger_kernel
@@ -67,30 +63,21 @@ class Part:
     allocated: bool = True  # torch.cuda.max_memory_allocated() sees it
 
 
-def _exact(name: str, phase: Phase, size: int, formula: str, more: int = 0) -> Part:
+def _counted(name: str, phase: Phase, size: int, formula: str, more: int = 0) -> Part:
     # `more`: bytes that a library may add, at the high end alone; with them, the part is not exact.
     return Part(name, phase, size, size, size + more, not more, formula)
 
 
-def _rough(
-    name: str, phase: Phase, size: float, formula: str, more: int = 0, *, allocated: bool = True
-) -> Part:
-    return Part(
-        name,
-        phase,
-        round(size),
-        round(LOW * size),
-        round(HIGH * size) + more,
-        False,
-        formula,
-        allocated,
-    )
+def _rough(name: str, phase: Phase, size: float, formula: str, more: int = 0) -> Part:
+    low, high = round(LOW * size), round(HIGH * size) + more
+    return Part(name, phase, round(size), low, high, False, formula)
 
 
 class Inputs:
     """What the parts of a recipe are computed from; lengths in tokens, sizes in bytes.
 
-    Raises RecipeError if the batch is impossible, or no room is left for a prompt.
+    The settings are those that `prepare` has checked. RecipeError if no room is left for a prompt,
+    or the card has no memory.
     """
 
     def __init__(
@@ -103,40 +90,28 @@ class Inputs:
         device: str,
     ) -> None:
         policy = recipe.policy
-        completion = settings["max_completion_length"]
-        room = policy.max_seq_length - completion
-        if room < 1:
-            value = (
-                f"max_completion_length = {completion}, policy.max_seq_length ="
-                f" {policy.max_seq_length}"
-            )
-            rule = "max_seq_length holds prompt and completion together"
-            raise RecipeError(value, rule=rule, remedy="lower the first or raise the second")
-        if vram_gb is not None and not vram_gb > 0:
-            rule = "a card has more than 0 GB"
-            raise RecipeError(
-                f"vram_gb = {vram_gb}", rule=rule, remedy="give its memory, or leave it out"
-            )
-        rows = settings["per_device_train_batch_size"]
-        group = settings["num_generations"]
-        steps = settings.get("steps_per_generation") or settings["gradient_accumulation_steps"]
-        sequences = (settings.get("generation_batch_size") or rows * steps * count()) // count()
-        if rows < 1 or group < 2 or sequences * count() % group or sequences % rows:
-            value = (
-                f"per_device_train_batch_size = {rows}, num_generations = {group}, {sequences}"
-                " completions generated at once"
-            )
-            rule = "both divide the generation batch, and a group has at least 2 completions"
-            raise RecipeError(value, rule=rule, remedy="let `workbench plan` correct the batch")
         self.recipe = recipe
         self.settings = settings
         self.shape = shape
+        self.completion: int = settings["max_completion_length"]
+        room = policy.max_seq_length - self.completion
+        if room < 1:
+            lengths = f"max_completion_length = {self.completion}, policy.max_seq_length ="
+            rule = "max_seq_length holds prompt and completion together"
+            remedy = "lower the first or raise the second"
+            raise RecipeError(f"{lengths} {policy.max_seq_length}", rule=rule, remedy=remedy)
+        if vram_gb is not None and not vram_gb > 0:
+            remedy = "give its memory, or leave it out"
+            raise RecipeError(
+                f"vram_gb = {vram_gb}", rule="a card has more than 0 GB", remedy=remedy
+            )
         self.vram_bytes = None if vram_gb is None else round(vram_gb * GB)
         self.prompt: int = longest_prompt_tokens or min(recipe.max_prompt_length or room, room)
-        self.completion: int = completion
-        self.rows = rows  # of one forward pass
-        self.sequences = sequences  # generated at once by each process
-        self.tokens = rows * (self.prompt + completion)
+        self.rows: int = settings["per_device_train_batch_size"]  # of one forward pass
+        steps = settings.get("steps_per_generation") or settings["gradient_accumulation_steps"]
+        whole = settings.get("generation_batch_size") or self.rows * steps * count()
+        self.sequences: int = whole // count()  # generated at once by each process
+        self.tokens = self.rows * (self.prompt + self.completion)
         self.four_bit = policy.load_in_4bit or shape.quantised
         self.unsloth = policy.backend == "unsloth"
         self.kernels = "unsloth" if self.unsloth and device == "cuda" else "torch"
@@ -144,16 +119,16 @@ class Inputs:
         # default is float32.
         wide = policy.dtype is None and not self.unsloth and device == "cpu"
         self.element = 4 if wide or policy.dtype == "float32" else 2
-        self.lora_tensors = adapter_on(shape, recipe.lora).sizes  # elements of each
-        self.lora = sum(self.lora_tensors)
         # On a GPU, Unsloth also trains stacked experts that PEFT leaves out for these target
         # modules; seen on no GPU.
-        experts = self.kernels == "unsloth" and shape.stacked > 0
-        self.lora_more = sum(adapter_on(shape, recipe.lora, experts=experts).sizes) - self.lora
-        # Weights of the largest matrix that is kept in NF4.
-        self.largest = (
-            max((matrix.weights for matrix in shape.matrices), default=0) if self.four_bit else 0
-        )
+        self.experts = self.kernels == "unsloth" and shape.stacked > 0
+        # elements of each of the adapter's tensors
+        self.adapter = adapter_on(shape, recipe.lora, experts=self.experts).sizes
+        self.lora = sum(self.adapter)
+        # The largest matrix that is kept in NF4, in 16 bits while it is used.
+        sizes = [matrix.weights for matrix in shape.matrices] if self.four_bit else []
+        largest = max(sizes, default=0)
+        self.unpacked = largest * self.element + 4 * math.ceil(largest / _NF4_BLOCK)
 
 
 def nf4_bytes(weights: int) -> int:
@@ -182,14 +157,10 @@ def optimizer_bytes(sizes: Sequence[int], optim: str) -> int | None:
     if optim in ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"):
         # of smaller tensors bitsandbytes keeps the states in 32 bits
         large = [size for size in sizes if size >= 4096]
+        scales = 8 * sum(math.ceil(size / 256) for size in large)
         maps = 2 * 256 * 4 if large else 0  # shared by all tensors
-        return (
-            8 * (total - sum(large))
-            + 2 * sum(large)
-            + 8 * sum(math.ceil(size / 256) for size in large)
-            + maps
-        )
-    return {"paged_adamw_32bit": 8 * total, "sgd": 0}.get(optim)
+        return 8 * total - 6 * sum(large) + scales + maps
+    return 0 if optim == "sgd" else None
 
 
 def kv_bytes(shape: ModelShape, sequences: int, tokens: int, element_bytes: int = 2) -> int:
@@ -229,16 +200,16 @@ def static_parts(inputs: Inputs) -> list[Part]:
     """The parts of both phases. Raises RecipeError if vLLM takes a share of an unknown card, or one
     too small.
     """
-    settings, lora = inputs.settings, inputs.lora
-    parts = [_weights(inputs), _lora(inputs)]
+    settings, size = inputs.settings, inputs.lora * ADAPTER_BYTES
+    weights = _weights(inputs)
+    parts = [weights, _adapter("LoRA", "always", inputs)]
     if settings.get("beta") and inputs.kernels == "torch":
-        formula = f"TRL's frozen copy for the KL: {lora:,} x {ADAPTER_BYTES} bytes"
-        parts.append(_exact("reference adapter", "always", lora * ADAPTER_BYTES, formula))
+        parts.append(_counted("reference adapter", "always", size, "TRL's frozen copy for the KL"))
     parts.append(_optimiser(inputs))
     if settings.get("use_vllm") and (
         inputs.unsloth or settings.get("vllm_mode", "colocate") == "colocate"
     ):
-        parts.append(_vllm(inputs, parts[0]))
+        parts.append(_vllm(inputs, weights))
     return parts
 
 
@@ -252,88 +223,67 @@ def _weights(inputs: Inputs) -> Part:
     if not inputs.four_bit:
         formula = f"{shape.parameters:,} parameters x {inputs.element} bytes"
     elif inputs.kernels == "unsloth" and not shape.quantised and not shape.local:
-        # On a GPU, Unsloth may load its own repository instead, in which some layers were left at
-        # 16 bits.
-        formula = (
-            "NF4, and 16 bits for the rest; Unsloth may load its own repository instead, which"
-            " keeps more at 16"
-        )
+        formula += "; Unsloth may load its own repository instead, which keeps more at 16 bits"
         more = round(0.3 * size)
     if inputs.four_bit and shape.stacked:
         formula += f"; {unquantised(shape.stacked, shape.parameters)}"
-    return _exact("weights", "always", size, formula, more)
+    return _counted("weights", "always", size, formula, more)
 
 
-def _lora(inputs: Inputs) -> Part:
-    shape, more = inputs.shape, inputs.lora_more * ADAPTER_BYTES
-    formula = f"{inputs.lora:,} parameters x {ADAPTER_BYTES} bytes"
-    if more:
-        formula += f"; {inputs.lora_more:,} more if Unsloth also trains the other experts"
+def _adapter(name: str, phase: Phase, inputs: Inputs) -> Part:
+    # The adapter, or its gradients.
+    shape, size = inputs.shape, inputs.lora * ADAPTER_BYTES
+    formula = f"{inputs.lora:,} parameters of LoRA x {ADAPTER_BYTES} bytes"
+    if inputs.experts:
+        return _rough(name, phase, size, f"{formula}, if Unsloth trains all experts")
+    more = 0
     if {"lm_head", "embed_tokens"} & set(inputs.recipe.lora.target_modules):
-        # Unsloth trains these two whole, in float32, instead of putting an adapter on them.
-        formula = "adapters, and the embedding or output layer trained whole"
-        more += 4 * shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
-    return _exact("LoRA", "always", inputs.lora * ADAPTER_BYTES, formula, more)
+        formula += "; Unsloth trains the embedding or output layer whole, in float32"
+        more = 4 * shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
+    return _counted(name, phase, size, formula, more)
 
 
 def _optimiser(inputs: Inputs) -> Part:
-    asked = inputs.settings.get("optim") or "adamw_torch"
-    optim = str(getattr(asked, "value", asked))
+    requested = inputs.settings.get("optim") or "adamw_torch"
+    optim = str(getattr(requested, "value", requested))
     if inputs.kernels == "torch" and inputs.unsloth and "8bit" in optim:
         optim = "adamw_torch"  # Unsloth's CPU backend puts it in place
-    states = optimizer_bytes(inputs.lora_tensors, optim)
-    if states is None:
-        return _rough(
-            "optimiser", "always", 8 * inputs.lora, f"{optim} is not counted here: taken as Adam's"
-        )
-    if optim.startswith("paged"):
-        return _rough(
-            "optimiser", "always", states, f"{optim}: states that may move to the host's memory"
-        )
+    states = optimizer_bytes(inputs.adapter, optim)
     formula = f"{optim}: two moments of {inputs.lora:,} parameters"
-    return _exact("optimiser", "always", states, formula, 2 * inputs.lora_more * ADAPTER_BYTES)
+    if states is None:
+        states, formula = 8 * inputs.lora, f"{optim} is not counted here: taken as Adam's"
+    elif not inputs.experts and not optim.startswith("paged"):
+        return _counted("optimiser", "always", states, formula)
+    return _rough("optimiser", "always", states, formula)
 
 
 def _vllm(inputs: Inputs, weights: Part) -> Part:
-    settings, policy, card = inputs.settings, inputs.recipe.policy, inputs.vram_bytes
-    share = (
-        policy.gpu_memory_utilization
-        if inputs.unsloth
-        else settings.get("vllm_gpu_memory_utilization", 0.3)
-    )
+    settings, card = inputs.settings, inputs.vram_bytes
+    share = settings.get("vllm_gpu_memory_utilization", 0.3)
+    if inputs.unsloth:
+        share = inputs.recipe.policy.gpu_memory_utilization
     if card is None:
         rule = f"vLLM takes a share of the card ({share:.0%}) for its own weights and cache"
-        raise RecipeError(
-            "use_vllm = True, and the card is not known",
-            rule=rule,
-            remedy="give vram_gb, what the card has in GB",
-        )
-    size, phase = round(share * card), "always"
+        remedy = "give vram_gb, what the card has in GB"
+        raise RecipeError("use_vllm = True, and the card is not known", rule=rule, remedy=remedy)
+    size = round(share * card)
+    high = size + round(0.1 * share * card)
     if not inputs.unsloth:
+        phase = "generation" if settings.get("vllm_enable_sleep_mode") else "always"
         formula = f"{share:.0%} of the card: vllm_gpu_memory_utilization"
-        if settings.get("vllm_enable_sleep_mode"):
-            phase = "generation"
-    else:
-        # Unsloth trains on the very weights that vLLM holds in its share, so what is left of it is
-        # vLLM's own. Taken as if the whole card were free when the model is loaded, and as if vLLM
-        # kept its share while the policy trains.
-        if weights.low > size:
-            value = f"policy.gpu_memory_utilization = {share:g}, {in_gb(size)} of the card"
-            rule = (
-                f"vLLM's share holds the weights ({in_gb(weights.low)}), and keys and values beside"
-                " them"
-            )
-            raise RecipeError(
-                value, rule=rule, remedy="raise it, or set policy.fast_inference: false"
-            )
-        formula = (
-            f"{share:.0%} of the card (policy.gpu_memory_utilization), less the weights, which it"
-            " shares with Unsloth"
-        )
-        size = max(size - weights.bytes, 0)
-    return Part(
-        "vLLM", phase, size, size, size + round(0.1 * share * card), False, formula, allocated=False
-    )
+        return Part("vLLM", phase, size, size, high, False, formula, allocated=False)
+    # Unsloth trains on the very weights that vLLM holds in its share, so what is left of it is
+    # vLLM's own. Taken as if the whole card were free when the model is loaded, and as if vLLM
+    # kept its share while the policy trains.
+    if weights.low > size:
+        value = f"policy.gpu_memory_utilization = {share:g}, {in_gb(size)} of the card"
+        held = f"vLLM's share holds the weights ({in_gb(weights.low)})"
+        remedy = "raise it, or set policy.fast_inference: false"
+        raise RecipeError(value, rule=f"{held}, and keys and values beside them", remedy=remedy)
+    formula = f"{share:.0%} of the card (policy.gpu_memory_utilization), less the shared weights"
+    own = max(size - weights.bytes, 0)
+    high += own - size
+    return Part("vLLM", "always", own, own, high, False, formula, allocated=False)
 
 
 def generation(inputs: Inputs) -> list[Part]:
@@ -345,70 +295,56 @@ def generation(inputs: Inputs) -> list[Part]:
     cache = kv_bytes(shape, sequences, tokens, element)
     heads = f"{shape.layers} layers x {shape.kv_heads} heads x {shape.head_dim}"
     formula = f"{sequences} sequences x {tokens} tokens x {heads} x 2 x {element} bytes"
-    reading = (
-        sequences
-        * inputs.prompt
-        * (element * 3 * shape.intermediate_size + (8 + element) * shape.hidden_size)
-    )
+    # A layer's keys or values, copied to add a token.
+    growth, more = cache // (2 * shape.layers), 0
+    if inputs.kernels == "unsloth":
+        rows = math.ceil((inputs.completion + 1) / _UNSLOTH_ROWS) * _UNSLOTH_ROWS
+        buffer = kv_bytes(shape, sequences, inputs.prompt + 1 + rows, element)
+        # The prompts' own are copied into the buffer.
+        growth, more = (
+            max(buffer - cache, 0),
+            kv_bytes(shape, sequences, inputs.prompt, element),
+        )
+    per_token = element * 3 * shape.intermediate_size + (8 + element) * shape.hidden_size
+    reading = sequences * inputs.prompt * per_token
     logits = sequences * shape.vocab_size * 14
-    growth, more = _growth(inputs, cache)
     said = "the growing cache, one layer's values of every prompt, logits of one token per sequence"
-    scratch = growth + reading + logits + _unpacked(inputs)
     return [
-        _exact("keys and values", "generation", cache, formula),
-        _rough("scratch", "generation", scratch, said, more),
+        _counted("keys and values", "generation", cache, formula),
+        _rough("scratch", "generation", growth + reading + logits + inputs.unpacked, said, more),
     ]
-
-
-def _growth(inputs: Inputs, cache: int) -> tuple[int, int]:
-    """Bytes beside the cache while it grows, and possible extra."""
-    shape, element, sequences = inputs.shape, inputs.element, inputs.sequences
-    if inputs.kernels == "torch":
-        return cache // (2 * shape.layers), 0  # a layer's keys or values, copied to add a token
-    rows = inputs.prompt + 1 + _UNSLOTH_ROWS * math.ceil((inputs.completion + 1) / _UNSLOTH_ROWS)
-    # the prompts' own, copied into the buffer
-    more = kv_bytes(shape, sequences, inputs.prompt, element)
-    if shape.model_type in GRAPHED:
-        # A captured decoding step keeps every layer's attention output, and an unpacked layer, in a
-        # separate pool.
-        outputs = sequences * shape.layers * shape.heads * shape.head_dim * element
-        more += 2 * outputs + inputs.largest * element + (shape.layers + 1) * _GRAPH
-    return max(kv_bytes(shape, sequences, rows, element) - cache, 0), more
 
 
 def training(inputs: Inputs) -> list[Part]:
     """What the forward and backward pass of one `per_device_train_batch_size` adds."""
-    shape, lora = inputs.shape, inputs.lora
-    formula = f"of LoRA: {lora:,} x {ADAPTER_BYTES} bytes"
+    shape = inputs.shape
     back = inputs.tokens * inputs.element * (3 * shape.intermediate_size + 4 * shape.hidden_size)
     said = "gradients of one layer's values, the largest layer unpacked"
     return [
-        _exact(
-            "gradients", "training", lora * ADAPTER_BYTES, formula, inputs.lora_more * ADAPTER_BYTES
-        ),
+        _adapter("gradients", "training", inputs),
         _activations(inputs),
         _logprobs(inputs),
-        _rough("scratch", "training", back + _unpacked(inputs), said),
+        _rough("scratch", "training", back + inputs.unpacked, said),
     ]
 
 
 def _activations(inputs: Inputs) -> Part:
-    shape, r, element = inputs.shape, inputs.recipe.lora.r, inputs.element
-    per_token = activation_bytes_per_token(
-        shape, kernels=inputs.kernels, r=r, element_bytes=element
+    shape, element = inputs.shape, inputs.element
+    layer = inputs.tokens * activation_bytes_per_token(
+        shape, kernels=inputs.kernels, r=inputs.recipe.lora.r, element_bytes=element
     )
-    layer = inputs.tokens * per_token
     ends = inputs.tokens * shape.hidden_size * 8  # the embedding's output and the last norm
-    inputs_of_layers = shape.layers * inputs.tokens * shape.hidden_size * element
+    one_input = inputs.tokens * shape.hidden_size * element
     more = 0
     if not inputs.settings.get("gradient_checkpointing"):
         size, said = shape.layers * layer, "every layer's values"
     elif inputs.kernels == "unsloth":
-        size = layer + 2 * inputs_of_layers // shape.layers
+        size = layer + 2 * one_input
         said = "one layer's values; Unsloth keeps the layers' inputs in the host's memory"
-        more = inputs_of_layers
+        more = shape.layers * one_input
     else:
-        size, said = layer + inputs_of_layers, "every layer's input, one layer's values"
+        size = layer + shape.layers * one_input
+        said = "every layer's input, one layer's values"
     formula = f"{inputs.rows} x {inputs.prompt + inputs.completion} tokens: {said}"
     return _rough("activations", "training", size + ends, formula, more)
 
@@ -427,17 +363,8 @@ def _logprobs(inputs: Inputs) -> Part:
         formula = f"tiles of {rows:,} x {columns:,} logits"
     else:
         size = scored * vocab * 10
-        formula = (
-            f"TRL's logits: {inputs.rows} x {inputs.completion + 1} x vocabulary {vocab:,} x 10"
-            " bytes "
-        )
-        formula += "(float32, their gradient, and it in 16 bits)"
+        formula = f"{scored:,} tokens x vocabulary {vocab:,} x 10 bytes (float32, 16-bit gradients)"
     return _rough("log-probabilities", "training", size, formula)
-
-
-def _unpacked(inputs: Inputs) -> int:
-    # The largest NF4 layer in 16 bits, while it is used.
-    return inputs.largest * inputs.element + 4 * math.ceil(inputs.largest / _NF4_BLOCK)
 
 
 def overhead(parts: Sequence[Part]) -> list[Part]:
@@ -449,33 +376,21 @@ def overhead(parts: Sequence[Part]) -> list[Part]:
     )
     unseen = []
     for phase in PHASES:
-        held = add(
-            [part for part in parts if part.phase in ("always", phase) and part.allocated]
-        ).bytes
-        part = _rough(
-            "CUDA and its allocator",
-            phase,
-            GB // 2 + held // 20,
-            formula,
-            held // 10,
-            allocated=False,
-        )
-        unseen.append(part)
+        held = add([one for one in parts if one.phase in ("always", phase) and one.allocated]).bytes
+        size = GB // 2 + held // 20
+        part = _rough("CUDA and its allocator", phase, size, formula, held // 10)
+        unseen.append(replace(part, allocated=False))
     return unseen
 
 
 def add(parts: Sequence[Part]) -> Span:
     """All parts together, each at the same end."""
-    return Span(*(sum(getattr(part, end) for part in parts) for end in ("bytes", "low", "high")))
+    return Span(*(sum(getattr(part, end) for part in parts) for end in Span._fields))
 
 
 def in_gb(size: float) -> str:
     """Bytes in words: GB, MB, kB of 1000."""
-    if size < 1000:
-        return f"{size:.0f} B"
     for unit, scale in (("GB", GB), ("MB", 10**6)):
         if size >= 0.1 * scale:
-            return (
-                f"{size / scale:.2f} {unit}" if size < 10 * scale else f"{size / scale:.1f} {unit}"
-            )
+            return f"{size / scale:.{2 if size < 10 * scale else 1}f} {unit}"
     return f"{size / 1000:.0f} kB"

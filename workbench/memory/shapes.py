@@ -45,7 +45,6 @@ class ModelShape:
     """
 
     name: str
-    model_type: str
     parameters: int  # all of them, unpacked; a tied output layer counts once
     hidden_size: int
     layers: int
@@ -116,67 +115,62 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
     from transformers import DynamicCache
 
     content = json.loads(config)
-    quantised, kind = content.get("quantization_config") or {}, content.get("model_type")
+    kind = content.get("model_type")
     try:
         full, model = _on_meta(config)
         text = full.get_text_config()
         hidden, heads = text.hidden_size, text.num_attention_heads
-        sizes = dict(
-            hidden_size=hidden,
-            layers=text.num_hidden_layers,
-            heads=heads,
-            vocab_size=text.vocab_size,
-        )
-        sizes["kv_heads"] = getattr(text, "num_key_value_heads", None) or heads
-        sizes["head_dim"] = getattr(text, "head_dim", None) or hidden // heads
-        sizes["intermediate_size"] = getattr(text, "intermediate_size", None) or 4 * hidden
+        sizes = {
+            "hidden_size": hidden,
+            "layers": text.num_hidden_layers,
+            "heads": heads,
+            "vocab_size": text.vocab_size,
+            "kv_heads": getattr(text, "num_key_value_heads", None) or heads,
+            "head_dim": getattr(text, "head_dim", None) or hidden // heads,
+            "intermediate_size": getattr(text, "intermediate_size", None) or 4 * hidden,
+        }
         if wrong := [key for key, size in sizes.items() if not isinstance(size, int) or size < 1]:
             raise ValueError(f"{wrong[0]} = {sizes[wrong[0]]!r}")
         cache = DynamicCache(config=full).layers
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        value = f"policy {name!r}: model_type = {kind!r}: {_first_line(error)[:200]}"
         rule = (
             "memory is estimated of models that the installed transformers builds from their"
             " config.json"
         )
-        value, remedy = (
-            f"policy {name!r}: model_type = {kind!r}: {first[:200]}",
-            "check config.json, or measure one step instead",
-        )
+        remedy = "check config.json, or measure one step instead"
         raise PolicyError(value, rule=rule, remedy=remedy) from error
     modules = {path.removeprefix("model."): module for path, module in model.named_modules()}
     output = model.get_output_embeddings()
-    linear = {
-        path: one
-        for path, one in modules.items()
-        if isinstance(one, torch.nn.Linear) and one is not output
-    }
-    norms = [
-        path
-        for path, one in modules.items()
-        if "layers.0." in path and "Norm" in type(one).__name__
-    ]
+    first_layer = [path for path in modules if "layers.0." in path]
+    norms = [path for path in first_layer if "Norm" in type(modules[path]).__name__]
     of_heads = [path for path in norms if path.endswith(("q_norm", "k_norm"))]
-    in_4bit = quantised.get("load_in_4bit") or quantised.get("_load_in_4bit")
+    quantised = content.get("quantization_config") or {}
+    in_4bit = bool(quantised.get("load_in_4bit") or quantised.get("_load_in_4bit"))
     return ModelShape(
         name=name,
-        model_type=kind,
         parameters=sum(one.numel() for one in model.parameters()),
         **sizes,
         tied=bool(full.tie_word_embeddings),
         matrices=tuple(
-            Matrix(path, one.out_features, one.in_features) for path, one in linear.items()
+            Matrix(path, module.out_features, module.in_features)
+            for path, module in modules.items()
+            if isinstance(module, torch.nn.Linear) and module is not output
         ),
         norms_per_layer=len(norms) - len(of_heads),
         qk_norm=bool(of_heads),
         windows=tuple(getattr(layer, "sliding_window", None) for layer in cache),
         caches=tuple(dict.fromkeys(type(layer).__name__ for layer in cache)),
         stacked=sum(one.numel() for one in model.parameters() if one.dim() == 3),
-        quantised=bool(in_4bit),
+        quantised=in_4bit,
         kept_16bit=tuple(quantised.get("llm_int8_skip_modules") or ()) if in_4bit else (),
         local=local,
         config=config,
     )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def unquantised(stacked: int, parameters: int) -> str:
@@ -211,32 +205,23 @@ def _adapter(
     from peft import LoraConfig, get_peft_model
 
     model = _on_meta(config)[1]
-    stacked = [
-        name.rpartition(".")[2]
-        for name, one in model.named_parameters()
-        if one.dim() == 3 and experts
-    ]
-    how: Fields = {
-        "target_modules": list(targets),
-        "lora_dropout": dropout,
-        "target_parameters": sorted(set(stacked)) or None,
-    }
+    stacked = {name.rpartition(".")[2] for name, one in model.named_parameters() if one.dim() == 3}
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model = get_peft_model(
-                model, LoraConfig(r=r, task_type="CAUSAL_LM", **how), low_cpu_mem_usage=True
+        with warnings.catch_warnings(action="ignore"):
+            how = LoraConfig(
+                r=r,
+                task_type="CAUSAL_LM",
+                target_modules=list(targets),
+                lora_dropout=dropout,
+                target_parameters=sorted(stacked) if experts else None,
             )
+            model = get_peft_model(model, how, low_cpu_mem_usage=True)
     except ValueError as error:
-        rule, remedy = (
-            "PEFT can put the adapter on this model",
-            "change lora.target_modules, or the setting that it names",
-        )
+        rule = "PEFT can put the adapter on this model"
+        remedy = "change lora.target_modules, or the setting that it names"
         raise RecipeError(f"lora: {error}", rule=rule, remedy=remedy) from error
-    return Adapter(
-        tuple(one.numel() for one in model.parameters() if one.requires_grad),
-        unmatched(model, targets),
-    )
+    sizes = tuple(one.numel() for one in model.parameters() if one.requires_grad)
+    return Adapter(sizes, unmatched(model, targets))
 
 
 def unmatched(model: Any, target_modules: Sequence[str]) -> tuple[str, ...]:
@@ -265,18 +250,17 @@ def _known(name: str) -> Fields | None:
     owner, model = name.split("/")
     # A repository of NF4 weights has the shape of the model that it was made from.
     plain = re.sub(r"(-unsloth)?-bnb-4bit$", "", model)
-    known = json.loads(KNOWN_FILE.read_text(encoding="utf-8"))
-    return next(
-        (e["config"] for e in known if plain in e["models"] and owner in (e["owner"], "unsloth")),
-        None,
-    )
+    for known in json.loads(KNOWN_FILE.read_text(encoding="utf-8")):
+        if plain in known["models"] and owner in (known["owner"], "unsloth"):
+            return known["config"]
+    return None
 
 
 def _cached(name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, "config.json")
-    return Path(found) if isinstance(found, str) else None
+    file = try_to_load_from_cache(name, "config.json")
+    return Path(file) if isinstance(file, str) else None
 
 
 def _read(place: str | Path, name: str) -> Fields:
@@ -285,9 +269,7 @@ def _read(place: str | Path, name: str) -> Fields:
     try:
         return PretrainedConfig.get_config_dict(place)[0]
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        value = f"policy {name!r}: config.json: {_first_line(error)}"
         rule = "memory is estimated from the config.json that transformers' save_pretrained wrote"
         remedy = "check the folder, or the model's page on the hub (a gated model needs HF_TOKEN)"
-        raise PolicyError(
-            f"policy {name!r}: config.json: {first}", rule=rule, remedy=remedy
-        ) from error
+        raise PolicyError(value, rule=rule, remedy=remedy) from error

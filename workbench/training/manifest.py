@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench import processes
-from workbench.data.split import fingerprint
 from workbench.kinds import Fields, Trainer
 from workbench.recipe import Recipe
 from workbench.rewards.library import max_score_of
 from workbench.run.differences import NOT_SET, Differences
 from workbench.run.directory import RunDirectory, environment, now, versions
-from workbench.task import Task
+from workbench.task import Task, fingerprint
 from workbench.training import settings as settings_of
 from workbench.training.loading import base_differs, eos_ids
 from workbench.training.plan import ONLY_STAGE, Stage

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench import processes
-from workbench.data.difficulty import load_profile
 from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
 from workbench.kinds import Fields
 from workbench.printable import printable
@@ -109,7 +108,6 @@ def prepare(
         *_of_stages(stages),
         *unread,
         *measured,
-        *_measured_in_01(task),
         *of_features,
     ]
     notes += [*of_shape, *chosen, *_warned(recipe, task, run), *heard, *one_gpu(backend, machine)]
@@ -164,23 +162,6 @@ def _measured(
         return list(stages), notes
     check_tokenizer(tokenizer, name)
     return [fit(stage, tokenizer, recipe.policy.max_seq_length) for stage in stages], notes
-
-
-def _measured_in_01(task: Task | None) -> list[str]:
-    beside = (
-        Path(task.source).with_name("difficulty.jsonl")
-        if task is not None and task.source
-        else None
-    )
-    if beside is None or not beside.is_file():
-        return []
-    try:
-        profile = load_profile(beside)
-    except DataError:  # it is something else of that name
-        return []
-    return [
-        f"measured in 01 with {profile.settings.get('policy')}: " + str(profile).replace("\n", "; ")
-    ]
 
 
 def _warned(recipe: Recipe, task: Task | None, run: RunDirectory | None) -> list[str]:

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from workbench import processes
-from workbench.data.split import fingerprint
 from workbench.errors import RunError
 from workbench.kinds import Fields, Model, Module, Trainer
 from workbench.recipe import Recipe
@@ -33,7 +32,7 @@ from workbench.run.control_file import RunState
 from workbench.run.differences import Differences, flat
 from workbench.run.directory import RunDirectory, versions
 from workbench.run.rollouts import query
-from workbench.task import Task, load_task
+from workbench.task import Task, fingerprint, load_task
 from workbench.training.loading import put_back, random_states
 from workbench.training.settings.algorithms import asked_settings
 from workbench.workspace import (

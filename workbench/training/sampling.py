@@ -16,13 +16,8 @@ import numpy as np
 from workbench.audit.prompt_format import format_advice, grader_for
 from workbench.data.answer_column import has_constant
 from workbench.data.difficulty import Profile, Solved, measure_difficulty, pick, row_key
-from workbench.data.template import (
-    PromptLengths,
-    TemplateCard,
-    prompt_lengths_tokens,
-    prompt_text,
-    template_card,
-)
+from workbench.data.rendering import PromptLengths, prompt_lengths_tokens, prompt_text
+from workbench.data.template import TemplateCard, template_card
 from workbench.errors import DataError
 from workbench.kinds import Fields, Model, Tokenizer
 from workbench.progress import count_line, progress_line

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from workbench.data.template import PromptLengths, prompt_lengths_tokens, template_notes
+from workbench.data.rendering import PromptLengths, prompt_lengths_tokens, template_notes
 from workbench.errors import RecipeError
 from workbench.kinds import Fields, Tokenizer
 from workbench.recipe import Recipe, StagePart

@@ -23,7 +23,6 @@ from typing import Any
 
 import yaml
 
-from workbench.data.split import fingerprint
 from workbench.demo import notebooks_folder
 from workbench.errors import WorkbenchError, nearest
 from workbench.exporting.making import export
@@ -35,7 +34,7 @@ from workbench.recipe import Recipe
 from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, CANCELLED, SAME_SCORE
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import read_batches
-from workbench.task import Row, Task, load_task
+from workbench.task import Row, Task, fingerprint, load_task
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.training.policy import Policy, load_policy

@@ -2,6 +2,7 @@
 
 from workbench.training.feature import Feature
 from workbench.training.features.adaptive import Adaptive
+from workbench.training.features.difficulty import MeasuredDifficulty
 from workbench.training.features.fitting import MemoryFit
 from workbench.training.features.generation import DecodingLoop
 from workbench.training.features.held_out import HeldOut
@@ -11,6 +12,7 @@ from workbench.training.features.warm_start import WarmStart
 from workbench.training.features.watchdog import HealthWatch
 
 FEATURES: tuple[type[Feature], ...] = (
+    MeasuredDifficulty,
     HealthWatch,
     Adaptive,
     RatioWatch,

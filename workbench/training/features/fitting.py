@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench import memory
 from workbench.errors import WorkbenchError
-from workbench.kinds import Fields, TrainerControl, TrainerState, TrainingArguments
+from workbench.kinds import TrainerControl, TrainerState, TrainingArguments
 from workbench.run.directory import RunDirectory
 from workbench.training import settings as settings_of
 from workbench.training.feature import Feature
@@ -107,17 +107,18 @@ class Fit:
     """
 
     def __init__(self, stage: Stage) -> None:
-        self.stage, self._measured, self._card = stage, False, memory.card()
+        self.stage, self._measured, card = stage, False, memory.card()
         self.estimate: memory.MemoryEstimate | None = None
         longest = max(stage.lengths_tokens, default=None)
-        self._how: Fields = {
-            "longest_prompt_tokens": longest,
-            "vram_gb": self._card[1] / 1e9 if self._card else None,
-        }
-        if self._card:
+        if card:
             # Where the shape of this model is not known, the run is the measurement.
             with contextlib.suppress(WorkbenchError):
-                self.estimate = memory.estimate(stage.recipe, stage.settings, **self._how)
+                self.estimate = memory.estimate(
+                    stage.recipe,
+                    stage.settings,
+                    longest_prompt_tokens=longest,
+                    vram_gb=card[1] / 1e9,
+                )
 
     def first_step_done(self, run: RunDirectory) -> None:
         """Record what the first whole step needed, beside the estimate."""
@@ -131,4 +132,4 @@ class Fit:
         """The error to raise: if memory ran out, one that names what would fit; else the same."""
         if not memory.is_oom(error):
             return error
-        return memory.explain_oom(error, self.stage.recipe, self.stage.settings, **self._how)
+        return memory.explain_oom(error, self.stage.recipe, self.stage.settings, self.estimate)

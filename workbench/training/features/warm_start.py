@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from workbench import processes
 from workbench.audit.completions import builders
-from workbench.data.template import prompt_text, turn_end
+from workbench.data.rendering import prompt_text
+from workbench.data.template import turn_end
 from workbench.errors import RecipeError, RunError
 from workbench.kinds import Fields, Trainer, TrainerControl, TrainerState, TrainingArguments
 from workbench.progress import progress_line

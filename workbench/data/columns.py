@@ -1,0 +1,243 @@
+"""Which column is the prompt and which the answer (always reported), and the answers as text: how
+they are written, and whether the prompt gives them away.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from datetime import date
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from workbench.data import reasons
+from workbench.data.answer_column import (
+    ANSWER_ALIASES,
+    MARK,
+    called,
+    is_number,
+    unit_of,
+)
+from workbench.data.prompts import last_turn
+from workbench.data.reasons import LeftOut, answer_is
+from workbench.errors import DataError, nearest
+from workbench.task import RESERVED_COLUMNS, Row
+
+_LONGEST = 60  # digits of an answer that is a number
+_NOUNS = ("answer", "solution", "result")
+# words that often stand for "there is none"
+PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,(?!\d{3}$)\d+", re.ASCII)  # 0,75; no thousands
+PROMPT_ALIASES = (
+    "query",
+    "question",
+    "problem",
+    "instruction",
+    "input",
+    "messages",
+    "conversations",
+)
+LAST_TURN = "assistant"  # the answer is what the assistant says last in the prompt's chat
+_NO_ANSWER = "none"
+_LIKELY = {
+    "prompt": re.compile("prompt|question|problem|instruction|query|task|input|text", re.I),
+    "answer": re.compile("answer|solution|label|target|expected", re.I),
+}
+
+
+class Columns(NamedTuple):
+    """Which columns hold prompt and answer, and how they were chosen."""
+
+    prompt: str
+    answer: str | None  # None: the task has no answers
+    notes: list[str]
+
+
+def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None) -> Columns:
+    """Which columns of these rows hold prompt and answer, requested as in `check`.
+
+    DataError: there is no such column, several could be meant, or a column has a name that TRL
+    reserves.
+    """
+    # A reserved name in some rows is those rows' fault; in all of them it is the dataset's.
+    reserved = RESERVED_COLUMNS - {prompt, answer}
+    if everywhere := reserved.intersection(*first):
+        rule = "TRL passes its own argument of that name to every reward function"
+        raise DataError(
+            f"a column is called {min(everywhere)!r}", rule=rule, remedy="rename the column"
+        )
+    columns = [name for name in {name: 0 for row in first for name in row} if name not in reserved]
+    chats = {name for row in first for name in row if last_turn(row[name], [])[1] is not None}
+    prompt, notes = _chosen("prompt", prompt, columns, PROMPT_ALIASES, chats)
+    if answer == _NO_ANSWER:
+        return Columns(prompt, None, notes)
+    if answer == LAST_TURN and prompt in chats and LAST_TURN not in columns:
+        note = f"answer: the assistant's last turn in {prompt!r}"
+        return Columns(prompt, LAST_TURN, [*notes, note])
+    answer, more = _chosen("answer", answer, columns, ANSWER_ALIASES, chats, prompt)
+    return Columns(prompt, answer, notes + more)
+
+
+def _chosen(
+    role: str,
+    requested: str | None,
+    columns: Sequence[str],
+    aliases: Sequence[str],
+    chats: Collection[str],
+    prompt: str | None = None,
+) -> tuple[str, list[str]]:
+    """(the column of a role, notes); `prompt`: the column that is taken already."""
+    names = [name for name in columns if name != prompt]
+    there = ", ".join(map(str, columns)) or "no columns"
+    if (requested or role) in names:
+        return requested or role, []
+    if requested is not None:
+        value = f"{role}_column = {requested!r}; the rows have {there}"
+        remedy = nearest(requested, map(str, names), "choose one of those")
+        raise DataError(value, rule=f"the {role} is a column of the rows", remedy=remedy)
+    matches = called(names, role, aliases)
+    if len(matches) == 1:
+        chooses = f"(--{role} or {role}_column chooses another)"
+        return matches[0], [f"{role}: taken from the column {matches[0]!r} {chooses}"]
+    value = f"no column {role!r}"
+    if matches:
+        value = f"{' and '.join(map(repr, matches))} could both be the {role}"
+    remedy = _say_which(role, matches, names, chats, prompt)
+    rule = f"the {role} is a column of the rows, called {role!r} or by its own name"
+    raise DataError(f"{value}; the rows have {there}", rule=rule, remedy=remedy)
+
+
+def _say_which(
+    role: str,
+    matches: Sequence[str],
+    names: Sequence[str],
+    chats: Collection[str],
+    prompt: str | None,
+) -> str:
+    # Each choice as it is typed in a terminal, and in Python.
+    chats_fit = prompt is None
+    likely = matches or [
+        name for name in names if _LIKELY[role].search(str(name)) or (chats_fit and name in chats)
+    ]
+    choices = {}
+    if prompt in chats:
+        choices = dict.fromkeys(likely[:1], "") | {LAST_TURN: " for what the assistant says last"}
+    elif names:
+        choices = {[*likely, *names][0]: ""}
+    if role == "answer":
+        choices[_NO_ANSWER] = " if no reward needs one"
+    ways = []
+    for name, when in choices.items():
+        plain = re.fullmatch(r"[\w.-]+", str(name))
+        typed = name if plain else json.dumps(str(name), ensure_ascii=False)
+        ways.append(f"--{role} {typed} ({role}_column={str(name)!r}){when}")
+    return f"say which: {', or '.join(ways)}" if ways else "give the rows named columns"
+
+
+class Writing:
+    """How a dataset's numeric answers are written: bare, with units, with decimal commas."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()  # by unit; "": a bare number; "0,75"
+        self.first: dict[str, str] = {}
+
+    def count(self, number: int, answer: str | None) -> None:
+        """Count the answer of a kept row."""
+        if answer is None:
+            return
+        unit = "" if answer.isdigit() or is_number(answer) else unit_of(answer)
+        for kind in (unit, "0,75" if _DECIMAL_COMMA.fullmatch(answer) else None):
+            if kind is not None:
+                self.counts[kind] += 1
+                self.first.setdefault(kind, f"{answer!r}, row {number}")
+
+    def notes(self) -> list[str]:
+        """Lines about answers that are not all written alike, or that a comma makes doubtful."""
+        notes = []
+        units = self.counts.copy()
+        if commas := units.pop("0,75", 0):
+            notes.append(
+                f"{commas} of the answers hold a comma as in 0,75 ({self.first['0,75']}): rewards"
+                " take them for two numbers; write 0.75 if they are decimals"
+            )
+        bare = units.pop("", 0)
+        if units and len(units) + bool(bare) > 1:
+            examples = "; ".join(self.first[unit] for unit, _ in units.most_common(3))
+            others = f" of {len(units)} units"
+            if bare:
+                others = f" {bare} bare number{'s' if bare > 1 else ''} ({self.first['']})"
+            notes.append(
+                f"{units.total()} answers are a number and a unit ({examples}),{others}: a reward"
+                " that compares them calls one form wrong where the other is the answer"
+            )
+        return notes
+
+
+def says(line: str, answer: str) -> bool:
+    """Whether a line says the answer and nothing after it: `The answer is $12.`, `#### 12`,
+    `\\boxed{12}`; in linear time.
+    """
+    line, wanted = line.casefold(), _bare(answer)
+    for mark in (*_NOUNS, MARK, "<answer>", "\\boxed"):
+        _, marked, rest = line.rpartition(mark)
+        if mark in _NOUNS:
+            rest = rest.lstrip("* \t")
+            marked = marked and rest.startswith(("is ", "is:", ":", "="))
+            rest = rest.removeprefix("is")
+        if marked and _bare(rest) == wanted:
+            return True
+    return False
+
+
+def _bare(text: str) -> str:
+    text = text.strip().casefold().replace("</answer>", "").replace("\\boxed", "")
+    text = text.strip(" \t*\"'`{}()$.!:=")
+    return text.replace(",", "") if is_number(text) else text
+
+
+def answer_as_text(answer: Any, repairs: list[str]) -> str:
+    """The answer as text, which rewards compare and Arrow takes in every row, or LeftOut; what was
+    repaired is added to `repairs`.
+    """
+    if hasattr(answer, "tolist"):  # numpy's numbers and arrays
+        answer = answer.tolist()
+    match answer:
+        case None:
+            raise LeftOut(reasons.NO_ANSWER)
+        case str():
+            text, repair = answer.strip(), "surrounding white space taken off"
+            if not text:
+                raise LeftOut(reasons.EMPTY_ANSWER)
+        case [str() | int() | float() as only]:
+            text, repair = answer_as_text(only, []), "taken out of a list of one"
+        case bool():
+            raise LeftOut(answer_is("true or false, not text"))
+        case dict():
+            raise LeftOut(answer_is("an object, not text"))
+        case []:
+            raise LeftOut(answer_is("an empty list"))
+        case [_, _, *_]:
+            raise LeftOut(answer_is("a list of several"))
+        case int() | float():
+            text, repair = _number_as_text(answer), "number written as text"
+        case Decimal() | date():  # a datetime is a date
+            text, repair = str(answer), f"{type(answer).__name__} written as text"
+        case _:
+            raise LeftOut(answer_is(f"a {type(answer).__name__}, not text"))
+    if text != answer:
+        repairs.append(f"answer: {repair}")
+    return text
+
+
+def _number_as_text(number: float) -> str:
+    if isinstance(number, float):
+        if not math.isfinite(number):
+            raise LeftOut(answer_is("not a finite number"))
+        # A spreadsheet and JSON both make 4.0 of a whole number now and then.
+        return repr(int(number) if number == int(number) and abs(number) < 1e15 else number)
+    if abs(number) >= 10**_LONGEST:
+        raise LeftOut(answer_is(f"a number of more than {_LONGEST} digits"))
+    return repr(int(number))
