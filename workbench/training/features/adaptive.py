@@ -30,16 +30,15 @@ class Adaptive(Feature):
         """RecipeError for a function that the stage does not have, or a weight that cannot
         adapt.
         """
-        suite = stage.suite
-        if suite is None:
+        if stage.suite is None:
             return
-        if unknown := sorted(set(stage.adaptive) - set(suite.names)):
-            rule, remedy = (
-                "an adaptive weight names one of the task's reward functions",
-                f"choose from {', '.join(suite.names)}",
+        if unknown := sorted(set(stage.adaptive) - set(stage.suite.names)):
+            raise RecipeError(
+                f"{where}adaptive_weights: {unknown[0]!r}",
+                rule="an adaptive weight names one of the task's reward functions",
+                remedy=f"choose from {', '.join(stage.suite.names)}",
             )
-            raise RecipeError(f"{where}adaptive_weights: {unknown[0]!r}", rule=rule, remedy=remedy)
-        AdaptiveWeights(stage.adaptive, suite)
+        AdaptiveWeights(stage.adaptive, stage.suite)
 
     @classmethod
     def of(cls, session: Any) -> Adaptive | None:
@@ -47,21 +46,11 @@ class Adaptive(Feature):
 
     def begin_stage(self, stage: Stage) -> None:
         self.weights = AdaptiveWeights(stage.adaptive, stage.scored_by[1])
-
-    def on_batch(self, scored: ScoredBatch) -> None:
-        self.weights.note(scored)
-
-    def changes(self, weights: dict[str, float]) -> list[Fields]:
-        return self.weights.due(weights)
-
-    def reloaded(self, suite: RewardSuite) -> None:
-        self.weights.reloaded(dict(zip(suite.names, suite.task.reward_funcs, strict=True)))
+        self.on_batch, self.changes = self.weights.note, self.weights.due
+        self.reloaded, self.restore = self.weights.reloaded, self.weights.restore
 
     def state(self) -> Fields:
         return {"adaptive": self.weights.state}
-
-    def restore(self, state: Fields) -> None:
-        self.weights.restore(state.get("adaptive", {}))
 
 
 class AdaptiveWeights:
@@ -77,22 +66,21 @@ class AdaptiveWeights:
     """
 
     def __init__(self, parts: dict[str, AdaptivePart], suite: RewardSuite) -> None:
-        weights = dict(zip(suite.names, suite.weights, strict=True))
-        self.parts, self.begun_with = parts, {name: weights[name] for name in parts}
-        for name in [name for name in parts if not weights[name]]:
-            remedy = f"give {name} a weight, or leave it out of adaptive_weights"
-            raise RecipeError(
-                f"adaptive_weights: {name} has the weight 0",
-                rule="a factor changes it",
-                remedy=remedy,
-            )
-        self._best: dict[str, float | None] = {}
-        self.reloaded(dict(zip(suite.names, suite.task.reward_funcs, strict=True)))
+        self.parts = parts
+        self.begun_with = dict(zip(suite.names, suite.weights, strict=True))
+        for name in parts:
+            if not self.begun_with[name]:
+                raise RecipeError(
+                    f"adaptive_weights: {name} has the weight 0",
+                    rule="a factor changes it",
+                    remedy=f"give {name} a weight, or leave it out of adaptive_weights",
+                )
+        self.reloaded(suite)
         self.state: dict[str, Fields] = {
             "most_seen": dict.fromkeys(parts, 0.0),
             "steps": dict.fromkeys(parts, 0),
+            "scores": {name: [] for name in parts},
         }
-        self.state["scores"] = {name: [] for name in parts}
 
     def note(self, scored: ScoredBatch) -> None:
         """Take in one scored batch."""
@@ -100,9 +88,8 @@ class AdaptiveWeights:
             column = scored.scores[:, scored.names.index(name)]
             if not np.isnan(column).all():
                 self.state["scores"][name].append(float(np.nanmean(column)))
-                self.state["most_seen"][name] = max(
-                    self.state["most_seen"][name], float(np.nanmax(column))
-                )
+                most = max(self.state["most_seen"][name], float(np.nanmax(column)))
+                self.state["most_seen"][name] = most
 
     def due(self, weights: dict[str, float]) -> list[Fields]:
         """Called once per step: each `function` to change now (never a muted one), its new weight
@@ -114,30 +101,29 @@ class AdaptiveWeights:
             scores = self.state["scores"][name]
             if steps[name] < part.every or not scores or not weights.get(name):
                 continue
-            best, mean = self._best[name] or self.state["most_seen"][name], float(np.mean(scores))
             steps[name], self.state["scores"][name] = 0, []
-            success = mean / best if best > 0 else 0.0  # nothing was ever earned
+            best = self.best[name] or self.state["most_seen"][name]
+            success = float(np.mean(scores)) / best if best > 0 else 0.0  # nothing was ever earned
             factor = part.up if success < part.below else part.down if success > part.above else 1.0
             low, high = sorted(bound * self.begun_with[name] for bound in (part.least, part.most))
             weight = min(max(weights[name] * factor, low, -LARGEST_WEIGHT), high, LARGEST_WEIGHT)
             if weight != weights[name]:
-                said = f"pays {success:.0%} of {best:g}" if best > 0 else "paid nothing"
+                pays = f"pays {success:.0%} of {best:g}" if best > 0 else "paid nothing"
                 edge = f"below {part.below:.0%}" if factor > 1 else f"above {part.above:.0%}"
-                changes.append(
-                    {
-                        "function": name,
-                        "value": weight,
-                        "why": f"{said} over {part.every} steps, {edge}",
-                    }
-                )
+                why = f"{pays} over {part.every} steps, {edge}"
+                changes.append({"function": name, "value": weight, "why": why})
         return changes
 
-    def reloaded(self, reward_funcs: Fields) -> None:
+    def reloaded(self, suite: RewardSuite) -> None:
         """Functions were loaded: their stated maximum may have changed."""
-        for name in self.parts.keys() & reward_funcs.keys():
-            self._best[name] = self.parts[name].best_score or max_score_of(reward_funcs[name])
+        functions = dict(zip(suite.names, suite.task.reward_funcs, strict=True))
+        self.best = {
+            name: part.best_score or max_score_of(functions[name])
+            for name, part in self.parts.items()
+            if name in functions
+        }
 
     def restore(self, state: Fields) -> None:
-        """Continue from a saved `state`."""
+        """Continue from a checkpoint's state."""
         for key, by_function in self.state.items():
-            by_function.update(state.get(key, {}))
+            by_function.update(state.get("adaptive", {}).get(key, {}))
