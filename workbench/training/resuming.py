@@ -448,10 +448,8 @@ def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> 
     kept = kept_task(run, number)
     # The run's own task is recorded with the first stage that has no other; with none, if each
     # stage has its own.
-    places = [number]
-    if number is None:
-        places = [place for place, part in enumerate(recipe.stages) if not part.task]
-        places = places if recipe.stages else [0]
+    shared = [place for place, part in enumerate(recipe.stages) if not part.task]
+    places = ([0] if not recipe.stages else shared) if number is None else [number]
     begun = _recorded(run.manifest(), places[0]) if places else {}
     if kept.is_file():
         source = Path(begun.get("source", name))

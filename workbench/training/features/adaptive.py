@@ -4,8 +4,6 @@ trains.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from workbench.errors import RecipeError
@@ -24,6 +22,7 @@ class Adaptive(Feature):
     """
 
     key = "adaptive"
+    of_recipe = True
 
     @classmethod
     def check(cls, stage: Stage, where: str) -> None:
@@ -39,10 +38,6 @@ class Adaptive(Feature):
                 remedy=f"choose from {', '.join(stage.suite.names)}",
             )
         AdaptiveWeights(stage.adaptive, stage.suite)
-
-    @classmethod
-    def of(cls, session: Any) -> Adaptive | None:
-        return cls(session) if session.policy else None
 
     def begin_stage(self, stage: Stage) -> None:
         self.weights = AdaptiveWeights(stage.adaptive, stage.scored_by[1])

@@ -42,6 +42,7 @@ class Trackers(Feature):
     """The trackers of a run's `report_to`; the main process reports."""
 
     key = "trackers"
+    of_recipe = True
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
@@ -56,10 +57,6 @@ class Trackers(Feature):
         )
         for line in lines:
             print(line)
-
-    @classmethod
-    def of(cls, session: Any) -> Trackers | None:
-        return cls(session) if session.policy else None
 
     @classmethod
     def check(cls, stage: Stage, where: str) -> None:

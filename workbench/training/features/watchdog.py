@@ -54,11 +54,8 @@ class HealthWatch(Feature):
         """What the last check would have found, for a run that was killed before it wrote its
         result.
         """
-        wrong = [
-            to_json(each)
-            for each in examine_run(run, last=LATEST)
-            if each.state in (ALARM, WARNING)
-        ]
+        verdicts = examine_run(run, last=LATEST)
+        wrong = [to_json(each) for each in verdicts if each.state in (ALARM, WARNING)]
         return {"health": wrong, "reward_errors": reward_errors(run.events())}
 
     def begin_stage(self, stage: Stage) -> None:
@@ -111,12 +108,8 @@ class HealthWatch(Feature):
             return
         for verdict in dog.look():
             recorder.event("health", step, **to_json(verdict))
-            print(
-                printable(
-                    f"step {step}: {verdict.state.upper()}: {verdict.line} -> {verdict.remedy}"
-                ),
-                flush=True,
-            )
+            line = f"{verdict.state.upper()}: {verdict.line} -> {verdict.remedy}"
+            print(printable(f"step {step}: {line}"), flush=True)
         recorder.tell("verdicts", dog.verdicts)
 
     # -- as a feature
@@ -178,17 +171,13 @@ def nothing_learnt(recorder: Any) -> str:
     about: Fields = {}
     with contextlib.suppress(RunError):
         about = recorder.run.manifest()
-    theirs, never = (
-        about.get("attached"),
-        qualified("no completion was right", unstated_right(about)),
-    )
+    theirs = about.get("attached")
     why = "look at the rewards with `workbench probe`" if theirs else "look at the rewards in 02"
     if not (recorder.right or recorder.run.warm_start.is_file()):
-        start = (
-            "take easier prompts, or more completions of each"
-            if theirs
-            else "begin with `warm_start: 32` in the recipe"
-        )
+        start = "begin with `warm_start: 32` in the recipe"
+        if theirs:
+            start = "take easier prompts, or more completions of each"
+        never = qualified("no completion was right", unstated_right(about))
         why = f"{never}: where `workbench probe` finds nothing wrong, {start}"
     text = ""
     if recorder.scored and recorder.all_dead:
@@ -203,12 +192,9 @@ def nothing_learnt(recorder: Any) -> str:
 
 def words_of(dog: Watchdog, name: str) -> str:
     """The verdicts in a line, and which requested settings did nothing; `name`: the run's."""
-    idle = [
-        setting for each in dog.verdicts for setting in each.evidence.get("inert_requested", ())
-    ]
-    words = [
-        dog.words,
-        f"of the settings requested these did nothing: {', '.join(idle)}" if idle else "",
-    ]
+    idle = [name for each in dog.verdicts for name in each.evidence.get("inert_requested", ())]
+    words = [dog.words]
+    if idle:
+        words.append(f"of the settings requested these did nothing: {', '.join(idle)}")
     told = "; ".join(filter(None, words))
     return f"; {told} (`workbench watch {name} --once` says more)" if told else ""

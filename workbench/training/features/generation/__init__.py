@@ -76,14 +76,11 @@ class DecodingLoop(Feature):
     """The loop, for as long as a stage of a recipe's run trains."""
 
     key = "generation"
+    of_recipe = True
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
         self.loop = Generation(session.policy.model)
-
-    @classmethod
-    def of(cls, session: Any) -> DecodingLoop | None:
-        return cls(session) if session.policy else None
 
     @classmethod
     def generates(cls, stage: Stage, machine: Machine, shape: ModelShape | None) -> str | None:
