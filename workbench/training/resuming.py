@@ -352,7 +352,7 @@ class Restored:
                 not point.state["optimizer"]["groups"]
             ),
             "the next row of metrics covers only the steps after the checkpoint": (
-                point.step % args.logging_steps
+                args.logging_steps > 1 and point.step % args.logging_steps
             ),
         }
         self.inexact += [remark for remark, holds in remarks.items() if holds]

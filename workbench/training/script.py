@@ -299,14 +299,13 @@ class _Reader:
                 if value not in (*_NOTHING, _AS_IT_IS.get(name)) and not _CODE.fullmatch(name):
                     self._leave_out(call.line, name, value)
             elif config or new is not None:
-                self._put(where, new, call.line, name)
-                if new != value:
+                if self._put(where, new, call.line, name) and new != value:
                     self._note(call.line, f"{name} = {value!r} becomes {where} = {new!r}")
             if name == "model" and isinstance(value, str):
                 self._put("policy.backend", "transformers", call.line)
 
-    def _put(self, where: str, value: object, line: int, name: str = "") -> None:
-        # The first value stays.
+    def _put(self, where: str, value: object, line: int, name: str = "") -> bool:
+        # The first value stays; whether it is this one.
         part, _, leaf = where.rpartition(".")
         today = MOVED.get(leaf, f"grpo.{ALIASES.get(leaf, leaf)}") if part == "grpo" else where
         if today not in self.stated:
@@ -316,6 +315,7 @@ class _Reader:
         if first != value:
             text = f"{name or where} = {value!r} is left out: {today} is {first!r} in line {at}"
             self._note(line, text)
+        return first == value
 
     def _read_task(self, trainers: list[Call]) -> None:
         # The task, where the dataset is one that ships; a note on reward functions and data.
@@ -380,8 +380,7 @@ class _Reader:
         self._note(line, f"{name}{'' if name == '**' else ' = '}{text} is left out: {why}")
 
     def _note(self, line: int, text: str) -> None:
-        if f"line {line}: {text}" not in self.notes:
-            self.notes.append(f"line {line}: {text}")
+        self.notes.append(f"line {line}: {text}")
 
 
 def _is(name: str, kind: str) -> bool:

@@ -1,5 +1,10 @@
 """Adaptive weights: a reward function's weight follows its success, within bounds, while a stage
 trains.
+
+A function that succeeds too seldom weighs more, one that nearly always does weighs less; success is
+the share of its best score that it pays on average. Only the ratio between several functions'
+weights matters: `scale_rewards: group` divides advantages by their own spread. Changes are requests
+like any other, so the record holds them.
 """
 
 from __future__ import annotations
@@ -17,87 +22,67 @@ from workbench.training.plan import Stage
 
 
 class Adaptive(Feature):
-    """The adaptive weights of the current stage. Changes are requests like any other, so the record
-    holds them.
-    """
+    """The adaptive weights of the current stage."""
 
     key = "adaptive"
     of_recipe = True
 
     @classmethod
     def check(cls, stage: Stage, where: str) -> None:
-        """RecipeError for a function that the stage does not have, or a weight that cannot
-        adapt.
-        """
-        if stage.suite is None:
-            return
-        if unknown := sorted(set(stage.adaptive) - set(stage.suite.names)):
-            raise RecipeError(
-                f"{where}adaptive_weights: {unknown[0]!r}",
-                rule="an adaptive weight names one of the task's reward functions",
-                remedy=f"choose from {', '.join(stage.suite.names)}",
-            )
-        AdaptiveWeights(stage.adaptive, stage.suite)
+        if stage.suite is not None:
+            cls(None).follow(stage.adaptive, stage.suite, where)
 
     def begin_stage(self, stage: Stage) -> None:
-        self.weights = AdaptiveWeights(stage.adaptive, stage.scored_by[1])
-        self.on_batch, self.changes = self.weights.note, self.weights.due
-        self.reloaded, self.restore = self.weights.reloaded, self.weights.restore
+        self.follow(stage.adaptive, stage.scored_by[1])
 
-    def state(self) -> Fields:
-        return {"adaptive": self.weights.state}
-
-
-class AdaptiveWeights:
-    """Follows the success of the functions that a recipe names, and decides when a weight should
-    change.
-
-    A function that succeeds too seldom weighs more, one that nearly always does weighs less;
-    success is the share of its best score that it pays on average. Only the ratio between several
-    functions' weights matters: `scale_rewards: group` divides advantages by their own spread. The
-    bounds are taken from the weights that the suite has at first; RecipeError for a weight of 0,
-    which no factor changes. `state`, for JSON, holds by function the mean `scores` of the batches
-    and the `steps` since the last decision, and `most_seen`.
-    """
-
-    def __init__(self, parts: dict[str, AdaptivePart], suite: RewardSuite) -> None:
-        self.parts = parts
-        self.begun_with = dict(zip(suite.names, suite.weights, strict=True))
-        for name in parts:
-            if not self.begun_with[name]:
+    def follow(self, parts: dict[str, AdaptivePart], suite: RewardSuite, where: str = "") -> None:
+        """Follow these functions, with bounds of the suite's weights; RecipeError for one that it
+        does not have, or whose weight of 0 no factor changes.
+        """
+        weights = dict(zip(suite.names, suite.weights, strict=True))
+        for name in sorted(parts):
+            if name not in weights:
                 raise RecipeError(
-                    f"adaptive_weights: {name} has the weight 0",
+                    f"{where}adaptive_weights: {name!r}",
+                    rule="an adaptive weight names one of the task's reward functions",
+                    remedy=f"choose from {', '.join(weights)}",
+                )
+            if not weights[name]:
+                raise RecipeError(
+                    f"{where}adaptive_weights: {name} has the weight 0",
                     rule="a factor changes it",
                     remedy=f"give {name} a weight, or leave it out of adaptive_weights",
                 )
+        self.parts, self.begun_with = parts, weights
+        self.most_seen = dict.fromkeys(parts, 0.0)
+        self.steps = dict.fromkeys(parts, 0)  # since the last decision
+        self.scores: dict[str, list[float]] = {name: [] for name in parts}  # means of batches
         self.reloaded(suite)
-        self.state: dict[str, Fields] = {
-            "most_seen": dict.fromkeys(parts, 0.0),
-            "steps": dict.fromkeys(parts, 0),
-            "scores": {name: [] for name in parts},
+
+    def reloaded(self, suite: RewardSuite) -> None:
+        functions = dict(zip(suite.names, suite.task.reward_funcs, strict=True))
+        self.best = {
+            name: part.best_score or max_score_of(functions[name])
+            for name, part in self.parts.items()
+            if name in functions
         }
 
-    def note(self, scored: ScoredBatch) -> None:
-        """Take in one scored batch."""
+    def on_batch(self, scored: ScoredBatch) -> None:
         for name in self.parts.keys() & set(scored.names):
             column = scored.scores[:, scored.names.index(name)]
             if not np.isnan(column).all():
-                self.state["scores"][name].append(float(np.nanmean(column)))
-                most = max(self.state["most_seen"][name], float(np.nanmax(column)))
-                self.state["most_seen"][name] = most
+                self.scores[name].append(float(np.nanmean(column)))
+                self.most_seen[name] = max(self.most_seen[name], float(np.nanmax(column)))
 
-    def due(self, weights: dict[str, float]) -> list[Fields]:
-        """Called once per step: each `function` to change now (never a muted one), its new weight
-        `value`, and `why`.
-        """
-        changes, steps = [], self.state["steps"]
+    def changes(self, weights: dict[str, float]) -> list[Fields]:
+        changes = []
         for name, part in self.parts.items():
-            steps[name] += 1
-            scores = self.state["scores"][name]
-            if steps[name] < part.every or not scores or not weights.get(name):
+            self.steps[name] += 1
+            scores = self.scores[name]
+            if self.steps[name] < part.every or not scores or not weights.get(name):  # muted: 0
                 continue
-            steps[name], self.state["scores"][name] = 0, []
-            best = self.best[name] or self.state["most_seen"][name]
+            self.steps[name], self.scores[name] = 0, []
+            best = self.best[name] or self.most_seen[name]
             success = float(np.mean(scores)) / best if best > 0 else 0.0  # nothing was ever earned
             factor = part.up if success < part.below else part.down if success > part.above else 1.0
             low, high = sorted(bound * self.begun_with[name] for bound in (part.least, part.most))
@@ -109,16 +94,10 @@ class AdaptiveWeights:
                 changes.append({"function": name, "value": weight, "why": why})
         return changes
 
-    def reloaded(self, suite: RewardSuite) -> None:
-        """Functions were loaded: their stated maximum may have changed."""
-        functions = dict(zip(suite.names, suite.task.reward_funcs, strict=True))
-        self.best = {
-            name: part.best_score or max_score_of(functions[name])
-            for name, part in self.parts.items()
-            if name in functions
-        }
+    def state(self) -> Fields:
+        kept = {"most_seen": self.most_seen, "steps": self.steps, "scores": self.scores}
+        return {"adaptive": kept}
 
     def restore(self, state: Fields) -> None:
-        """Continue from a checkpoint's state."""
-        for key, by_function in self.state.items():
+        for key, by_function in self.state()["adaptive"].items():
             by_function.update(state.get("adaptive", {}).get(key, {}))

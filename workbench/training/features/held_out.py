@@ -23,7 +23,7 @@ from workbench import processes
 from workbench.data.difficulty import row_key
 from workbench.errors import RecipeError
 from workbench.health.trends import GAINED, Z_95, paired_gain, percent, share
-from workbench.kinds import Fields, TrainerState
+from workbench.kinds import Fields, Model, TrainerState
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.held_out import (
@@ -126,7 +126,10 @@ class HeldOut(Feature):
         # as training generates at a time
         self.how |= {"samples": 1, "seed": recipe.seed, "batch_size": plan.batch.completions}
         self.key = hashlib.sha256(json.dumps(asked_for, sort_keys=True).encode()).hexdigest()[:16]
-        counted = held_out([*run.events(), {"event": "continued", "step": begun_at}])
+        events = run.events()
+        before = [each for each in events if each.get("event") == "held_out"]
+        self._before = [each for each in before if each["key"] == self.key]
+        counted = held_out([*events, {"event": "continued", "step": begun_at}])
         self.measurements = counted if counted and counted[-1]["key"] == self.key else []
         measured = (run.manifest().get("before") or {}).get("held_out") or {}
         self.seconds = measured.get("seconds", 0.0)  # before it was resumed
@@ -177,12 +180,18 @@ class HeldOut(Feature):
         started = time.perf_counter()
         try:
             with random_kept():
+                adapter = "base" if base else _sum(self.policy.model)
+                # What a kill lost of the run may be trained again to the same weights, which need
+                # not be measured again.
+                key = step, adapter
+                same = [own for own in self._before if (own["step"], own["adapter"]) == key]
+                numbers = {**same[-1], "seconds": 0.0} if same else self._numbers(step, base)
                 event: Fields = {
-                    **self._numbers(step, base),
+                    **numbers,
                     "event": "held_out",
                     "step": step,
                     "key": self.key,
-                    "adapter": "base" if base else "trained",
+                    "adapter": adapter,
                 }
                 measurements = [*self.measurements, event]
                 if best_of(measurements) is event:
@@ -194,7 +203,8 @@ class HeldOut(Feature):
             words = "held-out prompts are no longer measured, training continues"
             print(f"step {step}: {words}: {why}", flush=True)
             return
-        event["seconds"] = time.perf_counter() - started
+        if not same:
+            event["seconds"] = time.perf_counter() - started
         self.seconds += event["seconds"]
         self.measurements[:] = measurements  # in place: the verdicts on the run's health look at it
         if step:
@@ -269,3 +279,15 @@ class HeldOut(Feature):
             "share": self.seconds / max(1e-9, seconds),
         }
         return {"held_out": report}
+
+
+def _sum(model: Model) -> str:
+    import torch
+
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            digest.update(name.encode())
+            raw = weight.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            digest.update(raw.numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -122,14 +122,7 @@ def _environment(name: str, place: Path) -> tuple[dict[str, str], str]:
     """(environment variables that its library reads and the user has not set, the line that says
     where it writes).
     """
-    # A database is what MLflow wants; its small edition (mlflow-skinny) has none and keeps files.
-    database = importlib.util.find_spec("sqlalchemy")
-    words = {
-        "place": str(place),
-        "folder": shown(place),
-        "project": PROJECT,
-        "store": f"sqlite:///{place}/mlflow.db" if database else place.as_uri(),
-    }
+    words = {"place": str(place), "folder": shown(place), "project": PROJECT}
     known = KNOWN.get(name, {})
     wanted = {key: text.format(**words) for key, text in known.get("environment", {}).items()}
     # Without a key wandb asks for one, or waits.
