@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import logging
-import os
 import random
 import re
 import warnings
@@ -118,16 +117,16 @@ def base_files(source: str | Path) -> Fields:
         if folder.is_dir():
             patterns = (*_DECIDING, *TOKENIZER_FILES)
             files = {file for each in patterns for file in folder.glob(each) if file.is_file()}
-            return {file.name: _summed(file, file.stat()) for file in sorted(files)}
+            sums: Fields = {}
+            for file in sorted(files):
+                at = file.stat()
+                sums[file.name] = _as_it_is(file, at.st_ino, at.st_mtime_ns, at.st_ctime_ns)
+            return sums
         from huggingface_hub import try_to_load_from_cache
 
         if isinstance(there := try_to_load_from_cache(str(source), "config.json"), str):
             return {"name": str(source), "revision": Path(there).parent.name}
     return {}
-
-
-def _summed(file: Path, at: os.stat_result) -> list[Any]:
-    return _as_it_is(file, at.st_ino, at.st_mtime_ns, at.st_ctime_ns)
 
 
 @functools.lru_cache  # a base may be large, and a run is exported in six formats

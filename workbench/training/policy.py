@@ -181,7 +181,9 @@ def load_policy(
     import torch
 
     started = time.perf_counter()
-    without = _without_vllm(asked.backend) if fast_inference else ""
+    cuda, without = torch.cuda.is_available(), ""
+    if fast_inference:
+        without = why_not(asked.backend, cuda=cuda, missing=missing(imports=cuda))
     how: Fields = {
         "load_in_4bit": asked.load_in_4bit,
         "max_seq_length": asked.max_seq_length,
@@ -230,7 +232,7 @@ def load_policy(
         without = without or "Unsloth loads this model, or on this GPU, without it, and prints why"
         notes.append(f"{NOT_IN_FORCE}{without}; {COST}")
     device = f"the CPU ({torch.get_num_threads()} threads)"
-    if torch.cuda.is_available():
+    if cuda:
         device = torch.cuda.get_device_name()
     if asked.backend != "unsloth" and "unsloth" in sys.modules:
         version += _BESIDE
@@ -306,13 +308,6 @@ def _check_not_replaced() -> None:
                 remedy="restart the kernel, and choose backend transformers before anything is"
                 " loaded",
             )
-
-
-def _without_vllm(backend: str) -> str:
-    import torch
-
-    cuda = torch.cuda.is_available()
-    return why_not(backend, cuda=cuda, missing=missing(imports=cuda))
 
 
 def _count(number: int) -> str:

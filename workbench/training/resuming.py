@@ -40,7 +40,6 @@ from workbench.workspace import (
     replace_folder,
     shown,
     size_and_sum,
-    sum_of,
     to_json,
     write_json,
 )
@@ -114,11 +113,8 @@ def check_finite(model: Model, run: RunDirectory, step: int, weights: Fields | N
     }
     broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
     if broken:
-        raise not_numbers(
-            run,
-            f"after step {step} {len(broken)} of the trained tensors hold nan or inf, {broken[0]}"
-            " first",
-        )
+        tensors = f"{len(broken)} of the trained tensors hold nan or inf, {broken[0]} first"
+        raise not_numbers(run, f"after step {step} {tensors}")
 
 
 def not_numbers(run: RunDirectory, what: str) -> RunError:
@@ -256,13 +252,10 @@ def _whole_state(folder: Path, run: RunDirectory) -> Fields:
         raise ValueError(f"{_STATE} was changed")
     if state["run"] != run.identity:
         raise ValueError("it is another run's")
-    for name, (size, digest) in state["files"].items():
-        found = folder / name
-        if not found.is_file():
+    for name, saved in state["files"].items():
+        if not (folder / name).is_file():
             raise ValueError(f"{name} is missing")
-        if found.stat().st_size != size:
-            raise ValueError(f"{name} has {found.stat().st_size:,} bytes of {size:,}")
-        if sum_of(found) != digest:
+        if size_and_sum(folder / name) != saved:
             raise ValueError(f"{name} was changed")
     return state
 

@@ -298,9 +298,10 @@ class _Reader:
             if isinstance(value, ast.AST) or new is ... or not where:
                 if value not in (*_NOTHING, _AS_IT_IS.get(name)) and not _CODE.fullmatch(name):
                     self._leave_out(call.line, name, value)
-            elif config or new is not None:
-                if self._put(where, new, call.line, name) and new != value:
-                    self._note(call.line, f"{name} = {value!r} becomes {where} = {new!r}")
+            elif new is None and not config:
+                continue  # it asks for nothing
+            elif self._put(where, new, call.line, name) and new != value:
+                self._note(call.line, f"{name} = {value!r} becomes {where} = {new!r}")
             if name == "model" and isinstance(value, str):
                 self._put("policy.backend", "transformers", call.line)
 

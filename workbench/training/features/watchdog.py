@@ -121,7 +121,7 @@ class HealthWatch(Feature):
 
     def resumed(self, step: int, begun: int) -> None:
         """Take in what the record holds of the stage, so that no alarm is raised twice."""
-        if self.works:
+        if self.working:
             self.session.recorder.watching(self, lambda: self._fill(step, begun))
 
     def _fill(self, step: int, begun: int) -> None:
@@ -144,25 +144,25 @@ class HealthWatch(Feature):
 
     def closing(self, step: int) -> None:
         """The last check."""
-        if self.works:
+        if self.working:
             self.session.recorder.watching(self, lambda: self.look(step))
 
     @property
-    def works(self) -> bool:
-        """Whether it still checks: it was not left out."""
-        return self.dog is not None and self in self.session.recorder.watchers
+    def working(self) -> Watchdog | None:
+        """What still checks; None: it was left out."""
+        return self.dog if self in self.session.recorder.watchers else None
 
     def result(self, seconds: float) -> Fields:
         """The alarms and warnings of the last check."""
-        return {"health": self.dog.found() if self.dog is not None and self.works else []}
+        return {"health": self.working.found() if self.working else []}
 
     def words(self) -> str:
         """Words on a run that cannot have learnt, on scores that functions failed to give, and on
         what the verdicts found.
         """
         text = nothing_learnt(self.session.recorder)
-        if self.dog is not None and self.works:
-            text += words_of(self.dog, self.session.run.name)
+        if dog := self.working:
+            text += words_of(dog, self.session.run.name)
         return text
 
 
