@@ -223,7 +223,7 @@ TRAINED = {
         [
             "line 2: model = model is left out: not read",
             "line 3: model = model is left out: not read",
-            *(NO_ADAPTER, "line 3: a second trainer, GRPOTrainer, is left out", NO_MODEL, CODE, context(512, 96)),
+            *(NO_ADAPTER, "line 3: this GRPOTrainer is left out", NO_MODEL, CODE, context(512, 96)),
         ],
         {"task": "arithmetic"},
     ),

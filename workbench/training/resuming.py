@@ -231,7 +231,8 @@ def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
             place = state["stage"], state["step"], state["done"]
             return Point(folder, *place, state, tuple(damaged))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            why = error if type(error) is ValueError else f"{_STATE}: {error!r}"
+            known = type(error) is ValueError
+            why = error if known else f"{_STATE}: {type(error).__name__}: {error}"
             damaged.append(f"{name} is damaged ({why})")
     remedy = "start a new run, with a lower grpo.save_steps"
     if damaged:

@@ -247,7 +247,7 @@ class _Reader:
             self._note(trainers[0].line, text)
         for call in [*trainers[1:], *self.calls("SFTTrainer")]:
             text = "is left out: a recipe's `stages:` and `warm_start:` train one adapter further"
-            self._note(call.line, f"a second trainer, {call.name}, {text}")
+            self._note(call.line, f"this {call.name} {text}")
         libraries = {name.partition(".")[0] for name in self.modules.values()}
         plain = libraries & {"trl", "transformers"} and "unsloth" not in libraries
         if plain and "policy.backend" not in self.stated:
@@ -272,9 +272,9 @@ class _Reader:
         calls, trainers = self.calls(kind), self.calls(_TRAINER)
         given = [node for call in trainers for name, node in call.arguments if name == argument]
         names = {ast.unparse(node) for node in given}
-        last = max((call.line for call in trainers), default=sys.maxsize)
         used = [call for call in calls if not given or call.bound_to & names]
-        used = [call for call in used if call.line <= last]
+        if trainers:
+            used = [call for call in used if call.line <= trainers[-1].line]
         if kind == _CONFIG and len(calls) == 1:
             used = calls
         for call in calls:
