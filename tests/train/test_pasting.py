@@ -439,6 +439,8 @@ LEFT_OUT = [
     ("GRPOConfig(**more)", r"line 1: \*\*more is left out"),
     ("a = GRPOConfig(beta=0.1)\na.beta = 0.3", "line 2: a.beta = ... is left out: only keywords"),
     ("GRPOTrainer(m, f, GRPOConfig())\ntrainer.args.beta = 0.3", "line 2: trainer.args.beta = ... is left out"),
+    ("LoraConfig(r=8, megatron_core=0)", "megatron_core = 0 is left out: a recipe has no field"),
+    ("AutoModelForCausalLM.from_pretrained('a/b', output_loading_info=False)", "output_loading_info = False is left out"),
     ("LoraConfig(r=8, lora_alfa=16)", "lora_alfa = 16 is left out: a recipe has no field"),
     ("LoraConfig(r=4, target_modules='.*proj')", "target_modules = '.*proj' is left out"),
     ("FastLanguageModel.from_pretrained('a/b', max_seq_len=512)", "max_seq_len = 512 is left out"),

@@ -78,12 +78,11 @@ _WHY = LEFT_OUT | {
 }
 # Values that ask for what is done anyway.
 _AS_IT_IS = {
-    "bias": "none",
-    "task_type": "CAUSAL_LM",
-    "bnb_4bit_quant_type": "nf4",
-    "bnb_4bit_use_double_quant": True,
-}
-_NOTHING = (None, False, [], {}, [None, None])
+    "bias": "none", "task_type": "CAUSAL_LM", "inference_mode": False, "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True, "load_in_8bit": False, "load_in_fp8": False,
+    "full_finetuning": False, "trust_remote_code": False, "use_rslora": False, "use_dora": False,
+}  # fmt: skip
+_NOTHING = (None, [], {}, [None, None])
 _CODE = re.compile(r"reward_func\w*|(train_)?dataset|processing_class|tokenizer")
 # What TRL does, where a script leaves a setting to it.
 _TRLS = {"learning_rate": "1e-06, for full fine-tuning", "max_steps": "3 epochs"}
@@ -198,7 +197,7 @@ class _Reader:
             for node in self.nodes
             if isinstance(node, ast.Call)
         ]
-
+        # names that stand for the result of a call that is read
         self.results = {name for call in self.calls(_READ) for name in call.bound_to}
 
     def _call(self, node: ast.Call, bound_to: set[str]) -> Call:
@@ -296,7 +295,8 @@ class _Reader:
             where = f"grpo.{name}" if config else _FIELDS.get(name)
             new = value if config else _as_recipe(name, value)
             if isinstance(value, ast.AST) or new is ... or not where:
-                if value not in (*_NOTHING, _AS_IT_IS.get(name)) and not _CODE.fullmatch(name):
+                usual = value in _NOTHING or _AS_IT_IS.get(name, ...) == value
+                if not usual and not _CODE.fullmatch(name):
                     self._leave_out(call.line, name, value)
             elif new is None and not config:
                 continue  # it asks for nothing
@@ -343,8 +343,10 @@ class _Reader:
                 why = f"{library} is not installed here; where it is, put it back"
                 self._note(line, f"{name} is left out: {why}")
             elif name in ELSEWHERE or name not in {*fields, *ALIASES, *MOVED, *LEFT_OUT}:
-                why = "the installed GRPOConfig has no field of that name; the nearest is"
-                why = ELSEWHERE.get(name, f"{why} {nearest_setting(name, fields)!r}")
+                near = nearest_setting(name, fields)
+                why = "the installed GRPOConfig has no field of that name"
+                why += f"; the nearest is {near!r}" if near else ""
+                why = ELSEWHERE.get(name, why)
                 self._note(line, f"{name} = {value!r} is left out: {why}")
             else:
                 continue
