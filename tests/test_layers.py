@@ -179,7 +179,7 @@ USED_BY = {"generation": {"workbench.training.sampling"}}  # the loop samples ou
 def features() -> list[str]:
     """Names of the modules, or folders, in which features are."""
     folder = MODULES[FEATURES].parent
-    return sorted(file.stem for file in folder.iterdir() if file.stem[0] != "_")
+    return sorted({file.stem for file in folder.iterdir() if file.stem[0] != "_"})
 
 
 def test_a_feature_is_imported_by_the_tuple_alone():

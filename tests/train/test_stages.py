@@ -14,7 +14,7 @@ from workbench.run.metrics import weight_of
 from workbench.run.rollouts import query
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
-from workbench.training.features.adaptive import AdaptiveWeights
+from workbench.training.features.adaptive import Adaptive
 from workbench.training.policy import load_policy
 from workbench.training.trainer import train
 
@@ -153,13 +153,19 @@ def suite():
     return RewardSuite(Task("t", [{"prompt": "x"}], [half_reward, double_reward], [1.0, 0.5]), 2)
 
 
+def following(parts, suite):
+    adaptive = Adaptive(None)
+    adaptive.follow(parts, suite)
+    return adaptive
+
+
 def test_a_weight_grows_while_its_function_fails_and_shrinks_when_it_succeeds(suite):
-    adaptive = AdaptiveWeights({"double_reward": AdaptivePart(every=2)}, suite)
+    adaptive = following({"double_reward": AdaptivePart(every=2)}, suite)
     weights = {"half_reward": 1.0, "double_reward": 0.5}
     found = []
     for mean in (0.2, 0.4, 1.0, 1.0, 1.9, 2.0):  # of 2: 15 % -> grows; 50 % -> stays; 97.5 % -> shrinks
-        adaptive.note(Scored([0, 0], [mean, mean]))
-        changes = adaptive.due(weights)
+        adaptive.on_batch(Scored([0, 0], [mean, mean]))
+        changes = adaptive.changes(weights)
         weights.update({change["function"]: change["value"] for change in changes})
         found.append(weights["double_reward"])
     assert found == pytest.approx([0.5, 0.6, 0.6, 0.6, 0.6, 0.54])
@@ -167,28 +173,28 @@ def test_a_weight_grows_while_its_function_fails_and_shrinks_when_it_succeeds(su
 
 def test_it_stays_within_its_bounds(suite):
     parts = {"double_reward": AdaptivePart(every=1, up=10, down=0.01)}
-    adaptive, weights = AdaptiveWeights(parts, suite), {"half_reward": 1.0, "double_reward": 0.5}
+    adaptive, weights = following(parts, suite), {"half_reward": 1.0, "double_reward": 0.5}
     for mean, expected in ((0, 2.0), (0, 2.0), (2, 0.125), (2, 0.125)):  # 4 x and 0.25 x 0.5
-        adaptive.note(Scored([0], [mean]))
-        weights.update({change["function"]: change["value"] for change in adaptive.due(weights)})
+        adaptive.on_batch(Scored([0], [mean]))
+        weights.update({change["function"]: change["value"] for change in adaptive.changes(weights)})
         assert weights["double_reward"] == expected
 
 
 def test_without_a_stated_maximum_success_is_of_the_most_that_was_seen(suite):
-    adaptive = AdaptiveWeights({"half_reward": AdaptivePart(every=1)}, suite)
-    adaptive.note(Scored([4.0, 0.0, 0.0, 0.0], [0, 0, 0, 0]))
-    [change] = adaptive.due({"half_reward": 1.0, "double_reward": 0.5})
+    adaptive = following({"half_reward": AdaptivePart(every=1)}, suite)
+    adaptive.on_batch(Scored([4.0, 0.0, 0.0, 0.0], [0, 0, 0, 0]))
+    [change] = adaptive.changes({"half_reward": 1.0, "double_reward": 0.5})
     assert change["value"] == pytest.approx(1.2)
     assert change["why"] == "pays 25% of 4 over 1 steps, below 30%"
 
 
 def test_a_muted_function_is_left_alone_and_one_without_weight_is_refused(suite):
-    adaptive = AdaptiveWeights({"double_reward": AdaptivePart(every=1)}, suite)
-    adaptive.note(Scored([0], [0]))
-    assert adaptive.due({"half_reward": 1.0, "double_reward": 0.0}) == []
+    adaptive = following({"double_reward": AdaptivePart(every=1)}, suite)
+    adaptive.on_batch(Scored([0], [0]))
+    assert adaptive.changes({"half_reward": 1.0, "double_reward": 0.0}) == []
     silent = RewardSuite(suite.task, 2, {"double_reward": 0.0})
     with pytest.raises(RecipeError, match="has the weight 0"):
-        AdaptiveWeights({"double_reward": AdaptivePart()}, silent)
+        following({"double_reward": AdaptivePart()}, silent)
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def test_its_mark_and_a_script_that_has_one():
     assert [(mark.step, mark.text) for mark in marks] == [(1, "warm start on 24")]
     text = "from trl import GRPOConfig, SFTTrainer\nSFTTrainer(model, rows)\nGRPOConfig(max_steps=5, learning_rate=1e-5)\n"
     notes = "\n".join(read_script(text, fields={"max_steps", "learning_rate"}).notes)
-    assert "line 2: SFTTrainer is left out: recipe field warm_start" in notes
+    assert "line 2: this trl.SFTTrainer is left out" in notes
 
 
 # -- sampling and training ---------------------------------------------------------------------------------------------

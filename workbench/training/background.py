@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 from workbench.errors import RunError
-from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
 from workbench.workspace import made, renamed, resolve, shown, workspace, write_json
@@ -43,8 +42,9 @@ class Started:
 
     def log_tail(self) -> str:
         """The end of what the process printed."""
-        files = ([self.run.path / LOG_NAME] if self.run else []) + [self._folder / LOG_NAME]
-        printed = next((file.read_bytes()[-_TAIL_BYTES:] for file in files if file.is_file()), b"")
+        files = [run.path / LOG_NAME] if (run := self.run) else []
+        files = [file for file in [*files, self._folder / LOG_NAME] if file.is_file()]
+        printed = files[0].read_bytes()[-_TAIL_BYTES:] if files else b""
         return printed.decode("utf-8", "replace").replace("\r", "\n")
 
     @property
@@ -62,14 +62,11 @@ class Started:
         self.process.wait(timeout_s)
         run = self.run
         if self.error or run is None:
-            log, rule = (
-                shown((run.path if run else self._folder) / LOG_NAME),
-                "a started run loads its policy, checks and trains",
-            )
+            log = (run.path if run else self._folder) / LOG_NAME
             raise RunError(
                 self.error or "no run was there",
-                rule=rule,
-                remedy=f"fix the error above; the full output: {log}",
+                rule="a started run loads its policy, checks and trains",
+                remedy=f"fix the error above; the full output: {shown(log)}",
             )
         return run
 
@@ -102,7 +99,8 @@ def start(
         if time.time() - old.stat().st_mtime > _FORGOTTEN_S:
             shutil.rmtree(old, ignore_errors=True)
     if isinstance(recipe, RunDirectory):
-        words = ["continue", str(recipe.path), *(["--steps", str(steps)] if steps else [])]
+        words = ["continue", str(recipe.path)]
+        words += ["--steps", str(steps)] if steps else []
     else:
         check_name(recipe.run_name)
         recipe.save(folder / "recipe.yaml")
@@ -112,22 +110,27 @@ def start(
         LOG: str(folder / LOG_NAME),
         "PYTHONUNBUFFERED": "1",
     }
-    command = [sys.executable, "-m", "workbench.cli", *words]
-    where: Fields = {"cwd": workspace(), "env": {**os.environ, **told}}
     with (folder / LOG_NAME).open("wb") as log:
-        streams: Fields = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
         # Not in the kernel's process group: an Interrupt of a cell, or the kernel's end, is not
         # meant for the run.
-        return Started(
-            subprocess.Popen(command, **where, **streams, start_new_session=True), folder
+        process = subprocess.Popen(
+            [sys.executable, "-m", "workbench.cli", *words],
+            cwd=workspace(),
+            env=os.environ | told,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
+    return Started(process, folder)
 
 
 def announce(run: RunDirectory) -> None:
     """In the process that `start` made: report that the run exists, and move its output into the
     run's folder.
     """
-    log, file, own = os.environ.pop(LOG, None), os.environ.pop(ANNOUNCE, None), run.path / LOG_NAME
+    log, file = (os.environ.pop(name, None) for name in (LOG, ANNOUNCE))
+    own = run.path / LOG_NAME
     if log and Path(log).is_file():
         if own.exists():  # of an earlier session
             renamed(own, own.with_suffix(".log.before"))

@@ -36,6 +36,7 @@ POLL_S = 0.1
 ECHO_S = 2.0
 CARRIED = "the stage before"  # who asked for a reload that a stage inherits
 SAMPLED_PROMPTS = 4
+_NAMED = ("function", "value")
 _ON_REWARDS = ("weight", "mute", "unmute", "reload")
 
 
@@ -61,32 +62,26 @@ class RunControl:
         """
 
         def interrupted(signum: int, frame: object) -> None:
-            if self._interrupted_by and time.monotonic() - self._interrupted_at < ECHO_S:
+            now = time.monotonic()
+            if self._interrupted_by and now - self._interrupted_at < ECHO_S:
                 return
+            self._interrupted_at = now
             if self._interrupted_by:
-                self._interrupted_at = time.monotonic()  # its echo must not end what is saved now
-                raise KeyboardInterrupt
-            by = "interrupt" if signum == signal.SIGINT else "SIGTERM"
-            self._interrupted_by, self._interrupted_at = by, time.monotonic()
+                raise KeyboardInterrupt  # whose echo must not end what is saved now
+            by = self._interrupted_by = "interrupt" if signum == signal.SIGINT else "SIGTERM"
             if not is_main():
                 return
             # Whatever the handler does happens in the middle of a step: an error here must not
             # become the step's.
             with contextlib.suppress(Exception):
                 write_request(self.run, "stop", by, {})
-                print(
-                    f"stopping after this step; to abort at once, interrupt again in {ECHO_S:g}"
-                    " seconds or later",
-                    flush=True,
-                )
+                again = f"to abort at once, interrupt again in {ECHO_S:g} seconds or later"
+                print(f"stopping after this step; {again}", flush=True)
 
         # Python lets only the main thread handle signals; elsewhere the caller's own handling stays
         # in force.
-        signals = (
-            (signal.SIGINT, signal.SIGTERM)
-            if threading.current_thread() is threading.main_thread()
-            else ()
-        )
+        main = threading.current_thread() is threading.main_thread()
+        signals = (signal.SIGINT, signal.SIGTERM) if main else ()
         before = {number: signal.signal(number, interrupted) for number in signals}
         try:
             yield
@@ -123,20 +118,18 @@ class RunControl:
         """
         self.step, self.flags = step, flags
         with self.recorder.timed():
-            asked, later = (
-                [*self._held, *self._taken()],
-                (("checkpoint",) if begins else CHANGES if ends else ()),
-            )
-            self._held = [request for request in asked if request.action in later]
-            asked = [request for request in asked if request.action not in later]
+            requests = [*self._held, *self._taken()]
+            later = ("checkpoint",) if begins else CHANGES if ends else ()
+            self._held = [request for request in requests if request.action in later]
+            requests = [request for request in requests if request.action not in later]
             if not ends and not begins:
                 # Written as a request like any other, so that the record has it; and read back at
                 # once.
                 for by, change in self.around.changes(self.weights):
                     if is_main():
                         write_request(self.run, "weight", by, change)
-                asked += self._taken()
-            if self._handle(asked):
+                requests += self._taken()
+            if self._handle(requests):
                 self._wait()
         # An Interrupt's own line could not be written, or stands after what was read.
         self.stopped_by = self.stopped_by or self._interrupted() or None
@@ -175,40 +168,38 @@ class RunControl:
         """
         state = self.recorder.state
         past = [event for event in state.changes if event["step"] >= self.stage.offset]
-        for event in [event for event in past if event["action"] == "reload"][-1:]:
-            self.step = event["step"]
-            self._reload(self.run.path / event["file"])
-        changed = {event["action"] for event in past}
-        if changed & set(_ON_REWARDS):
+        changed = {event["action"]: event for event in past}
+        if reload := changed.get("reload"):
+            self.step = reload["step"]
+            self._reload(self.run.path / reload["file"])
+        if changed.keys() & set(_ON_REWARDS):
             self._set_weights(state.weights)
         if "beta" in changed:
             self._beta(cast(float, state.beta))
         if "learning_rate" in changed:
             self._learning_rate(cast(float, state.learning_rate))
 
-    def _handle(self, asked: list[Request], waiting: bool = False) -> bool:
+    def _handle(self, requests: list[Request], waiting: bool = False) -> bool:
         """Answer these requests; whether the run should wait from here on."""
-        for request in asked:
-            match request.action:
-                case "pause":
-                    waiting = self.stopped_by is None
-                    self._answer(request, why=None if waiting else "the run stops", applied=waiting)
-                case "resume":
-                    self._answer(
-                        request, why=None if waiting else "the run was not paused", applied=waiting
-                    )
-                    waiting = False
-                case _:
-                    self._one(request)
-                    waiting = waiting and self.stopped_by is None
+        for request in requests:
+            why = None
+            if request.action == "pause":
+                waiting = self.stopped_by is None
+                why = None if waiting else "the run stops"
+            elif request.action == "resume":
+                why = None if waiting else "the run was not paused"
+                waiting = False
+            else:
+                self._one(request)
+                waiting = waiting and self.stopped_by is None
+                continue
+            self._answer(request, why=why, applied=why is None)
         return waiting
 
     def _wait(self) -> None:
         began, waiting = time.monotonic(), True
-        print(
-            f"paused after step {self.step}; `workbench control {self.run.name} resume` continues",
-            flush=True,
-        )
+        words = f"`workbench control {self.run.name} resume` continues"
+        print(f"paused after step {self.step}; {words}", flush=True)
         while waiting and not self._interrupted():
             time.sleep(POLL_S)
             self.run.lock.beat()
@@ -225,9 +216,8 @@ class RunControl:
         try:
             why = request.details.pop("why", None)
             if not request.action:
-                line = request.details["line"]
                 raise RequestError(
-                    f"control.jsonl: {line!r}",
+                    f"control.jsonl: {request.details['line']!r}",
                     rule="a request is one JSON object",
                     remedy="use send()",
                 )
@@ -235,27 +225,22 @@ class RunControl:
             self._answer(request, **{"why": why, **details, **self._apply(request, **details)})
         except Exception as error:
             # anything that a user's edited file does on loading must not end the run
-            said = (
-                str(error)
-                if isinstance(error, WorkbenchError)
-                else f"{type(error).__name__}: {error}"
-            )
-            print(
-                f"step {self.step}: {request.action or 'request'} refused, training continues:"
-                f" {said}",
-                flush=True,
-            )
-            self._answer(request, why=said, applied=False, **_named(request.details))
+            known = isinstance(error, WorkbenchError)
+            why = str(error) if known else f"{type(error).__name__}: {error}"
+            refused = f"{request.action or 'request'} refused, training continues"
+            print(f"step {self.step}: {refused}: {why}", flush=True)
+            given = {key: request.details[key] for key in _NAMED if key in request.details}
+            self._answer(request, why=why, applied=False, **given)
 
     def _answer(
         self, request: Request, *, why: str | None = None, applied: bool = True, **found: object
     ) -> None:
-        trainer, waits = self.trainer, 0
+        args, waits = self.trainer.args, 0
         # steps that still learn from completions that were generated before now
         if request.action in _ON_REWARDS:
             # forward passes of one generation
-            window = trainer.args.steps_per_generation * trainer.num_iterations
-            waits = -(-(-trainer._step % window) // trainer.args.gradient_accumulation_steps)
+            window = args.steps_per_generation * self.trainer.num_iterations
+            waits = -(-(-self.trainer._step % window) // args.gradient_accumulation_steps)
         found |= {"why": why} if why else {}
         self._record(request, self.step, self.step + 1 + waits, applied=applied, **found)
 
@@ -284,22 +269,23 @@ class RunControl:
     def _weight(self, action: str, function: str, value: float) -> Fields:
         before, muted = self.weights, self.recorder.state.muted
         if function not in before:
-            rule = "only the stage's reward functions have weights"
             raise RequestError(
-                f"function {function!r}", rule=rule, remedy=f"choose from {', '.join(before)}"
+                f"function {function!r}",
+                rule="only the stage's reward functions have weights",
+                remedy=f"choose from {', '.join(before)}",
             )
         if action == "unmute" and function not in muted:
-            remedy = f"its weight is {before[function]:g}; `weight` changes it"
             raise RequestError(
-                f"unmute {function}: it is not muted", rule="unmute undoes a mute", remedy=remedy
+                f"unmute {function}: it is not muted",
+                rule="unmute undoes a mute",
+                remedy=f"its weight is {before[function]:g}; `weight` changes it",
             )
         value = {"mute": 0.0, "unmute": muted.get(function, 0.0)}.get(action, value)
         after = {**before, function: value}
         if not any(after.values()):
-            rule = "the reward is the weighted sum of the functions"
             raise RequestError(
                 f"{', '.join(after)}: all would weigh 0",
-                rule=rule,
+                rule="the reward is the weighted sum of the functions",
                 remedy="give another one a weight first",
             )
         self._set_weights(after)
@@ -313,21 +299,15 @@ class RunControl:
         self.trainer.reward_weights = torch.tensor(self.suite.weights, dtype=torch.float32)
 
     def _reload(self, file: Path | None = None) -> Fields:
-        source, trainer, old, before = (
-            resolve(file or self.stage.source),
-            self.trainer,
-            self.suite,
-            self.weights,
-        )
+        trainer, old, before = self.trainer, self.suite, self.weights
+        source = resolve(file or self.stage.source)
         if not source.is_file():
-            rule = "reward functions are reloaded from the file that they came from"
-            remedy = "train a task file (notebook 02 writes one)"
             raise RequestError(
-                f"reload: task {self.task.name!r} is not a file", rule=rule, remedy=remedy
+                f"reload: task {self.task.name!r} is not a file",
+                rule="reward functions are reloaded from the file that they came from",
+                remedy="train a task file (notebook 02 writes one)",
             )
-        task = (
-            load_task(self.stage.source, file) if file and self.stage.source else load_task(source)
-        )
+        task = load_task(self.stage.source, file) if file else load_task(source)
         weights = {
             name: before.get(name, own)
             for name, own in zip(task.function_names, task.weights, strict=True)
@@ -341,13 +321,10 @@ class RunControl:
         try:
             suite.rehearse(self.stage.rows)  # the prompts stay those of the run
             if AWAITED in suite.functions.places.values() and not trainer._has_async_funcs:
-                rule = (
-                    "TRL starts the event loop for coroutines when a run begins, and only if the"
-                    " run has a coroutine"
-                )
                 raise RequestError(
                     "reload: a reward function is now a coroutine",
-                    rule=rule,
+                    rule="TRL starts the event loop for coroutines when a run begins, and only if"
+                    " the run has a coroutine",
                     remedy="start a new run",
                 )
             # Kept, so that the run can go on, although the file is edited again.
@@ -363,29 +340,24 @@ class RunControl:
         self._set_weights(self.weights)
         self.around.each("reloaded", suite)
         old.close()
-        found = {
+        same = f"the reward functions in {shown(source)} are already in effect: nothing changed"
+        return {
             "before": before,
             "after": self.weights,
             "hash_before": old.hash,
             "hash_after": suite.hash,
+            "file": f"tasks/{kept.name}",
+            **({"why": same} if suite.hash == old.hash else {}),
         }
-        same = f"the reward functions in {shown(source)} are already in effect: nothing changed"
-        return (
-            found
-            | {"file": f"tasks/{kept.name}"}
-            | ({"why": same} if suite.hash == old.hash else {})
-        )
 
     def _beta(self, value: float) -> Fields:
         before, trainer = self.trainer.beta, self.trainer
         if value and trainer.ref_model is None and not hasattr(trainer.model, "peft_config"):
-            rule = (
-                "without an adapter, TRL loads the reference when the trainer is made, and only if"
-                " beta > 0"
-            )
-            remedy = "make the trainer with beta > 0 in its GRPOConfig"
             raise RequestError(
-                f"beta = {value:g}: this trainer has no reference model", rule=rule, remedy=remedy
+                f"beta = {value:g}: this trainer has no reference model",
+                rule="without an adapter, TRL loads the reference when the trainer is made, and"
+                " only if beta > 0",
+                remedy="make the trainer with beta > 0 in its GRPOConfig",
             )
         if value and not before:
             # What is left of a batch that serves several steps has no reference's
@@ -402,10 +374,8 @@ class RunControl:
             # The schedule multiplies its base by a factor of the step; the factor goes on as it was
             # planned.
             for group, base in zip(trainer.optimizer.param_groups, schedule.base_lrs, strict=True):
-                group["initial_lr"], group["lr"] = (
-                    value,
-                    value * (float(group["lr"]) / base if base else 1.0),
-                )
+                group["lr"] = value * (float(group["lr"]) / base if base else 1.0)
+                group["initial_lr"] = value
             schedule.base_lrs = [value] * len(schedule.base_lrs)
             schedule._last_lr = [float(group["lr"]) for group in trainer.optimizer.param_groups]
         trainer.args.learning_rate = self.stage.settings["learning_rate"] = value
@@ -413,44 +383,31 @@ class RunControl:
 
     def _sample(self) -> Fields:
         if self.policy is None:
-            value, rule = (
-                "sample: this trainer was not made from a recipe",
-                "the workbench samples from policies that it loaded",
-            )
             raise RequestError(
-                value,
-                rule=rule,
+                "sample: this trainer was not made from a recipe",
+                rule="the workbench samples from policies that it loaded",
                 remedy="train with wb.train(recipe), or wb.make_trainer(plan, policy)",
             )
-        from workbench.training.sampling import sample
+        from workbench.training.sampling import scored_groups
 
         task, held_out = self.task, bool(len(self.task.held_out))
-        rows = list(
-            (task.with_ids(task.held_out) if held_out else self.stage.rows)[:SAMPLED_PROMPTS]
-        )
-        options = {
-            name: self.stage.settings[name] for name in ("max_completion_length", "temperature")
-        }
-        found = [
-            group[0]
-            for group in sample(
-                self.policy, [row["prompt"] for row in rows], seed=self.step, **options
-            )
-        ]
-        texts = [completion.text for completion in found]
-        scores = self.suite.score_each(rows, texts, [completion.ids for completion in found])
-        for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        rows = task.with_ids(task.held_out) if held_out else self.stage.rows
+        rows = list(rows[:SAMPLED_PROMPTS])
+        how = {name: self.stage.settings[name] for name in ("max_completion_length", "temperature")}
+        groups = scored_groups(self.policy, task, rows, self.suite, 1, seed=self.step, **how)
+        for row, [own] in zip(rows, groups, strict=True):
             line = {
                 "step": self.step,
                 "held_out": held_out,
                 "prompt": row["prompt"],
                 "answer": row.get(task.answer_column),
+                "completion": own["completion"],
+                "scores": {name: own[f"score.{name}"] for name in self.suite.names},
             }
-            own = {name: scored.scores[number] for name, scored in scores.items()}
-            is_main() and append_line(
-                self.run.path / "samples.jsonl", {**line, "completion": text, "scores": own}
-            )
-        return {"file": "samples.jsonl", "completions": len(texts), "first": texts[0][:500]}
+            if is_main():
+                append_line(self.run.path / "samples.jsonl", line)
+        first = groups[0][0]["completion"][:500]
+        return {"file": "samples.jsonl", "completions": len(rows), "first": first}
 
 
 def save_now(trainer: Trainer) -> None:
@@ -466,13 +423,6 @@ def _far(what: str, before: float, after: float) -> dict[str, str]:
     if before > 0 and after > 10 * before:
         return {"why": f"WARNING: {after / before:.3g} times the effective {what}; {undone}"}
     if before > 0 > after:
-        return {
-            "why": (
-                f"WARNING: negative weight: what this function rewarded is now penalised; {undone}"
-            )
-        }
+        penalised = "negative weight: what this function rewarded is now penalised"
+        return {"why": f"WARNING: {penalised}; {undone}"}
     return {}
-
-
-def _named(details: Fields) -> Fields:
-    return {key: details[key] for key in ("function", "value") if key in details}

@@ -42,6 +42,7 @@ class Feature:
     """
 
     key = ""
+    of_recipe = False  # only for policies that the workbench loaded
 
     def __init__(self, session: Any) -> None:
         self.session = session
@@ -92,7 +93,7 @@ class Feature:
         """The feature for this session's run; None: the run does not use it. The trainer is not
         touched yet.
         """
-        return cls(session)
+        return cls(session) if session.policy or not cls.of_recipe else None
 
     # -- while it trains
     # ----------------------------------------------------------------------------------------------

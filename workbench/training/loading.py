@@ -24,23 +24,14 @@ from workbench.tiny import MODEL_DIR
 from workbench.workspace import find, looked_in, resolve, shown, size_and_sum, sum_of
 
 TOKENIZER_FILES = [
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "tekken.json",
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
     "*.tiktoken",
-]
+]  # fmt: skip
 # on a model
 _DECIDING = [
-    "*.safetensors*",
-    "pytorch_model*",
-    "*config.json",
-    "*tokens*.json",
-    "chat_template*",
+    "*.safetensors*", "pytorch_model*", "*config.json", "*tokens*.json", "chat_template*",
     "merges.txt",
-]
+]  # fmt: skip
 _SPACED = "What is 2 + 3 ?\n\tSay it in one word."
 NF4_BLOCK = 64
 _MORE_THAN_LORA = (
@@ -76,33 +67,29 @@ def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
         return str(MODEL_DIR)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            rule = "a local policy is a folder that transformers' save_pretrained wrote"
-            remedy = "point at the folder that holds config.json and the weights"
             raise PolicyError(
-                f"policy {text!r}: the folder has no config.json", rule=rule, remedy=remedy
+                f"policy {text!r}: the folder has no config.json",
+                rule="a local policy is a folder that transformers' save_pretrained wrote",
+                remedy="point at the folder that holds config.json and the weights",
             )
         # transformers would make up an empty one
         if not any(any(folder.glob(file)) for file in TOKENIZER_FILES):
-            rule = f"a model's folder also holds its tokenizer: one of {', '.join(TOKENIZER_FILES)}"
-            remedy = (
-                "copy the tokenizer's files into it, or save it there:"
-                " tokenizer.save_pretrained(folder)"
-            )
             raise PolicyError(
-                f"policy {text!r}: no tokenizer in {shown(folder)}", rule=rule, remedy=remedy
+                f"policy {text!r}: no tokenizer in {shown(folder)}",
+                rule="a model's folder also holds its tokenizer: one of"
+                f" {', '.join(TOKENIZER_FILES)}",
+                remedy="copy the tokenizer's files into it, or save it there:"
+                " tokenizer.save_pretrained(folder)",
             )
         return str(folder)
     local = text.startswith((".", "/", "~")) or text.count("/") > 1
     if local or not _HUB_NAME.fullmatch(text):
-        said, remedy = "unknown", 'write the hub name with its owner, or use "tiny"'
+        problem, remedy = "unknown", 'write the hub name with its owner, or use "tiny"'
         if local:
-            said, remedy = "no such folder", "check the path"
-        rule = (
-            'a policy is "tiny", a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a'
-            " local folder"
-        )
+            problem, remedy = "no such folder", "check the path"
         remedy += "" if Path(text).is_absolute() else f"; {looked_in()}"
-        raise PolicyError(f"policy {text!r}: {said}", rule=rule, remedy=remedy)
+        rule = 'a policy is "tiny", a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a'
+        raise PolicyError(f"policy {text!r}: {problem}", rule=f"{rule} local folder", remedy=remedy)
     if ask_hub:
         check_hub(text)
     return text
@@ -112,11 +99,11 @@ def find_adapter(adapter: str | Path) -> str:
     """The folder of a trained adapter; PolicyError if PEFT saved nothing there."""
     folder = resolve(adapter)
     if not (folder / "adapter_config.json").is_file():
-        said, remedy = (
+        raise PolicyError(
             f"adapter {shown(folder)}: no adapter_config.json",
-            "give a run's checkpoints/final, or train one",
+            rule="an adapter is a folder that PEFT saved",
+            remedy="give a run's checkpoints/final, or train one",
         )
-        raise PolicyError(said, rule="an adapter is a folder that PEFT saved", remedy=remedy)
     return str(folder)
 
 
@@ -126,21 +113,15 @@ def base_files(source: str | Path) -> Fields:
     """
     # a file that cannot be read; a name that is none
     with contextlib.suppress(OSError, ValueError):
-        if (folder := MODEL_DIR if source == "tiny" else Path(source)).is_dir():
-            files = sorted(
-                {
-                    file
-                    for each in (*_DECIDING, *TOKENIZER_FILES)
-                    for file in folder.glob(each)
-                    if file.is_file()
-                }
-            )
-            return {
-                file.name: _as_it_is(
-                    file, (at := file.stat()).st_ino, at.st_mtime_ns, at.st_ctime_ns
-                )
-                for file in files
-            }
+        folder = MODEL_DIR if source == "tiny" else Path(source)
+        if folder.is_dir():
+            patterns = (*_DECIDING, *TOKENIZER_FILES)
+            files = {file for each in patterns for file in folder.glob(each) if file.is_file()}
+            sums: Fields = {}
+            for file in sorted(files):
+                at = file.stat()
+                sums[file.name] = _as_it_is(file, at.st_ino, at.st_mtime_ns, at.st_ctime_ns)
+            return sums
         from huggingface_hub import try_to_load_from_cache
 
         if isinstance(there := try_to_load_from_cache(str(source), "config.json"), str):
@@ -168,11 +149,9 @@ def base_differs(then: Fields | None, now: Fields) -> str | None:
         return None
     # a file that came later decides nothing
     other = [name for name in sorted(then) if then[name] != now.get(name)]
-    return (
-        f"revision {now['revision']}, then {then['revision']}"
-        if other == ["revision"]
-        else ", ".join(other)
-    )
+    if other == ["revision"]:
+        return f"revision {now['revision']}, then {then['revision']}"
+    return ", ".join(other)
 
 
 def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: Fields | None = None) -> Any:
@@ -194,24 +173,17 @@ def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
     """PolicyError for a tokenizer that runs words together: its policy would neither read nor write
     white space.
     """
-    back = tokenizer.decode(
-        tokenizer(_SPACED, add_special_tokens=False)["input_ids"],
-        clean_up_tokenization_spaces=False,
-    )
+    ids = tokenizer(_SPACED, add_special_tokens=False)["input_ids"]
+    back = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     if "".join(back.split()) == "".join(_SPACED.split()) and back.split() != _SPACED.split():
-        value = (
-            f"policy {str(name)!r}: its tokenizer ({type(tokenizer).__name__}) makes {back!r} of"
-            f" {_SPACED!r}"
+        made = f"its tokenizer ({type(tokenizer).__name__}) makes {back!r} of {_SPACED!r}"
+        raise PolicyError(
+            f"policy {str(name)!r}: {made}",
+            rule="a text that is encoded and decoded keeps its white space; here the class does"
+            " not fit tokenizer.json",
+            remedy='set "tokenizer_class": "PreTrainedTokenizerFast" in tokenizer_config.json, in'
+            " a copy of the folder",
         )
-        rule = (
-            "a text that is encoded and decoded keeps its white space; here the class does not fit"
-            " tokenizer.json"
-        )
-        remedy = (
-            'set "tokenizer_class": "PreTrainedTokenizerFast" in tokenizer_config.json, in a copy'
-            " of the folder"
-        )
-        raise PolicyError(value, rule=rule, remedy=remedy)
 
 
 def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[Any, list[str]]:
@@ -226,11 +198,11 @@ def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[Any, list[str]]
         shape = shape_of(recipe.policy.name)
     except PolicyError:  # loading it says what is wrong
         return None, []
-    in_4bit = recipe.policy.load_in_4bit and shape.stacked
-    notes = (
-        [f"load_in_4bit = True: {unquantised(shape.stacked, shape.parameters)}"] if in_4bit else []
-    )
-    return shape, notes + _no_layer(adapter_on(shape, recipe.lora).unmatched)
+    notes = _no_layer(adapter_on(shape, recipe.lora).unmatched)
+    if recipe.policy.load_in_4bit and shape.stacked:
+        stays = unquantised(shape.stacked, shape.parameters)
+        notes.insert(0, f"load_in_4bit = True: {stays}")
+    return shape, notes
 
 
 def adapter_notes(model: Model, target_modules: Sequence[str]) -> list[str]:
@@ -241,14 +213,8 @@ def adapter_notes(model: Model, target_modules: Sequence[str]) -> list[str]:
 
 
 def _no_layer(names: Sequence[str]) -> list[str]:
-    return (
-        [
-            f"lora.target_modules: no layer of this model is called {' or '.join(names)}; no"
-            " adapter there"
-        ]
-        if names
-        else []
-    )
+    called = f"no layer of this model is called {' or '.join(names)}; no adapter there"
+    return [f"lora.target_modules: {called}"] if names else []
 
 
 def eos_ids(owner: Any) -> list[int]:
@@ -284,12 +250,9 @@ def _eos_of_files(source: str) -> list[int] | None:
         # None, or a damaged one, which says so when the model is loaded.
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             content = json.loads(Path(str(cached_file(source, name))).read_text(encoding="utf-8"))
-            said = content.get("eos_token_id", content.get("text_config", {}).get("eos_token_id"))
-            return [
-                each
-                for each in (said if isinstance(said, list) else [said])
-                if isinstance(each, int)
-            ]
+            ids = content.get("eos_token_id", content.get("text_config", {}).get("eos_token_id"))
+            ids = ids if isinstance(ids, list) else [ids]
+            return [each for each in ids if isinstance(each, int)]
     return None
 
 
@@ -314,26 +277,20 @@ def put_on(model: Model, adapter: str | Path) -> None:
     folder = find_adapter(adapter)
     with reading(f"adapter {shown(folder)}"):
         weights = load_peft_weights(folder, device="cpu")
-        bad = next((name for name, weight in weights.items() if not weight.isfinite().all()), None)
-        left = None if bad else set_peft_model_state_dict(model, weights)
-    if left is None:
-        value, rule = (
-            f"adapter {shown(folder)}: {bad} holds NaN or infinity",
-            "a policy whose weights are not numbers writes nothing",
-        )
+        bad = [name for name, weight in weights.items() if not weight.isfinite().all()]
+        keys = None if bad else set_peft_model_state_dict(model, weights)
+    if keys is None:
         raise PolicyError(
-            value,
-            rule=rule,
+            f"adapter {shown(folder)}: {bad[0]} holds NaN or infinity",
+            rule="a policy whose weights are not numbers writes nothing",
             remedy="take an earlier checkpoint, or train it again at a lower learning rate",
         )
-    if unfit := [*left.unexpected_keys, *(key for key in left.missing_keys if "lora_" in key)]:
-        rule = (
-            "an adapter goes onto the model that it was trained for, and holds weights for each"
-            " adapted layer"
-        )
-        remedy = "name the base model that adapter_config.json names as policy.name"
+    if unfit := [*keys.unexpected_keys, *(key for key in keys.missing_keys if "lora_" in key)]:
         raise PolicyError(
-            f"adapter {shown(folder)}: {unfit[0]} does not fit this model", rule=rule, remedy=remedy
+            f"adapter {shown(folder)}: {unfit[0]} does not fit this model",
+            rule="an adapter goes onto the model that it was trained for, and holds weights for"
+            " each adapted layer",
+            remedy="name the base model that adapter_config.json names as policy.name",
         )
 
 
@@ -375,13 +332,10 @@ def fitted_to_adapter(recipe: Recipe) -> Recipe:
     for name in recipe.lora.model_fields_set:
         value = getattr(recipe.lora, name)
         if (sorted(value) if isinstance(value, list) else value) != getattr(shape, name):
-            rule = (
-                f"training continues with the adapter as it was made: {name} ="
-                f" {getattr(shape, name)!r}"
-            )
+            made = f"{name} = {getattr(shape, name)!r}"
             raise PolicyError(
                 f"lora.{name} = {value!r} with policy.adapter",
-                rule=rule,
+                rule=f"training continues with the adapter as it was made: {made}",
                 remedy=f"leave out lora.{name}",
             )
     return recipe.model_copy(update={"lora": shape})
@@ -391,26 +345,21 @@ def _adapter_shape(adapter: str | Path) -> LoraPart:
     folder = find_adapter(adapter)
     with reading(f"adapter {shown(folder)}"):
         config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-    unlike = [
-        name
-        for name, value in {"peft_type": "LORA", "bias": "none"}.items()
-        if config.get(name) != value
-    ]
+    plain = {"peft_type": "LORA", "bias": "none"}
+    unlike = [name for name, value in plain.items() if config.get(name) != value]
     unlike += [name for name in _MORE_THAN_LORA if config.get(name)]
     try:
         shape = LoraPart.model_validate({name: config.get(name) for name in LoraPart.model_fields})
     except ValidationError as error:
         unlike.append(str(error.errors()[0]["loc"][0]))
     if unlike:
-        value = f"adapter {shown(folder)}: {unlike[0]} = {config.get(unlike[0])!r}"
-        rule = (
-            "training continues from a plain LoRA adapter, whose target_modules are a list of names"
+        raise PolicyError(
+            f"adapter {shown(folder)}: {unlike[0]} = {config.get(unlike[0])!r}",
+            rule="training continues from a plain LoRA adapter, whose target_modules are a list of"
+            " names",
+            remedy="merge it into its base (PEFT's merge_and_unload), save that, and name the"
+            " folder as policy.name",
         )
-        remedy = (
-            "merge it into its base (PEFT's merge_and_unload), save that, and name the folder as"
-            " policy.name"
-        )
-        raise PolicyError(value, rule=rule, remedy=remedy)
     return shape.model_copy(update={"target_modules": sorted(shape.target_modules)})
 
 
@@ -432,28 +381,23 @@ def check_4bit(model: Model, name: str, asked: bool) -> list[str]:
     """
     layers = linear4bit_layers(model)
     if asked and not layers:
-        rule = (
-            f"4-bit needs bitsandbytes to work on this device, and layers at least {NF4_BLOCK} wide"
-        )
-        remedy = "set load_in_4bit = False, or see what `workbench doctor` says about bitsandbytes"
         raise PolicyError(
             f"policy {name!r}: load_in_4bit = True, but no layer was quantised",
-            rule=rule,
-            remedy=remedy,
+            rule="4-bit needs bitsandbytes to work on this device, and layers at least"
+            f" {NF4_BLOCK} wide",
+            remedy="set load_in_4bit = False, or see what `workbench doctor` says about"
+            " bitsandbytes",
         )
     if narrow := [layer.in_features for layer in layers if layer.in_features < NF4_BLOCK]:
-        rule = (
-            f"NF4 stores blocks of {NF4_BLOCK} weights, and bitsandbytes' kernels need a row to"
-            " hold at least one"
-        )
-        remedy = "set load_in_4bit = False for a model this narrow"
         raise PolicyError(
-            f"policy {name!r}: a 4-bit layer with {narrow[0]} inputs", rule=rule, remedy=remedy
+            f"policy {name!r}: a 4-bit layer with {narrow[0]} inputs",
+            rule=f"NF4 stores blocks of {NF4_BLOCK} weights, and bitsandbytes' kernels need a row"
+            " to hold at least one",
+            remedy="set load_in_4bit = False for a model this narrow",
         )
     if layers and not asked:
-        return [
-            f"load_in_4bit = False, but the stored weights are 4-bit already ({len(layers)} layers)"
-        ]
+        stored = f"the stored weights are 4-bit already ({len(layers)} layers)"
+        return [f"load_in_4bit = False, but {stored}"]
     stacked = sum(one.numel() for one in model.parameters() if one.dim() == 3) if layers else 0
     if not stacked:
         return []
@@ -467,24 +411,22 @@ def measured(model: Model) -> Fields:
     (a 4-bit weight is one).
     """
     layers = linear4bit_layers(model)
-    computes = [layer.compute_dtype for layer in layers if layer.compute_dtype is not None]
+    dtypes = [layer.compute_dtype for layer in layers if layer.compute_dtype is not None]
     stored, computes = (
-        str(dtype).removeprefix("torch.") for dtype in (model.dtype, [*computes, model.dtype][0])
+        str(dtype).removeprefix("torch.") for dtype in (model.dtype, [*dtypes, model.dtype][0])
     )
     # Two NF4 weights are packed into a byte, so numel() of a packed weight is half of what it
     # stands for.
-    base = [parameter for name, parameter in model.named_parameters() if "lora_" not in name]
-    states = [getattr(parameter, "quant_state", None) for parameter in base]
+    unpacked = [
+        getattr(getattr(weight, "quant_state", None), "shape", weight.shape).numel()
+        for name, weight in model.named_parameters()
+        if "lora_" not in name
+    ]
     return {
         "precision": "nf4" if layers else stored,
         "compute_dtype": computes,
-        "parameters": sum(
-            one.numel() if state is None else state.shape.numel()
-            for one, state in zip(base, states, strict=True)
-        ),
-        "trainable": sum(
-            parameter.numel() for parameter in model.parameters() if parameter.requires_grad
-        ),
+        "parameters": sum(unpacked),
+        "trainable": sum(one.numel() for one in model.parameters() if one.requires_grad),
         "linear4bit": len(layers),
     }
 
@@ -497,11 +439,8 @@ def bars_for(source: str) -> Generator[None]:
     """
     from transformers.utils import logging as transformers_logging
 
-    folder = Path(source)
-    small = (
-        folder.is_dir()
-        and sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES
-    )
+    sizes = [file.stat().st_size for file in Path(source).glob("*.safetensors")]
+    small = Path(source).is_dir() and sum(sizes) < SMALL_BYTES
     shown_before = transformers_logging.is_progress_bar_enabled()
     if small:
         transformers_logging.disable_progress_bar()

@@ -60,18 +60,20 @@ class Policy:
     base: Callable[[], Fields] = dict
 
     def __str__(self) -> str:
-        quantised = f"NF4 in {self.linear4bit} Linear4bit layers, computing in {self.compute_dtype}"
-        stored = quantised if self.linear4bit else self.precision
-        trains = f"LoRA trains {_count(self.trainable)} ({self.trainable / self.parameters:.1%})"
-        parts = [
-            (
-                f"{self.name}: {_count(self.parameters)} parameters, {stored}, on {self.device}"
-                f" through {self.backend}"
-            ),
-            trains if self.trainable else "with a trained adapter, frozen",
-            *["vLLM generates"] * self.fast_inference,
-            f"loaded in {self.load_s:.0f} s",
-        ]
+        stored = self.precision
+        if self.linear4bit:
+            stored = (
+                f"NF4 in {self.linear4bit} Linear4bit layers, computing in {self.compute_dtype}"
+            )
+        trains = "with a trained adapter, frozen"
+        if self.trainable:
+            share = self.trainable / self.parameters
+            trains = f"LoRA trains {_count(self.trainable)} ({share:.1%})"
+        where = f"on {self.device} through {self.backend}"
+        parts = [f"{self.name}: {_count(self.parameters)} parameters, {stored}, {where}", trains]
+        if self.fast_inference:
+            parts.append("vLLM generates")
+        parts.append(f"loaded in {self.load_s:.0f} s")
         return "\n  note: ".join(["; ".join(parts), *self.notes])
 
     @property
@@ -153,24 +155,18 @@ def load_policy(
         fast_inference = recipe.policy.fast_inference
     elif fields:
         given = ", ".join(f"{field} = {value!r}" for field, value in fields.items())
-        rule = "a plan or a recipe alone decides how its policy is loaded"
-        remedy = "change the recipe, and plan it again; or give a name and these fields"
         raise PolicyError(
             f"load_policy: {given} beside a {type(source).__name__.lower()}",
-            rule=rule,
-            remedy=remedy,
+            rule="a plan or a recipe alone decides how its policy is loaded",
+            remedy="change the recipe, and plan it again; or give a name and these fields",
         )
     elif isinstance(source, Recipe):
         # vLLM and checkpointing serve training, which a plan is for.
         recipe, fast_inference = source, False
     else:
-        recipe, gradient_checkpointing = (
-            source.recipe,
-            bool(source.settings["gradient_checkpointing"]),
-        )
-        fast_inference = (
-            bool(source.settings.get("use_vllm")) and recipe.policy.backend == "unsloth"
-        )
+        recipe, settings = source.recipe, source.settings
+        gradient_checkpointing = bool(settings["gradient_checkpointing"])
+        fast_inference = bool(settings.get("use_vllm")) and recipe.policy.backend == "unsloth"
     trained = None if adapter is None else loading.find_adapter(adapter)
     if trained is None:
         recipe = loading.fitted_to_adapter(recipe)
@@ -185,36 +181,32 @@ def load_policy(
     import torch
 
     started = time.perf_counter()
-    without = _without_vllm(asked.backend) if fast_inference else ""
+    cuda, without = torch.cuda.is_available(), ""
+    if fast_inference:
+        without = why_not(asked.backend, cuda=cuda, missing=missing(imports=cuda))
     how: Fields = {
         "load_in_4bit": asked.load_in_4bit,
         "max_seq_length": asked.max_seq_length,
         "dtype": asked.dtype,
     }
-    starts_vllm = fast_inference and not without
-    if starts_vllm:
+    what, words = f"policy {name!r}", {}
+    if fast_inference and not without:
         # Its buffers for the adapter are made when it starts, so it has to know the rank before
         # there is an adapter.
+        share = asked.gpu_memory_utilization
         how |= {
             "fast_inference": True,
             "max_lora_rank": recipe.lora.r,
-            "gpu_memory_utilization": asked.gpu_memory_utilization,
+            "gpu_memory_utilization": share,
         }
-    words = {}
-    if starts_vllm:
-        share = f"gpu_memory_utilization = {asked.gpu_memory_utilization:g}"
-        words["rule"] = (
-            "vLLM starts when the policy is loaded, within its share of the GPU's free memory"
-            f" ({share})"
-        )
-        words["remedy"] = (
-            "correct what it names, or set policy.fast_inference: false, which generates with the"
-            " policy itself"
-        )
-    with (
-        loading.reading(f"policy {name!r}{' with fast_inference' * starts_vllm}", **words),
-        loading.bars_for(source),
-    ):
+        what += " with fast_inference"
+        words = {
+            "rule": "vLLM starts when the policy is loaded, within its share of the GPU's free"
+            f" memory (gpu_memory_utilization = {share:g})",
+            "remedy": "correct what it names, or set policy.fast_inference: false, which generates"
+            " with the policy itself",
+        }
+    with loading.reading(what, **words), loading.bars_for(source):
         model, tokenizer, notes = loads.load_base(source, **how)
     loading.check_tokenizer(tokenizer, name)
     # Unsloth may have taken a 4-bit repository in the place of the one that was asked for
@@ -237,26 +229,21 @@ def load_policy(
     tokenizer.eos_ids = loading.with_eos(model.generation_config.eos_token_id, tokenizer)
     generates = getattr(model, "vllm_engine", None) is not None
     if fast_inference and not generates:
-        without = (
-            without or "Unsloth loads this model, or on this GPU, without it, and prints why above"
-        )
+        without = without or "Unsloth loads this model, or on this GPU, without it, and prints why"
         notes.append(f"{NOT_IN_FORCE}{without}; {COST}")
+    device = f"the CPU ({torch.get_num_threads()} threads)"
+    if cuda:
+        device = torch.cuda.get_device_name()
+    if asked.backend != "unsloth" and "unsloth" in sys.modules:
+        version += _BESIDE
     return Policy(
         name=name,
         source=source,
         model=model,
         tokenizer=tokenizer,
         max_seq_length=asked.max_seq_length,
-        device=(
-            torch.cuda.get_device_name()
-            if torch.cuda.is_available()
-            else f"the CPU ({torch.get_num_threads()} threads)"
-        ),
-        backend=(
-            f"{version}{_BESIDE}"
-            if asked.backend != "unsloth" and "unsloth" in sys.modules
-            else version
-        ),
+        device=device,
+        backend=version,
         backend_name=asked.backend,
         **loading.measured(model),
         load_s=time.perf_counter() - started,
@@ -272,14 +259,12 @@ def _recipe_for(
     name: str, *, chat_template_kwargs: Fields | None = None, dtype: object = None, **fields: Any
 ) -> Recipe:
     _check_backend(fields.get("backend", "unsloth"))
-    whole = {
-        part: value for part in ("lora", "seed") if (value := fields.pop(part, None)) is not None
-    }
-    grpo = {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
-    return Recipe.of(
-        {"policy": {**fields, "name": name, "dtype": as_dtype(dtype)}, "grpo": grpo, **whole},
-        "load_policy",
-    )
+    whole = {part: fields.pop(part) for part in ("lora", "seed") if part in fields}
+    content: Fields = {part: value for part, value in whole.items() if value is not None}
+    content["policy"] = {**fields, "name": name, "dtype": as_dtype(dtype)}
+    if chat_template_kwargs:
+        content["grpo"] = {"chat_template_kwargs": chat_template_kwargs}
+    return Recipe.of(content, "load_policy")
 
 
 def trainer_classes(backend: str = "unsloth") -> tuple[type, type]:
@@ -301,11 +286,10 @@ def trainer_classes(backend: str = "unsloth") -> tuple[type, type]:
 
 def _check_backend(backend: str) -> None:
     if backend not in _BACKENDS:
-        remedy = nearest(str(backend), _BACKENDS, "choose one of them")
         raise PolicyError(
             f"backend {backend!r}: unknown",
             rule="a backend is unsloth or transformers",
-            remedy=remedy,
+            remedy=nearest(str(backend), _BACKENDS, "choose one of them"),
         )
 
 
@@ -316,32 +300,21 @@ def _check_not_replaced() -> None:
         import trl
 
         if not trl.GRPOTrainer.__module__.startswith("trl."):
-            said = (
+            raise PolicyError(
                 f"backend 'transformers': unsloth has put {trl.GRPOTrainer.__name__} in TRL's place"
-                " in this process"
+                " in this process",
+                rule="the plain backend trains with TRL's own trainer, and unsloth's patches"
+                " cannot be undone",
+                remedy="restart the kernel, and choose backend transformers before anything is"
+                " loaded",
             )
-            rule = (
-                "the plain backend trains with TRL's own trainer, and unsloth's patches cannot be"
-                " undone"
-            )
-            remedy = "restart the kernel, and choose backend transformers before anything is loaded"
-            raise PolicyError(said, rule=rule, remedy=remedy)
-
-
-def _without_vllm(backend: str) -> str:
-    import torch
-
-    cuda = torch.cuda.is_available()
-    return why_not(backend, cuda=cuda, missing=missing(imports=cuda))
 
 
 def _count(number: int) -> str:
-    short = [
-        f"{number / size:.2f} {unit}"
-        for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3))
-        if number >= size
-    ]
-    return [*short, str(number)][0]
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return str(number)
 
 
 _MODES = ("training", "gradient_checkpointing")
@@ -368,27 +341,21 @@ def _unsloth() -> Any:
     if "unsloth" not in sys.modules:
         # Unsloth writes generated Python into the current folder and installs system packages
         # unless it is told not to.
-        cache = (
-            Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-            / "grpo-workbench"
-            / "unsloth_compiled"
-        )
+        home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        cache = home / "grpo-workbench" / "unsloth_compiled"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        told = {
-            "UNSLOTH_COMPILE_LOCATION": str(cache),
-            "UNSLOTH_AUTO_INSTALL": "0",
-            "TORCHAO_LOG_LEVEL": "ERROR",
-        }
-        os.environ.update({name: value for name, value in told.items() if name not in os.environ})
+        os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))
+        os.environ.setdefault("UNSLOTH_AUTO_INSTALL", "0")
+        os.environ.setdefault("TORCHAO_LOG_LEVEL", "ERROR")
         try:
             with loading.quiet_imports(), _without_noise():
                 import unsloth
         except ModuleNotFoundError as error:
-            rule, remedy = (
-                "this backend trains with Unsloth",
-                "pip install unsloth, or set policy.backend: transformers",
-            )
-            raise PolicyError(f"backend 'unsloth': {error}", rule=rule, remedy=remedy) from None
+            raise PolicyError(
+                f"backend 'unsloth': {error}",
+                rule="this backend trains with Unsloth",
+                remedy="pip install unsloth, or set policy.backend: transformers",
+            ) from None
     import unsloth
 
     return unsloth
@@ -418,14 +385,13 @@ def _unsloth_base(source: str, *, dtype: str | None, **how: object) -> tuple[Any
 
 @loading.random_kept()  # on a GPU it seeds Python's, numpy's and torch's for the whole process
 def _unsloth_lora(model: Model, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
-    checkpointing = "unsloth" if gradient_checkpointing else False
-    told = {
+    return _unsloth().FastLanguageModel.get_peft_model(
+        model,
         **lora.model_dump(),
-        "bias": "none",
-        "use_gradient_checkpointing": checkpointing,
-        "random_state": seed,
-    }
-    return _unsloth().FastLanguageModel.get_peft_model(model, **told)
+        bias="none",
+        use_gradient_checkpointing="unsloth" if gradient_checkpointing else False,
+        random_state=seed,
+    )
 
 
 # What a backend offers, by the recipe's word for it; plain.py is the one to read.

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from workbench import processes
 from workbench.errors import RunError
 from workbench.kinds import Fields, Model, Module, Trainer
@@ -41,7 +39,6 @@ from workbench.workspace import (
     replace_folder,
     shown,
     size_and_sum,
-    sum_of,
     to_json,
     write_json,
 )
@@ -80,23 +77,16 @@ def save_checkpoint(
 
     check_finite(trainer.model, run, trainer.state.global_step, weights)
     check_room(run, trainer.model)
-    with replace_folder(run.checkpoints / f"checkpoint-{trainer.state.global_step}") as folder:
+    target = run.checkpoints / f"checkpoint-{trainer.state.global_step}"
+    with replace_folder(target) as folder:
         save_adapter(trainer.model, trainer.processing_class, folder, weights)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
-        state = _saved_state(trainer, folder, states, known["done"]) | known | {"run": run.identity}
-        state = to_json(
-            state
-            | {
-                "files": {
-                    file.name: size_and_sum(file)
-                    for file in sorted(folder.iterdir())
-                    if file.is_file()
-                }
-            }
-        )
+        state = _saved_state(trainer, folder, states or [random_states()], known["done"])
+        files = {file.name: size_and_sum(file) for file in folder.iterdir() if file.is_file()}
+        state = to_json(state | known | {"run": run.identity, "files": files})
         write_json(folder / _STATE, state | {"sha256": _sum_of_state(state)})
     rotate_checkpoints(str(run.checkpoints), trainer.args.save_total_limit)
-    return run.checkpoints / f"checkpoint-{trainer.state.global_step}"
+    return target
 
 
 def is_spread(trainer: Any) -> bool:
@@ -122,11 +112,8 @@ def check_finite(model: Model, run: RunDirectory, step: int, weights: Fields | N
     }
     broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
     if broken:
-        raise not_numbers(
-            run,
-            f"after step {step} {len(broken)} of the trained tensors hold nan or inf, {broken[0]}"
-            " first",
-        )
+        tensors = f"{len(broken)} of the trained tensors hold nan or inf, {broken[0]} first"
+        raise not_numbers(run, f"after step {step} {tensors}")
 
 
 def not_numbers(run: RunDirectory, what: str) -> RunError:
@@ -134,18 +121,14 @@ def not_numbers(run: RunDirectory, what: str) -> RunError:
     never saved.
     """
     good = next(iter(run.saved()), None)
-    again = (
-        f"`workbench continue {run.name}` resumes from {good.name}"
-        if good
-        else "no checkpoint was saved before"
-    )
-    remedy = (
-        f"{again}; what helps: a lower learning_rate or max_grad_norm, bfloat16 instead of float16"
-    )
+    again = "no checkpoint was saved before"
+    if good:
+        again = f"`workbench continue {run.name}` resumes from {good.name}"
     return RunError(
         f"{run.name}: {what}",
         rule="a policy whose weights are not numbers learns nothing more",
-        remedy=remedy,
+        remedy=f"{again}; what helps: a lower learning_rate or max_grad_norm, bfloat16 instead of"
+        " float16",
     )
 
 
@@ -153,12 +136,11 @@ def check_room(run: RunDirectory, model: Module, args: Any = None, steps: int = 
     """RunError unless there is room for a checkpoint; with the trainer's `args`, for all that it
     keeps over `steps`.
     """
-    more = (
-        min(max(steps, 0) // max(1, int(args.save_steps)), args.save_total_limit or 1)
-        if args
-        else 0
-    )
-    needed = checkpoint_bytes(model) * (1 + max(0, more - len(run.saved())))
+    kept = 1
+    if args:
+        more = min(max(steps, 0) // max(1, int(args.save_steps)), args.save_total_limit or 1)
+        kept += max(0, more - len(run.saved()))
+    needed = checkpoint_bytes(model) * kept
     if (free := shutil.disk_usage(run.path).free) < needed:
         value = f"{shown(run.path)}: {free / 1e6:,.0f} MB are free"
         rule = f"checkpoints need about {needed / 1e6:,.0f} MB here"
@@ -180,53 +162,49 @@ def _sum_of_state(state: Fields) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-def _saved_state(trainer: Any, folder: Path, states: list[Fields] | None, done: int) -> Fields:
+def _saved_state(trainer: Any, folder: Path, states: list[Fields], done: int) -> Fields:
     # What makes the numbers go on; tensors are written beside it.
     import torch
     from safetensors.torch import save_file
 
     # else it is saved before the first step, for a warm start
     begun = trainer.optimizer is not None
-    packed: Fields = (
-        trainer.optimizer.state_dict()
-        if begun and not is_spread(trainer)
-        else {"state": {}, "param_groups": []}
-    )
-    states = states or [random_states()]
+    packed: Fields = {"state": {}, "param_groups": []}
+    if begun and not is_spread(trainer):
+        packed = trainer.optimizer.state_dict()
     moments = {
         f"{index}.{key}": value
         for index, values in packed["state"].items()
         for key, value in values.items()
     }
-    tensors = {name: value for name, value in moments.items() if isinstance(value, torch.Tensor)}
-    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    tensors = {
+        name: value.detach().cpu().contiguous().clone()
+        for name, value in moments.items()
+        if isinstance(value, torch.Tensor)
+    }
+    random: Fields = {}
     for number, own in enumerate(states):
-        random = {f"random{number or ''}.{name}": own[name] for name in ("torch", "cuda")}
-        tensors |= {name: value for name, value in random.items() if value is not None}
+        name = f"random{number or ''}"
+        random[name] = {kind: own[kind] for kind in ("python", "numpy")}
+        parts = {f"{name}.{kind}": own[kind] for kind in ("torch", "cuda")}
+        tensors |= {key: value for key, value in parts.items() if value is not None}
     save_file(tensors, str(folder / _TENSORS))
     schedule = trainer.lr_scheduler.state_dict() if begun else {}
     schedule.pop("lr_lambdas", None)  # the recipe's own functions
     scaler = trainer.accelerator.scaler  # there is one only where float16 is trained
-    return {
+    args = trainer.args
+    window = args.steps_per_generation * trainer.num_iterations
+    return random | {
         "step": trainer.state.global_step,
         "tokens": states[0].get("tokens", trainer.state.num_input_tokens_seen),
-        "whole_generation": (
-            done
-            * trainer.args.gradient_accumulation_steps
-            % (trainer.args.steps_per_generation * trainer.num_iterations)
-            == 0
-        ),
+        "whole_generation": done * args.gradient_accumulation_steps % window == 0,
         "optimizer": {
-            "plain": {key: moments[key] for key in moments if key not in tensors},
+            "plain": {key: moments[key] for key in moments.keys() - tensors.keys()},
             "groups": packed["param_groups"],
         },
         "scaler": scaler and scaler.state_dict(),
         "schedule": {
             key: value for key, value in schedule.items() if isinstance(value, (int, float, list))
-        },
-        **{
-            f"random{number or ''}": {kind: own[kind] for kind in ("python", "numpy")}
-            for number, own in enumerate(states)
         },
     }
 
@@ -235,38 +213,34 @@ def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
     """The newest whole checkpoint of a run, or the one called `checkpoint`; RunError if it is
     missing or not whole.
     """
-    damaged, saved = [], run.saved()
-    checkpoint = f"checkpoint-{checkpoint}" if checkpoint and checkpoint.isdecimal() else checkpoint
-    if checkpoint and checkpoint not in (names := [folder.name for folder in saved]):
-        value, there = f"{run.name}: no {checkpoint}", ", ".join(names) or "none"
-        raise RunError(
-            value,
-            rule="a run resumes from one of its checkpoints",
-            remedy=f"choose one that it has: {there}",
-        )
-    for folder in saved:
-        if checkpoint in (None, folder.name):
-            try:
-                state = _whole_state(folder, run)
-                return Point(
-                    folder, state["stage"], state["step"], state["done"], state, tuple(damaged)
-                )
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                why = (
-                    str(error)
-                    if type(error) is ValueError
-                    else f"{_STATE}: {type(error).__name__}: {error}"
-                )
-                damaged.append(f"{folder.name} is damaged ({why})")
-    value = f"{shown(run.checkpoints)}: no checkpoint to resume from" + "".join(
-        f"; {what}" for what in damaged
-    )
+    saved = {folder.name: folder for folder in run.saved()}
+    if checkpoint:
+        name = f"checkpoint-{checkpoint}" if checkpoint.isdecimal() else checkpoint
+        if name not in saved:
+            raise RunError(
+                f"{run.name}: no {name}",
+                rule="a run resumes from one of its checkpoints",
+                remedy=f"choose one that it has: {', '.join(saved) or 'none'}",
+            )
+        saved = {name: saved[name]}
+    damaged: list[str] = []
+    for name, folder in saved.items():
+        try:
+            state = _whole_state(folder, run)
+            place = state["stage"], state["step"], state["done"]
+            return Point(folder, *place, state, tuple(damaged))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            known = type(error) is ValueError
+            why = error if known else f"{_STATE}: {type(error).__name__}: {error}"
+            damaged.append(f"{name} is damaged ({why})")
     remedy = "start a new run, with a lower grpo.save_steps"
     if damaged:
         remedy = "choose another with --from checkpoint-N, or put the file back from a copy"
         remedy += "; the final adapter is in checkpoints/final" if run.final.is_dir() else ""
     raise RunError(
-        value, rule="a run resumes from a whole checkpoint-N, saved every save_steps", remedy=remedy
+        "; ".join([f"{shown(run.checkpoints)}: no checkpoint to resume from", *damaged]),
+        rule="a run resumes from a whole checkpoint-N, saved every save_steps",
+        remedy=remedy,
     )
 
 
@@ -278,13 +252,10 @@ def _whole_state(folder: Path, run: RunDirectory) -> Fields:
         raise ValueError(f"{_STATE} was changed")
     if state["run"] != run.identity:
         raise ValueError("it is another run's")
-    for name, (size, digest) in state["files"].items():
-        found = folder / name
-        if not found.is_file():
+    for name, saved in state["files"].items():
+        if not (folder / name).is_file():
             raise ValueError(f"{name} is missing")
-        if found.stat().st_size != size:
-            raise ValueError(f"{name} has {found.stat().st_size:,} bytes of {size:,}")
-        if sum_of(found) != digest:
+        if size_and_sum(folder / name) != saved:
             raise ValueError(f"{name} was changed")
     return state
 
@@ -310,19 +281,19 @@ def load_adapter(model: Model, folder: Path) -> None:
     from safetensors.torch import load_file
 
     weights = load_file(str(folder / "adapter_model.safetensors"))
+    cause = None
     try:
         strange = set_peft_model_state_dict(model, weights, adapter_name="default").unexpected_keys
-        if not strange:
-            return
-        what, cause = f"{len(strange)} of its weights fit nowhere, {strange[0]} first", None
+        what = f"{len(strange)} of its weights fit nowhere, {' '.join(strange[:1])} first"
     except RuntimeError as error:  # torch's word for a wrong shape
-        first = str(error).strip().splitlines()[1:2] or [str(error)]
-        what, cause = f"its weights do not fit: {first[0].strip()}", error
-    rule, remedy = (
-        "a run resumes with the LoRA shape that it started with",
-        "load the policy as recipe.yaml says",
-    )
-    raise RunError(f"{shown(folder)}: {what}", rule=rule, remedy=remedy) from cause
+        strange, cause = ["shape"], error
+        what = f"its weights do not fit: {' '.join(str(error).split(chr(10))[:2])}"
+    if strange:
+        raise RunError(
+            f"{shown(folder)}: {what}",
+            rule="a run resumes with the LoRA shape that it started with",
+            remedy="load the policy as recipe.yaml says",
+        ) from cause
 
 
 class Restored:
@@ -344,17 +315,16 @@ class Restored:
         point, args = self.point, trainer.args
         at_once = args.per_device_train_batch_size * processes.count()
         per_step = at_once * args.steps_per_generation * args.gradient_accumulation_steps
-        per_epoch = max(
-            1, -(-len(trainer.get_train_dataloader()) // args.gradient_accumulation_steps)
-        )
+        batches = len(trainer.get_train_dataloader())
+        per_epoch = max(1, -(-batches // args.gradient_accumulation_steps))
         if self.total < 0:
             self.total = math.ceil(args.num_train_epochs * per_epoch)
         if point.done >= self.total:
-            rule, remedy = (
-                "a run resumes up to the steps that its recipe asks for",
-                "start a new run with more num_train_epochs",
+            raise RunError(
+                f"all {point.step} steps are trained",
+                rule="a run resumes up to the steps that its recipe asks for",
+                remedy="start a new run with more num_train_epochs",
             )
-            raise RunError(f"all {point.step} steps are trained", rule=rule, remedy=remedy)
         self.epochs, self.skipped = divmod(point.done, per_epoch)
         self._of_an_epoch = self.skipped / per_epoch
         args.max_steps = self.total - self.epochs * per_epoch
@@ -365,24 +335,20 @@ class Restored:
         trainer._get_train_sampler = lambda *a, **k: _Skipping(
             sampler(*a, **k), self.epochs, self.skipped * per_step
         )
-        if not point.state["whole_generation"]:
-            self.inexact.append(
-                "the checkpoint lies between two generations: the rest of that batch is generated"
-                " again"
-            )
-        if (before := sum(name.startswith("random") for name in point.state)) != processes.count():
-            self.inexact.append(
-                f"trained in {before} processes before: batches and random numbers differ from"
-                " now on"
-            )
-        if not point.state["optimizer"]["groups"]:
-            self.inexact.append(
-                "the optimiser starts from scratch: its state was spread over processes"
-            )
-        if args.logging_steps > 1 and point.step % args.logging_steps:
-            self.inexact.append(
-                "the next row of metrics covers only the steps after the checkpoint"
-            )
+        before = sum(name.startswith("random") for name in point.state)
+        remarks = {
+            "the checkpoint lies between two generations: the rest of that batch is generated"
+            " again": not point.state["whole_generation"],
+            f"trained in {before} processes before: batches and random numbers differ from"
+            " now on": before != processes.count(),
+            "the optimiser starts from scratch: its state was spread over processes": (
+                not point.state["optimizer"]["groups"]
+            ),
+            "the next row of metrics covers only the steps after the checkpoint": (
+                args.logging_steps > 1 and point.step % args.logging_steps
+            ),
+        }
+        self.inexact += [remark for remark, holds in remarks.items() if holds]
 
     def begin(self, trainer: Any) -> None:
         """Once training has begun: restore the optimiser's and the schedule's state."""
@@ -390,23 +356,22 @@ class Restored:
 
         state, tensors = self.point.state, load_file(str(self.point.folder / _TENSORS))
         own = f"random{processes.rank() or ''}"
-        random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random")}
         if own in state:
-            (version, numbers, gauss), (kind, keys, *more) = (
-                state[own]["python"],
-                state[own]["numpy"],
-            )
-            numpy = (kind, np.array(keys, dtype=np.uint32), *more)
-            self._random = {"python": (version, tuple(numbers), gauss), "numpy": numpy}
-            self._random |= {"torch": random[f"{own}.torch"], "cuda": random.get(f"{own}.cuda")}
+            version, numbers, gauss = state[own]["python"]
+            self._random = {
+                "python": (version, tuple(numbers), gauss),
+                "numpy": state[own]["numpy"],
+                "torch": tensors[f"{own}.torch"],
+                "cuda": tensors.get(f"{own}.cuda"),
+            }
         by_parameter: dict[int, Fields] = {}
-        for name, value in [*tensors.items(), *state["optimizer"]["plain"].items()]:
+        groups = state["optimizer"]["groups"]
+        for name, value in (tensors | state["optimizer"]["plain"]).items():
             index, _, key = name.partition(".")
-            by_parameter.setdefault(int(index), {})[key] = value
-        if state["optimizer"]["groups"]:
-            trainer.optimizer.load_state_dict(
-                {"state": by_parameter, "param_groups": state["optimizer"]["groups"]}
-            )
+            if index.isdecimal():
+                by_parameter.setdefault(int(index), {})[key] = value
+        if groups:
+            trainer.optimizer.load_state_dict({"state": by_parameter, "param_groups": groups})
         # Its functions are the recipe's; what was saved are its numbers.
         schedule = trainer.lr_scheduler
         schedule.load_state_dict({**schedule.state_dict(), **state["schedule"]})
@@ -476,42 +441,33 @@ def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> 
     kept = kept_task(run, number)
     # The run's own task is recorded with the first stage that has no other; with none, if each
     # stage has its own.
-    shared = (
-        [place for place, part in enumerate(recipe.stages) if not part.task]
-        if recipe.stages
-        else [0]
-    )
-    place = next(iter(shared), None) if number is None else number
-    found = {} if place is None else _recorded(run.manifest(), place)
+    shared = [place for place, part in enumerate(recipe.stages) if not part.task]
+    places = ([0] if not recipe.stages else shared) if number is None else [number]
+    begun = _recorded(run.manifest(), places[0]) if places else {}
     if kept.is_file():
-        source = Path(found.get("source", name))
+        source = Path(begun.get("source", name))
         # Where the whole workspace was moved, the recipe's relative path still leads to the file.
         task = load_task(
             source if source.parent.is_dir() or not find(name).is_file() else find(name), kept
         )
     else:
         task = load_task(name)
-        if found and (task.name, task.function_names) != (found["name"], list(found["functions"])):
-            value = (
-                f"{run.name}: it was trained on the task object {found['name']!r}, and its recipe"
-                f" names {name!r}"
-            )
-            rule = "a run resumes with its own task, and a task object has no file to load it from"
+        if begun and (task.name, task.function_names) != (begun["name"], list(begun["functions"])):
             raise RunError(
-                value, rule=rule, remedy="pass it in Python: continue_run(run, task=...)"
+                f"{run.name}: it was trained on the task object {begun['name']!r}, and its recipe"
+                f" names {name!r}",
+                rule="a run resumes with its own task, and a task object has no file to load it"
+                " from",
+                remedy="pass it in Python: continue_run(run, task=...)",
             )
-    if found.get("rows") not in (None, fingerprint(task.rows)):
+    if begun.get("rows") not in (None, fingerprint(task.rows)):
         where = shown(Path(task.source).parent) if task.source else f"task {name!r}"
-        value = (
-            f"{where}: its {len(task.rows)} training rows are not those that {run.name} started"
-            " with"
-        )
-        remedy = (
-            "put those rows back; or resume with these: continue_run(run, task=load_task(...)); or"
-            " train a new run"
-        )
         raise RunError(
-            value, rule="a run resumes with the same prompts in the same order", remedy=remedy
+            f"{where}: its {len(task.rows)} training rows are not those that {run.name} started"
+            " with",
+            rule="a run resumes with the same prompts in the same order",
+            remedy="put those rows back; or resume with these: continue_run(run,"
+            " task=load_task(...)); or train a new run",
         )
     return task
 
@@ -522,46 +478,48 @@ def _recorded(manifest: Fields, number: int) -> Fields:
     """
     if "stages" not in manifest:
         return {**manifest["task"], **manifest["rewards"]}
-    found = manifest["stages"][number]
-    return {**found, **found["rewards"], "source": found["task"], "name": found["task"]}
+    stage = manifest["stages"][number]
+    return {**stage, **stage["rewards"], "source": stage["task"], "name": stage["task"]}
 
 
 def recorded(run: RunDirectory, step: int) -> Fields:
     """Rows, completions and effective settings in a run's record up to a saved step. RunError: a
     part cannot be read.
     """
-    state, rows = RunState.of(run), [row for row in run.metrics() if row["step"] <= step]
+    state = RunState.of(run)
     state.apply({"event": "continued", "step": step})
-    sql = f"select count(*) from rollouts where step <= {step}"
-    completions = (
-        int(query(run.rollouts, sql).iat[0, 0]) if any(run.rollouts.glob("step-*.parquet")) else 0
-    )
-    return {"metrics.jsonl": len(rows), "rollouts": completions, "events.jsonl": state.in_force}
+    completions = 0
+    if any(run.rollouts.glob("step-*.parquet")):
+        sql = f"select count(*) from rollouts where step <= {step}"
+        completions = int(query(run.rollouts, sql).iat[0, 0])
+    return {
+        "metrics.jsonl": sum(row["step"] <= step for row in run.metrics()),
+        "rollouts": completions,
+        "events.jsonl": state.in_force,
+    }
 
 
 def doubled(run: RunDirectory) -> list[str]:
     """A line on steps with two rows of metrics, if there are any: the later row is kept."""
     rows = Counter(row.get("step") for row in read_lines(run.path / "metrics.jsonl"))
-    twice = [str(step) for step, count in rows.items() if count > 1]
-    return (
-        [f"metrics.jsonl has two rows for step {', '.join(twice[:8])}: the later one is kept"]
-        if twice
-        else []
-    )
+    twice = ", ".join(str(step) for step, count in rows.items() if count > 1)
+    return [f"metrics.jsonl has two rows for step {twice}: the later one is kept"] if twice else []
 
 
 def lost_since(run: RunDirectory, point: Point) -> list[str]:
     """Entries of the run's record that a checkpoint counted and that are now missing: one line
     each.
     """
-    saved = flat(point.state.get("recorded", {}))  # empty: by an earlier version
-    there = flat(to_json(recorded(run, point.step))) if saved else {}
+    saved = flat(point.state["recorded"])
+    there = flat(to_json(recorded(run, point.step)))
     # Of what is counted there may be more: a checkpoint that was made during a pause is older than
     # the row of its step.
-    more = {
-        name for name in ("metrics.jsonl", "rollouts") if there.get(name, 0) > saved.get(name, 0)
-    }
-    lost = [name for name in saved if name not in more and saved[name] != there.get(name)]
+    counted = ("metrics.jsonl", "rollouts")
+    lost = [
+        name
+        for name, value in saved.items()
+        if value != there.get(name) and not (name in counted and there[name] > value)
+    ]
     return [f"{name} up to step {point.step}: {saved[name]} -> {there.get(name)}" for name in lost]
 
 
@@ -573,15 +531,14 @@ def changed_since_begun(
     """
     manifest = run.manifest()
     changed = Differences(doubled(run), lost_since(run, point))
-    # none: by an earlier version; fields of a later one have their defaults
-    begun_as = manifest.get("recipe") or recipe
-    begun, fields = (
-        flat(_as_fields(Recipe.of(each, "manifest.json", recorded=True)))
-        for each in (begun_as, recipe)
-    )
-    for name in [name for name in fields if name.endswith("task")]:
+    started = Recipe.of(manifest["recipe"], "manifest.json", recorded=True)
+    begun, fields = (flat(_as_fields(each)) for each in (started, recipe))
+    for name in fields:
         # found from another folder
-        if Path(str(begun.get(name))).name == Path(str(fields[name])).name:
+        if (
+            name.endswith("task")
+            and Path(str(begun.get(name))).name == Path(str(fields[name])).name
+        ):
             begun[name] = fields[name]
     changed.diff(
         {
@@ -595,11 +552,8 @@ def changed_since_begun(
         suite = stage.suite
         weights = dict(zip(suite.names, suite.weights, strict=True))
         own = {"functions": suite.hashes, "weights": weights, "rows": fingerprint(stage.task.rows)}
-        begun_with = {
-            name: value
-            for name, value in _recorded(manifest, stage.number).items()
-            if name in own and value
-        }
+        begun_with = _recorded(manifest, stage.number)
+        begun_with = {name: begun_with[name] for name in own if begun_with.get(name)}
         changed.diff({"stage": begun_with}, {"stage": own})
     last = max((row["step"] for row in run.metrics()), default=point.step)
     # saved during a pause, and killed before it was over

@@ -1,10 +1,13 @@
 """Adaptive weights: a reward function's weight follows its success, within bounds, while a stage
 trains.
+
+A function that succeeds too seldom weighs more, one that nearly always does weighs less; success is
+the share of its best score that it pays on average. Only the ratio between several functions'
+weights matters: `scale_rewards: group` divides advantages by their own spread. Changes are requests
+like any other, so the record holds them.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -19,125 +22,82 @@ from workbench.training.plan import Stage
 
 
 class Adaptive(Feature):
-    """The adaptive weights of the current stage. Changes are requests like any other, so the record
-    holds them.
-    """
+    """The adaptive weights of the current stage."""
 
     key = "adaptive"
+    of_recipe = True
 
     @classmethod
     def check(cls, stage: Stage, where: str) -> None:
-        """RecipeError for a function that the stage does not have, or a weight that cannot
-        adapt.
-        """
-        suite = stage.suite
-        if suite is None:
-            return
-        if unknown := sorted(set(stage.adaptive) - set(suite.names)):
-            rule, remedy = (
-                "an adaptive weight names one of the task's reward functions",
-                f"choose from {', '.join(suite.names)}",
-            )
-            raise RecipeError(f"{where}adaptive_weights: {unknown[0]!r}", rule=rule, remedy=remedy)
-        AdaptiveWeights(stage.adaptive, suite)
-
-    @classmethod
-    def of(cls, session: Any) -> Adaptive | None:
-        return cls(session) if session.policy else None
+        if stage.suite is not None:
+            cls(None).follow(stage.adaptive, stage.suite, where)
 
     def begin_stage(self, stage: Stage) -> None:
-        self.weights = AdaptiveWeights(stage.adaptive, stage.scored_by[1])
+        self.follow(stage.adaptive, stage.scored_by[1])
 
-    def on_batch(self, scored: ScoredBatch) -> None:
-        self.weights.note(scored)
-
-    def changes(self, weights: dict[str, float]) -> list[Fields]:
-        return self.weights.due(weights)
+    def follow(self, parts: dict[str, AdaptivePart], suite: RewardSuite, where: str = "") -> None:
+        """Follow these functions, with bounds of the suite's weights; RecipeError for one that it
+        does not have, or whose weight of 0 no factor changes.
+        """
+        weights = dict(zip(suite.names, suite.weights, strict=True))
+        for name in sorted(parts):
+            if name not in weights:
+                raise RecipeError(
+                    f"{where}adaptive_weights: {name!r}",
+                    rule="an adaptive weight names one of the task's reward functions",
+                    remedy=f"choose from {', '.join(weights)}",
+                )
+            if not weights[name]:
+                raise RecipeError(
+                    f"{where}adaptive_weights: {name} has the weight 0",
+                    rule="a factor changes it",
+                    remedy=f"give {name} a weight, or leave it out of adaptive_weights",
+                )
+        self.parts, self.begun_with = parts, weights
+        self.most_seen = dict.fromkeys(parts, 0.0)
+        self.steps = dict.fromkeys(parts, 0)  # since the last decision
+        self.scores: dict[str, list[float]] = {name: [] for name in parts}  # means of batches
+        self.reloaded(suite)
 
     def reloaded(self, suite: RewardSuite) -> None:
-        self.weights.reloaded(dict(zip(suite.names, suite.task.reward_funcs, strict=True)))
-
-    def state(self) -> Fields:
-        return {"adaptive": self.weights.state}
-
-    def restore(self, state: Fields) -> None:
-        self.weights.restore(state.get("adaptive", {}))
-
-
-class AdaptiveWeights:
-    """Follows the success of the functions that a recipe names, and decides when a weight should
-    change.
-
-    A function that succeeds too seldom weighs more, one that nearly always does weighs less;
-    success is the share of its best score that it pays on average. Only the ratio between several
-    functions' weights matters: `scale_rewards: group` divides advantages by their own spread. The
-    bounds are taken from the weights that the suite has at first; RecipeError for a weight of 0,
-    which no factor changes. `state`, for JSON, holds by function the mean `scores` of the batches
-    and the `steps` since the last decision, and `most_seen`.
-    """
-
-    def __init__(self, parts: dict[str, AdaptivePart], suite: RewardSuite) -> None:
-        weights = dict(zip(suite.names, suite.weights, strict=True))
-        self.parts, self.begun_with = parts, {name: weights[name] for name in parts}
-        for name in [name for name in parts if not weights[name]]:
-            remedy = f"give {name} a weight, or leave it out of adaptive_weights"
-            raise RecipeError(
-                f"adaptive_weights: {name} has the weight 0",
-                rule="a factor changes it",
-                remedy=remedy,
-            )
-        self._best: dict[str, float | None] = {}
-        self.reloaded(dict(zip(suite.names, suite.task.reward_funcs, strict=True)))
-        self.state: dict[str, Fields] = {
-            "most_seen": dict.fromkeys(parts, 0.0),
-            "steps": dict.fromkeys(parts, 0),
+        functions = dict(zip(suite.names, suite.task.reward_funcs, strict=True))
+        self.best = {
+            name: part.best_score or max_score_of(functions[name])
+            for name, part in self.parts.items()
+            if name in functions
         }
-        self.state["scores"] = {name: [] for name in parts}
 
-    def note(self, scored: ScoredBatch) -> None:
-        """Take in one scored batch."""
+    def on_batch(self, scored: ScoredBatch) -> None:
         for name in self.parts.keys() & set(scored.names):
             column = scored.scores[:, scored.names.index(name)]
             if not np.isnan(column).all():
-                self.state["scores"][name].append(float(np.nanmean(column)))
-                self.state["most_seen"][name] = max(
-                    self.state["most_seen"][name], float(np.nanmax(column))
-                )
+                self.scores[name].append(float(np.nanmean(column)))
+                self.most_seen[name] = max(self.most_seen[name], float(np.nanmax(column)))
 
-    def due(self, weights: dict[str, float]) -> list[Fields]:
-        """Called once per step: each `function` to change now (never a muted one), its new weight
-        `value`, and `why`.
-        """
-        changes, steps = [], self.state["steps"]
+    def changes(self, weights: dict[str, float]) -> list[Fields]:
+        changes = []
         for name, part in self.parts.items():
-            steps[name] += 1
-            scores = self.state["scores"][name]
-            if steps[name] < part.every or not scores or not weights.get(name):
+            self.steps[name] += 1
+            scores = self.scores[name]
+            if self.steps[name] < part.every or not scores or not weights.get(name):  # muted: 0
                 continue
-            best, mean = self._best[name] or self.state["most_seen"][name], float(np.mean(scores))
-            steps[name], self.state["scores"][name] = 0, []
-            success = mean / best if best > 0 else 0.0  # nothing was ever earned
+            self.steps[name], self.scores[name] = 0, []
+            best = self.best[name] or self.most_seen[name]
+            success = float(np.mean(scores)) / best if best > 0 else 0.0  # nothing was ever earned
             factor = part.up if success < part.below else part.down if success > part.above else 1.0
             low, high = sorted(bound * self.begun_with[name] for bound in (part.least, part.most))
             weight = min(max(weights[name] * factor, low, -LARGEST_WEIGHT), high, LARGEST_WEIGHT)
             if weight != weights[name]:
-                said = f"pays {success:.0%} of {best:g}" if best > 0 else "paid nothing"
+                pays = f"pays {success:.0%} of {best:g}" if best > 0 else "paid nothing"
                 edge = f"below {part.below:.0%}" if factor > 1 else f"above {part.above:.0%}"
-                changes.append(
-                    {
-                        "function": name,
-                        "value": weight,
-                        "why": f"{said} over {part.every} steps, {edge}",
-                    }
-                )
+                why = f"{pays} over {part.every} steps, {edge}"
+                changes.append({"function": name, "value": weight, "why": why})
         return changes
 
-    def reloaded(self, reward_funcs: Fields) -> None:
-        """Functions were loaded: their stated maximum may have changed."""
-        for name in self.parts.keys() & reward_funcs.keys():
-            self._best[name] = self.parts[name].best_score or max_score_of(reward_funcs[name])
+    def state(self) -> Fields:
+        kept = {"most_seen": self.most_seen, "steps": self.steps, "scores": self.scores}
+        return {"adaptive": kept}
 
     def restore(self, state: Fields) -> None:
-        """Continue from a saved `state`."""
-        for key, by_function in self.state.items():
-            by_function.update(state.get(key, {}))
+        for key, by_function in self.state()["adaptive"].items():
+            by_function.update(state.get("adaptive", {}).get(key, {}))

@@ -10,8 +10,7 @@ from typing import Any
 
 from workbench import memory
 from workbench.errors import WorkbenchError
-from workbench.kinds import TrainerControl, TrainerState, TrainingArguments
-from workbench.run.directory import RunDirectory
+from workbench.kinds import Fields
 from workbench.training import settings as settings_of
 from workbench.training.feature import Feature
 from workbench.training.plan import Memory, Part, Stage
@@ -20,30 +19,46 @@ from workbench.training.settings.device import Machine
 
 
 class MemoryFit(Feature):
-    """GPU memory a stage should need, and did need; it decides on memory when a plan is made."""
+    """GPU memory a stage should need, and after its first step what it did need; it decides on
+    memory when a plan is made.
+
+    On a machine without a GPU a run reports and measures nothing.
+    """
 
     key = "memory"
+    of_recipe = True
 
     @classmethod
     def memory(cls, vram_gb: float | None, estimates: bool) -> Memory | None:
         return memory_on(vram_gb, estimates=estimates)
 
-    @classmethod
-    def of(cls, session: Any) -> MemoryFit | None:
-        return cls(session) if session.policy else None
-
     def begin_stage(self, stage: Stage) -> None:
-        self.fit = Fit(stage)
-        if self.fit.estimate and self.fit.estimate.verdict:
-            print(self.fit.estimate.verdict)
+        card = memory.card()
+        self.stage, self.measured = stage, False
+        self.estimate: memory.MemoryEstimate | None = None
+        if card:
+            how: Fields = {
+                "longest_prompt_tokens": max(stage.lengths_tokens, default=None),
+                "vram_gb": card[1] / 1e9,
+            }
+            # Where the shape of this model is not known, the run is the measurement.
+            with contextlib.suppress(WorkbenchError):
+                self.estimate = memory.estimate(stage.recipe, stage.settings, **how)
+        if self.estimate and self.estimate.verdict:
+            print(self.estimate.verdict)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
-        self.fit.first_step_done(self.session.run)
+    def on_step_end(self, *_: object, **__: object) -> None:
+        """Record what the first whole step needed, beside the estimate."""
+        peak = None if self.measured else memory.measured_peak()
+        self.measured = True
+        if peak is not None and self.estimate is not None:
+            report = {"estimate": self.estimate.found(), "measured_peak_bytes": peak}
+            self.session.run.update_manifest(memory=report)
 
     def explained(self, error: Exception) -> Exception:
-        return self.fit.explained(error)
+        if not memory.is_oom(error):
+            return error
+        return memory.explain_oom(error, self.stage.recipe, self.stage.settings, self.estimate)
 
 
 def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory:
@@ -60,9 +75,9 @@ def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory
         room, lines, made = vram_gb or machine.card_gb, [], []
         if room is None and not estimates:
             return bool(on), [], None
-        there = (
-            parts if machine.cuda else [_on_a_gpu(part, vllm=room is not None) for part in parts]
-        )
+        there = parts
+        if not machine.cuda:
+            there = [_on_a_gpu(part, vllm=room is not None) for part in parts]
         trained = [memory.Trained(*part) for part in there]
         if room is not None and any("gradient_checkpointing" in one.recipe.grpo for one in trained):
             lines.append(memory.idle_checkpointing(trained, room))
@@ -71,20 +86,16 @@ def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory
             lines.append(line)
         for recipe, settings, longest in there if estimates else ():
             settings = {**settings, "gradient_checkpointing": bool(on)}
-            made.append(
-                memory.estimate(recipe, settings, longest_prompt_tokens=longest, vram_gb=room)
-            )
+            how: Fields = {"longest_prompt_tokens": longest, "vram_gb": room}
+            made.append(memory.estimate(recipe, settings, **how))
         vllm = [any(settings.get("use_vllm") for _, settings, _ in some) for some in (parts, there)]
         if estimates and vllm == [False, True]:
             lines.append(
                 "memory is estimated as on a GPU where vLLM is installed, since the recipe asks"
                 " for it"
             )
-        return (
-            bool(on),
-            [line for line in lines if line],
-            max(made, key=lambda one: one.peak.high, default=None),
-        )
+        most = max(made, key=lambda one: one.peak.high, default=None)
+        return bool(on), [line for line in lines if line], most
 
     return look
 
@@ -93,43 +104,5 @@ def _on_a_gpu(part: Part, *, vllm: bool) -> Part:
     recipe, _, longest = part
     fields = settings_of.field_names(trainer_classes(recipe.policy.backend)[0])
     # How much vLLM takes is a share of the card, so without one it is left out.
-    return (
-        recipe,
-        settings_of.normalised(recipe, fields, Machine(cuda=True, bf16=True, vllm=vllm))[1],
-        longest,
-    )
-
-
-class Fit:
-    """Reports what a stage should need, and after its first step what it did need.
-
-    On a machine without a GPU it reports and measures nothing.
-    """
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage, self._measured, card = stage, False, memory.card()
-        self.estimate: memory.MemoryEstimate | None = None
-        longest = max(stage.lengths_tokens, default=None)
-        if card:
-            # Where the shape of this model is not known, the run is the measurement.
-            with contextlib.suppress(WorkbenchError):
-                self.estimate = memory.estimate(
-                    stage.recipe,
-                    stage.settings,
-                    longest_prompt_tokens=longest,
-                    vram_gb=card[1] / 1e9,
-                )
-
-    def first_step_done(self, run: RunDirectory) -> None:
-        """Record what the first whole step needed, beside the estimate."""
-        peak = None if self._measured else memory.measured_peak()
-        self._measured = True
-        if peak is None or self.estimate is None:
-            return
-        run.update_manifest(memory={"estimate": self.estimate.found(), "measured_peak_bytes": peak})
-
-    def explained(self, error: Exception) -> Exception:
-        """The error to raise: if memory ran out, one that names what would fit; else the same."""
-        if not memory.is_oom(error):
-            return error
-        return memory.explain_oom(error, self.stage.recipe, self.stage.settings, self.estimate)
+    machine = Machine(cuda=True, bf16=True, vllm=vllm)
+    return recipe, settings_of.normalised(recipe, fields, machine)[1], longest

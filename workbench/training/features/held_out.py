@@ -23,7 +23,7 @@ from workbench import processes
 from workbench.data.difficulty import row_key
 from workbench.errors import RecipeError
 from workbench.health.trends import GAINED, Z_95, paired_gain, percent, share
-from workbench.kinds import Fields, Model, TrainerControl, TrainerState, TrainingArguments
+from workbench.kinds import Fields, Model, TrainerState
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.held_out import (
@@ -64,44 +64,41 @@ def held_out_lines(recipe: Recipe, task: Task | None, completions: int, steps: i
         completions: per step.
         steps: of the run; below 1 where epochs decide.
     """
-    every = recipe.eval_every
-    if every is None and {"eval_prompts", "eval_temperature"} & {
-        name for name, own in recipe if own != getattr(Recipe(), name)
-    }:
+    every, default = recipe.eval_every, Recipe()
+    how = recipe.eval_prompts, recipe.eval_temperature
+    if every is None and how != (default.eval_prompts, default.eval_temperature):
         return [
             "eval_prompts and eval_temperature do nothing here: nothing is measured without"
             " eval_every"
         ]
     if every is None or task is None:
         return []
-    said, count = f"eval_every = {every}", len(chosen(recipe, task))
+    value, count = f"eval_every = {every}", len(chosen(recipe, task))
     if processes.count() > 1:
-        rule, remedy = (
-            "one process measures while it trains",
-            "leave it out; `workbench eval` measures when the run has ended",
-        )
-        raise RecipeError(f"{said} in {processes.count()} processes", rule=rule, remedy=remedy)
-    if count < 2:
-        rule, remedy = (
-            "it measures held-out prompts, at least 2",
-            "give the task held_out rows (notebook 01), or leave it out",
-        )
         raise RecipeError(
-            f"{said}: task {task.name!r} has {count} held-out prompts", rule=rule, remedy=remedy
+            f"{value} in {processes.count()} processes",
+            rule="one process measures while it trains",
+            remedy="leave it out; `workbench eval` measures when the run has ended",
+        )
+    if count < 2:
+        raise RecipeError(
+            f"{value}: task {task.name!r} has {count} held-out prompts",
+            rule="it measures held-out prompts, at least 2",
+            remedy="give the task held_out rows (notebook 01), or leave it out",
         )
     times = 1 + math.ceil(steps / every)  # base, and the end
     price = times * count / (steps * completions) if steps > 0 else count / (every * completions)
-    fewer = f", of {recipe.eval_prompts} asked for" * (count < recipe.eval_prompts)
-    how = ", the likeliest token each time" * (recipe.eval_temperature == 0)
-    line = (
-        f"{said}: {count} held-out prompts of {task.name}{fewer}, one completion each{how}, and"
-        " base before the first step: "
-    )
-    line += f"{percent(price)} as many completions as training samples"
-    return [
-        line
-        + f"; too few to tell that a run is learnt out, which takes {_LEAST}" * (count < _LEAST)
-    ]
+    line = f"{value}: {count} held-out prompts of {task.name}"
+    if count < recipe.eval_prompts:
+        line += f", of {recipe.eval_prompts} asked for"
+    line += ", one completion each"
+    if recipe.eval_temperature == 0:
+        line += ", the likeliest token each time"
+    line += f", and base before the first step: {percent(price)} as many completions as training"
+    line += " samples"
+    if count < _LEAST:
+        line += f"; too few to tell that a run is learnt out, which takes {_LEAST}"
+    return [line]
 
 
 class HeldOut(Feature):
@@ -115,16 +112,10 @@ class HeldOut(Feature):
         recipe, task = plan.recipe, plan.task
         self.run, self.policy, self.task = run, session.policy, task
         self._correct: dict[str, float] = {}  # measured since the latest row of metrics
-        self.every, self.rows, self.template = (
-            recipe.eval_every,
-            chosen(recipe, task),
-            recipe.chat_template_kwargs,
-        )
-        weights = {
-            name: value
-            for name, value in recipe.reward_weights.items()
-            if name in task.function_names
-        }
+        self.every, self.template = recipe.eval_every, recipe.chat_template_kwargs
+        self.rows = chosen(recipe, task)
+        weights = recipe.reward_weights
+        weights = {name: weights[name] for name in weights if name in task.function_names}
         # Separate functions: those used in training may keep state, and may be edited while the run
         # trains.
         self.suite = RewardSuite(task, 1, weights, **recipe.rewards.model_dump(), keep_state=False)
@@ -135,17 +126,13 @@ class HeldOut(Feature):
         # as training generates at a time
         self.how |= {"samples": 1, "seed": recipe.seed, "batch_size": plan.batch.completions}
         self.key = hashlib.sha256(json.dumps(asked_for, sort_keys=True).encode()).hexdigest()[:16]
-        self._before = [
-            event
-            for event in run.events()
-            if event.get("event") == "held_out" and event["key"] == self.key
-        ]
-        counted = held_out([*run.events(), {"event": "continued", "step": begun_at}])
+        events = run.events()
+        before = [each for each in events if each.get("event") == "held_out"]
+        self._before = [each for each in before if each["key"] == self.key]
+        counted = held_out([*events, {"event": "continued", "step": begun_at}])
         self.measurements = counted if counted and counted[-1]["key"] == self.key else []
-        # with its minutes
-        self.seconds = ((run.manifest().get("before") or {}).get("held_out") or {}).get(
-            "seconds", 0.0
-        )
+        measured = (run.manifest().get("before") or {}).get("held_out") or {}
+        self.seconds = measured.get("seconds", 0.0)  # before it was resumed
         self.failed = False
         session.measured = self.measurements  # the verdicts on the run's health look at it
 
@@ -159,9 +146,7 @@ class HeldOut(Feature):
             asked.recipe, asked.task, asked.stages[0].planned.completions, asked.steps
         )
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, *_: object, **__: object) -> None:
         """Measure the base, and the policy if it differs, unless that was done before the run was
         stopped.
         """
@@ -174,16 +159,13 @@ class HeldOut(Feature):
         if trained and len(self.measurements) == 1 and not self.failed:
             self._measure(0)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_step_end(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
         """Measure the adapter after this step, if it is due or the run ends here."""
         step = state.global_step
         ends = step >= state.max_steps and self.session.stage is self.session.stages[-1]
-        due = (step % self.every == 0 or ends) and not any(
-            own["step"] == step for own in self.measurements
-        )
-        if due and self.measurements and not self.failed:
+        due = step % self.every == 0 or ends
+        done = self.failed or any(own["step"] == step for own in self.measurements)
+        if due and self.measurements and not done:
             self._measure(step)
 
     def row(self) -> dict[str, float]:
@@ -201,9 +183,8 @@ class HeldOut(Feature):
                 adapter = "base" if base else _sum(self.policy.model)
                 # What a kill lost of the run may be trained again to the same weights, which need
                 # not be measured again.
-                same = [
-                    own for own in self._before if (own["step"], own["adapter"]) == (step, adapter)
-                ]
+                key = step, adapter
+                same = [own for own in self._before if (own["step"], own["adapter"]) == key]
                 numbers = {**same[-1], "seconds": 0.0} if same else self._numbers(step, base)
                 event: Fields = {
                     **numbers,
@@ -212,22 +193,20 @@ class HeldOut(Feature):
                     "key": self.key,
                     "adapter": adapter,
                 }
-                found = [*self.measurements, event]
-                if best_of(found) is event:
+                measurements = [*self.measurements, event]
+                if best_of(measurements) is event:
                     self._keep(step)
         except Exception as error:  # measuring is no reason to lose a run
             self.failed = True
-            said = f"{type(error).__name__}: {error}"
-            self.session.recorder.event("held_out_failed", step, error=said)
-            print(
-                f"step {step}: held-out prompts are no longer measured, training continues: {said}",
-                flush=True,
-            )
+            why = f"{type(error).__name__}: {error}"
+            self.session.recorder.event("held_out_failed", step, error=why)
+            words = "held-out prompts are no longer measured, training continues"
+            print(f"step {step}: {words}: {why}", flush=True)
             return
         if not same:
             event["seconds"] = time.perf_counter() - started
         self.seconds += event["seconds"]
-        self.measurements[:] = found  # in place: the verdicts on the run's health look at it
+        self.measurements[:] = measurements  # in place: the verdicts on the run's health look at it
         if step:
             self._correct = {HELD_OUT: event["correct"]}
         details = {name: event[name] for name in event if name not in ("event", "step", "time")}
@@ -243,27 +222,26 @@ class HeldOut(Feature):
             )
         finally:
             tokenizer.chat_template_kwargs = rendered
-        own = [group[0] for group in groups]
-        kept: list[Fields] = []
+        records: list[Fields] = []
         for place, (row, group) in enumerate(zip(self.rows, groups, strict=True)):
-            kept += completion_rows(row, group, step=step, group=place)
-        write_completions(
-            self.run.path / FOLDER / f"step-{step:07d}-{not (step or base):02d}.parquet", kept
-        )
+            records += completion_rows(row, group, step=step, group=place)
+        file = f"step-{step:07d}-{not (step or base):02d}.parquet"
+        write_completions(self.run.path / FOLDER / file, records)
+        own = [group[0] for group in groups]
         correct = [each["right"] and each["format"] is not False for each in own]
-        count, of = sum(correct), len(correct)
-        reward = sum(each["total"] for each in own) / of
-        numbers = {
-            "prompts": of,
+        rate, low, high = share(sum(correct), len(correct), Z_95)
+        numbers: Fields = {
+            "prompts": len(own),
             "right": "".join("01"[each] for each in correct),
-            "reward": reward,
+            "reward": sum(each["total"] for each in own) / len(own),
+            "correct": rate,
+            "low": low,
+            "high": high,
         }
-        numbers |= dict(zip(("correct", "low", "high"), share(count, of, Z_95), strict=True))
         if self.measurements:
-            gain = paired_gain(flags(self.measurements[0]), flags(numbers))
-            numbers |= {"base": self.measurements[0]["correct"]} | dict(
-                zip(("gain", "gain_low", "gain_high"), gain, strict=True)
-            )
+            first = self.measurements[0]
+            gain, low, high = paired_gain(flags(first), flags(numbers))
+            numbers |= {"base": first["correct"], "gain": gain, "gain_low": low, "gain_high": high}
         return numbers
 
     def _keep(self, step: int) -> None:
@@ -282,30 +260,25 @@ class HeldOut(Feature):
 
     def words(self) -> str:
         """The best adapter, and what was measured last."""
-        report = self._report(0.0)
-        return f"; {told(report)}" if report else ""
+        report = self.result(0.0)
+        return f"; {told(report['held_out'])}" if report else ""
 
     def result(self, seconds: float) -> Fields:
-        report = self._report(seconds)
-        return {"held_out": report} if report else {}
-
-    def _report(self, seconds: float) -> Fields:
         if not (best := best_of(self.measurements)):
             return {}
         names = ("step", "correct", "low", "high", "gain", "gain_low", "gain_high")
         last = self.measurements[-1]
-        return {
+        adapter = {"adapter": f"checkpoints/best-{best['step']}"}
+        report = {
             "prompts": last["prompts"],
             "base": self.measurements[0]["correct"],
             "last": {name: last[name] for name in names},
-            "best": (
-                {name: best[name] for name in names}
-                | {"adapter": f"checkpoints/best-{best['step']}"}
-            ),
+            "best": {name: best[name] for name in names} | adapter,
             "measurements": len(self.measurements),
             "seconds": self.seconds,
             "share": self.seconds / max(1e-9, seconds),
         }
+        return {"held_out": report}
 
 
 def _sum(model: Model) -> str:
@@ -315,7 +288,6 @@ def _sum(model: Model) -> str:
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             digest.update(name.encode())
-            digest.update(
-                weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            )
+            raw = weight.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            digest.update(raw.numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -1,12 +1,11 @@
 """Experiment trackers beside the run's own files: TensorBoard, Trackio, Weights & Biases, MLflow,
 and any other that transformers has a callback for.
 
-The run directory is the record, and it is complete without them; so a tracker may fail or hang at
-any moment. Each runs in a separate thread with a deadline for every event: the first failure is
-reported once and removes that tracker. What a tracker writes goes to
-`runs/<run_name>/trackers/<tracker>`, unless the environment says otherwise; nothing is sent
-anywhere that the environment does not ask for, nor TRL's table of completions, as its `report_to`
-names no tracker.
+The run directory is the record, and it is complete without them; so a tracker may fail at any
+moment: its first error is reported once and removes it. One that hangs holds the run up, as it
+would hold up any trainer. What a tracker writes goes to `runs/<run_name>/trackers/<tracker>`,
+unless the environment says otherwise; nothing is sent anywhere that the environment does not ask
+for, nor TRL's table of completions, as its `report_to` names no tracker.
 """
 
 from __future__ import annotations
@@ -16,31 +15,26 @@ import copy
 import functools
 import importlib.util
 import os
-import queue
 import sys
-import threading
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from workbench import processes
 from workbench.kinds import Fields, Function, Trainer
+from workbench.recipe import read_yaml
 from workbench.training.feature import Feature
 from workbench.training.plan import Stage
 from workbench.training.settings.values import check_trackers
 from workbench.workspace import shown
 
 PROJECT = "grpo-workbench"
-DEADLINE_S = 60.0  # for one event of one tracker; a tracker that works takes milliseconds
-# where pip's name is another
-_PACKAGES = {"comet_ml": "comet-ml", "azure_ml": "azureml-core", "flyte": "flytekit"}
-_MODULES = {
-    "tensorboard": ("tensorboard", "tensorboardX"),
-    "azure_ml": ("azureml",),
-    "flyte": ("flytekit",),
-    "kubeflow": (),
-}
+# By tracker: its environment, its library, and how to look at it.
+KNOWN: dict[str, Fields] = read_yaml(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"), "trackers.yaml"
+)
+# Trackio's folders, which it reads once, when it is imported.
+_TRACKIO = {"TRACKIO_DIR": "", "MEDIA_DIR": "media", "ARTIFACTS_DIR": "artifacts"}
 OnFailure = Callable[[str, str], None]
 
 
@@ -48,23 +42,21 @@ class Trackers(Feature):
     """The trackers of a run's `report_to`; the main process reports."""
 
     key = "trackers"
+    of_recipe = True
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
         run = session.run
-        wanted = session.stages[0].settings["report_to"] if processes.is_main() else "none"
 
         def failed(name: str, error: str) -> None:
             run.log_event("tracker_failed", tracker=name, error=error)
             print(f"{name} failed and is left out, training continues: {error}", flush=True)
 
-        self.callbacks, lines = tracker_callbacks(wanted, run.name, run.path / "trackers", failed)
+        self.callbacks, lines = tracker_callbacks(
+            session.stages[0].settings["report_to"], run.name, run.path / "trackers", failed
+        )
         for line in lines:
             print(line)
-
-    @classmethod
-    def of(cls, session: Any) -> Trackers | None:
-        return cls(session) if session.policy else None
 
     @classmethod
     def check(cls, stage: Stage, where: str) -> None:
@@ -89,18 +81,18 @@ def planned_trackers(report_to: str | Sequence[str] | None) -> tuple[list[str], 
     """
     from transformers.integrations.integration_utils import get_available_reporting_integrations
 
+    names, notes = [], []
     asked = check_trackers(report_to)
-    asked = get_available_reporting_integrations() if asked == ["all"] else asked
-    modules = {name: _MODULES.get(name, (name,)) for name in asked}
-    found = [
-        name for name, own in modules.items() if not own or any(map(importlib.util.find_spec, own))
-    ]
-    return found, [
-        f"WARNING: report_to = {name} is left out: it is not installed (uv pip install"
-        f" {_PACKAGES.get(name, name)}); the run's own files are written as always"
-        for name in asked
-        if name not in found
-    ]
+    for name in get_available_reporting_integrations() if asked == ["all"] else asked:
+        known = KNOWN.get(name, {})
+        if any(map(importlib.util.find_spec, known.get("modules", [name]))):
+            names.append(name)
+        else:
+            notes.append(
+                f"WARNING: report_to = {name} is left out: it is not installed (uv pip install"
+                f" {known.get('package', name)}); the run's own files are written as always"
+            )
+    return names, notes
 
 
 def tracker_callbacks(
@@ -111,18 +103,16 @@ def tracker_callbacks(
 
     A run may train in several stages, with a trainer each: the callbacks see the first begin, every
     log line, and end at `close()`, which the run calls however it ended. `on_failure` is called
-    once with (tracker, what went wrong), in the trainer's own thread, for a tracker that is
-    removed.
+    once with (tracker, what went wrong) for a tracker that is removed. Of several processes, the
+    main one reports.
     """
-    names, notes = planned_trackers(report_to)
-    # of several processes that train together, the first reports
-    if os.environ.get("RANK", "0") != "0":
-        return [], []
+    names, notes = planned_trackers(report_to if processes.is_main() else None)
     callbacks = []
     for name in names:
         settings, line = _environment(name, Path(folder).absolute() / name)
-        tracker = _guarded(name, run_name, settings, on_failure)
-        if tracker.works:
+        # a class for each: the trainer takes two of the same class for a mistake
+        tracker = type(name, (Tracker,), {})(name, run_name, settings, on_failure)
+        if tracker.inner is not None:
             callbacks.append(tracker)
             notes.append(line)
     return callbacks, notes
@@ -132,152 +122,85 @@ def _environment(name: str, place: Path) -> tuple[dict[str, str], str]:
     """(environment variables that its library reads and the user has not set, the line that says
     where it writes).
     """
-    # A database is what MLflow wants; its small edition (mlflow-skinny) has none and keeps files.
-    store = (
-        f"sqlite:///{place}/mlflow.db" if importlib.util.find_spec("sqlalchemy") else place.as_uri()
-    )
+    words = {"place": str(place), "folder": shown(place), "project": PROJECT}
+    known = KNOWN.get(name, {})
+    wanted = {key: text.format(**words) for key, text in known.get("environment", {}).items()}
     # Without a key wandb asks for one, or waits.
-    offline = not os.environ.get("WANDB_API_KEY") and not os.environ.get("WANDB_MODE")
-    folder, wanted, after = shown(place), {}, ""
-    match name:
-        case "tensorboard":
-            wanted, after = (
-                {"TENSORBOARD_LOGGING_DIR": str(place)},
-                f"; to look at it: tensorboard --logdir {folder}",
-            )
-        case "trackio":
-            wanted, after = (
-                {"TRACKIO_DIR": str(place)},
-                f"; to look at it: TRACKIO_DIR={folder} trackio show",
-            )
-        case "wandb":
-            # Its console would send the notebook's output through itself; 30 s: a network that is
-            # not there.
-            wanted = {
-                "WANDB_DIR": str(place),
-                "WANDB_PROJECT": PROJECT,
-                "WANDB_SILENT": "true",
-                "WANDB_CONSOLE": "off",
-            }
-            wanted |= {"WANDB_INIT_TIMEOUT": "30"} | ({"WANDB_MODE": "offline"} if offline else {})
-            after = (
-                f"; offline, as WANDB_API_KEY is not set: wandb sync {folder}/wandb/offline-run-*"
-                * offline
-            )
-        case "mlflow":
-            wanted = {
-                "MLFLOW_TRACKING_URI": store,
-                "MLFLOW_EXPERIMENT_NAME": PROJECT,
-                "MLFLOW_ALLOW_FILE_STORE": "true",
-            }
-            wanted["MLFLOW_DISABLE_TELEMETRY"] = "true"
-            after = f"; to look at it: mlflow ui --backend-store-uri {store}"
+    if name == "wandb" and not os.environ.get("WANDB_API_KEY"):
+        wanted["WANDB_MODE"] = "offline"
     settings = {key: value for key, value in wanted.items() if not os.environ.get(key)}
     if not any(str(place) in value for value in settings.values()):
         return settings, f"{name}: where the environment says"
     place.mkdir(parents=True, exist_ok=True)
-    return settings, f"{name}: in {folder}{after}"
+    return settings, f"{name}: in {shown(place)}; to look at it: {known['look'].format(**words)}"
 
 
-def _work(calls: queue.SimpleQueue) -> None:
-    while (item := calls.get()) is not None:
-        function, future = item
-        try:
-            future.set_result(function())
-        except BaseException as error:  # a library that calls sys.exit must not end the run either
-            future.set_exception(error)
-
-
-def _guarded(name: str, run_name: str, settings: dict[str, str], on_failure: OnFailure) -> Any:
-    """A `TrainerCallback` that forwards a trainer's events to the tracker's own callback for as
-    long as that works.
+class Tracker:
+    """A trainer's callback that forwards its events to the tracker's own for as long as that
+    works.
     """
-    from transformers import TrainerCallback
 
-    # a class for each: the trainer takes two of the same class for a mistake
-    class Tracker(TrainerCallback):
-        def __init__(self) -> None:
-            self.name = name
-            self._inner: Any = None
-            self._last: tuple[Any, ...] = ()  # what the latest event came with
-            # One thread for its whole life: trackio and mlflow keep their run in variables of the
-            # thread.
-            self._calls: queue.SimpleQueue = queue.SimpleQueue()
-            threading.Thread(
-                target=_work, args=(self._calls,), name=f"tracker-{name}", daemon=True
-            ).start()
-            # For as long as it works: libraries read the environment again when they log, some in
-            # threads of their own.
-            self._environment = contextlib.ExitStack()
-            self._environment.enter_context(_in_environment(settings))
-            self._inner = self._guard("start", lambda: _start(name, run_name, settings))
+    def __init__(
+        self, name: str, run_name: str, settings: dict[str, str], on_failure: OnFailure
+    ) -> None:
+        self.name, self.run_name, self.on_failure = name, run_name, on_failure
+        self.inner: Any = None  # the tracker's own callback, while it works
+        self.end: Callable[[], object] | None = None  # from the first event on
+        # For as long as it works: libraries read the environment again when they log, some in
+        # threads of their own.
+        self.environment = contextlib.ExitStack()
+        self.environment.enter_context(_in_environment(settings))
+        self.inner = self.guarded("start", lambda: _start(name, run_name, settings))
 
-        @property
-        def works(self) -> bool:
-            """Whether it still receives the run's events."""
-            return self._inner is not None
+    def __getattr__(self, event: str) -> Callable[..., None]:
+        if not event.startswith("on_"):
+            raise AttributeError(event)
+        # a stage's end is not the run's
+        return functools.partial(self.forward, "" if event == "on_train_end" else event)
 
-        def close(self) -> None:
-            """End the tracker's run and restore the environment; a second call does nothing."""
-            if self._last:
-                self._pass("on_train_end", *self._last[:3], **self._last[3])
-            if self.works and name == "wandb" and self._inner.own:
-                # transformers leaves wandb's run open, and the next run in this process would be
-                # logged into it.
-                self._guard("end", self._inner._wandb.finish)
-            self._let_go()
+    def close(self) -> None:
+        """End the tracker's run and restore the environment; a second call does nothing."""
+        if self.end:
+            self.end()
+        if self.inner is not None and self.name == "wandb" and self.inner.own:
+            # transformers leaves wandb's run open, and the next run in this process would be
+            # logged into it.
+            self.guarded("end", self.inner._wandb.finish)
+        self.leave_out()
 
-        def _pass(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            later_stage = event == "on_train_begin" and self._last
-            self._last = (
-                args,
-                state,
-                control,
-                {key: kwargs.get(key) for key in ("model", "processing_class")},
-            )
-            if (
-                later_stage
-                or not self.works
-                or getattr(type(self._inner), event) is getattr(TrainerCallback, event)
-            ):
-                return
-            own, method = copy.copy(args), getattr(self._inner, event)
-            own.run_name, own.report_to = run_name, [name]
-            if getattr(own, "project", None) == "huggingface":  # the default of transformers
-                own.project = PROJECT
-            if kwargs.get("logs"):
-                # A function that scored nothing logs None, which is no number to any of them.
-                kwargs["logs"] = {
-                    key: value for key, value in kwargs["logs"].items() if value is not None
-                }
-            # A copy of control: to watch a run is not to steer it.
-            self._guard(
-                event.removeprefix("on_"), lambda: method(own, state, copy.copy(control), **kwargs)
-            )
+    def forward(self, event: str, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Call the tracker's own `event`, for a run of the workbench's name."""
+        later_stage = event == "on_train_begin" and self.end
+        kept = {key: more.get(key) for key in ("model", "processing_class")}
+        self.end = functools.partial(self.forward, "on_train_end", args, state, control, **kept)
+        method = getattr(self.inner, event, None)
+        if later_stage or method is None:
+            return
+        own = copy.copy(args)
+        own.run_name, own.report_to = self.run_name, [self.name]
+        if getattr(own, "project", None) == "huggingface":  # the default of transformers
+            own.project = PROJECT
+        if logs := more.get("logs"):
+            # A function that scored nothing logs None, which is no number to any of them.
+            more["logs"] = {key: value for key, value in logs.items() if value is not None}
+        # A copy of control: to watch a run is not to steer it.
+        self.guarded(
+            event.removeprefix("on_"), lambda: method(own, state, copy.copy(control), **more)
+        )
 
-        def _guard(self, when: str, call: Callable[[], Any]) -> object:
-            future: Future = Future()
-            self._calls.put((call, future))
-            try:
-                return future.result(DEADLINE_S)
-            except (Exception, SystemExit) as error:
-                late = "" if future.done() else f"no answer within {DEADLINE_S:g} s"
-                self._let_go()
-                on_failure(
-                    name,
-                    f"{when}: {type(error).__name__}:"
-                    f" {(str(error).strip() or late).partition(chr(10))[0]}",
-                )
+    def guarded(self, when: str, call: Callable[[], Any]) -> Any:
+        """What the call returns; if it fails, the tracker is left out."""
+        try:
+            return call()
+        except (Exception, SystemExit) as error:
+            self.leave_out()
+            first_line = str(error).strip().partition("\n")[0]
+            self.on_failure(self.name, f"{when}: {type(error).__name__}: {first_line}")
 
-        def _let_go(self) -> None:
-            self._inner = None
-            self._calls.put(None)
-            self._environment.close()
-
-    for event in vars(TrainerCallback):
-        if event.startswith("on_") and event != "on_train_end":  # a stage's end is not the run's
-            setattr(Tracker, event, functools.partialmethod(Tracker._pass, event))
-    return Tracker()
+    def leave_out(self) -> None:
+        """Forward nothing more, and restore the environment."""
+        self.inner = None
+        self.environment.close()
 
 
 def _start(name: str, run_name: str, settings: dict[str, str]) -> Any:
@@ -292,11 +215,9 @@ def _start(name: str, run_name: str, settings: dict[str, str]) -> Any:
             # wandb reads its folder from the environment once per process; a run started here is
             # told it in words.
             told: Fields = {
-                word: settings[key]
-                for word, key in (("dir", "WANDB_DIR"), ("mode", "WANDB_MODE"))
-                if key in settings
+                word: settings.get(f"WANDB_{word.upper()}") for word in ("dir", "mode", "project")
             }
-            wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=run_name, **told)
+            wandb.init(name=run_name, **told)
     return callback
 
 
@@ -307,33 +228,19 @@ def _in_environment(settings: dict[str, str]) -> Generator[None]:
     os.environ.update(settings)
     moved = []
     if place := settings.get("TRACKIO_DIR"):
-        # Trackio reads its folder once, when it is imported, and TRL imports it long before there
-        # is a run.
+        # TRL imports it long before there is a run.
         import trackio.sqlite_storage  # noqa: F401
 
-        folders = {
-            "TRACKIO_DIR": Path(place),
-            "MEDIA_DIR": Path(place) / "media",
-            "ARTIFACTS_DIR": Path(place) / "artifacts",
-        }
-        loaded = [
-            module
-            for module_name, module in list(sys.modules.items())
-            if module_name.split(".")[0] == "trackio"
-        ]
-        moved = [
-            (module, key, vars(module)[key])
-            for module in loaded
-            for key in folders
-            if key in vars(module)
-        ]
-        for module, key, _ in moved:
-            setattr(module, key, folders[key])
+        modules = [module for key, module in sys.modules.items() if key.split(".")[0] == "trackio"]
+        moved = [(vars(one), key) for one in modules for key in _TRACKIO if key in vars(one)]
+        moved = [(names, key, names[key]) for names, key in moved]
+        for names, key, _ in moved:
+            names[key] = Path(place) / _TRACKIO[key]
     try:
         yield
     finally:
-        for module, key, value in moved:
-            setattr(module, key, value)
+        for names, key, value in moved:
+            names[key] = value
         for key, value in before.items():
             os.environ.pop(key, None)
             if value is not None:

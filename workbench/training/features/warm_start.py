@@ -61,10 +61,7 @@ class WarmStart(Feature):
     """
 
     key = "warm_start"
-
-    @classmethod
-    def of(cls, session: Any) -> WarmStart | None:
-        return cls(session) if session.policy else None
+    of_recipe = True
 
     @classmethod
     def plan(cls, asked: Asked) -> list[str]:
@@ -106,9 +103,7 @@ class WarmStart(Feature):
         set_seed(session.trainer.args.seed)
         return True
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, *_: object, **__: object) -> None:
         session = self.session
         if session.trained_before and session.stage is session.stages[0]:
             session.recorder.event("warm_start", 0, **session.run.manifest()["warm_start"])
@@ -117,43 +112,32 @@ class WarmStart(Feature):
 def checked(part: WarmStartPart, stage: Stage) -> list[str]:
     """What it will cost and how it affects KL, for the plan; RecipeError for an impossible one."""
     if (count := processes.count()) > 1:
-        rule, remedy = (
-            "a warm start samples and fine-tunes in one process",
-            "start one process, or leave warm_start out",
-        )
-        raise RecipeError(f"warm_start in {count} processes", rule=rule, remedy=remedy)
-    if part.source == "reference" and stage.task is not None and stage.task.ideal is None:
-        value, rule = (
-            "warm_start.source = 'reference'",
-            f"those come from the task's `ideal`, and {stage.task.name!r} has none",
-        )
         raise RecipeError(
-            value,
-            rule=rule,
+            f"warm_start in {count} processes",
+            rule="a warm start samples and fine-tunes in one process",
+            remedy="start one process, or leave warm_start out",
+        )
+    reference = part.source == "reference"
+    if reference and stage.task is not None and stage.task.ideal is None:
+        raise RecipeError(
+            "warm_start.source = 'reference'",
+            rule=f"those come from the task's `ideal`, and {stage.task.name!r} has none",
             remedy="write Task(..., ideal=lambda row: row['solution']), or set source: policy",
         )
-    drawn = (
-        f"at most {part.tries * part.samples:,} completions are sampled until {part.samples} are"
-        " right"
-    )
-    drawn = (
-        f"{part.samples} reference completions that are right"
-        if part.source == "reference"
-        else drawn
-    )
+    most = part.tries * part.samples
+    drawn = f"at most {most:,} completions are sampled until {part.samples} are right"
+    if reference:
+        drawn = f"{part.samples} reference completions that are right"
     updates = part.epochs * -(-part.samples // _together(stage))
     lines = [
         f"warm start, before step 1: {drawn}; then {updates} updates on those, learning_rate"
         f" {_rate(part, stage):g}"
     ]
     if beta := stage.settings["beta"]:
-        line = (
-            f"beta = {beta:g} with warm_start: the reference model is the base, without what the"
-            " warm start teaches"
-        )
         lines.append(
-            f"{line}; KL is above 0 from step 1 on, and holds the policy back from where GRPO"
-            " begins"
+            f"beta = {beta:g} with warm_start: the reference model is the base, without what the"
+            " warm start teaches; KL is above 0 from step 1 on, and holds the policy back from"
+            " where GRPO begins"
         )
     return lines
 
@@ -178,19 +162,16 @@ def collect(
     # with separate functions, so that those of the run only ever see GRPO's completions
     stage = stage.fresh()
     task, suite = stage.scored_by
-    settings, rng = stage.settings, random.Random(f"warm start {stage.recipe.seed}")
+    rng = random.Random(f"warm start {stage.recipe.seed}")
     order, column = rng.sample(stage.rows, len(stage.rows)), suite.names.index(task.right_function)
     sampled = part.source == "policy"
-    size, most = (
-        (stage.planned.num_generations, part.tries * part.samples) if sampled else (1, len(order))
-    )
+    size = stage.planned.num_generations if sampled else 1
+    most = part.tries * part.samples if sampled else len(order)
     at_once = min(max(stage.planned.prompts, _SAMPLED // size), len(order))
-    how = {
-        "max_completion_length": settings["max_completion_length"],
-        "temperature": settings["temperature"],
-    }
+    how = {name: stage.settings[name] for name in ("max_completion_length", "temperature")}
     found: dict[tuple[str, str], Right] = {}
-    tries, said, progress = 0, time.monotonic(), progress_line("warm start: right completions")
+    progress = progress_line("warm start: right completions")
+    tries, shown = 0, time.monotonic()
     try:
         while len(found) < part.samples and tries < most:
             if stops():
@@ -198,44 +179,35 @@ def collect(
             count = min(at_once, -(-(most - tries) // size))
             some = [order[(tries // size + place) % len(order)] for place in range(count)]
             if sampled:
-                prompts, seed = [row["prompt"] for row in some], rng.getrandbits(31)
                 groups = sample(
-                    policy, prompts, num_generations=size, seed=seed, batch_size=count * size, **how
+                    policy,
+                    [row["prompt"] for row in some],
+                    num_generations=size,
+                    seed=rng.getrandbits(31),
+                    batch_size=count * size,
+                    **how,
                 )
             else:
-                texts, end = (
-                    [each.reference for each in builders(task, some)],
-                    turn_end(policy.tokenizer, some[0]["prompt"]),
-                )
+                texts = [each.reference for each in builders(task, some)]
+                end = turn_end(policy.tokenizer, some[0]["prompt"])
                 end = policy.tokenizer.eos_token_id if end is None else end
                 ids = policy.tokenizer(texts, add_special_tokens=False)["input_ids"]
-                groups = [
-                    [Completion(text, [*own, end], True)]
-                    for text, own in zip(texts, ids, strict=True)
-                ]
-            rows, flat = (
-                [row for row in some for _ in range(size)],
-                [own for group in groups for own in group],
-            )
-            scores = suite.score(
-                rows, [own.text for own in flat], [own.ids for own in flat]
-            ).tolist()
-            for row, own, scored in zip(rows, flat, scores, strict=True):
+                pairs = zip(texts, ids, strict=True)
+                groups = [[Completion(text, [*own, end], True)] for text, own in pairs]
+            rows = [row for row in some for _ in range(size)]
+            flat = [own for group in groups for own in group]
+            scores = suite.score(rows, [own.text for own in flat], [own.ids for own in flat])
+            for row, own, scored in zip(rows, flat, scores.tolist(), strict=True):
                 tries += 1
-                if (
-                    task.is_right(scored[column])
-                    and own.finished
-                    and len(own.ids) <= how["max_completion_length"]
-                ):
+                whole = own.finished and len(own.ids) <= how["max_completion_length"]
+                if whole and task.is_right(scored[column]):
                     named = dict(zip(suite.names, scored, strict=True))
                     found.setdefault((row["prompt_id"], own.text), Right(row, own, named, tries))
             progress(len(found), part.samples)
-            if time.monotonic() - said > _EVERY_S:  # for a terminal and a log
-                said = time.monotonic()
-                print(
-                    f"warm start: {len(found)} of {part.samples} right after {tries:,} completions",
-                    flush=True,
-                )
+            if time.monotonic() - shown > _EVERY_S:  # for a terminal and a log
+                shown = time.monotonic()
+                state = f"{len(found)} of {part.samples} right after {tries:,} completions"
+                print(f"warm start: {state}", flush=True)
     finally:
         suite.close()
     if len(found) < part.samples:
@@ -245,23 +217,20 @@ def collect(
 
 def _too_few(part: WarmStartPart, found: int, tries: int) -> RunError:
     sampled = part.source == "policy"
-    value = (
-        f"warm_start: {found} of {tries:,} {'sampled' if sampled else 'reference'} completions are"
-        " right and new"
-    )
-    remedy = "`workbench probe` shows whether the reward can pay at all" + (
-        "; then take easier prompts, a higher temperature or more tries; or give the task a "
-        "reference completion (`ideal`: "
-        "row -> text) and set warm_start.source: reference"
-    ) * sampled  # fmt: skip
+    remedy = "`workbench probe` shows whether the reward can pay at all"
     if found:
         remedy = f"set warm_start.samples: {found}"
+    if found and sampled:
+        enough = -(-tries * 5 // (4 * found))
+        remedy += f" or warm_start.tries: {enough}; or take easier prompts"
+    elif sampled:
         remedy += (
-            f" or warm_start.tries: {-(-tries * 5 // (4 * found))}; or take easier prompts"
-            * sampled
+            "; then take easier prompts, a higher temperature or more tries; or give the task a"
+            " reference completion (`ideal`: row -> text) and set warm_start.source: reference"
         )
+    kind = "sampled" if sampled else "reference"
     return RunError(
-        value,
+        f"warm_start: {found} of {tries:,} {kind} completions are right and new",
         rule=f"a warm start trains on as many as it asks for, {part.samples}, or on none",
         remedy=remedy,
     )
@@ -295,20 +264,17 @@ def fine_tune(
         ) -> None:
             control.should_training_stop |= stops()
 
-    tokenizer, settings = policy.tokenizer, {name: getattr(trainer.args, name) for name in _SHARED}
-    settings |= {
+    tokenizer = policy.tokenizer
+    settings: Fields = {
+        **{name: getattr(trainer.args, name) for name in _SHARED},
         "num_train_epochs": part.epochs,
         "learning_rate": _rate(part, stage),
         "lr_scheduler_type": "constant",
-    }
-    settings |= {
         "per_device_train_batch_size": _together(stage),
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
-    }
-    # TRL's default loss puts another forward pass into the model, and leaves it there.
-    settings |= {
+        # TRL's default loss puts another forward pass into the model, and leaves it there.
         "loss_type": "nll",
         "max_length": None,
         "completion_only_loss": True,
@@ -318,9 +284,8 @@ def fine_tune(
     rows = []
     for row, own, *_ in found:
         plain = isinstance(row["prompt"], str)
-        before = tokenizer(prompt_text(row["prompt"], tokenizer), add_special_tokens=plain)[
-            "input_ids"
-        ]
+        text = prompt_text(row["prompt"], tokenizer)
+        before = tokenizer(text, add_special_tokens=plain)["input_ids"]
         rows.append({"input_ids": [*before, *own.ids], "labels": [-100] * len(before) + own.ids})
     with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
         tuned = SFTTrainer(
@@ -342,23 +307,16 @@ def run(session: Any) -> Fields | None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    policy, stage, part, started = (
-        session.policy,
-        session.stage,
-        session.stage.recipe.warm_start,
-        time.monotonic(),
-    )
-    if (collected := collect(stage, policy, part, session.control.stops)) is None:
+    policy, stage, started = session.policy, session.stage, time.monotonic()
+    part, stops = stage.recipe.warm_start, session.control.stops
+    if (collected := collect(stage, policy, part, stops)) is None:
         return None
-    (found, tries), sampled_s, sampled = (
-        collected,
-        time.monotonic() - started,
-        part.source == "policy",
-    )
+    found, tries = collected
+    sampled_s = time.monotonic() - started
     prompts = len({own.row["prompt_id"] for own in found})
-    easy = "; the policy is right often enough for GRPO to begin without" * (
-        sampled and tries <= _EASY * len(found)
-    )
+    easy = ""
+    if part.source == "policy" and tries <= _EASY * len(found):
+        easy = "; the policy is right often enough for GRPO to begin without"
     print(
         f"warm start: {len(found)} right completions of {prompts} prompts, after {tries:,}"
         f" tries{easy}",
@@ -369,27 +327,27 @@ def run(session: Any) -> Fields | None:
             "prompt_id": own.row["prompt_id"],
             "try": own.number,
             "completion": encodable(own.completion.text),
+            **{f"score.{name}": score for name, score in own.scores.items()},
         }
-        | {f"score.{name}": score for name, score in own.scores.items()}
         for own in found
     ]
     with replace_file(session.run.warm_start) as beside:
         pq.write_table(pa.Table.from_pylist(table), beside)
-    tuned = fine_tune(session.trainer, policy, stage, part, found, session.control.stops)
+    tuned = fine_tune(session.trainer, policy, stage, part, found, stops)
     if session.control.stopped_by:
         return None
     losses = [row["loss"] for row in tuned.state.log_history if "loss" in row]
-    print(
-        f"warm start: {len(losses)} updates, loss {losses[0]:.3g} -> {losses[-1]:.3g}", flush=True
-    )
-    used = {
+    change = f"loss {losses[0]:.3g} -> {losses[-1]:.3g}"
+    print(f"warm start: {len(losses)} updates, {change}", flush=True)
+    return {
+        **part.model_dump(),
+        "samples": len(found),
+        "tries": tries,
+        "prompts": prompts,
         "trainer": f"{type(tuned).__module__}.{type(tuned).__name__}",
         "learning_rate": _rate(part, stage),
         "table": session.run.warm_start.name,
-    }
-    used |= {
         "sampled_s": sampled_s,
         "trained_s": time.monotonic() - started - sampled_s,
         "losses": losses,
     }
-    return {**part.model_dump(), "samples": len(found), "tries": tries, "prompts": prompts, **used}

@@ -54,11 +54,8 @@ class HealthWatch(Feature):
         """What the last check would have found, for a run that was killed before it wrote its
         result.
         """
-        wrong = [
-            to_json(each)
-            for each in examine_run(run, last=LATEST)
-            if each.state in (ALARM, WARNING)
-        ]
+        verdicts = examine_run(run, last=LATEST)
+        wrong = [to_json(each) for each in verdicts if each.state in (ALARM, WARNING)]
         return {"health": wrong, "reward_errors": reward_errors(run.events())}
 
     def begin_stage(self, stage: Stage) -> None:
@@ -111,12 +108,8 @@ class HealthWatch(Feature):
             return
         for verdict in dog.look():
             recorder.event("health", step, **to_json(verdict))
-            print(
-                printable(
-                    f"step {step}: {verdict.state.upper()}: {verdict.line} -> {verdict.remedy}"
-                ),
-                flush=True,
-            )
+            line = f"{verdict.state.upper()}: {verdict.line} -> {verdict.remedy}"
+            print(printable(f"step {step}: {line}"), flush=True)
         recorder.tell("verdicts", dog.verdicts)
 
     # -- as a feature
@@ -128,7 +121,7 @@ class HealthWatch(Feature):
 
     def resumed(self, step: int, begun: int) -> None:
         """Take in what the record holds of the stage, so that no alarm is raised twice."""
-        if self.works:
+        if self.working:
             self.session.recorder.watching(self, lambda: self._fill(step, begun))
 
     def _fill(self, step: int, begun: int) -> None:
@@ -151,25 +144,25 @@ class HealthWatch(Feature):
 
     def closing(self, step: int) -> None:
         """The last check."""
-        if self.works:
+        if self.working:
             self.session.recorder.watching(self, lambda: self.look(step))
 
     @property
-    def works(self) -> bool:
-        """Whether it still checks: it was not left out."""
-        return self.dog is not None and self in self.session.recorder.watchers
+    def working(self) -> Watchdog | None:
+        """What still checks; None: it was left out."""
+        return self.dog if self in self.session.recorder.watchers else None
 
     def result(self, seconds: float) -> Fields:
         """The alarms and warnings of the last check."""
-        return {"health": self.dog.found() if self.dog is not None and self.works else []}
+        return {"health": self.working.found() if self.working else []}
 
     def words(self) -> str:
         """Words on a run that cannot have learnt, on scores that functions failed to give, and on
         what the verdicts found.
         """
         text = nothing_learnt(self.session.recorder)
-        if self.dog is not None and self.works:
-            text += words_of(self.dog, self.session.run.name)
+        if dog := self.working:
+            text += words_of(dog, self.session.run.name)
         return text
 
 
@@ -178,17 +171,13 @@ def nothing_learnt(recorder: Any) -> str:
     about: Fields = {}
     with contextlib.suppress(RunError):
         about = recorder.run.manifest()
-    theirs, never = (
-        about.get("attached"),
-        qualified("no completion was right", unstated_right(about)),
-    )
+    theirs = about.get("attached")
     why = "look at the rewards with `workbench probe`" if theirs else "look at the rewards in 02"
     if not (recorder.right or recorder.run.warm_start.is_file()):
-        start = (
-            "take easier prompts, or more completions of each"
-            if theirs
-            else "begin with `warm_start: 32` in the recipe"
-        )
+        start = "begin with `warm_start: 32` in the recipe"
+        if theirs:
+            start = "take easier prompts, or more completions of each"
+        never = qualified("no completion was right", unstated_right(about))
         why = f"{never}: where `workbench probe` finds nothing wrong, {start}"
     text = ""
     if recorder.scored and recorder.all_dead:
@@ -203,12 +192,9 @@ def nothing_learnt(recorder: Any) -> str:
 
 def words_of(dog: Watchdog, name: str) -> str:
     """The verdicts in a line, and which requested settings did nothing; `name`: the run's."""
-    idle = [
-        setting for each in dog.verdicts for setting in each.evidence.get("inert_requested", ())
-    ]
-    words = [
-        dog.words,
-        f"of the settings requested these did nothing: {', '.join(idle)}" if idle else "",
-    ]
+    idle = [name for each in dog.verdicts for name in each.evidence.get("inert_requested", ())]
+    words = [dog.words]
+    if idle:
+        words.append(f"of the settings requested these did nothing: {', '.join(idle)}")
     told = "; ".join(filter(None, words))
     return f"; {told} (`workbench watch {name} --once` says more)" if told else ""

@@ -45,17 +45,16 @@ def expected(
     `shape`: of the policy; None: not known.
     """
     dropout, cache = recipe.lora.lora_dropout, settings.get("cache_implementation")
-    others_kept = [name for name in shape.caches if name != "DynamicLayer"] if shape else []
+    caches = [name for name in shape.caches if name != "DynamicLayer"] if shape else []
     others = [name for name in settings.get("generation_kwargs") or {} if name not in _COVERED]
     reasons = {
         VLLM: settings.get("use_vllm"),
         CONTINUOUS: settings.get("use_transformers_continuous_batching"),
         SWITCHED_OFF: recipe.generation == "trl",
         UNSLOTH_ON_A_GPU: recipe.policy.backend == "unsloth" and cuda,
-        f"lora_dropout = {dropout:g}: each completion is sampled under its own dropout mask, so a "
-        f"prompt cannot be read once for all of them": (dropout),
+        f"lora_dropout = {dropout:g}: each completion is sampled under its own mask": dropout,
         f"cache_implementation = {cache!r} is not covered by the workbench's loop": cache,
-        f"a cache of {''.join(others_kept[:1])}": others_kept,
+        f"a cache of {''.join(caches[:1])}": caches,
         "a mixture of experts on a GPU, for whose decoding transformers switches kernels": (
             shape and shape.stacked and cuda
         ),
@@ -76,21 +75,16 @@ class DecodingLoop(Feature):
     """The loop, for as long as a stage of a recipe's run trains."""
 
     key = "generation"
+    of_recipe = True
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
         self.loop = Generation(session.policy.model)
 
     @classmethod
-    def of(cls, session: Any) -> DecodingLoop | None:
-        return cls(session) if session.policy else None
-
-    @classmethod
     def generates(cls, stage: Stage, machine: Machine, shape: ModelShape | None) -> str | None:
-        return generation_line(
-            expected(stage.recipe, stage.settings, machine.cuda, shape),
-            stage.planned.num_generations,
-        )
+        why_not = expected(stage.recipe, stage.settings, machine.cuda, shape)
+        return generation_line(why_not, stage.planned.num_generations)
 
     def begin_stage(self, stage: Stage) -> None:
         model = self.session.policy.model
@@ -115,11 +109,10 @@ class DecodingLoop(Feature):
         # imports transformers
         from workbench.training.features.generation.decoding import NotNumbers
 
-        if not isinstance(error, NotNumbers):
-            return error
-        return not_numbers(
-            self.session.run, f"in step {self.session.trainer.state.global_step + 1} {error}"
-        )
+        if isinstance(error, NotNumbers):
+            step = self.session.trainer.state.global_step + 1
+            return not_numbers(self.session.run, f"in step {step} {error}")
+        return error
 
     def result(self, seconds: float) -> Fields:
         return {"generation": self.loop.found()}
@@ -154,12 +147,12 @@ class Generation:
         and why not the loop.
         """
         used = [name for name, count in self.calls.items() if count]
-        by = "both" if len(used) > 1 else next(iter(used), None)
-        return {
-            "by": by,
-            "calls": dict(self.calls),
-            **({"why": self.why_not} if self.why_not else {}),
-        }
+        report: Fields = {"by": None, "calls": dict(self.calls)}
+        if used:
+            report["by"] = used[0] if len(used) == 1 else "both"
+        if self.why_not:
+            report["why"] = self.why_not
+        return report
 
     def __enter__(self) -> Generation:
         # Unsloth puts the context's length there, and transformers then warns at every call that
@@ -190,11 +183,11 @@ class Generation:
 
     def generate(self, *args: object, **kwargs: object) -> Any:
         """The same as `model.generate`."""
-        found = None if self._always else self._loop(args, kwargs)
-        if found is None:
+        output = None if self._always else self._loop(args, kwargs)
+        if output is None:
             self.calls["trl"] += 1
-            found = self._generate(*args, **kwargs)
-        return found
+            output = self._generate(*args, **kwargs)
+        return output
 
     def _loop(self, args: tuple, kwargs: Fields) -> object:
         import torch
@@ -203,15 +196,13 @@ class Generation:
         from workbench.training.features.generation.decoding import NotNumbers, Unsupported, decoder
         from workbench.training.loading import put_back, random_states
 
-        states, reason, found = random_states(), None, None
-        other = sorted(
-            kwargs.keys()
-            - {"input_ids", "attention_mask", "generation_config", *GenerationConfig().to_dict()}
-        )
+        states, reason, output = random_states(), None, None
+        known = {"input_ids", "attention_mask", "generation_config", *GenerationConfig().to_dict()}
+        other = sorted(kwargs.keys() - known)
         try:
             if args or other:
                 raise Unsupported(f"inputs other than text: {', '.join(other) or 'by position'}")
-            found = self._generate(**kwargs, custom_generate=decoder())
+            output = self._generate(**kwargs, custom_generate=decoder())
             self.calls["workbench"] += 1
         except Unsupported as error:
             reason = str(error)
@@ -221,13 +212,11 @@ class Generation:
             # The loop is an improvement and no reason to lose a run: from here on it is left out,
             # and said.
             self._always = True
-            reason = (
-                f"the workbench's loop failed and is left out from here on: {type(error).__name__}:"
-                f" {error}"
-            )
-        if found is None:
+            why = f"{type(error).__name__}: {error}"
+            reason = f"the workbench's loop failed and is left out from here on: {why}"
+        if output is None:
             put_back(states)
         if reason != self.why_not:
             self.why_not = reason
             self._changed(reason)
-        return found
+        return output

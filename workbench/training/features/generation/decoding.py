@@ -129,21 +129,18 @@ def check_model(model: Any) -> None:
     from transformers.integrations.fsdp import is_fsdp_managed_module
 
     config, kind, training = model.config, type(model), model.training
-    attention, dropout = (
-        getattr(config, name, None) for name in ("_attn_implementation", "attention_dropout")
-    )
+    attention = getattr(config, "_attn_implementation", None)
+    dropout = getattr(config, "attention_dropout", None)
     # TRL samples in training mode, where every copy of a prompt has a dropout mask of its own.
-    modules = model.named_modules() if training else ()
     drops = torch.nn.modules.dropout._DropoutNd
     dropping = [
         name
-        for name, module in modules
-        if isinstance(module, drops) and module.training and module.p > 0
+        for name, module in model.named_modules()
+        if training and isinstance(module, drops) and module.training and module.p > 0
     ]
     experts = model.get_experts_implementation().values() if model.device.type != "cpu" else ()
-    own_inputs = (
-        kind.prepare_inputs_for_generation is not hf.GenerationMixin.prepare_inputs_for_generation
-    )
+    usual = hf.GenerationMixin.prepare_inputs_for_generation
+    own_inputs = kind.prepare_inputs_for_generation is not usual
     reasons = {
         "an encoder": config.is_encoder_decoder,
         f"{kind.__name__} prepares its inputs in its own way": own_inputs,
@@ -169,12 +166,9 @@ def check_cache(cache: Any) -> None:
     """Check the cache's layers, as configured and after the prompts: `Unsupported` where one does
     not keep every token.
     """
-    _none_of(
-        {
-            f"a cache of {type(layer).__name__}": type(layer) is not DynamicLayer
-            for layer in cache.layers
-        }
-    )
+    for layer in cache.layers:
+        if type(layer) is not DynamicLayer:
+            raise Unsupported(f"a cache of {type(layer).__name__}")
 
 
 class _Rows:
@@ -194,20 +188,12 @@ class _Rows:
         kwargs: Fields,
         use: Optimizations,
     ) -> None:
-        self.model, self.processors, self.use, self.sampling = (
-            model,
-            processors,
-            use,
-            config.do_sample,
-        )
-        self.most = min(
-            each.max_length for each in criteria if isinstance(each, hf.MaxLengthCriteria)
-        )
-        ends = [
-            each.eos_token_id.to(prompts.device)
-            for each in criteria
-            if isinstance(each, hf.EosTokenCriteria)
-        ]
+        self.model, self.processors, self.use = model, processors, use
+        self.sampling = config.do_sample
+        limits = [each.max_length for each in criteria if isinstance(each, hf.MaxLengthCriteria)]
+        self.most = min(limits)
+        stops = [each for each in criteria if isinstance(each, hf.EosTokenCriteria)]
+        ends = [each.eos_token_id.to(prompts.device) for each in stops]
         self.eos, pad = torch.cat([prompts.new_empty(0), *ends]), config._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)
         self.cache, self.mask, self.position = (
@@ -263,11 +249,8 @@ class _Rows:
         return self.out[:, : self.prompt_length + int(lengths.max())]
 
     def _read_prompts(self) -> torch.Tensor:
-        prompts, mask, positions = (
-            self.out[:, : self.prompt_length],
-            self.mask,
-            self.position.expand(self.count, -1),
-        )
+        prompts, mask = self.out[:, : self.prompt_length], self.mask
+        positions = self.position.expand(self.count, -1)
         first = owner = torch.arange(self.count, device=prompts.device)
         if self.use.shared_prefill:
             # Each run of equal prompts is read once; with the mask, because a padding token may
@@ -290,13 +273,14 @@ class _Rows:
     def _forward(
         self, ids: torch.Tensor, mask: torch.Tensor, position: torch.Tensor
     ) -> torch.Tensor:
-        asked = {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "position_ids": position,
-            "past_key_values": self.cache,
-        }
-        output = self.model(**asked, return_dict=True, **self.asked)
+        output = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=position,
+            past_key_values=self.cache,
+            return_dict=True,
+            **self.asked,
+        )
         return output.logits[:, -1].to(copy=True, dtype=torch.float32, device=self.out.device)
 
     def _choose(self, logits: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:
