@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import workbench.cli_after  # noqa: F401  the other commands
+import workbench as wb
+import workbench.cli_after
 from workbench.command import (
     AsJson,
     Browser,
@@ -36,6 +37,7 @@ from workbench.command import (
     app as app,
 )
 from workbench.errors import WorkbenchError
+from workbench.workspace import replace_file, shown
 
 
 @command(least={"steps": 1})
@@ -100,7 +102,6 @@ def notebook(
     """
     from workbench.demo import find_notebook, run_notebook
     from workbench.views.terminal import progress
-    from workbench.workspace import shown
 
     with progress("cells", find_notebook(which).stem) as on_cell:
         executed = run_notebook(which, set_ or [], out, on_cell)
@@ -136,10 +137,8 @@ def plan(
         vram: GPU memory in GB to plan for, instead of this machine's card.
         out: Write the recipe here (YAML), under today's names.
     """
-    from workbench.training.prepare import plan
-
     recipe = sys.stdin.read() + "\n" if source == "-" else source
-    planned = plan(recipe, vram_gb=vram, said=said or [], steps=steps)
+    planned = wb.plan(recipe, vram_gb=vram, said=said or [], steps=steps)
     if out:
         planned.recipe.save(out)
     if planned.memory is None or planned.memory.fits is not False:
@@ -179,16 +178,14 @@ def train(
         run_name: Name of the run, instead of the recipe's.
         runs: Folder for the run's folder.
     """
-    from workbench.recipe import Recipe
     from workbench.training.presets import find_recipe
     from workbench.training.settings import overridden
-    from workbench.training.trainer import train
     from workbench.views.terminal import TerminalProgress
 
-    edited = overridden(Recipe.load(find_recipe(recipe)), said or [], steps)
+    edited = overridden(wb.Recipe.load(find_recipe(recipe)), said or [], steps)
     edited.run_name = run_name or edited.run_name
     terminal = TerminalProgress()
-    return _trained(lambda: train(edited, watchers=[terminal], runs=runs), terminal)
+    return _trained(lambda: wb.train(edited, watchers=[terminal], runs=runs), terminal)
 
 
 @command("continue", least={"steps": 1})
@@ -213,13 +210,12 @@ def continue_(
         accept_changes: Resume although recipe, rows or rewards were changed; recorded.
         take_over: The run began on another machine, now gone (a lost Colab runtime).
     """
-    from workbench.training.trainer import continue_run
     from workbench.views.terminal import TerminalProgress
 
     opened = open_named(run, "begun" if take_over else "resting")
     terminal = TerminalProgress()
     training = functools.partial(
-        continue_run,
+        wb.continue_run,
         opened,
         watchers=[terminal],
         steps=steps,
@@ -231,7 +227,6 @@ def continue_(
 
 
 def _trained(training: Callable[[], Any], terminal: Any) -> Result:
-    from workbench.workspace import shown
 
     try:
         run = training()
@@ -269,7 +264,6 @@ def watch(
     """
     from workbench.views import watch as views
     from workbench.views.run_view import FollowedRun
-    from workbench.workspace import replace_file
 
     followed = FollowedRun(open_named(run, "training"))
     if png is not None:
@@ -412,13 +406,12 @@ def probe(
         cases: File of regression cases; default: cases.jsonl beside the task file.
         deadline: Seconds per function for all completions; a judge may need minutes.
     """
-    from workbench.audit.examination import audit_rewards
     from workbench.checking import tokenizer_of
     from workbench.views.audit import audit_view
     from workbench.views.terminal import progress
 
     with progress("functions") as bar:
-        audit = audit_rewards(
+        audit = wb.audit_rewards(
             task,
             tokenizer=tokenizer_of(policy, chat_template_kwargs),
             weights=weights_of(weight),
@@ -471,7 +464,7 @@ def explain(term: str | None = None, *, trl: str | None = None) -> Result:
     from workbench.teaching import glossary
 
     if term is not None:
-        entry = glossary.explain(term, trl)
+        entry = wb.explain(term, trl)
         return Result(entry, entry)
     terms = glossary.terms()
     return Result(terms, "\n".join(f"{kind}: {', '.join(names)}" for kind, names in terms.items()))
@@ -501,7 +494,6 @@ def lesson(
     """
     from workbench.teaching import lessons
     from workbench.views.tables import Table
-    from workbench.workspace import shown
 
     if name is not None:
         copy = lessons.copy_of(name, again, solved)
@@ -518,7 +510,6 @@ def lesson(
 
 
 def _open_lab(notebook: Path, port: int, browser: bool) -> None:
-    from workbench.workspace import shown
 
     if importlib.util.find_spec("jupyterlab") is None:
         raise WorkbenchError(

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import workbench as wb
 from workbench.command import Result, Weight, Words, as_flags, command, open_named, weights_of
+from workbench.workspace import find, shown
 
 
 @command(least={"limit": 1})
@@ -41,12 +43,11 @@ def replay(
         out: Write old and new advantage of every completion here, side by side (Parquet).
         limit: Stop after this many replayed completions, from the first step on.
     """
-    from workbench.replaying import replay as again
     from workbench.views.replay import replay_view
     from workbench.views.terminal import progress
 
     with progress("completions") as bar:
-        changes = again(
+        changes = wb.replay(
             open_named(run, "recorded"),
             task,
             weights_of(weight),
@@ -90,7 +91,6 @@ def eval_(
         checkpoints: Steps of checkpoints to measure also, such as 20,40; best; or all.
         seed: The same seed gives the same completions on the same machine.
     """
-    from workbench.inspection.evaluation import evaluate
     from workbench.views.terminal import progress
 
     steps = (
@@ -98,7 +98,7 @@ def eval_(
     )
     opened = open_named(run, "trained")
     with progress("prompts sampled", "eval") as bar:
-        evaluation = evaluate(
+        evaluation = wb.evaluate(
             opened,
             held_out=held_out,
             samples=samples,
@@ -136,7 +136,6 @@ def report(
         out: The file (or folder of logs) to write; by default in the run's folder.
     """
     from workbench.reporting import write_report
-    from workbench.workspace import shown
 
     if eval_logs:
         from workbench.inspection.eval_logs import write_eval_log
@@ -188,7 +187,6 @@ def export(
     from workbench.errors import ExportError
     from workbench.exporting import making, pushing
     from workbench.views.terminal import progress
-    from workbench.workspace import find
 
     chosen = formats or ["adapter", "merged_16bit"]
     if of := next(
@@ -243,12 +241,9 @@ def prove(
         task: The run's task, where the original cannot be loaded.
     """
     from workbench.exporting.checks import Proofs
-    from workbench.exporting.proving import prove as prove_it
-    from workbench.run.directory import open_run
-    from workbench.task import load_task
     from workbench.views.terminal import Bar
 
-    known = None if run is None else open_run(run)
+    known = None if run is None else wb.open_run(run)
     with Bar("") as bar:
 
         def begun(name: str) -> Callable[[int, int], None]:
@@ -257,11 +252,11 @@ def prove(
                 print(f"proving {name}", file=sys.stderr, flush=True)
             return lambda done, total: bar.update(row, completed=done, total=total or None)
 
-        proof = prove_it(
+        proof = wb.prove(
             artefact,
             run=known,
             prompts=prompts,
-            task=load_task(task) if task else None,
+            task=wb.load_task(task) if task else None,
             progress=begun,
         )
     proofs = proof if isinstance(proof, Proofs) else Proofs([proof])
