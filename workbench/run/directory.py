@@ -12,14 +12,14 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from workbench.errors import RunError, WorkbenchError, nearest
+from workbench.errors import RunError, nearest
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
-from workbench.run.lock import Lock, in_turn
+from workbench.run.lock import in_turn
 from workbench.run.record import RunRecord
 from workbench.run.reopening import Aside, removed
 from workbench.workspace import (
@@ -30,7 +30,6 @@ from workbench.workspace import (
     resolve,
     shown,
     write_json,
-    written,
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -91,25 +90,6 @@ class RunDirectory(RunRecord):
         with self.check_ended().alone("eval"), self.alone("export"):
             self.update_manifest(adapter=self.best.name if best else None)
             return self.adapter
-
-    @contextlib.contextmanager
-    def alone(self, work: str, refused: type[WorkbenchError] = RunError) -> Generator[Lock]:
-        """Do `work` ("eval", "export") on the run in this process only; `refused` is raised if
-        another process is doing it.
-        """
-        lock = Lock(self.path, f".{work}.lock")
-        with written(self.path):
-            taken = lock.take()
-        if not taken:
-            raise refused(
-                f"{self.name}: another process is running {work} on it",
-                rule="one process at a time may do that",
-                remedy="wait until it has ended, and try again: what it made is kept",
-            )
-        try:
-            yield lock
-        finally:
-            lock.release()
 
     @classmethod
     def create(

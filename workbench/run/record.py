@@ -122,6 +122,25 @@ class RunRecord:
             rule = "a run writes every step before it begins the next"
             raise RunError(error.value, rule=rule, remedy=remedy) from (error.__cause__ or error)
 
+    @contextlib.contextmanager
+    def alone(self, work: str, refused: type[WorkbenchError] = RunError) -> Generator[Lock]:
+        """Do `work` ("eval", "export") on the run in this process only; `refused` is raised if
+        another process is doing it.
+        """
+        lock = Lock(self.path, f".{work}.lock")
+        with written(self.path):
+            taken = lock.take()
+        if not taken:
+            raise refused(
+                f"{self.name}: another process is running {work} on it",
+                rule="one process at a time may do that",
+                remedy="wait until it has ended, and try again: what it made is kept",
+            )
+        try:
+            yield lock
+        finally:
+            lock.release()
+
     def read_json(self, name: str) -> Fields:
         """Read one of the run's JSON files. Raises RunError if it is missing or torn."""
         file, content = self.path / name, None
