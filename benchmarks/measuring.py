@@ -91,7 +91,7 @@ def stamp() -> dict[str, Any]:
     """Date, machine, versions and commit, and the load of the machine before anything was
     measured.
     """
-    from workbench.run.directory import versions
+    from workbench.run.machine import versions
 
     return {
         "date": date.today().isoformat(),

@@ -19,7 +19,7 @@ from workbench.errors import DataError
 from workbench.kinds import Fields
 from workbench.recipe import template_kwargs
 from workbench.task import Row
-from workbench.workspace import find, shown
+from workbench.workspace import find, made, shown
 
 
 @dataclass
@@ -45,9 +45,9 @@ class Found:
                 f"{share} have at most {limit}" for share, limit in self.lengths["covering"].items()
             )
             lines.append(f"prompt lengths in tokens ({self.lengths['policy']}): {covering}")
-        return "\n".join(
-            [*lines, *([f"kept rows written to {shown(self.out)}"] if self.out else [])]
-        )
+        if self.out:
+            lines.append(f"kept rows written to {shown(self.out)}")
+        return "\n".join(lines)
 
 
 def tokenizer_of(policy: str | None, chat_template_kwargs: Fields | str | None) -> Any:
@@ -83,7 +83,7 @@ def check_source(
         policy: whose tokenizer measures prompt lengths; None: they are not measured.
         system: a name from `workbench.data.prompts`, or a text.
     """
-    tokenizer, lengths, found = tokenizer_of(policy, chat_template_kwargs), [], None
+    tokenizer = tokenizer_of(policy, chat_template_kwargs)
     opened = open_source(source, subset=subset, split=split)
     target = Path.cwd() / out if out is not None else None
     if target is not None:
@@ -91,39 +91,36 @@ def check_source(
     checked = Checked(
         opened, system=prompt_for_system(system), other=other or (), progress=progress, **options
     )
+    lengths: list[int] = []
 
     def measured() -> Iterator[Row]:
         for row, length in stream_lengths(checked, tokenizer):
             lengths.append(length)
             yield row
 
-    rows = measured() if tokenizer is not None else iter(checked)
-    if target is not None:
-        save_rows(rows, target)
-    else:
+    rows = iter(checked) if tokenizer is None else measured()
+    if target is None:
         deque(rows, maxlen=0)  # gone through for its report
-    if tokenizer is not None:
-        covering = {
-            f"{share:.0%}": limit for share, limit in PromptLengths([], lengths).covering.items()
-        }
-        found = {
-            "policy": policy,
-            "covering": covering,
-            "longest_tokens": max(lengths, default=None),
-        }
+    else:
+        save_rows(rows, target)
+    if tokenizer is None:
+        return Found(checked.report, None, target)
+    shares = PromptLengths([], lengths).covering
+    covering = {f"{share:.0%}": limit for share, limit in shares.items()}
+    longest = max(lengths, default=None)
+    found = {"policy": policy, "covering": covering, "longest_tokens": longest}
     return Found(checked.report, found, target)
 
 
 def _make_room(target: Path, *inputs: object) -> None:
-    read = [find(path) for path in inputs if isinstance(path, (str, Path))]
-    try:
-        if target.is_dir() or any(
-            path.exists() and path.resolve() == target.resolve() for path in read
-        ):
-            raise OSError("a folder" if target.is_dir() else "it is read from")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(target.parent, os.W_OK):
-            raise OSError(f"{target.parent} cannot be written to")
-    except OSError as error:
-        value, rule = f"out = {target}: {error}", "kept rows go into a new file in a folder"
-        raise DataError(value, rule=rule, remedy="choose another file") from error
+    read = [find(path) for path in inputs if isinstance(path, str | Path)]
+    why = ""
+    if target.is_dir():
+        why = "a folder"
+    elif any(path.exists() and path.resolve() == target.resolve() for path in read):
+        why = "it is read from"
+    elif not os.access(made(target.parent), os.W_OK):
+        why = f"{target.parent} cannot be written to"
+    if why:
+        rule = "kept rows go into a new file in a folder"
+        raise DataError(f"out = {target}: {why}", rule=rule, remedy="choose another file")

@@ -19,6 +19,7 @@ import typer.core
 
 from workbench import __version__
 from workbench.errors import RecipeError, WorkbenchError
+from workbench.kinds import Fields, Function
 from workbench.printable import guard_output
 
 # The commands as `workbench --help` lists them.
@@ -68,15 +69,54 @@ class Result(NamedTuple):
     code: int = 0
 
 
+class Help(NamedTuple):
+    """A docstring as `--help` shows it: the command, and its parameters by name."""
+
+    text: str
+    options: dict[str, tuple[str, str]]  # parameter -> (flag, "" for the usual one; its help)
+
+
+def help_of(function: Function) -> Help:
+    """A function's docstring, whose `Args:` may name a flag: `checkpoint (--from): ...`."""
+    text, _, described = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
+    entry = r"^    (\w+)(?: \((--\w+)\))?: (.*(?:\n {5,}.*)*)"
+    options = {
+        name: (flag, one_line) for name, flag, one_line in re.findall(entry, described, re.M)
+    }
+    return Help(text, options)
+
+
+def _described(
+    own: inspect.Parameter, flag: str, about: str, least: float | None
+) -> inspect.Parameter:
+    more: Fields = {"help": " ".join(about.split()), "min": least}
+    if own.default is False:
+        flag = "--" + own.name.replace("_", "-")
+    option = typer.Option(*filter(None, [flag]), **more)
+    if own.kind is not own.KEYWORD_ONLY:
+        option = typer.Argument(**more)
+    return own.replace(annotation=Annotated[own.annotation, option])
+
+
 def command(
-    name: str | None = None, aborted: str = "", **settings: Any
-) -> Callable[[Callable[..., Result]], None]:
-    """A command of a function that returns a `Result`, which alone goes to standard output;
-    `aborted`: what Ctrl-C leaves.
+    name: str | None = None,
+    *,
+    aborted: str = "",
+    least: dict[str, float] | None = None,
+    streams: bool = False,
+    **settings: Any,
+) -> Callable[[Function], Function]:
+    """A command of a function, as its signature and its docstring describe it: what is given by
+    position is an argument, what is given by keyword an option, and a flag that is off a switch.
+
+    The function returns a `Result`, which alone goes to standard output; with `streams` it prints
+    what it has itself. `aborted`: what Ctrl-C leaves. `least`: parameter -> its smallest value.
     """
 
-    def add(function: Callable[..., Result]) -> None:
-        def run(as_json: bool, **arguments: object) -> None:
+    def add(function: Function) -> Function:
+        text, described = help_of(function)
+
+        def run(as_json: bool = False, **arguments: object) -> None:
             from workbench.processes import is_main
 
             try:
@@ -91,47 +131,52 @@ def command(
                 raise typer.Exit(result.code)
 
         signature = inspect.signature(function, eval_str=True)
-        as_json = inspect.Parameter(
-            "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson
-        )
-        vars(run)["__signature__"] = signature.replace(
-            parameters=[*signature.parameters.values(), as_json]
-        )
-        app.command(name or getattr(function, "__name__", None), help=function.__doc__, **settings)(
-            run
-        )
+        parameters = [
+            _described(own, *described[own.name], (least or {}).get(own.name))
+            if own.name in described
+            else own  # shared by several commands, with its help
+            for own in signature.parameters.values()
+        ]
+        if not streams:
+            as_json = inspect.Parameter(
+                "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson
+            )
+            parameters.append(as_json)
+        called = function if streams else run
+        vars(called)["__signature__"] = signature.replace(parameters=parameters)
+        app.command(name or getattr(function, "__name__", None), help=text, **settings)(called)
+        return function
 
     return add
 
 
-def arg(help: str) -> Any:
-    return typer.Argument(help=help)
-
-
-def opt(help: str, *names: str, **more: Any) -> Any:
+def shared(help: str, *names: str, **more: Any) -> Any:
+    """An option that several commands have."""
     return typer.Option(*names, help=help, **more)
 
 
-AsJson = Annotated[bool, opt("Print one JSON object on standard output, for scripts.", "--json")]
+AsJson = Annotated[bool, shared("Print one JSON object on standard output, for scripts.", "--json")]
 Words = list[str] | None
 Set = Annotated[
     Words,
-    opt(
+    shared(
         "KEY=VALUE over the recipe: a dotted field, or a GRPOConfig name; may be repeated.", "--set"
     ),
 ]
-Steps = Annotated[int | None, opt("Train this many steps instead of the recipe's.", min=1)]
-TaskFile = Annotated[str, arg("A task file, or the name of a task that ships.")]
-Weight = Annotated[Words, opt("NAME=VALUE: another weight for a function; may be repeated.")]
+Steps = Annotated[int | None, shared("Train this many steps instead of the recipe's.", min=1)]
+TaskFile = Annotated[str, typer.Argument(help="A task file, or the name of a task that ships.")]
+Weight = Annotated[Words, shared("NAME=VALUE: another weight for a function; may be repeated.")]
 TemplateKwargs = Annotated[
     str | None,
-    opt("With --policy, as in the recipe's grpo (JSON): '{\"enable_thinking\": false}'."),
+    shared("With --policy, as in the recipe's grpo (JSON): '{\"enable_thinking\": false}'."),
 ]
+Port = Annotated[int, shared("Port of the JupyterLab server.", min=1, max=65535)]
+Browser = Annotated[bool, shared("Open a browser.")]
 
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, opt("Print the version and exit.", "--version")] = False,
+    version: Annotated[bool, shared("Print the version and exit.", "--version")] = False,
 ) -> None:
     if version:
         print(__version__)

@@ -50,13 +50,12 @@ def notebooks_to_edit() -> Path:
 
 
 def _parameter_cells(notebook: Any, name: str) -> list[Any]:
-    cells = [
-        cell for cell in notebook.cells if "parameters" in cell.get("metadata", {}).get("tags", [])
-    ]
+    cells = [own for own in notebook.cells if "parameters" in own.metadata.get("tags", [])]
     if not cells:
-        remedy = "tag the cell that assigns them"
         raise RunError(
-            f"{name}: 0 cells tagged `parameters`", rule="a notebook has one, or two", remedy=remedy
+            f"{name}: 0 cells tagged `parameters`",
+            rule="a notebook has one, or two",
+            remedy="tag the cell that assigns them",
         )
     return cells
 
@@ -67,13 +66,14 @@ def _values(cell: Any) -> dict[str, ast.expr]:
     """
     values: dict[str, ast.expr] = {}
     for node in ast.parse(cell.source).body:
-        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
-            continue
-        values[node.targets[0].id] = node.value
-        if isinstance(node.value, ast.Dict):
-            for key, value in zip(node.value.keys, node.value.values):
-                if isinstance(key, ast.Constant):
-                    values.setdefault(str(key.value), value)
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict(keys=keys) as value):
+                values[name] = value
+                for key, entry in zip(keys, value.values):
+                    if isinstance(key, ast.Constant):
+                        values.setdefault(str(key.value), entry)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                values[name] = value
     return values
 
 
@@ -169,13 +169,11 @@ def run_notebook(
 
     started, source = time.monotonic(), find_notebook(name)
     parameters = read_parameters(said, nbformat.read(source, as_version=4), source.name)
-    target = Path.cwd() / out if out is not None else free(resolve(f"runs/notebooks/{source.name}"))
+    target = free(resolve(f"runs/notebooks/{source.name}")) if out is None else Path.cwd() / out
     if target.is_dir() or target.resolve() == source.resolve():
-        value = f"out = {shown(target)}: " + (
-            "a folder" if target.is_dir() else "the notebook itself"
-        )
+        what = "a folder" if target.is_dir() else "the notebook itself"
         raise RunError(
-            value,
+            f"out = {shown(target)}: {what}",
             rule="the executed copy is a separate file",
             remedy="choose another file, such as executed.ipynb",
         )
@@ -226,17 +224,18 @@ def execute(
         client.execute(env={**os.environ, "WORKBENCH_WIDGETS": "0"})
         on_cell(total, total)  # the last cell may be prose, which is not executed
     except (CellExecutionError, DeadKernelError, TimeoutError) as error:
-        said = str(getattr(error, "evalue", "") or error).strip().splitlines() or [
-            type(error).__name__
-        ]
-        remedy = [
-            line.partition("remedy:")[2].strip() + "; "
-            for line in said
+        kind = type(error).__name__
+        lines = str(getattr(error, "evalue", "") or error).strip().splitlines() or [kind]
+        remedies = [
+            line.partition("remedy:")[2].strip()
+            for line in lines
             if line.strip().startswith("remedy:")
         ]
-        value = f"{source.name}: {getattr(error, 'ename', type(error).__name__)}: {said[0]}"
-        remedy = f"{''.join(remedy)}the executed copy shows the cell: {shown(out)}"
-        raise RunError(value, rule="every cell of a notebook runs", remedy=remedy) from error
+        raise RunError(
+            f"{source.name}: {getattr(error, 'ename', kind)}: {lines[0]}",
+            rule="every cell of a notebook runs",
+            remedy="; ".join([*remedies, f"the executed copy shows the cell: {shown(out)}"]),
+        ) from error
     finally:
         with replace_file(out) as beside:
             nbformat.write(notebook, beside)
@@ -278,19 +277,21 @@ def run_notebooks(
     with _following(folder / "metrics.jsonl", on_step):
         for stem in NOTEBOOKS:
             before = time.monotonic()
-            source, out = (
-                place / f"{stem}.ipynb" for place in (notebooks_folder(), folder / "notebooks")
+            execute(
+                notebooks_folder() / f"{stem}.ipynb",
+                folder / "notebooks" / f"{stem}.ipynb",
+                {**shared[stem], **(parameters or {}).get(stem, {})},
+                functools.partial(on_cell, stem),
             )
-            wanted = {**shared[stem], **(parameters or {}).get(stem, {})}
-            execute(source, out, wanted, functools.partial(on_cell, stem))
             minutes[stem] = (time.monotonic() - before) / 60
     run = open_run(folder)
     measured = run.read_json("evaluation.json")
+    before, after = (
+        {key: measured[when][key] for key in ("correct", "format")} for when in ("before", "after")
+    )
     result = {
-        **{
-            when: {key: measured[when][key] for key in ("correct", "format")}
-            for when in ("before", "after")
-        },
+        "before": before,
+        "after": after,
         "gain": measured["gain"],
         "steps": run.result()["steps"],
         "minutes": (time.monotonic() - began) / 60,

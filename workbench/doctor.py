@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from workbench.kinds import Fields
-from workbench.run.directory import versions
+from workbench.run.machine import versions
 
 _HARMLESS = (
     "Harmless, where TRL is imported before the workbench: red lines of torch/utils/_pytree.py on"

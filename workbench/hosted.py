@@ -177,15 +177,13 @@ def in_place() -> bool:
         )
         if json.loads(source).get("url") != REPOSITORY.as_uri():
             return False
-        for needed in map(
-            Requirement,
-            tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"],
-        ):
-            if needed.marker is None or needed.marker.evaluate():
-                version = importlib.metadata.version(needed.name)
-                if not needed.specifier.contains(version, prereleases=True):
-                    return False
-        return True
+        project = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
+        needed = map(Requirement, project["dependencies"])
+        return all(
+            each.specifier.contains(importlib.metadata.version(each.name), prereleases=True)
+            for each in needed
+            if each.marker is None or each.marker.evaluate()
+        )
     except ImportError:  # a package that is not there is one, too
         return False
 
@@ -201,15 +199,8 @@ def _install(where: str) -> None:
     overrides = project.get("tool", {}).get("uv", {}).get("override-dependencies", [])
     with tempfile.TemporaryDirectory() as folder:
         # No configuration: it would obey the pyproject.toml of whatever folder the notebook is in.
-        command = [
-            *_uv(),
-            "pip",
-            "install",
-            "--python",
-            sys.executable,
-            "--break-system-packages",
-            "--no-config",
-        ]
+        command = [*_uv(), "pip", "install", "--python", sys.executable]
+        command += ["--break-system-packages", "--no-config"]
         for option, lines in (("--constraint", kept), ("--override", overrides)):
             Path(folder, option).write_text("\n".join(lines))
             command += [option, str(Path(folder, option))]
@@ -259,9 +250,8 @@ def _uv() -> list[str]:
 def _run(command: list[str], rule: str) -> None:
     # Colab has had UV_BUILD_CONSTRAINT name a file that was not there (colabtools#5237); the
     # command has the other constraints.
-    environment = {
-        name: value for name, value in os.environ.items() if name != "UV_BUILD_CONSTRAINT"
-    }
+    environment = dict(os.environ)
+    environment.pop("UV_BUILD_CONSTRAINT", None)
     printed: list[str] = []
     with subprocess.Popen(
         command,

@@ -19,23 +19,20 @@ def check_hub(name: str) -> None:
     try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
     except Exception as error:
-        value, rule = "gated", "a gated model needs its licence accepted and a token"
-        remedy, answered = (
-            "accept it on the model's page, then set HF_TOKEN",
-            isinstance(error, RepositoryNotFoundError),
-        )
-        if not answered:
+        answered = isinstance(error, RepositoryNotFoundError)
+        if isinstance(error, GatedRepoError):  # which is one of the others
+            value, rule = "gated", "a gated model needs its licence accepted and a token"
+            remedy = "accept it on the model's page, then set HF_TOKEN"
+        elif answered:
+            value = "the hub knows no such model"
+            rule = "a hub name is owner/model, exactly as on its page"
+            remedy = "check the spelling; a private model needs HF_TOKEN"
+        else:
             value = f"the hub cannot be reached ({type(error).__name__})"
             rule = "a model that is not on this machine is downloaded from the Hugging Face hub"
             remedy = (
                 'connect to the network, give a local folder, or use "tiny", which needs neither'
             )
-        elif not isinstance(error, GatedRepoError):  # which is one of the others
-            value, rule = (
-                "the hub knows no such model",
-                "a hub name is owner/model, exactly as on its page",
-            )
-            remedy = "check the spelling; a private model needs HF_TOKEN"
         raise PolicyError(
             f"policy {name!r}: {value}", rule=rule, remedy=remedy, network=not answered
         ) from error

@@ -39,25 +39,18 @@ def check_processes(backend: str) -> None:
         and "MASTER_ADDR" in os.environ
         and os.environ.get("ACCELERATE_USE_CPU") == "True"
     ):
-        rule = (
-            "without mpirun, `accelerate launch --cpu` starts a single process, however many are"
-            " requested"
-        )
-        remedy = (
-            "write --multi_gpu instead of --cpu, even on a CPU; for one process: --num_processes 1"
-        )
         raise RecipeError(
             "accelerate launch --cpu with several processes, and one was started",
-            rule=rule,
-            remedy=remedy,
+            rule="without mpirun, `accelerate launch --cpu` starts a single process, however many"
+            " are requested",
+            remedy="write --multi_gpu instead of --cpu, even on a CPU; for one process:"
+            " --num_processes 1",
         )
     if count() > 1 and backend == "unsloth":
-        value, rule = (
-            f"policy.backend = 'unsloth' in {count()} processes",
-            "Unsloth trains on one GPU",
-        )
         raise RecipeError(
-            value, rule=rule, remedy="set policy: {backend: transformers}, or start one process"
+            f"policy.backend = 'unsloth' in {count()} processes",
+            rule="Unsloth trains on one GPU",
+            remedy="set policy: {backend: transformers}, or start one process",
         )
     if not is_main():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for as long as this process lives

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -18,7 +17,11 @@ from workbench.kinds import Fields
 from workbench.secret import is_secret, setting
 from workbench.workspace import encodable, find, replace_file
 
-_MOST_CHARACTERS, _MOST_VALUES, _MOST_LEVELS, _MOST_SHOWN = 2**20, 20_000, 40, 200
+_MOST_CHARACTERS = 2**20
+_MOST_VALUES = 20_000
+_MOST_LEVELS = 40
+_MOST_SHOWN = 200
+_ROWS_ELSEWHERE = "rows belong in the task's files"
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 # What TRL says itself where it renders a prompt; a second word on it would end the run.
 _TRLS_OWN = {
@@ -54,33 +57,27 @@ def template_kwargs(value: object, said: str = "grpo.chat_template_kwargs") -> F
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(value) if isinstance(value, str) else value
     _check_size(value, said)
-    if not (
-        value is None
-        or (
-            isinstance(value, dict)
-            and all(isinstance(key, str) and key.isidentifier() for key in value)
-        )
+    value = {} if value is None else value
+    if not isinstance(value, dict) or not all(
+        isinstance(key, str) and key.isidentifier() for key in value
     ):
-        rule, remedy = (
-            "a chat template takes arguments by name",
-            'write a mapping, such as {"enable_thinking": false}',
-        )
-        raise RecipeError(f"{said} = {repr(value)[:_MOST_SHOWN]}", rule=rule, remedy=remedy)
-    if own := sorted(_TRLS_OWN.intersection(value or {})):
         raise RecipeError(
-            f"{said} = {value!r}",
-            rule=f"TRL passes {own[0]!r} to the template itself",
-            remedy="leave it out",
+            f"{said} = {repr(value)[:_MOST_SHOWN]}",
+            rule="a chat template takes arguments by name",
+            remedy='write a mapping, such as {"enable_thinking": false}',
         )
-    if secret := next((key for key, own in (value or {}).items() if is_secret(key, own)), None):
-        rule = (
-            "a chat template's arguments appear in every prompt, in the exported template and in"
-            " its passport"
-        )
-        raise RecipeError(
-            f"{said}: {secret} holds a key or a password", rule=rule, remedy="leave it out"
-        )
-    return dict(value or {})
+    if own := sorted(_TRLS_OWN.intersection(value)):
+        rule = f"TRL passes {own[0]!r} to the template itself"
+        raise RecipeError(f"{said} = {value!r}", rule=rule, remedy="leave it out")
+    for key in value:
+        if is_secret(key, value[key]):
+            raise RecipeError(
+                f"{said}: {key} holds a key or a password",
+                rule="a chat template's arguments appear in every prompt, in the exported template"
+                " and in its passport",
+                remedy="leave it out",
+            )
+    return dict(value)
 
 
 def read_yaml(text: str, source: str) -> Any:
@@ -89,50 +86,44 @@ def read_yaml(text: str, source: str) -> Any:
     """
     if len(text) > _MOST_CHARACTERS:
         # of a file only its beginning was read
-        value, rule = f"{source}: over 1 MB", "a recipe is at most 1 MB of YAML"
-        raise RecipeError(value, rule=rule, remedy="rows belong in the task's files")
+        rule = "a recipe is at most 1 MB of YAML"
+        raise RecipeError(f"{source}: over 1 MB", rule=rule, remedy=_ROWS_ELSEWHERE)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without C it takes a minute
     try:
         # The loader calls itself, and in C nothing stops it.
-        content = (
-            yaml.load(text, loader) if (small := _is_small(yaml.parse(text, loader))) else None
-        )
+        if _is_small(yaml.parse(text, loader)):
+            return yaml.load(text, loader)
     except (yaml.YAMLError, ValueError) as error:
-        raise RecipeError(
-            f"{source}: {error}", rule="a recipe is valid YAML", remedy="correct that line"
-        ) from error
-    if not small:
-        raise _too_large(source)
-    return content
+        rule, remedy = "a recipe is valid YAML", "correct that line"
+        raise RecipeError(f"{source}: {error}", rule=rule, remedy=remedy) from error
+    raise _too_large(source)
 
 
 def _is_small(events: Iterator[Any]) -> bool:
-    """Whether a text has few values, levels and characters once its aliases are written out."""
-    values = characters = 0
-    # the anchor of each, and what came before it
-    open_parts: list[tuple[str | None, int, int]] = []
-    sizes: dict[str | None, tuple[int, int]] = {}  # of what has an anchor
+    """Whether a text has few levels and values once its aliases are written out; a long text counts
+    as several values.
+    """
+    values = 0.0
+    open_parts: list[tuple[str | None, float]] = []  # the anchor of each, and the values before it
+    sizes: dict[str | None, float] = {}  # of what has an anchor
     for event in events:
         if getattr(event, "tag", None) not in (None, "!", "tag:yaml.org,2002:str"):
             # The loader trips over `!!int x`.
-            raise ValueError(
-                f"line {event.start_mark.line + 1}: the tag {event.tag}, and a recipe has none"
-            )
-        before = values, characters
+            line = event.start_mark.line + 1
+            raise ValueError(f"line {line}: the tag {event.tag}, and a recipe has none")
         if isinstance(event, yaml.AliasEvent):
-            more_values, more_characters = sizes.get(event.anchor, (1, 0))
-            values, characters = values + more_values, characters + more_characters
+            values += sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
-            values, characters = values + 1, characters + len(event.value)
-            sizes[event.anchor] = 1, len(event.value)
+            sizes[event.anchor] = 1 + len(event.value) * _MOST_VALUES / _MOST_CHARACTERS
+            values += sizes[event.anchor]
         elif isinstance(event, yaml.CollectionStartEvent):
+            open_parts.append((event.anchor, values))
             values += 1
-            open_parts.append((event.anchor, *before))
-            sizes[event.anchor] = _MOST_VALUES + 1, 0  # an alias within would have no end
+            sizes[event.anchor] = _MOST_VALUES + 1  # an alias within would have no end
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, values_before, characters_before = open_parts.pop()
-            sizes[anchor] = values - values_before, characters - characters_before
-        if values > _MOST_VALUES or characters > _MOST_CHARACTERS or len(open_parts) > _MOST_LEVELS:
+            anchor, before = open_parts.pop()
+            sizes[anchor] = values - before
+        if values > _MOST_VALUES or len(open_parts) > _MOST_LEVELS:
             return False
     return True
 
@@ -140,47 +131,35 @@ def _is_small(events: Iterator[Any]) -> bool:
 def _too_large(source: str) -> RecipeError:
     value = f"{source}: over {_MOST_VALUES:,} values, {_MOST_LEVELS} levels, or 1 MB of text"
     rule = "a recipe is small, even with its aliases (*name) written out"
-    return RecipeError(
-        value, rule=rule, remedy="rows belong in the task's files; write out what an alias repeats"
-    )
+    remedy = f"{_ROWS_ELSEWHERE}; write out what an alias repeats"
+    return RecipeError(value, rule=rule, remedy=remedy)
 
 
 def _check_size(content: object, source: str) -> None:
-    # An alias in YAML repeats what it stands for, and may stand in itself.
-    level, values = [content], 0
-    for _ in range(_MOST_LEVELS):
-        items = (
-            item
-            for each in level
-            if isinstance(each, (dict, list, tuple))
-            for item in (*each, *_values(each))
-        )
-        if huge := next(
-            (each for each in level if isinstance(each, int) and each.bit_length() > 63), None
-        ):
-            value, rule = (
-                f"{source}: a number of {huge.bit_length()} bits",
-                "a number in a recipe has at most 63 bits",
+    for number, value in enumerate(_values(content, source)):
+        if number > _MOST_VALUES:
+            raise _too_large(source)
+        if isinstance(value, int) and value.bit_length() > 63:
+            raise RecipeError(
+                f"{source}: a number of {value.bit_length()} bits",
+                rule="a number in a recipe has at most 63 bits",
+                remedy="write a smaller one",
             )
-            raise RecipeError(value, rule=rule, remedy="write a smaller one")
-        if half := next(
-            (each for each in level if isinstance(each, str) and encodable(each) != each), None
-        ):
-            value, rule = (
-                f"{source}: {half[:_MOST_SHOWN]!r}",
-                "a recipe is text in UTF-8, which holds no lone surrogate",
+        if isinstance(value, str) and encodable(value) != value:
+            raise RecipeError(
+                f"{source}: {value[:_MOST_SHOWN]!r}",
+                rule="a recipe is text in UTF-8, which holds no lone surrogate",
+                remedy="leave it out",
             )
-            raise RecipeError(value, rule=rule, remedy="leave it out")
-        level = list(itertools.islice(items, _MOST_VALUES))
-        values += len(level)
-        if not level or values >= _MOST_VALUES:
-            break
-    if level:
-        raise _too_large(source)
 
 
-def _values(part: object) -> Any:
-    return part.values() if isinstance(part, dict) else ()
+def _values(part: object, source: str, levels: int = _MOST_LEVELS) -> Iterator[object]:
+    yield part
+    if isinstance(part, dict | list | tuple):
+        if not levels:  # it may stand in itself
+            raise _too_large(source)
+        for item in (*part, *(part.values() if isinstance(part, dict) else ())):
+            yield from _values(item, source, levels - 1)
 
 
 class _Part(BaseModel):
@@ -357,26 +336,26 @@ class Recipe(_Part):
         """
         path = Path(path)
         if not path.is_file():
-            remedy = (
-                "give the path of a recipe; `workbench demo` leaves one in runs/demo/recipe.yaml"
-            )
             raise RecipeError(
-                f"{path}: no such file", rule="a recipe is one YAML file", remedy=remedy
+                f"{path}: no such file",
+                rule="a recipe is one YAML file",
+                remedy="give the path of a recipe; `workbench demo` leaves one in"
+                " runs/demo/recipe.yaml",
             )
         with path.open("rb") as file:
             text = file.read(4 * _MOST_CHARACTERS)
         try:
             content = read_yaml(text.decode("utf-8"), str(path))
         except UnicodeDecodeError as error:
-            raise RecipeError(
-                f"{path}: {error}", rule="a recipe is valid YAML", remedy="correct that line"
-            ) from error
+            rule, remedy = "a recipe is valid YAML", "correct that line"
+            raise RecipeError(f"{path}: {error}", rule=rule, remedy=remedy) from error
         if not isinstance(content, dict):
-            value = f"{path}: " + (
-                "empty" if content is None else f"holds a {type(content).__name__}"
+            what = "empty" if content is None else f"holds a {type(content).__name__}"
+            raise RecipeError(
+                f"{path}: {what}",
+                rule="a recipe is a mapping of field to value",
+                remedy=f"write `field: value` lines; the fields are {', '.join(cls.model_fields)}",
             )
-            remedy = f"write `field: value` lines; the fields are {', '.join(cls.model_fields)}"
-            raise RecipeError(value, rule="a recipe is a mapping of field to value", remedy=remedy)
         return cls.of(_beside(content, path.parent), str(path), recorded=recorded)
 
     def __init__(self, **fields: object) -> None:
@@ -417,18 +396,17 @@ class Recipe(_Part):
 def _beside(content: Fields, folder: Path) -> Fields:
     # A task file is looked for in the current folder and the workspace first; one that lies beside
     # the recipe is found, too.
-    def own(part: Any) -> Any:
+    def found_beside(part: Any) -> Any:
         name = part.get("task") if isinstance(part, dict) else None
-        beside = (
-            isinstance(name, str)
-            and name.endswith(".py")
-            and not find(name).is_file()
-            and (folder / name).is_file()
-        )
-        return {**part, "task": str((folder / name).resolve())} if beside else part
+        if not isinstance(name, str) or not name.endswith(".py") or find(name).is_file():
+            return part
+        file = folder / name
+        return part | {"task": str(file.resolve())} if file.is_file() else part
 
-    stages = content.get("stages")
-    return own(content) | ({"stages": list(map(own, stages))} if isinstance(stages, list) else {})
+    content = found_beside(content)
+    if isinstance(stages := content.get("stages"), list):
+        content = content | {"stages": [*map(found_beside, stages)]}
+    return content
 
 
 _PARTS: dict[Any, type[BaseModel]] = {
@@ -440,36 +418,25 @@ _PARTS: dict[Any, type[BaseModel]] = {
 
 def _explain(error: ValidationError, source: str) -> RecipeError:
     first = error.errors()[0]
-    where = ".".join(map(str, first["loc"])) or "content"
+    kind, given, place = first["type"], first["input"], first["loc"]
+    where = ".".join(map(str, place)) or "content"
     rule, remedy = first["msg"], f"correct {where}"
-    if first["type"] == "model_type" and not first["loc"]:
-        rule, remedy = (
-            "a recipe is a Recipe, or a mapping of field to value",
-            "wb.Recipe(...), or wb.Recipe.load(file)",
-        )
-    if (
-        first["type"] in ("greater_than_equal", "greater_than")
-        and first["input"] == 0
-        and where in Recipe.model_fields
-    ):
-        remedy = (
-            f"leave {where} out, which turns it off"
-            if Recipe.model_fields[where].default is None
-            else remedy
-        )
-    if first["type"] == "literal_error" and isinstance(first["input"], str):
-        remedy = nearest(first["input"], re.findall(r"'([^']+)'", first["msg"]), remedy)
-    if first["type"] == "extra_forbidden":
-        part = next(
-            (_PARTS[place] for place in reversed(first["loc"][:-1]) if place in _PARTS), Recipe
-        )
+    if kind == "model_type" and not place:
+        rule = "a recipe is a Recipe, or a mapping of field to value"
+        remedy = "wb.Recipe(...), or wb.Recipe.load(file)"
+    elif kind in ("greater_than_equal", "greater_than") and given == 0:
+        if where in Recipe.model_fields and Recipe.model_fields[where].default is None:
+            remedy = f"leave {where} out, which turns it off"
+    elif kind == "literal_error" and isinstance(given, str):
+        remedy = nearest(given, re.findall(r"'([^']+)'", rule), remedy)
+    elif kind == "extra_forbidden":
+        part = next((_PARTS[name] for name in reversed(place[:-1]) if name in _PARTS), Recipe)
         fields = f"the fields are {', '.join(part.model_fields)}"
-        fields += "; settings of trl.GRPOConfig go under `grpo:`" if part is Recipe else ""
-        rule, remedy = (
-            "a recipe holds known fields only",
-            nearest(str(first["loc"][-1]), part.model_fields, fields),
-        )
-    said = setting(where, first["input"])
-    return RecipeError(
-        f"{source}: {said[:_MOST_SHOWN]}{'…' * (len(said) > _MOST_SHOWN)}", rule=rule, remedy=remedy
-    )
+        if part is Recipe:
+            fields += "; settings of trl.GRPOConfig go under `grpo:`"
+        rule = "a recipe holds known fields only"
+        remedy = nearest(str(place[-1]), part.model_fields, fields)
+    value = setting(where, given)
+    if len(value) > _MOST_SHOWN:
+        value = f"{value[:_MOST_SHOWN]}…"
+    return RecipeError(f"{source}: {value}", rule=rule, remedy=remedy)

@@ -1,21 +1,19 @@
 """Replay: the recorded completions of a run scored again with an edited task, old advantages
 compared with new ones.
 
-The record is read a few thousand completions at a time, whole groups together, and old and new go
-side by side into a Parquet file, which DuckDB queries: a million completions need no more memory
-than ten thousand.
+The record is read a part at a time, and old and new go side by side into a table of DuckDB's on
+disk, which is then asked in SQL: a million completions need no more memory than ten thousand.
 """
 
 from __future__ import annotations
 
 import contextlib
-import heapq
 import inspect
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,13 +28,18 @@ from workbench.run.rollouts import read_batches, stage_in
 from workbench.task import Row, Task, load_task
 from workbench.workspace import replace_file, shown, to_json
 
+if TYPE_CHECKING:
+    import duckdb
+    import pandas
+
 MEANING = (
     "This shows what the gradients of these batches would have favoured, not what a new run would"
     " reach: a policy trained under the new rewards would have written other completions."
 )
 DEAD = "(dead)"  # in place of a function's name, which has no brackets
 NO_SIGN = 1e-6  # an advantage closer to 0 than this has no sign
-ABOUT = 4096  # completions that are written at a time
+ABOUT = 4096  # completions that are inserted at a time
+CUT = 200  # characters of a text in an example
 
 
 @dataclass(frozen=True)
@@ -101,45 +104,46 @@ class Replay:
     def __str__(self) -> str:
         part = f" of {self.recorded} recorded" if self.recorded != self.completions else ""
         up, down = self.turned_up, self.turned_down
-        dead = [
-            f"{sum(kinds.values())} {when}"
-            f" ({', '.join(f'{count} {kind}' for kind, count in kinds.items()) or 'none'})"
-            for when, kinds in (("before", self.old_dead), ("now", self.new_dead))
-        ]
         ranks = (
             f"{self.rank_correlation:.2f}, mean of {self.ranked} groups"
             if self.ranked
             else "none is alive in both"
         )
         moved = sum(
-            n for (was, now), n in self.deciders.items() if was != now and DEAD not in (was, now)
+            groups
+            for (old, new), groups in self.deciders.items()
+            if old != new and DEAD not in (old, new)
         )
-        before = self.settings["multi_objective_aggregation"]
-        changed = f", multi_objective_aggregation {before} -> {self.aggregation}" * (
-            before != self.aggregation
+        size, before = (
+            self.settings[name] for name in ("num_generations", "multi_objective_aggregation")
         )
+        changed = ""
+        if before != self.aggregation:
+            changed = f", multi_objective_aggregation {before} -> {self.aggregation}"
         lines = [
-            (
-                f"{self.run} (rewards {self.old_hash}) replayed with task {self.task!r} (rewards"
-                f" {self.new_hash}): {self.completions} completions{part}, {self.groups} groups of"
-                f" {self.settings['num_generations']}{changed}"
-            ),
-            (
-                f"advantage changes sign: {up + down} completions,"
-                f" {(up + down) / max(1, self.completions):.0%} ({up} from less likely to likelier,"
-                f" {down} from likelier to less likely)"
-            ),
-            f"dead groups: {', '.join(dead)}: {self.came_alive} come alive, {self.died} die",
+            f"{self.run} (rewards {self.old_hash}) replayed with task {self.task!r} (rewards"
+            f" {self.new_hash}): {self.completions} completions{part}, {self.groups} groups of"
+            f" {size}{changed}",
+            f"advantage changes sign: {up + down} completions,"
+            f" {(up + down) / max(1, self.completions):.0%} ({up} from less likely to likelier,"
+            f" {down} from likelier to less likely)",
+            f"dead groups: {_dead_in_words(self.old_dead, 'before')},"
+            f" {_dead_in_words(self.new_dead, 'now')}: {self.came_alive} come alive, {self.died}"
+            " die",
             f"rank correlation of the advantages within groups: {ranks}",
-            (
-                f"another function decides: {moved} of {self.groups} groups (of those that are"
-                " alive before and now)"
-            ),
+            f"another function decides: {moved} of {self.groups} groups (of those that are alive"
+            " before and now)",
             *(f"note: {note}" for note in self.notes),
             *(f"left out: {name}: {why}" for name, why in self.left_out.items()),
-            *([f"side by side in {shown(self.out)}"] if self.out else []),
         ]
+        if self.out:
+            lines.append(f"side by side in {shown(self.out)}")
         return "\n".join([*lines, MEANING])
+
+
+def _dead_in_words(kinds: dict[str, int], when: str) -> str:
+    by_kind = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    return f"{sum(kinds.values())} {when} ({by_kind or 'none'})"
 
 
 def replay(
@@ -184,8 +188,7 @@ def replay(
     >>> print(again)  # again.turned_up: advantages that became positive; again.came_alive: groups
     ...
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import duckdb
 
     if aggregation not in (None, *AGGREGATIONS):
         rule = f"multi_objective_aggregation is one of {', '.join(AGGREGATIONS)}"
@@ -193,132 +196,134 @@ def replay(
         raise RecipeError(f"aggregation = {aggregation!r}", rule=rule, remedy=remedy)
     run = run if isinstance(run, RunDirectory) else open_run(run, latest="recorded")
     task = load_task(task)
-    out = _checked(Path(out), run) if out else None
-    recipe, rewards, settings = run.recipe(), *_trained_with(run)
-    asked = {
-        name: weight
-        for name, weight in recipe.reward_weights.items()
-        if name in task.function_names
-    }
-    policy: Fields = {"deadline_s": recipe.rewards.deadline_s, "on_error": recipe.rewards.on_error}
-    suite = RewardSuite(task, settings["num_generations"], {**asked, **(weights or {})}, **policy)
-    recorded = 0
-    for part in parts(run.rollouts):
-        # reported when its turn comes
-        with contextlib.suppress(RunError), opened(part) as (_, batches):
-            recorded += sum(rows for name, rows in batches if name)
-    drift, done, furthest, old_weights, held, left_out, columns = 0.0, 0, [], {}, [], {}, None
+    out = Path(out) if out else None
+    if out and (
+        out.is_dir()
+        or any(map(Path.is_file, out.parents))
+        or out.resolve().parent == run.rollouts.resolve()
+    ):
+        rule = "a replay is written into a separate file, never into the record"
+        raise RunError(f"out = {out}", rule=rule, remedy="choose another file")
+    rewards, settings = _trained_with(run)
+    suite = _suite(run, task, settings["num_generations"], weights or {})
+    recorded = _recorded(run)
+    done = 0
+    drift = 0.0
+    left_out: dict[str, str] = {}
+    held: list[pandas.DataFrame] = []
     with contextlib.ExitStack() as stack:
         stack.callback(suite.close)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        file = stack.enter_context(replace_file(out)) if out else folder / "side_by_side.parquet"
-        schema = _schema([*rewards["functions"]], suite.names)
-        writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
-        for batch in read_batches(run, left_out=left_out):
-            rows = batch.rows
-            if rows[0].keys() != columns:
-                columns = rows[0].keys()
-                _check_columns(suite, rows[0])
-            # What was recorded of the tokens is their number.
-            scores = suite.score(
-                rows, batch.completions, [[0] * length for length in batch.lengths]
-            )
-            right = task.is_right(scores[:, suite.names.index(task.right_function)])
-            grouped, kind = (batch.num_generations, batch.scale_rewards), batch.aggregation
-            old = batch_of(
-                batch.names,
-                batch.weights,
-                batch.scores,
-                batch.completions,
-                batch.right,
-                *grouped,
-                kind,
-            )
-            new = batch_of(
-                suite.names,
-                suite.weights,
-                scores,
-                batch.completions,
-                right,
-                *grouped,
-                aggregation or kind,
-            )
-            held.append(_table(batch, old, new, done, schema))
+        beside = stack.enter_context(replace_file(out)) if out else None
+        connection = stack.enter_context(duckdb.connect(folder / "replay.duckdb"))
+        connection.execute("set memory_limit = '1GB'")
+        names = [*dict.fromkeys([*suite.names, *rewards["functions"]])]
+        connection.execute(_table_sql(names))
+        for batch, old, new in _rescored(run, task, suite, aggregation, left_out):
+            held.append(_frame(batch, old, new, done))
             if sum(map(len, held)) >= ABOUT:  # a part may be one small step
-                writer.write_table(pa.concat_tables(held))
-                held.clear()
-            furthest = heapq.nlargest(
-                examples, [*furthest, *_changes(batch, new, examples)], key=lambda each: each[0]
-            )
+                _insert(connection, held)
             drift = max(drift, float(np.abs(batch.advantages - old.advantages).max()))
-            old_weights, done = dict(zip(batch.names, batch.weights, strict=True)), done + len(rows)
+            done += len(batch.completions)
             if progress is not None:
                 progress(done, recorded)
             if limit is not None and done >= limit:
                 break
         if not done:
             name, why = next(iter(left_out.items()), (shown(run.rollouts), "no completions"))
-            raise RunError(
-                f"{name}: {why}",
-                rule="a replay scores what was recorded",
-                remedy="choose another run",
-            )
-        if held:
-            writer.write_table(pa.concat_tables(held))
-        writer.close()
-        counted = _counted(file, rewards["functions"], old_weights, suite)
-    notes = [
-        *suite.notes,
-        *_notes(task, counted["functions"], rewards["hash"] == suite.hash, drift),
-    ]
-    counted |= {
-        "examples": [example for _, example in furthest],
-        "notes": notes,
-        "left_out": left_out,
-        "out": out,
-    }
+            rule = "a replay scores what was recorded"
+            raise RunError(f"{name}: {why}", rule=rule, remedy="choose another run")
+        _insert(connection, held)
+        connection.execute(_GROUPS)
+        if beside:
+            connection.sql(_SIDE_BY_SIDE).write_parquet(str(beside), compression="zstd")
+        functions = [
+            {
+                "name": name,
+                "change": _change(rewards["functions"].get(name), suite.hashes.get(name)),
+                "old_hash": rewards["functions"].get(name),
+                "new_hash": suite.hashes.get(name),
+                "old_weight": dict(zip(old.names, old.weights)).get(name),
+                "new_weight": dict(zip(new.names, new.weights)).get(name),
+            }
+            for name in names
+        ]
+        counts = _counts(connection, functions, examples)
+    same = rewards["hash"] == suite.hash
     return Replay(
-        run.name,
-        task.name,
-        rewards["hash"],
-        suite.hash,
-        settings,
-        aggregation or kind,
-        recorded,
-        done,
-        **counted,
+        run=run.name,
+        task=task.name,
+        old_hash=rewards["hash"],
+        new_hash=suite.hash,
+        settings=settings,
+        aggregation=new.aggregation,
+        recorded=recorded,
+        completions=done,
+        functions=functions,
+        notes=[*suite.notes, *_notes(task, functions, same, drift)],
+        left_out=left_out,
+        out=out,
+        **counts,
     )
 
 
-def _checked(out: Path, run: RunDirectory) -> Path:
-    own = out.resolve().parent == run.rollouts.resolve()
-    if own or out.is_dir() or any(folder.is_file() for folder in out.parents):
-        value = f"out = {out}: " + (
-            "among the run's own parts" if own else "it is a folder, or its parent is a file"
-        )
-        rule = "a replay is written into a separate file, never into the record"
-        raise RunError(value, rule=rule, remedy="choose another file")
-    return out
-
-
 def _trained_with(run: RunDirectory) -> tuple[Fields, Fields]:
-    # (the run's functions -> hash, and the hash of all; the settings that its advantages were made
-    # with).
+    # The run's functions -> hash and the hash of all; the settings that made its advantages.
     known = stage_in(run.manifest())
-    usual = {
-        "num_generations": None,
-        "scale_rewards": "group",
-        "multi_objective_aggregation": "sum_then_normalize",
-    }
-    settings = {name: known["settings"].get(name, value) for name, value in usual.items()}
-    if not settings["num_generations"] or not known["rewards"]:
-        missing = "rewards" if settings["num_generations"] else "num_generations"
-        value, rule = (
-            f"{shown(run.path / 'manifest.json')}: no {missing!r}",
-            "a manifest names the run's rewards and settings",
-        )
-        raise RunError(value, rule=rule, remedy="choose a run that was trained with the workbench")
+    settings = {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"}
+    names = "num_generations", *settings
+    settings |= {name: known["settings"][name] for name in names if name in known["settings"]}
+    for name, value in (("num_generations", settings.get(names[0])), ("rewards", known["rewards"])):
+        if not value:
+            value = f"{shown(run.path / 'manifest.json')}: no {name!r}"
+            rule = "a manifest names the run's rewards and settings"
+            remedy = "choose a run that was trained with the workbench"
+            raise RunError(value, rule=rule, remedy=remedy)
     return known["rewards"], settings
+
+
+def _suite(run: RunDirectory, task: Task, size: int, weights: dict[str, float]) -> RewardSuite:
+    recipe = run.recipe()
+    recorded = {
+        name: weight
+        for name, weight in recipe.reward_weights.items()
+        if name in task.function_names
+    }
+    return RewardSuite(task, size, {**recorded, **weights}, **recipe.rewards.model_dump())
+
+
+def _recorded(run: RunDirectory) -> int:
+    count = 0
+    for part in parts(run.rollouts):
+        # one that cannot be read is reported when its turn comes
+        with contextlib.suppress(RunError), opened(part) as (_, batches):
+            count += sum(rows for name, rows in batches if name)
+    return count
+
+
+def _rescored(
+    run: RunDirectory,
+    task: Task,
+    suite: RewardSuite,
+    aggregation: str | None,
+    left_out: dict[str, str],
+) -> Iterator[tuple[ScoredBatch, ScoredBatch, ScoredBatch]]:
+    # Each batch as recorded, as its recorded scores give it, and under the new rewards.
+    columns = None
+    for batch in read_batches(run, left_out=left_out):
+        if batch.columns.keys() != columns:
+            columns = batch.columns.keys()
+            _check_columns(suite, batch.rows[0])
+        # What was recorded of the tokens is their number.
+        tokens = [[0] * length for length in batch.lengths]
+        scores = suite.score(batch.rows, batch.completions, tokens)
+        right = task.is_right(scores[:, suite.names.index(task.right_function)])
+        texts, size, scale = batch.completions, batch.num_generations, batch.scale_rewards
+        recorded = batch.names, batch.weights, batch.scores, texts, batch.right
+        edited = suite.names, suite.weights, scores, texts, right
+        kind = batch.aggregation
+        old = batch_of(*recorded, size, scale, kind)
+        yield batch, old, batch_of(*edited, size, scale, aggregation or kind)
 
 
 def _check_columns(suite: RewardSuite, row: Row) -> None:
@@ -329,207 +334,158 @@ def _check_columns(suite: RewardSuite, row: Row) -> None:
             "read one of the recorded columns, or give the parameter a default (in a new run:"
             f" {error.remedy})"
         )
-        raise TaskError(
-            f"the recorded rows: {error.value}", rule=error.rule, remedy=remedy
-        ) from None
+        value = f"the recorded rows: {error.value}"
+        raise TaskError(value, rule=error.rule, remedy=remedy) from None
 
 
-def _schema(old_names: list[str], new_names: list[str]) -> object:
-    import pyarrow as pa
-
-    kinds = dict.fromkeys(["step", "group", "generation"], pa.int32()) | {
-        "number": pa.int64(),
-        "prompt_id": pa.string(),
-    }
-    for side, names in (("old", old_names), ("new", new_names)):
-        kinds |= dict.fromkeys([f"{side}_dead", f"{side}_decider"], pa.string())
-        of_each = [f"{side}{of}.{name}" for of in ("", "_share") for name in names]
-        kinds |= dict.fromkeys([f"{side}_total", f"{side}_advantage", *of_each], pa.float64())
-    return pa.schema({**kinds, "rank_correlation": pa.float64()})
-
-
-def _table(
-    batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int, schema: Any
-) -> object:
+def _frame(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int) -> pandas.DataFrame:
     # A row per completion; what belongs to a group stands in each of its rows. `number`: of the
     # completion in the replay.
-    import pyarrow as pa
+    import pandas
 
     size, count = batch.num_generations, len(batch.completions)
+    prompts = [
+        own if isinstance(own, str) else str(own[-1].get("content")) for own in batch.prompts
+    ]
     columns: Fields = {
-        "step": np.full(count, batch.step),
+        "step": batch.step,
         "group": np.repeat(batch.group_places, size),
         "generation": np.arange(count) % size,
         "number": np.arange(before, before + count),
         "prompt_id": batch.prompt_ids,
+        "prompt": [text if len(text) <= CUT else f"{text[:CUT]}…" for text in prompts],
+        "completion": [
+            text if len(text) <= CUT else f"{text[:CUT]}…" for text in batch.completions
+        ],
     }
-    by_group: Fields = {}
-    for side, trained, own in (("old", batch, old), ("new", new, new)):
-        names = [*own.names, None]  # -1, in a dead group, is the last
-        found = attribution(own)
-        by_group[f"{side}_decider"] = [names[index] for index in found.deciders]
-        by_group |= {
-            f"{side}_share.{name}": shares
-            for name, shares in zip(own.names, found.shares.T, strict=True)
-        }
-        by_group[f"{side}_dead"] = dead_kinds(own)
-        columns |= {f"{side}_total": trained.totals, f"{side}_advantage": trained.advantages}
-        columns |= {
-            f"{side}.{name}": scores for name, scores in zip(own.names, own.scores.T, strict=True)
-        }
-    dead = [
-        bool(was or now)
-        for was, now in zip(by_group["old_dead"], by_group["new_dead"], strict=True)
-    ]
-    ranks = _rank_correlations(batch.advantages.reshape(-1, size), new.advantages.reshape(-1, size))
-    by_group["rank_correlation"] = np.where(dead, np.nan, ranks)
-    columns |= {
-        name: [value for value in values for _ in range(size)] for name, values in by_group.items()
-    }
-    missing = np.full(count, np.nan)  # a function of another stage
-    arrays = [
-        pa.array(columns.get(field.name, missing), field.type, from_pandas=True) for field in schema
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    for side, trained, scored in (("old", batch, old), ("new", new, new)):
+        columns[f"{side}_total"] = trained.totals
+        columns[f"{side}_advantage"] = trained.advantages
+        columns[f"{side}_dead"] = np.repeat(np.array(dead_kinds(scored), dtype=object), size)
+        causes = attribution(scored)
+        # -1, in a dead group, is the last
+        deciders = np.array([*scored.names, None], dtype=object)[causes.deciders]
+        columns[f"{side}_decider"] = np.repeat(deciders, size)
+        for name, scores, shares in zip(scored.names, scored.scores.T, causes.shares.T):
+            columns[f"{side}.{name}"] = scores
+            columns[f"{side}_share.{name}"] = np.repeat(shares, size)
+    return pandas.DataFrame(columns)
 
 
-def _rank_correlations(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    # Spearman's, within each of P groups, [P, G] -> [P]; NaN where all are equal. Equal but for
-    # rounding is equal.
-    from scipy.stats import rankdata
+def _insert(connection: duckdb.DuckDBPyConnection, held: list[pandas.DataFrame]) -> None:
+    import pandas
 
-    first, second = (rankdata(np.round(values, 9), axis=1) for values in (old, new))
-    first, second = (ranks - ranks.mean(axis=1, keepdims=True) for ranks in (first, second))
-    spread = np.sqrt((first**2).sum(axis=1) * (second**2).sum(axis=1))
-    return (first * second).sum(axis=1) / np.where(spread > 0, spread, np.nan)
+    if held:
+        connection.append("completions", pandas.concat(held), by_name=True)
+        held.clear()
 
 
-def _counted(
-    file: Path, hashes: dict[str, str], old_weights: dict[str, float], suite: RewardSuite
+# What is asked of the table. `groups` has the first completion of each group, and Spearman's
+# correlation of its advantages, ranks of ties averaged; null where it is dead before or now, or its
+# advantages are equal but for rounding.
+_GROUPS = """create table groups as with ranks as (
+    select number - generation as number,
+        rank() over (partition by number - generation order by round(old_advantage, 9))
+            + count(*) over (partition by number - generation, round(old_advantage, 9)) / 2 as old,
+        rank() over (partition by number - generation order by round(new_advantage, 9))
+            + count(*) over (partition by number - generation, round(new_advantage, 9)) / 2 as new
+    from completions),
+correlations as (select number, nullif(corr(old, new), 'nan') as correlation from ranks group by 1)
+select completions.*, case when old_dead is null and new_dead is null then correlation end
+    as rank_correlation from completions join correlations using (number) order by number"""
+_SIDE_BY_SIDE = """select completions.* exclude (prompt, completion), rank_correlation
+    from completions join groups on groups.number = completions.number - completions.generation
+    order by completions.number"""
+_TOTALS = """select count(*) as groups, count(old_dead) filter (new_dead is null) as came_alive,
+    count(new_dead) filter (old_dead is null) as died, count(rank_correlation) as ranked,
+    coalesce(avg(rank_correlation), 'nan') as rank_correlation from groups"""
+_SIGNS = f"""select 1 + (old_advantage > {NO_SIGN})::int - (old_advantage < -{NO_SIGN})::int,
+    1 + (new_advantage > {NO_SIGN})::int - (new_advantage < -{NO_SIGN})::int, count(*)
+    from completions group by all"""
+_DEAD = """select {0}_dead, count(*) from groups where {0}_dead is not null group by 1
+    order by 2 desc, min(number)"""
+_DECIDERS = f"""select coalesce(old_decider, '{DEAD}'), coalesce(new_decider, '{DEAD}'), count(*)
+    from groups group by 1, 2 order by 3 desc, min(number)"""
+_STEPS = """select step, count(*) as groups, count(old_dead) as old_dead,
+    count(new_dead) as new_dead from groups group by step order by step"""
+_ALIVE = """select step, "group", prompt_id, old_dead, new_decider from groups
+    where old_dead is not null and new_dead is null order by number limit 100"""
+_FUNCTION = """select avg("old.{0}") as old_mean, avg("new.{0}") as new_mean,
+    count(*) filter (coalesce(abs("old.{0}" - "new.{0}") > 1e-9,
+        "old.{0}" is distinct from "new.{0}")) as rescored,
+    avg("old_share.{0}") filter (generation = 0) as old_share,
+    avg("new_share.{0}") filter (generation = 0) as new_share,
+    count(*) filter (generation = 0 and old_decider = $name) as old_decided,
+    count(*) filter (generation = 0 and new_decider = $name) as new_decided from completions"""
+# The completion of each group whose advantage changes most.
+_EXAMPLES = f"""select *, abs(new_advantage - old_advantage) as change from completions
+    where change >= {NO_SIGN} qualify row_number() over
+        (partition by number - generation order by change desc, generation) = 1
+    order by change desc, number limit $most"""
+
+
+def _table_sql(names: list[str]) -> str:
+    kinds = dict.fromkeys(["step", "group", "generation"], "integer") | {"number": "bigint"}
+    kinds |= dict.fromkeys(["prompt_id", "prompt", "completion"], "varchar")
+    for side in ("old", "new"):
+        kinds |= dict.fromkeys([f"{side}_dead", f"{side}_decider"], "varchar")
+        of_each = [f"{side}{of}.{name}" for of in ("", "_share") for name in names]
+        kinds |= dict.fromkeys([f"{side}_total", f"{side}_advantage", *of_each], "double")
+    columns = [f'"{_quoted(name)}" {kind}' for name, kind in kinds.items()]
+    return f"create table completions ({', '.join(columns)})"
+
+
+def _quoted(name: str) -> str:
+    return name.replace('"', '""')
+
+
+def _change(old_hash: str | None, new_hash: str | None) -> str:
+    if old_hash and new_hash:
+        return "same" if old_hash == new_hash else "changed"
+    return "removed" if old_hash else "added"
+
+
+def _counts(
+    connection: duckdb.DuckDBPyConnection, functions: list[Fields], examples: int
 ) -> Fields:
-    # The fields of a `Replay` that are counts, by asking the file. `groups` has the first
-    # completion of each group.
-    import duckdb
+    """The fields of a `Replay` that are counts; those of each function are added to it."""
 
-    sign = (
-        f"case when {{0}}_advantage > {NO_SIGN} then 2 when {{0}}_advantage < -{NO_SIGN} then 0"
-        " else 1 end"
-    )
-    dead = (
-        "select {0}_dead, count(*) from groups where {0}_dead is not null group by 1 order by 2"
-        " desc, min(number)"
-    )
-    decided = f"coalesce(old_decider, '{DEAD}'), coalesce(new_decider, '{DEAD}')"
-    with duckdb.connect() as connection:
-        connection.read_parquet(str(file)).create_view("completions")
-        connection.execute("create view groups as select * from completions where generation = 0")
+    def ask(sql: str, **values: object) -> list[Fields]:
+        answer = connection.sql(sql, params=values)
+        return [dict(zip(answer.columns, row)) for row in answer.fetchall()]
 
-        def ask(sql: str) -> list[Fields]:
-            return connection.sql(sql).to_arrow_table().to_pylist()
-
-        signs, of_signs = (
-            np.zeros((3, 3), dtype=np.int64),
-            f"{sign.format('old')}, {sign.format('new')}",
-        )
-        for was, now, count in connection.sql(
-            f"select {of_signs}, count(*) from completions group by 1, 2"
-        ).fetchall():
-            signs[was, now] = count
-        by_decider = (
-            f"select {decided}, count(*) from groups group by 1, 2 order by 3 desc, min(number)"
-        )
-        deciders = {(was, now): count for was, now, count in connection.sql(by_decider).fetchall()}
-        functions = []
-        new_weights = dict(zip(suite.names, suite.weights, strict=True))
-        for name in dict.fromkeys([*suite.names, *hashes]):
-            old, new, quoted = hashes.get(name), suite.hashes.get(name), name.replace('"', '""')
-            sides = ("old", old), ("new", new)
-            was, now = (f'"{side}.{quoted}"' if there else "null::double" for side, there in sides)
-            shares = [
-                f'avg("{side}_share.{quoted}") as {side}_share' for side, there in sides if there
-            ]
-            differs = f"coalesce(abs({was} - {now}) > 1e-9, ({was} is null) <> ({now} is null))"
-            counts = (
-                f"avg({was}) as old_mean, avg({now}) as new_mean, count(*) filter (where {differs})"
-                " as rescored"
-            )
-            [scored] = ask(f"select {counts} from completions")
-            scored |= {
-                "old_share": None,
-                "new_share": None,
-                **ask(f"select {', '.join(shares)} from groups")[0],
+    signs = np.zeros((3, 3), dtype=np.int64)
+    for old, new, count in connection.sql(_SIGNS).fetchall():
+        signs[old, new] = count
+    for function in functions:
+        sql = _FUNCTION.format(_quoted(function["name"]))
+        function |= ask(sql, name=function["name"])[0]
+        if function["change"] in ("added", "removed"):
+            function["rescored"] = None
+    furthest = ask(_EXAMPLES, most=examples)
+    for example in furthest:
+        for side in ("old", "new"):
+            example[f"{side}_scores"] = {
+                function["name"]: example[f"{side}.{function['name']}"]
+                for function in functions
+                if function[f"{side}_hash"]
             }
-            change = (
-                "added"
-                if old is None
-                else "removed"
-                if new is None
-                else "same"
-                if old == new
-                else "changed"
-            )
-            known = {
-                "old_hash": old,
-                "new_hash": new,
-                "old_weight": old_weights.get(name),
-                "new_weight": new_weights.get(name),
-            }
-            scored["rescored"] = scored["rescored"] if old and new else None
-            for place, side in enumerate(("old", "new")):
-                scored[f"{side}_decided"] = sum(
-                    count for pair, count in deciders.items() if pair[place] == name
-                )
-            functions.append({"name": name, "change": change, **known, **scored})
-        [counts] = ask(
-            """select count(*) as groups, count(old_dead) filter (new_dead is null) as came_alive,
-                      count(new_dead) filter (old_dead is null) as died, count(rank_correlation) as ranked,
-                      coalesce(avg(rank_correlation), 'nan') as rank_correlation from groups"""  # noqa: E501
-        )
-        steps = "step, count(*) as groups, count(old_dead) as old_dead, count(new_dead) as new_dead"
-        return {
-            **counts,
-            "signs": signs,
-            "old_dead": dict(connection.sql(dead.format("old")).fetchall()),
-            "new_dead": dict(connection.sql(dead.format("new")).fetchall()),
-            "deciders": deciders,
-            "functions": functions,
-            "steps": ask(f"select {steps} from groups group by step order by step"),
-            "alive": ask("""select step, "group", prompt_id, old_dead, new_decider from groups
-                    where old_dead is not null and new_dead is null order by number limit 100"""),
-        }
-
-
-def _changes(batch: ScoredBatch, new: ScoredBatch, most: int) -> Iterator[tuple[float, dict]]:
-    # The completions of a batch whose advantage changes most, one per group: (by how much, the
-    # example).
-    size = batch.num_generations
-    change = np.abs(new.advantages - batch.advantages).reshape(-1, size)
-    for group in np.argsort(-change.max(axis=1), kind="stable")[:most]:
-        if change[group].max() < NO_SIGN:
-            return
-        row = int(group * size + change[group].argmax())
-        example: Fields = {
-            "step": batch.step,
-            "group": int(batch.group_places[group]),
-            "generation": row % size,
-        }
-        prompt = batch.prompts[row]
-        prompt = prompt if isinstance(prompt, str) else str(prompt[-1].get("content"))
-        for name, text in (("prompt", prompt), ("completion", batch.completions[row])):
-            example[name] = text if len(text) <= 200 else f"{text[:200]}…"
-        for side, own in (("old", batch), ("new", new)):
-            example |= {
-                f"{side}_total": float(own.totals[row]),
-                f"{side}_advantage": float(own.advantages[row]),
-            }
-            example[f"{side}_scores"] = dict(zip(own.names, own.scores[row].tolist(), strict=True))
-        yield float(change[group].max()), example
+    return {
+        **ask(_TOTALS)[0],
+        "signs": signs,
+        "old_dead": dict(connection.sql(_DEAD.format("old")).fetchall()),
+        "new_dead": dict(connection.sql(_DEAD.format("new")).fetchall()),
+        "deciders": {(old, new): count for old, new, count in connection.sql(_DECIDERS).fetchall()},
+        "steps": ask(_STEPS),
+        "alive": ask(_ALIVE),
+        "examples": furthest,
+    }
 
 
 def _notes(task: Task, functions: list[dict], same: bool, drift: float) -> Iterator[str]:
     # What a reader of the numbers should know.
     for name, func in zip(task.function_names, task.reward_funcs, strict=True):
-        named: Any = ()
+        named: Container[str] = ()
         with contextlib.suppress(TypeError, ValueError):  # a model has no signature
             named = inspect.signature(func).parameters
         if "completion_ids" in named:

@@ -19,6 +19,7 @@ from workbench.health import examine_run
 from workbench.inspection.evaluation import Evaluation, gain_in_words
 from workbench.inspection.listing import Listing
 from workbench.inspection.reading import RecordedGroup, answer_column_of, by_step, explain_group
+from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import told
@@ -59,32 +60,31 @@ def write_report(
         RunError: if the run recorded nothing, or has no such column.
     """
     file = file or run.path / f"report.{'md' if markdown else 'html'}"
-    sections, title = list(_sections(run, answer_column)), run.name
-    if (
-        evaluation := next((view for _, view in sections if isinstance(view, Evaluation)), None)
-    ) is not None:
-        title += f": {gain_in_words(evaluation.found)}"
+    sections = list(_sections(run, answer_column))
+    title = run.name
+    for _, view in sections:
+        if isinstance(view, Evaluation):
+            title += f": {gain_in_words(view.found)}"
     if markdown:
         # The run's curves are a picture alone.
-        page = "".join(
+        parts = [
             f"## {name}\n\n{fenced(_text(view), 'text')}\n\n"
             for name, view in sections
             if view is not run
-        )
-        page = f"# {printable(title)}\n\n{page}"
+        ]
+        page = f"# {printable(title)}\n\n{''.join(parts)}"
     else:
-        title, parts = html.escape(printable(title)), []
-        for number, (name, view) in enumerate(sections):
-            shown = " open" if number < 6 else ""
-            parts.append(
-                f"<details{shown}><summary>{html.escape(name)}</summary>{_html(view)}</details>"
-            )
-        head = (
-            "<meta charset='utf-8'><meta http-equiv='Content-Security-Policy'"
-            f' content="{_POLICY}"><title>{title}</title>'
+        title = html.escape(printable(title))
+        parts = [
+            f"<details{' open' if number < 6 else ''}><summary>{html.escape(name)}</summary>"
+            f"{_html(view)}</details>"
+            for number, (name, view) in enumerate(sections)
+        ]
+        page = (
+            "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta"
+            f" http-equiv='Content-Security-Policy' content=\"{_POLICY}\"><title>{title}</title>"
+            f"<style>{_STYLE}</style></head><body><h1>{title}</h1>{''.join(parts)}</body></html>\n"
         )
-        head = f"<!doctype html><html lang='en'><head>{head}<style>{_STYLE}</style></head>"
-        page = f"{head}<body><h1>{title}</h1>{''.join(parts)}</body></html>\n"
     with replace_file(file) as beside:
         beside.write_text(encodable(page), encoding="utf-8")
     return file
@@ -94,86 +94,70 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     evaluation: Evaluation | None = None
     with contextlib.suppress(WorkbenchError):
         evaluation = inspection.read_evaluation(run)
+    manifest = run.manifest()
     verdicts = examine_run(run, last=200)
     steps = by_step(run)
-    manifest = run.manifest()
+    hacks = inspection.hacking(run, evaluation)
     held_out = run.result().get("held_out")
     in_training = [told(held_out)] if held_out else []
-    measured = evaluation is not None and evaluation.rows
-    columns = evaluation.rows[0] if measured else batch_and_place(run)[0].columns
-    column = answer_column or answer_column_of(columns, manifest)
-    hacks = inspection.hacking(run, evaluation)
     if evaluation is None:
-        remedy = f"`workbench eval {run.name}` measures what it gained"
-        if manifest.get("attached"):
-            remedy = "the run keeps no adapter; measure the model that your trainer saved yourself"
-            if run.has_adapter:
-                remedy = "its trainer was your own: wb.evaluate(run, task=...) measures it"
-        lines = [
-            run.describe(run.name),
-            f"not evaluated yet: {remedy}",
-            *in_training,
-            hacks.verdict,
-        ]
-        yield "In short", "\n".join(lines)
+        gained = [_not_evaluated(run, manifest), *in_training]
     else:
         changed = inspection.regressions(evaluation)
-        gain = str(evaluation).splitlines()[:3]
-        yield (
-            "In short",
-            "\n".join(
-                [run.describe(run.name), *gain, *in_training, changed.verdict, hacks.verdict]
-            ),
-        )
+        gained = [*str(evaluation).splitlines()[:3], *in_training, changed.verdict]
+    yield "In short", "\n".join([run.describe(run.name), *gained, hacks.verdict])
+    if evaluation is not None:
         worse = changed.frame[changed.frame["change"] < 0]
         better = changed.frame[changed.frame["change"] > 0][::-1]
         for how, frame in (("worse", worse), ("better", better)):
-            yield (
-                f"Prompts that became {how}",
-                Listing(f"{len(frame)} prompts", frame.head(_EXAMPLES)),
-            )
+            listing = Listing(f"{len(frame)} prompts", frame.head(_EXAMPLES))
+            yield f"Prompts that became {how}", listing
     yield "Health", verdicts
     yield "Curves", run
     if evaluation is not None:
         yield "Base against trained", evaluation
     if warmed := manifest.get("warm_start"):
-        yield (
-            "Warm start",
-            Table(["", "found"], [[name, Verbatim(value)] for name, value in warmed.items()]),
-        )
+        yield "Warm start", _values(["", "found"], warmed)
     yield "Step by step", steps
+    measured = evaluation is not None and evaluation.rows
+    columns = evaluation.rows[0] if measured else batch_and_place(run)[0].columns
     try:
+        column = answer_column or answer_column_of(columns, manifest)
         yield "Why completions fail", inspection.failures(evaluation or run, column)
     except RunError as error:
         if answer_column:
             raise
-        yield (
-            "Why completions fail",
-            f"{error.value}: `workbench report {run.name} --answer-column NAME` says which it is",
-        )
+        which = f"`workbench report {run.name} --answer-column NAME` says which it is"
+        yield "Why completions fail", f"{error.value}: {which}"
     yield "Reward hacking", hacks
     yield "Prompts that never had a mixed group", inspection.never_mixed(run)
     yield "A group of the last step", explain_group(run, answer_column=answer_column)
     # The page may be handed on: what a card leaves out, it leaves out.
     settings = clean(manifest.get("settings") or {})
-    effective = sorted((settings.get("in_force") or {}).items())
+    effective = dict(sorted((settings.get("in_force") or {}).items()))
     if manifest.get("attached"):  # nobody asked the workbench for any of them
-        yield (
-            "Settings",
-            Table(["setting", "effective"], [[name, Verbatim(value)] for name, value in effective]),
-        )
+        yield "Settings", _values(["setting", "effective"], effective)
     else:
         requested = settings.get("asked") or {}
-        rows = [
-            [name, Verbatim(requested.get(name, "-")), Verbatim(value)] for name, value in effective
-        ]
-        yield "Settings", Table(["setting", "requested", "effective"], rows)
+        yield "Settings", _values(["setting", "requested", "effective"], requested, effective)
     environment = clean({**(manifest.get("versions") or {}), **(manifest.get("policy") or {})})
     environment.pop("base", None)
-    yield (
-        "Environment",
-        Table(["", "found"], [[name, Verbatim(value)] for name, value in environment.items()]),
-    )
+    yield "Environment", _values(["", "found"], environment)
+
+
+def _not_evaluated(run: RunDirectory, manifest: Fields) -> str:
+    remedy = f"`workbench eval {run.name}` measures what it gained"
+    if manifest.get("attached"):
+        remedy = "the run keeps no adapter; measure the model that your trainer saved yourself"
+        if run.has_adapter:
+            remedy = "its trainer was your own: wb.evaluate(run, task=...) measures it"
+    return f"not evaluated yet: {remedy}"
+
+
+def _values(header: list[str], *columns: Fields) -> Table:
+    # A row for each name of the last column.
+    rows = [[name, *(Verbatim(own.get(name, "-")) for own in columns)] for name in columns[-1]]
+    return Table(header, rows)
 
 
 def _html(result: object) -> str:

@@ -84,10 +84,8 @@ def find(path: str | os.PathLike) -> Path:
     try:
         return here.absolute() if here.exists() else resolve(path)
     except OSError as error:
-        value, rule = (
-            f"{str(path)[:200]}: {error.strerror}",
-            "a path is one that this system can have",
-        )
+        value = f"{str(path)[:200]}: {error.strerror}"
+        rule = "a path is one that this system can have"
         raise WorkbenchError(value, rule=rule, remedy="check the path") from error
 
 
@@ -125,15 +123,11 @@ def disk_error(error: Exception, place: Path | None = None, *beside: Path) -> Di
     """What an error says about writing `place` (None: the error's own path), in words; None if it
     is about something else.
     """
-    code = re.search(r"os error (\d+)", str(error))
-    told = next((each for each in OF_A_DISK if os.strerror(each) in str(error)), None)
-    number = (
-        getattr(error, "errno", None)
-        if isinstance(error, OSError)
-        else int(code[1])
-        if code
-        else told
-    )
+    number = getattr(error, "errno", None)
+    if not isinstance(error, OSError):
+        code = re.search(r"os error (\d+)", str(error))
+        named = (each for each in OF_A_DISK if os.strerror(each) in str(error))
+        number = int(code[1]) if code else next(named, None)
     # A rename names two. Without a name it may be about anything, a socket above all.
     names = [
         Path(os.fsdecode(each))
@@ -153,14 +147,10 @@ def disk_error(error: Exception, place: Path | None = None, *beside: Path) -> Di
         (each for each in (*near, *names) if not _PART.fullmatch(each.name)), place or Path()
     )
     there = next((each for each in (file, *file.absolute().parents) if each.is_dir()), Path("/"))
-    value = (
-        f"{shown(file)} cannot be written: {_WHY[number]}"
-        f" ({shutil.disk_usage(there).free / 1e6:,.0f} MB are free)"
-    )
-    rule = "the workbench writes atomically"
+    free_mb = shutil.disk_usage(there).free / 1e6
     refused = DiskError(
-        value,
-        rule=rule,
+        f"{shown(file)} cannot be written: {_WHY[number]} ({free_mb:,.0f} MB are free)",
+        rule="the workbench writes atomically",
         remedy="free some space, reconnect the drive, or choose a folder that can be written",
     )
     refused.errno, refused.place = number, file
@@ -273,10 +263,8 @@ def write_unless_edited(file: str, text: str) -> str:
         return "nothing written"
     path, mine = resolve(file), hashlib.sha256(text.encode()).hexdigest()
     note = path.with_name(f".{path.name}.written")
-    there, last = (
-        sum_of(path) if path.is_file() else None,
-        (note.read_text(encoding="utf-8") if note.is_file() else None),
-    )
+    there = sum_of(path) if path.is_file() else None
+    last = note.read_text(encoding="utf-8") if note.is_file() else None
     if there not in (None, mine, last):
         how = "was edited since this cell wrote it" if last else "was not written by this cell"
         return (

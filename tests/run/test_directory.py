@@ -19,7 +19,7 @@ from workbench.errors import RunError
 from workbench.health import examine_run
 from workbench.recipe import Recipe
 from workbench.run.control_file import ControlReader, RunState
-from workbench.run.directory import RunDirectory, open_run, planned_steps
+from workbench.run.directory import RunDirectory, open_run
 from workbench.training.resuming import doubled, latest_point
 
 
@@ -197,7 +197,7 @@ def test_a_record_of_odd_types_is_refused_in_words_or_left_out(finished, file, c
     (finished.path / file).write_text(content)
     looks = [
         finished.result, finished.metrics, finished.events, lambda: finished.adapter, lambda: finished.state, finished.describe,
-        lambda: RunState.of(finished), lambda: planned_steps(finished), lambda: examine_run(finished),
+        lambda: RunState.of(finished), lambda: finished.planned_steps, lambda: examine_run(finished),
         lambda: latest_point(finished), ControlReader(finished).take, lambda: open_run("latest"), lambda: finished.best,
     ]  # fmt: skip
     refusals = []

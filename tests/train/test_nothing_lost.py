@@ -359,7 +359,7 @@ def row_that_fails(monkeypatch, run):
 
 def copy_that_fails(monkeypatch, run):
     error = OSError(errno.ENOSPC, "No space left on device", str(run.path / ".before"))
-    monkeypatch.setattr("workbench.run.directory.shutil.copy2", raises(error))
+    monkeypatch.setattr("workbench.run.reopening.shutil.copy2", raises(error))
 
 
 def damaged_checkpoint(monkeypatch, run):

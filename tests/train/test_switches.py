@@ -13,8 +13,8 @@ import workbench as wb
 from workbench.errors import RecipeError
 from workbench.health import NOTE, OK, SKIPPED, RunConfig, diagnose
 from workbench.recipe import Recipe
-from workbench.run.directory import environment
 from workbench.run.inert import inert_in_plan, more_updates, ratio_is_one
+from workbench.run.machine import environment
 from workbench.training import settings as settings_of
 from workbench.training.policy import trainer_classes
 from workbench.training.prepare import taken_together

@@ -20,7 +20,8 @@ from workbench.exporting.merging import base_now
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
-from workbench.run.directory import RunDirectory, versions
+from workbench.run.directory import RunDirectory
+from workbench.run.machine import versions
 from workbench.task import Row, Task, fingerprint
 from workbench.training.loading import adapter_sum, load_tokenizer
 from workbench.training.resuming import begun_task

@@ -67,9 +67,7 @@ def by_step(run: RunDirectory) -> Listing:
     share = f"share of {unstated}" if unstated else "share_right"
     columns = f"""step, avg(total) as reward, avg(cast("right" as double)) as "{share}", avg(length_tokens) as length_tokens,
         avg(cast(finish_reason = 'length' as double)) as clipped, len(list_distinct(list(hash(completion)))) as distinct_texts"""  # noqa: E501
-    frame = query(
-        run.rollouts, f"select {columns} from rollouts group by step order by step", in_turn=True
-    )
+    frame = query(run.rollouts, f"select {columns} from rollouts group by step order by step")
     return Listing(f"{len(frame):,} steps", frame, spread=True)
 
 

@@ -75,16 +75,14 @@ class ScoredBatch:
     def __str__(self) -> str:
         header = [*self.names, "total", "advantage"]
         lines = ["  ".join([*header, "completion"])]
-        for text, *values in zip(
-            self.completions, *self.scores.T, self.totals, self.advantages, strict=True
-        ):
+        columns = *self.scores.T, self.totals, self.advantages
+        for text, *values in zip(self.completions, *columns, strict=True):
             cells = [
-                ("-" if value != value else f"{value:.3g}").rjust(len(name))
+                f"{'-' if value != value else f'{value:.3g}':>{len(name)}}"
                 for name, value in zip(header, values)
             ]
-            lines.append(
-                "  ".join([*cells, printable(repr(text if len(text) <= 60 else text[:59] + "…"))])
-            )
+            shown = text if len(text) <= 60 else f"{text[:59]}…"
+            lines.append("  ".join([*cells, printable(repr(shown))]))
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -139,12 +137,10 @@ class ScoredBatch:
         """One of the P groups as a batch."""
         start = index * self.num_generations
         own = slice(start, start + self.num_generations)
-        own_errors = {
-            name: {
-                number - start: why for number, why in each.items() if start <= number < own.stop
-            }
-            for name, each in self.errors.items()
-        }
+        errors: dict[str, dict[int, str]] = {}
+        for name, of_all in self.errors.items():
+            if of_group := {at - start: of_all[at] for at in of_all if start <= at < own.stop}:
+                errors[name] = of_group
         whole = ("prompts", "completions", "lengths", "scores", "right", "completion_ids")
         return dataclasses.replace(
             self,
@@ -152,6 +148,6 @@ class ScoredBatch:
             columns={name: values[own] for name, values in self.columns.items()},
             groups=Groups(*(values[own] for values in self.groups)),
             finished=None if self.finished is None else self.finished[own],
-            errors={name: each for name, each in own_errors.items() if each},
+            errors=errors,
             places=self.group_places[index : index + 1],
         )

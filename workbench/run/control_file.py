@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import sys
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
@@ -39,8 +40,15 @@ ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "beta": ("change the weight of the KL term", ("value",)),
     "learning_rate": ("change the learning rate; its schedule keeps its shape", ("value",)),
 }
-# Action -> the least value that it takes, and what it takes in words.
-_LEAST = {"beta": (0.0, "a number from 0 on"), "learning_rate": (1e-12, "a number above 0")}
+# Action -> the least and the greatest value that it takes, and what it takes in words.
+_LARGEST = sys.float_info.max
+_RANGES = {
+    "beta": (0.0, _LARGEST, "a number from 0 on"),
+    "learning_rate": (1e-12, _LARGEST, "a number above 0"),
+    "weight": (
+        -LARGEST_WEIGHT, LARGEST_WEIGHT, f"a number of at most {LARGEST_WEIGHT:,.0f} in size",
+    ),
+}  # fmt: skip
 _SLIP = 100  # a factor above this needs confirmation
 # actions that change what is trained
 CHANGES = ("weight", "mute", "unmute", "reload", "beta", "learning_rate")
@@ -62,10 +70,8 @@ def check_request(action: str, details: Fields) -> Fields:
     detail, a wrong value.
     """
     if action not in ACTIONS:
-        rule, remedy = (
-            f"a run can be asked to {', '.join(ACTIONS)}",
-            nearest(action, ACTIONS, "choose one of them"),
-        )
+        rule = f"a run can be asked to {', '.join(ACTIONS)}"
+        remedy = nearest(action, ACTIONS, "choose one of them")
         raise RequestError(f"action {action!r}", rule=rule, remedy=remedy)
     wanted = ACTIONS[action][1]
     if set(details) != set(wanted):
@@ -75,22 +81,13 @@ def check_request(action: str, details: Fields) -> Fields:
         raise RequestError(f"{action}: {given} given", rule=rule, remedy=remedy)
     if "value" not in wanted:
         return dict(details)
-    value, (least, words) = details["value"], _LEAST.get(action, (float("-inf"), "a finite number"))
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if action == "weight":
-        least, words = -LARGEST_WEIGHT, f"a number of at most {LARGEST_WEIGHT:,.0f} in size"
-    if (
-        not least <= number < float("inf")
-        or (action == "weight" and number > LARGEST_WEIGHT)
-        or isinstance(value, bool)
-    ):
-        raise RequestError(
-            f"{action} = {value!r}", rule=f"{action} is {words}", remedy=f"give {words}"
-        )
-    return {**details, "value": number}
+    value = details["value"]
+    least, most, words = _RANGES[action]
+    with contextlib.suppress(TypeError, ValueError):
+        if least <= float(value) <= most and not isinstance(value, bool):
+            return {**details, "value": float(value)}
+    value = f"{action} = {value!r}"
+    raise RequestError(value, rule=f"{action} is {words}", remedy=f"give {words}")
 
 
 def send(
@@ -110,48 +107,44 @@ def send(
         details: `function` and `value`, where the action takes them.
     """
     checked = check_request(action, details)
+    steers = "only a run that is training can be steered"
     if not run.live:
         status = run.result()["status"]
-        more = "train more steps: `workbench continue {} --steps 20`"
-        remedy = (
-            more if status == "finished" else "resume it first: `workbench continue {}`"
-        ).format(run.name)
+        remedy = f"resume it first: `workbench continue {run.name}`"
+        if status == "finished":
+            remedy = f"train more steps: `workbench continue {run.name} --steps 20`"
         value = f"{action}: {run.name} is not training ({status})"
-        raise RequestError(value, rule="only a run that is training can be steered", remedy=remedy)
-    before = getattr(RunState.of(run), action) if action in _LEAST and not force else None
-    if before and (value := checked["value"]) > _SLIP * before:
-        rule = (
-            f"a factor above {_SLIP} needs confirmation: what one step does to the weights cannot"
-            " be undone"
-        )
-        remedy = (
-            f"to confirm: `workbench control {run.name} {action} {value:g} --force`, send(...,"
-            " force=True)"
-        )
-        met = f"{action} = {value:g}: {value / before:.3g} times the effective {before:g}"
-        raise RequestError(met, rule=rule, remedy=remedy)
+        raise RequestError(value, rule=steers, remedy=remedy)
+    if action in ("beta", "learning_rate") and not force:
+        _check_slip(run, action, checked["value"])
     identity, over = write_request(run, action, by, checked), True
     with contextlib.suppress(WorkbenchError):
         over = run.result()["status"] != "running"
     # its result comes before its last look at the requests
     if over and answer_to(run, identity) is None:
-        rule, remedy = (
-            "only a run that is training can be steered",
-            f"`workbench watch {run.name} --once` shows how it ended",
-        )
-        raise RequestError(
-            f"{action}: {run.name} ended before it read this", rule=rule, remedy=remedy
-        )
+        value = f"{action}: {run.name} ended before it read this"
+        remedy = f"`workbench watch {run.name} --once` shows how it ended"
+        raise RequestError(value, rule=steers, remedy=remedy)
     return identity
+
+
+def _check_slip(run: RunDirectory, action: str, value: float) -> None:
+    before = getattr(RunState.of(run), action)
+    if before and value > _SLIP * before:
+        raise RequestError(
+            f"{action} = {value:g}: {value / before:.3g} times the effective {before:g}",
+            rule=f"a factor above {_SLIP} needs confirmation: what one step does to the weights"
+            " cannot be undone",
+            remedy=f"to confirm: `workbench control {run.name} {action} {value:g} --force`,"
+            " send(..., force=True)",
+        )
 
 
 def write_request(run: RunDirectory, action: str, by: str, details: Fields) -> str:
     """Append a checked request, without checking whether anybody reads it."""
     identity = secrets.token_hex(4)
-    append_line(
-        run.path / "control.jsonl",
-        {"id": identity, "time": now(), "action": action, "by": by, **details},
-    )
+    line = {"id": identity, "time": now(), "action": action, "by": by, **details}
+    append_line(run.path / "control.jsonl", line)
     return identity
 
 
@@ -181,17 +174,13 @@ class ControlReader:
 
 
 def _request(line: bytes) -> Request:
-    try:
+    content = None
+    with contextlib.suppress(ValueError, RecursionError):
         content = json.loads(line)
-        action, by, identity = (
-            str(content.pop("action")),
-            str(content.pop("by", "") or "?"),
-            str(content.pop("id", "")),
-        )
-        content.pop("time", None)
-        return Request(action, by, identity, content)
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    if not isinstance(content, dict) or "action" not in content:
         return Request("", "?", "", {"line": line.decode("utf-8", "replace")[:200]})
+    action, by, identity, _ = (content.pop(name, "") for name in ("action", "by", "id", "time"))
+    return Request(str(action), str(by or "?"), str(identity), content)
 
 
 @dataclass
@@ -262,17 +251,11 @@ class RunState:
         # What was in force when the checkpoint was saved stands before it; a stage may begin at the
         # same step, after it. The checkpoint's own line may have been torn by a kill: then that of
         # the first who went on from it stands for it.
-        past, marks = self._past, ("checkpoint", "continued")
-        saved = [
-            n
-            for n, event in enumerate(past)
-            if event["event"] in marks and event.get("step") == step
-        ]
-        self._past = (
-            past[: saved[-1] + 1]
-            if saved
-            else [each for each in past if (each.get("step") or 0) <= step]
-        )
+        past = self._past
+        self._past = [event for event in past if (event.get("step") or 0) <= step]
+        for number, event in enumerate(past):
+            if event["event"] in ("checkpoint", "continued") and event.get("step") == step:
+                self._past = past[: number + 1]
         vars(self).update(self._begun)  # its dicts are replaced, never changed
         for event in self._past:
             self._take(event)
@@ -291,13 +274,9 @@ class RunState:
         elif action in ("beta", "learning_rate"):
             setattr(self, action, after)
         elif action in ("weight", "mute", "unmute", "reload"):
+            name = event.get("function", "")
+            muted = {other: self.muted[other] for other in self.muted if other != name}
             if action == "mute":
-                self.muted = {
-                    **self.muted,
-                    event["function"]: self.weights.get(event["function"], 0.0),
-                }
-            elif action != "reload":
-                self.muted = {
-                    name: weight for name, weight in self.muted.items() if name != event["function"]
-                }
+                muted[name] = self.weights.get(name, 0.0)
+            self.muted = muted
             self.weights = dict(after or {})

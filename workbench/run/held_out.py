@@ -26,13 +26,16 @@ def held_out(events: Iterable[Fields]) -> list[Fields]:
     Measurements after the checkpoint that a run resumed from do not; nor do earlier ones on other
     prompts.
     """
-    found: list[Fields] = []
+    measured: list[Fields] = []
     for event in standing(events):
         if event.get("event") == "held_out":
-            found = [
-                own for own in found if own["key"] == event["key"] and _place(own) < _place(event)
-            ] + [event]
-    return found
+            measured = [
+                own
+                for own in measured
+                if own["key"] == event["key"] and _place(own) < _place(event)
+            ]
+            measured.append(event)
+    return measured
 
 
 def standing(events: Iterable[Fields]) -> list[Fields]:

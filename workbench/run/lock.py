@@ -137,19 +137,17 @@ class Lock:
         """
         folder = self.file.parent
         if self.lost:
-            value, remedy = (
-                f"{folder.name}: taken over by a process on {self.owner.get('host')}",
-                "watch it: `workbench watch`",
-            )
-            raise RunError(value, rule="a run has one owner", remedy=remedy)
-        if self._mine and self._content() is None and not (folder / "manifest.json").exists():
-            remedy = (
-                f"put the folder back, then `workbench continue {folder.name}`; or resume it under"
-                " its new name"
-            )
-            rule = "a run is written where it started"
             raise RunError(
-                f"{folder}: deleted or renamed during training", rule=rule, remedy=remedy
+                f"{folder.name}: taken over by a process on {self.owner.get('host')}",
+                rule="a run has one owner",
+                remedy="watch it: `workbench watch`",
+            )
+        if self._mine and self._content() is None and not (folder / "manifest.json").exists():
+            raise RunError(
+                f"{folder}: deleted or renamed during training",
+                rule="a run is written where it started",
+                remedy=f"put the folder back, then `workbench continue {folder.name}`; or resume it"
+                " under its new name",
             )
 
     @property

@@ -9,6 +9,7 @@ direction are in `teaching/glossary.yaml`, read by `wb.explain`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 # Logged by TRL.
 REWARD = "reward"
@@ -37,22 +38,10 @@ RATIO_HIGH = "ratio/high"
 RATIO_MASKED = "ratio/masked"  # only with off_policy_mask_threshold
 
 
-_OWN = frozenset(
-    {
-        "step",
-        "loss",
-        "epoch",
-        "num_tokens",
-        REWARD,
-        REWARD_STD,
-        KL,
-        ENTROPY,
-        GRAD_NORM,
-        LEARNING_RATE,
-        STEP_S,
-        ZERO_STD,
-    }
-)
+_OWN = {
+    *("step", "loss", "epoch", "num_tokens"),
+    *(REWARD, REWARD_STD, KL, ENTROPY, GRAD_NORM, LEARNING_RATE, STEP_S, ZERO_STD, GROUP_STD),
+}
 _OWN_GROUPS = (
     "rewards/", "completions/", "groups/", "time/", "held_out/", "ratio/", "clip_ratio",
     "sampling/", "train/",
@@ -62,7 +51,7 @@ _OWN_GROUPS = (
 
 def is_own(name: str) -> bool:
     """Whether a metric belongs to TRL or the workbench, so that no reward function may log it."""
-    return name in _OWN or name == GROUP_STD or name.startswith(_OWN_GROUPS)
+    return name in _OWN or name.startswith(_OWN_GROUPS)
 
 
 def per_function(name: str) -> str:
@@ -78,7 +67,7 @@ def weight_of(name: str) -> str:
 def function_names(keys: Iterable[str]) -> list[str]:
     """Names of the reward functions that appear in a set of metric keys, sorted."""
     return sorted(
-        key[len("rewards/") : -len("/mean")]
+        key.removeprefix("rewards/").removesuffix("/mean")
         for key in keys
-        if key.startswith("rewards/") and key.endswith("/mean")
+        if fnmatchcase(key, "rewards/*/mean")
     )

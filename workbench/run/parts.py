@@ -48,9 +48,10 @@ def parts(
         part: span(part) for part in folder.glob("step-*.parquet") if _NAME.fullmatch(part.name)
     }
     if not spans:
-        remedy = "train for at least one step"
         raise RunError(
-            f"{shown(folder)}: no rollouts", rule="a run records a part per step", remedy=remedy
+            f"{shown(folder)}: no rollouts",
+            rule="a run records a part per step",
+            remedy="train for at least one step",
         )
     found, merged_to = [], -1
     for part in sorted(spans, key=lambda part: (spans[part][0], -spans[part][1], spans[part][2])):

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-_TOGETHER = 8 << 20  # bytes of parts that are asked together, where steps are asked in turn
 _BULKY = ("prompt", "columns", "reward_hash")  # what no number of a batch is made from
 # Column -> type in Arrow's words.
 _FIXED = {
@@ -51,6 +50,7 @@ _FIXED = {
     "right": "bool",
     "reward_hash": "string",
 }
+_LATER = ("stage", "reward_hash")  # which parts of the first versions lack
 KEY = "coalesce(nullif(prompt_id, ''), prompt)"  # SQL: which prompt a completion answers
 # Of each function: None where it did not apply or failed; what it did instead, None if nothing.
 _PER_FUNCTION = {"score": "float64", "weight": "float64", "error": "string"}
@@ -117,13 +117,13 @@ def write_part(
     # more than once.
     names = (folder / f"step-{step:07d}-{number:02d}.parquet" for number in itertools.count())
     part = next(name for name in names if not name.exists())
-    own = [(f"{kind}.{name}", type_) for name in functions for kind, type_ in _PER_FUNCTION.items()]
-    schema, count = pa.schema([*_FIXED.items(), *own]), len(next(iter(columns.values())))
-    table = pa.Table.from_arrays(
-        [_array(columns.get(field.name), field.type, count) for field in schema], schema=schema
-    )
+    kinds = dict(_FIXED)
+    for name in functions:
+        kinds |= {f"{kind}.{name}": type_ for kind, type_ in _PER_FUNCTION.items()}
+    schema, count = pa.schema(kinds), len(columns["step"])
+    arrays = [_array(columns.get(field.name), field.type, count) for field in schema]
     with replace_file(part) as beside:
-        pq.write_table(table, beside, **STORED)
+        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), beside, **STORED)
     return part
 
 
@@ -144,52 +144,26 @@ def query(
     sql: str = 'select * from rollouts order by step, "group", generation',
     *,
     step: int | None = None,
-    in_turn: bool = False,
 ) -> pandas.DataFrame:
     """Query the record: the table is called `rollouts`, the answer is a pandas frame. Raises
     RunError if nothing was recorded.
 
-    Args:
-        step: the only step that the query needs, so that not all of thousands of parts are opened.
-        in_turn: query the steps in blocks, and join the answers: right where each row of the answer
-            belongs to one step. The counts then fit the processor's cache.
+    `step`: the only step that the query needs, so that not all of thousands of parts are opened.
     """
     import duckdb
-    import pandas
 
     while True:
         files = parts(folder, None if step is None else [step]) or parts(folder)[-1:]
         try:
             with duckdb.connect() as connection:
-                answers = []
-                for some in _in_turn(files) if in_turn else [files]:
-                    found = connection.read_parquet([*map(str, some)], union_by_name=True)
-                    (found if step is None else found.filter(f"step = {int(step)}")).create_view(
-                        "rollouts", replace=True
-                    )
-                    answers.append(connection.execute(sql).df())
-                return (
-                    answers[0] if len(answers) == 1 else pandas.concat(answers, ignore_index=True)
-                )
+                record = connection.read_parquet([*map(str, files)], union_by_name=True)
+                if step is not None:
+                    record = record.filter(f"step = {int(step)}")
+                record.create_view("rollouts")
+                return connection.execute(sql).df()
         except (duckdb.IOException, duckdb.InvalidInputException) as error:  # names the file
             if all(file.exists() for file in files):  # else some were merged meanwhile
                 raise RunError(str(error).splitlines()[0], rule=WHOLE, remedy=MOVE_IT) from error
-
-
-def _in_turn(files: list[Path]) -> Iterator[list[Path]]:
-    some, size = [], 0
-    # a step may have several parts
-    for _, own in itertools.groupby(files, key=lambda part: span(part)[0]):
-        for part in own:
-            some.append(part)
-            # merged meanwhile: that is seen when it is read
-            with contextlib.suppress(FileNotFoundError):
-                size += part.stat().st_size
-        if size > _TOGETHER:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
 
 
 def read_batches(
@@ -230,26 +204,22 @@ def batch_and_place(
     """
     last = span(parts(run.rollouts)[-1])[1]
     step = last if step is None else step
-    found = [
+    places = [
         (batch, place) for batch in read_batches(run, [step]) for place in range(batch.group_count)
     ]
-    if index is None and found:
-        return max(
-            found,
-            key=lambda own: np.nan_to_num(
-                own[0].groups.stds[own[1] * own[0].num_generations], nan=-1.0
-            ),
-        )
-    if index is not None and 0 <= index < len(found):
-        return found[index]
-    value = f"step {step}" + ("" if index is None else f", group {index}") + ": not in the record"
-    if found:
-        raise RunError(
-            value, rule=f"that step has {len(found)} groups", remedy=f"choose 0 to {len(found) - 1}"
-        )
-    raise RunError(
-        value, rule=f"the last step on record is {last}", remedy="choose a step on record"
-    )
+    if places and index is None:
+        return max(places, key=lambda own: np.nan_to_num(_std_of(*own), nan=-1.0))
+    if index is not None and 0 <= index < len(places):
+        return places[index]
+    group = "" if index is None else f", group {index}"
+    rule, remedy = f"the last step on record is {last}", "choose a step on record"
+    if places:
+        rule, remedy = f"that step has {len(places)} groups", f"choose 0 to {len(places) - 1}"
+    raise RunError(f"step {step}{group}: not in the record", rule=rule, remedy=remedy)
+
+
+def _std_of(batch: ScoredBatch, place: int) -> float:
+    return batch.groups.stds[place * batch.num_generations]
 
 
 def read_part(
@@ -279,26 +249,25 @@ def read_part(
         names.extend(name.removeprefix("score.") for name in there if name.startswith("score."))
         wanted = [name for name in _FIXED if not (bare and name in _BULKY)]
         wanted += [f"{kind}.{name}" for name in names for kind in ("score", "weight")]
-        if missing := [
-            name for name in wanted if name not in there and name not in ("stage", "reward_hash")
-        ]:
+        if missing := [*set(wanted).difference(there, _LATER)]:
             rule = "every part of the record has the columns of its run"
             raise RunError(f"{shown(part)}: no column {missing[0]!r}", rule=rule, remedy=MOVE_IT)
-        wanted += [] if bare else [f"error.{name}" for name in names]
+        if not bare:
+            wanted += [f"error.{name}" for name in names]
         return [name for name in wanted if name in there]
 
     all_odd = 0
     for table, batches in part_tables(part, steps, columns):
         # Converted once: of small batches, each by itself would take longer than all the rest.
-        text = {column.name: pa.types.is_string(column.type) for column in table.schema}
+        texts = {column.name for column in table.schema if pa.types.is_string(column.type)}
         values = {
-            name: table.column(name).to_pylist() if text[name] else table.column(name).to_numpy()
-            for name in text
+            name: table[name].to_pylist() if name in texts else table[name].to_numpy()
+            for name in table.column_names
         }
         for _, rows in batches:
-            if rows.start == rows.stop:
-                continue
             own = {name: column[rows] for name, column in values.items()}
+            if not len(own["step"]):
+                continue
             known = stage_in(manifest or {}, own["stage"][0] if "stage" in own else None)
             # The rows of a group lie together, its generations in order.
             step, group, generation = (
@@ -313,7 +282,7 @@ def read_part(
             if odd := int((sizes != size).sum()):
                 whole = np.repeat(sizes == size, sizes)
                 own = {
-                    name: [*itertools.compress(column, whole)] if text[name] else column[whole]
+                    name: [*itertools.compress(column, whole)] if name in texts else column[whole]
                     for name, column in own.items()
                 }
                 all_odd += odd
@@ -331,12 +300,11 @@ def _batch_of(own: Fields, names: list[str], size: int, known: Fields) -> Scored
         return own[name].astype(np.float64)
 
     weights = {name: float(own[f"weight.{name}"][0]) for name in names}
-    # the others are of another stage
     weights = {name: weight for name, weight in weights.items() if weight == weight}
-    rows = _each_once(texts("columns"), lambda text: json.loads(text or "{}"))
+    seen = _each_once(texts("columns"), lambda text: json.loads(text or "{}"))
     columns = {
-        name: [row.get(name) for row in rows]
-        for name in dict.fromkeys(itertools.chain.from_iterable(rows))
+        name: [row.get(name) for row in seen]
+        for name in dict.fromkeys(itertools.chain.from_iterable(seen))
     }
     if any(ids := texts("prompt_id")):
         columns["prompt_id"] = ids
@@ -344,6 +312,7 @@ def _batch_of(own: Fields, names: list[str], size: int, known: Fields) -> Scored
         name: {index: why for index, why in enumerate(texts(f"error.{name}")) if why is not None}
         for name in weights
     }
+    settings = known["settings"]
     return ScoredBatch(
         step=int(own["step"][0]),
         stage=next(iter(texts("stage")), None) or "1",
@@ -361,8 +330,8 @@ def _batch_of(own: Fields, names: list[str], size: int, known: Fields) -> Scored
         reward_hash=next(iter(texts("reward_hash")), None) or "",
         errors={name: each for name, each in errors.items() if each},
         places=own["group"][::size],
-        scale_rewards=known["settings"].get("scale_rewards", "group"),
-        aggregation=known["settings"].get("multi_objective_aggregation") or "sum_then_normalize",
+        scale_rewards=settings.get("scale_rewards", "group"),
+        aggregation=settings.get("multi_objective_aggregation") or "sum_then_normalize",
         format_by=known["format_by"],
     )
 
@@ -392,11 +361,9 @@ def qualified(text: str, unstated: str) -> str:
     """A text, with the meaning of 'right' added where it mentions right or wrong completions and
     nobody has defined them.
     """
-    return (
-        f"{text} ('right' here: {unstated})"
-        if unstated and re.search(r"\b(right|wrong)\b", text)
-        else text
-    )
+    if unstated and re.search(r"\b(right|wrong)\b", text):
+        return f"{text} ('right' here: {unstated})"
+    return text
 
 
 def stage_in(manifest: Fields, stage: str | None = None) -> Fields:

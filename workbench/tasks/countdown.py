@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from workbench.data.prompts import SYSTEM_PROMPT
 from workbench.data.sources import Source
-from workbench.kinds import Fields
 from workbench.rewards.library import strict_format_reward
 from workbench.rewards.verifiers import countdown_reward, numbers_used_reward
 from workbench.task import Row, Task
@@ -68,17 +67,13 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
 
 def task(questions: int = QUESTIONS, seed: int = 0) -> Task:
     """Countdown with the strict format, one worked example in the system message."""
-    functions = (countdown_reward, numbers_used_reward, strict_format_reward)
-    named: Fields = {
-        "right_by": "countdown_reward",
-        "format_by": "strict_format_reward",
-        "cases": "cases_countdown.jsonl",
-    }
     return task_of(
         "countdown",
         source(questions, seed),
-        functions,
-        **named,
+        (countdown_reward, numbers_used_reward, strict_format_reward),
+        right_by="countdown_reward",
+        format_by="strict_format_reward",
+        cases="cases_countdown.jsonl",
         system=SYSTEM_PROMPT,
         examples=[EXAMPLE],
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.data.sources import Source, open_source
-from workbench.kinds import Fields
 from workbench.task import Task
 from workbench.tasks import task_of
 from workbench.tiny.task import REWARD_FUNCS
@@ -40,11 +39,14 @@ def task(
     The `system` message must ask for the format that the rewards look for.
     """
     name = Path(file).stem if Path(file) != EXAMPLE_FILE else "csv_qa"
-    named: Fields = {
-        "right_by": "correctness_reward",
-        "format_by": "strict_format_reward",
-        "percent": 20,
-    }
-    columns = {"prompt_column": prompt_column, "answer_column": answer_column}
-    # all but style
-    return task_of(name, open_source(file), REWARD_FUNCS[:-1], **named, system=system, **columns)
+    return task_of(
+        name,
+        open_source(file),
+        REWARD_FUNCS[:-1],  # all but style
+        right_by="correctness_reward",
+        format_by="strict_format_reward",
+        percent=20,
+        system=system,
+        prompt_column=prompt_column,
+        answer_column=answer_column,
+    )

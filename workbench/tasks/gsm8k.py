@@ -10,7 +10,6 @@ from typing import Any
 from workbench.data.checks import Checked
 from workbench.data.prompts import SYSTEM_PROMPT, examples_for
 from workbench.data.sources import open_source
-from workbench.kinds import Fields
 from workbench.task import Row, Task
 from workbench.tiny.task import CASES, REWARD_FUNCS
 
@@ -39,11 +38,12 @@ def rows(
 def task(source: str | Path = NAME, limit: int | None = None, held_out: int = 200) -> Task:
     """GSM8K with the five reward functions; the test split's first problems are held out."""
     train = rows(source, "train", limit)
-    named: Fields = {
-        "right_by": "correctness_reward",
-        "format_by": "strict_format_reward",
-        "cases": CASES,
-    }
     return Task(
-        "gsm8k", train, REWARD_FUNCS, held_out=rows(source, "test", held_out, other=train), **named
+        "gsm8k",
+        train,
+        REWARD_FUNCS,
+        held_out=rows(source, "test", held_out, other=train),
+        right_by="correctness_reward",
+        format_by="strict_format_reward",
+        cases=CASES,
     )

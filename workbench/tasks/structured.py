@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 from workbench.data.sources import Source
 from workbench.kinds import Fields
@@ -36,66 +37,7 @@ EXAMPLE = (
     ),
 )
 
-_FIRST = [
-    "Ada",
-    "Ben",
-    "Chen",
-    "Dora",
-    "Emil",
-    "Farah",
-    "Goran",
-    "Hana",
-    "Ivo",
-    "Jun",
-    "Kofi",
-    "Lea",
-    "Nia",
-    "Omar",
-    "Pia",
-]
-_LAST = [
-    "Abbas",
-    "Berg",
-    "Costa",
-    "Duarte",
-    "Eriksen",
-    "Fofana",
-    "Gupta",
-    "Haas",
-    "Ito",
-    "Kim",
-    "Lopez",
-    "Marek",
-    "Novak",
-]
-_CITIES = [
-    "Accra",
-    "Bergen",
-    "Cusco",
-    "Dakar",
-    "Essen",
-    "Faro",
-    "Graz",
-    "Hanoi",
-    "Izmir",
-    "Kyoto",
-    "Lima",
-    "Malmo",
-    "Nairobi",
-]
-_LANGUAGES = [
-    "Arabic",
-    "Czech",
-    "Dutch",
-    "English",
-    "French",
-    "German",
-    "Hindi",
-    "Korean",
-    "Polish",
-    "Spanish",
-    "Twi",
-]
+_NAMES = json.loads(Path(__file__).with_name("structured_names.json").read_bytes())
 _FORMS = (
     "{name} is {age} and lives in {city}. {first} speaks {languages}.",
     "In {city} lives {name}, aged {age}, who speaks {languages}.",
@@ -112,21 +54,17 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
     def rows() -> Iterator[Row]:
         random_source, schema, seen = random.Random(seed), json.dumps(SCHEMA), set()
         while len(seen) < (limit or QUESTIONS):
+            first, last = (random_source.choice(_NAMES[kind]) for kind in ("first", "last"))
             person = {
-                "name": f"{random_source.choice(_FIRST)} {random_source.choice(_LAST)}",
+                "name": f"{first} {last}",
                 "age": random_source.randint(18, 90),
-                "city": random_source.choice(_CITIES),
-                "languages": random_source.sample(_LANGUAGES, random_source.randint(1, 3)),
+                "city": random_source.choice(_NAMES["cities"]),
+                "languages": random_source.sample(_NAMES["languages"], random_source.randint(1, 3)),
             }
-            languages = person["languages"]
-            spoken = (
-                languages[0]
-                if len(languages) == 1
-                else f"{', '.join(languages[:-1])} and {languages[-1]}"
-            )
-            text = random_source.choice(_FORMS).format(
-                **{**person, "languages": spoken, "first": person["name"].split()[0]}
-            )
+            *others, one = person["languages"]
+            spoken = f"{', '.join(others)} and {one}" if others else one
+            words = person | {"languages": spoken, "first": first}
+            text = random_source.choice(_FORMS).format(**words)
             if text not in seen:
                 seen.add(text)
                 yield {"question": text, "answer": json.dumps(person), "schema": schema}
@@ -136,16 +74,14 @@ def source(limit: int | None = None, seed: int = 0) -> Source:
 
 def task(questions: int = QUESTIONS, seed: int = 0) -> Task:
     """JSON to a schema, one worked example as a turn of the chat."""
-    functions, examples = (
+    return task_of(
+        "json",
+        source(questions, seed),
         (json_schema_reward, json_values_reward, json_right_reward),
-        {
-            "examples": [EXAMPLE],
-            "as_turns": True,
-        },
+        right_by="json_right_reward",
+        format_by="json_schema_reward",
+        cases="cases_json.jsonl",
+        system=SYSTEM,
+        examples=[EXAMPLE],
+        as_turns=True,
     )
-    named: Fields = {
-        "right_by": "json_right_reward",
-        "format_by": "json_schema_reward",
-        "cases": "cases_json.jsonl",
-    }
-    return task_of("json", source(questions, seed), functions, **named, system=SYSTEM, **examples)

@@ -12,7 +12,8 @@ from workbench.kinds import Fields, Trainer
 from workbench.recipe import Recipe
 from workbench.rewards.library import max_score_of
 from workbench.run.differences import NOT_SET, Differences
-from workbench.run.directory import RunDirectory, environment, now, versions
+from workbench.run.directory import RunDirectory, now
+from workbench.run.machine import environment, versions
 from workbench.task import Task, fingerprint
 from workbench.training import settings as settings_of
 from workbench.training.loading import base_differs, eos_ids

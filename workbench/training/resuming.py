@@ -28,7 +28,8 @@ from workbench.kinds import Fields, Model, Module, Trainer
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState
 from workbench.run.differences import Differences, flat
-from workbench.run.directory import RunDirectory, versions
+from workbench.run.directory import RunDirectory
+from workbench.run.machine import versions
 from workbench.run.rollouts import query
 from workbench.task import Task, fingerprint, load_task
 from workbench.training.loading import put_back, random_states

@@ -17,7 +17,7 @@ from workbench.kinds import Fields
 from workbench.progress import clock
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
-from workbench.run.directory import RunDirectory, planned_steps
+from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.views.curves import RunFigure
@@ -81,7 +81,7 @@ class RunView:
         self.run = run
         self.name = run.name
         self.stages = len(run.recipe().stages) > 1
-        self.total = planned_steps(run) if total is None else total
+        self.total = run.planned_steps if total is None else total
         manifest = run.manifest()
         self.figure.about(manifest)
         self.figure.name = run.name

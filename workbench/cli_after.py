@@ -1,0 +1,320 @@
+"""The commands after training: what a run gained, and leaving with the model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import workbench as wb
+from workbench.command import Result, Weight, Words, as_flags, command, open_named, weights_of
+from workbench.workspace import find, shown
+
+
+@command(least={"limit": 1})
+def replay(
+    run: str,
+    *,
+    task: str,
+    weight: Weight = None,
+    aggregation: str | None = None,
+    out: Path | None = None,
+    limit: int | None = None,
+) -> Result:
+    """Score a run's recorded completions again with an edited task: which advantages would have
+    been different?
+
+    Shows which advantages change sign, which dead groups come alive, how well the order within
+    groups is kept, each function's share of the advantages, and which function now decides, with
+    the old and new reward hashes. Nothing is trained, and no GPU is needed.
+
+    It shows what the gradients of these batches would have favoured, not what a new run would
+    reach: a policy trained under the new rewards would have written other completions.
+
+    Examples: `workbench replay latest --task tasks/mine/task.py`, `workbench replay demo --task
+    arithmetic --weight length_reward=0 --out changed.parquet`, `workbench replay demo --task
+    arithmetic --aggregation normalize_then_sum`.
+
+    Args:
+        run: A run by name or path; latest: the last that recorded completions.
+        task: The edited task: a task file, or the name of a task that ships.
+        aggregation: sum_then_normalize or normalize_then_sum (GDPO), instead of the run's
+            multi_objective_aggregation.
+        out: Write old and new advantage of every completion here, side by side (Parquet).
+        limit: Stop after this many replayed completions, from the first step on.
+    """
+    from workbench.views.replay import replay_view
+    from workbench.views.terminal import progress
+
+    with progress("completions") as bar:
+        changes = wb.replay(
+            open_named(run, "recorded"),
+            task,
+            weights_of(weight),
+            aggregation=aggregation,
+            out=out,
+            limit=limit,
+            progress=bar,
+        )
+    return Result(changes.found(), replay_view(changes, charts=False))
+
+
+@command("eval", least={"held_out": 2, "samples": 1})
+def eval_(
+    run: str = "latest",
+    *,
+    held_out: int = 200,
+    samples: int = 4,
+    greedy: bool = False,
+    checkpoints: str = "",
+    seed: int = 0,
+) -> Result:
+    """Is a run's policy better than its base? Both sampled on the same held-out prompts, as in
+    training, and compared.
+
+    Reports the gain with its 95 % interval, and how many more prompts it takes where that contains
+    0; pass@k, majority vote and best of n; and whether the run taught (it solves prompts that its
+    base does not solve in n tries) or sharpened (it solves at once what its base solves sometimes).
+    Leaves evaluation.json and, in evaluation.parquet, every completion; what is there already is
+    not measured again.
+
+    Exits with 1 unless the gain's interval lies above 0.
+
+    Examples: `workbench eval latest --held-out 80 --samples 16 --greedy`, `workbench eval demo
+    --checkpoints all --json`.
+
+    Args:
+        run: A run by name or path; latest: the last that ended with an adapter.
+        held_out: At most this many held-out prompts.
+        samples: Completions per prompt; 16 or more tell whether it was taught or sharpened.
+        greedy: Also take the likeliest tokens: one completion per prompt.
+        checkpoints: Steps of checkpoints to measure also, such as 20,40; best; or all.
+        seed: The same seed gives the same completions on the same machine.
+    """
+    from workbench.views.terminal import progress
+
+    steps = (
+        checkpoints if checkpoints == "all" else [step for step in checkpoints.split(",") if step]
+    )
+    opened = open_named(run, "trained")
+    with progress("prompts sampled", "eval") as bar:
+        evaluation = wb.evaluate(
+            opened,
+            held_out=held_out,
+            samples=samples,
+            greedy=greedy,
+            checkpoints=steps,
+            seed=seed,
+            progress=bar,
+        )
+    return Result(evaluation.found, evaluation, int(not evaluation.found["gain"]["low"] > 0))
+
+
+@command()
+def report(
+    run: str = "latest",
+    *,
+    markdown: bool = False,
+    answer_column: str | None = None,
+    eval_logs: bool = False,
+    out: Path | None = None,
+) -> Result:
+    """One page on a run: is it better, was it taught or sharpened, is it healthy, what was fixed
+    and what broke.
+
+    Made from the record and from the last `workbench eval`; no model is loaded. The page holds all
+    that it shows: no script, nothing fetched from a network, so it can be mailed or kept beside the
+    run.
+
+    Examples: `workbench report`, `workbench report demo --markdown --out demo.md`.
+
+    Args:
+        run: A run, by name or path.
+        markdown: Text without figures, report.md, for a pull request or an issue.
+        answer_column: The dataset column with the right answer, where its name does not tell.
+        eval_logs: What `workbench eval` measured, as logs for inspect_ai's viewer, instead.
+        out: The file (or folder of logs) to write; by default in the run's folder.
+    """
+    from workbench.reporting import write_report
+
+    if eval_logs:
+        from workbench.inspection.eval_logs import write_eval_log
+
+        files = write_eval_log(open_named(run, "recorded"), out)
+        lines = [f"written: {shown(file)}" for file in files]
+        lines.append(f"look: inspect view --log-dir {shown(files[0].parent)}")
+        return Result({"eval_logs": files}, "\n".join(lines))
+    file = write_report(
+        open_named(run, "recorded"), out, markdown=markdown, answer_column=answer_column
+    )
+    return Result({"report": str(file)}, f"written: {shown(file)}")
+
+
+@command(
+    aborted="finished formats stay in export/, partial ones are removed; the same command makes the"
+    " rest"
+)
+def export(
+    run: str = "latest",
+    *,
+    formats: Words = None,
+    into: str = "auto",
+    overwrite: bool = False,
+    best: bool | None = None,
+    push: str | None = None,
+) -> Result:
+    """Leave with the model: write a run's policy into runs/RUN/export/FORMAT, each format
+    atomically.
+
+    adapter: for PEFT and vLLM, beside the 16-bit base. merged_16bit: a standalone model, for
+    transformers, vLLM and MLX. merged_4bit: the same in NF4. gguf: for llama.cpp and Ollama, as
+    gguf_f16, gguf_q8_0 and gguf_q4_k_m. Without --format: adapter and merged_16bit. An existing
+    export of the same adapter is kept.
+
+    Exits with 1 if it is refused: another export in its place, no room, a missing tool, not proven.
+
+    Examples: `workbench export`, `workbench export demo --format gguf_q4_k_m --push me/sums`.
+
+    Args:
+        run: A run by name or path; latest: the last that ended with an adapter.
+        formats (--format): adapter, merged_16bit, merged_4bit, gguf, or one of the three; repeat.
+        into: Merge into base (16 bits), or dequantised (4-bit weights in 16 bits); auto: by
+            risk.
+        overwrite: Replace an existing export.
+        best: From now on the run's adapter is the best that eval_every kept; or the final one.
+        push: OWNER/NAME: upload it to the hub, private; needs one --format, proven.
+    """
+    from workbench.errors import ExportError
+    from workbench.exporting import making, pushing
+    from workbench.views.terminal import progress
+
+    chosen = formats or ["adapter", "merged_16bit"]
+    if of := next(
+        (up.name for up in find(run).parents[:2] if (up / "manifest.json").is_file()), ""
+    ):
+        remedy = f"`workbench export {of}`; `workbench prove {run}` proves what is there"
+        raise ExportError(
+            f"{run}: a folder of run {of}", rule="what is exported is a run", remedy=remedy
+        )
+    if making.in_order(chosen, into) and push and (len(chosen) > 1 or chosen == ["gguf"]):
+        rule, remedy = "a repository holds one artefact", "give one --format with --push"
+        raise ExportError(f"--push with {', '.join(chosen)}", rule=rule, remedy=remedy)
+    opened = open_named(run, "trained")
+    if best is not None:
+        opened.use_best(best)
+    try:
+        with progress("artefacts", "export") as bar:
+            made = making.export(opened, chosen, into=into, overwrite=overwrite, progress=bar)
+        address = pushing.push(made[chosen[0]], push) if push else None
+    except ExportError as error:
+        refusal = {"refused": error.value, "rule": error.rule, "remedy": as_flags(error.remedy)}
+        return Result(refusal, f"refused: {as_flags(str(error))}", 1)
+    return Result(
+        made.found() | {"pushed": address}, f"{made}\npushed to {address}" if address else made
+    )
+
+
+@command(
+    aborted="proven artefacts keep their proof.json; the same command starts the rest again",
+    least={"prompts": 2},
+)
+def prove(
+    artefact: str, *, run: str | None = None, prompts: int = 64, task: str | None = None
+) -> Result:
+    """Is an export the policy that was trained? Loaded back in a separate process, and compared
+    with the live policy.
+
+    From cheap to dear: sums of its files; tensors, layer by layer; token ids; then what it writes:
+    the probabilities of completions that the policy sampled, and greedy answers to held-out
+    prompts, rewarded as in training, with intervals. Quantised formats are measured, and fail only
+    where they equal the base, do not end, or cost more than 5 points beyond chance. What cannot be
+    told here is listed, not failed. Leaves proof.json beside the artefact.
+
+    Exits with 1 if one fails; the cause and the remedy are in the text.
+
+    Examples: `workbench prove latest`, `workbench prove runs/demo/export/gguf_q4_k_m --json`.
+
+    Args:
+        artefact: An artefact's folder; or a run by name or path: all its exports.
+        run: The run that it was made from, where its folder does not tell.
+        prompts: Held-out prompts; with fewer than 10, damage cannot be told from chance.
+        task: The run's task, where the original cannot be loaded.
+    """
+    from workbench.exporting.checks import Proofs
+    from workbench.views.terminal import Bar
+
+    known = None if run is None else wb.open_run(run)
+    with Bar("") as bar:
+
+        def begun(name: str) -> Callable[[int, int], None]:
+            row = bar.add_task(name, total=None, numbers="")
+            if not bar.console.is_terminal:
+                print(f"proving {name}", file=sys.stderr, flush=True)
+            return lambda done, total: bar.update(row, completed=done, total=total or None)
+
+        proof = wb.prove(
+            artefact,
+            run=known,
+            prompts=prompts,
+            task=wb.load_task(task) if task else None,
+            progress=begun,
+        )
+    proofs = proof if isinstance(proof, Proofs) else Proofs([proof])
+    return Result({"passed": proofs.passed, "proofs": proofs}, proofs, int(not proofs.passed))
+
+
+@command(least={"temperature": 0})
+def ask(
+    artefact: str,
+    question: str,
+    *,
+    system: str | None = None,
+    temperature: float = 0.0,
+    base: bool = False,
+) -> Result:
+    """Ask an exported model one question. It answers from the artefact's own files; `wb.chat` is
+    the same in a notebook.
+
+    Example: `workbench ask latest "What is 15 + 27?" --base`.
+
+    Args:
+        artefact: An artefact's folder; or a run by name or path: of its exports, merged_16bit
+            comes first.
+        question: What to ask, in quotes.
+        system: System prompt, instead of the one used in training; '': none.
+        temperature: 0 takes the likeliest token every time.
+        base: Also ask the base.
+    """
+    from workbench.exporting.artefacts import meant
+    from workbench.exporting.chat import Conversation
+
+    folders = meant(artefact)[1]
+    folder = next((each for each in folders if each.name == "merged_16bit"), folders[0])
+    answers = Conversation(folder, system).reply(question, temperature, base).answers
+    said = (
+        f"[{who}: {one.length_tokens} tokens, {one.ended}]\n{one.text}"
+        for who, one in answers.items()
+    )
+    return Result({"artefact": folder, "question": question, "answers": answers}, "\n".join(said))
+
+
+@command()
+def verify(path: str) -> Result:
+    """Is an artefact still what was exported? Every byte of its files against its passport; the
+    run, if it is at hand.
+
+    Exits with 1 if something differs.
+
+    Examples: `workbench verify demo`, `workbench verify runs/demo/export/merged_16bit`.
+
+    Args:
+        path: An artefact's folder, its passport.json; or a run by name or path: all its
+            artefacts.
+    """
+    from workbench.exporting.passport import verify as verify_it
+
+    artefacts = verify_it(path)
+    passed = all(each.passed for each in artefacts)
+    return Result(
+        {"passed": passed, "artefacts": artefacts}, "\n".join(map(str, artefacts)), int(not passed)
+    )
