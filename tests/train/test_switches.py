@@ -209,10 +209,13 @@ def test_combinations(grpo, said):
 
 
 def test_each_combination_says_what_is_wrong_whose_word_that_is_and_what_to_do():
-    from workbench.training.settings.combinations import COMBINATIONS
+    from workbench.training.settings.combinations import HOLDS
+    from workbench.training.settings.tables import table
 
-    assert len(COMBINATIONS) >= 15
-    assert all(callable(holds) and wrong and source and remedy for holds, wrong, source, remedy in COMBINATIONS)
+    told = table("combinations")
+    assert len(told) >= 15
+    assert list(told) == list(HOLDS)
+    assert all(set(words) == {"wrong", "source", "remedy"} and all(words.values()) for words in told.values())
 
 
 def test_with_vllm(monkeypatch):

@@ -31,10 +31,8 @@ def manifest_of(
     """
     first, task = stages[0], stages[0].scored_by[0]
     source = task.source
-    given, longest = (
-        {**first.settings, "report_to": "none", "seed": recipe.seed},
-        max(first.lengths_tokens, default=None),
-    )
+    given = {**first.settings, "report_to": "none", "seed": recipe.seed}
+    longest = max(first.lengths_tokens, default=None)
     # What notebook 01 left beside the task file: the source, the split's rule, the fingerprints,
     # the band.
     card = Path(source).parent / "card.json"

@@ -54,10 +54,8 @@ class Recorder:
         self.reward_errors: Counter[str] = Counter()
         # more numbers for the row that is being written
         self.rows: Callable[[], dict[str, float]] = dict
-        self._writer, self._merger = (
-            ThreadPoolExecutor(1, "rollouts"),
-            ThreadPoolExecutor(1, "merged rollouts"),
-        )
+        self._writer = ThreadPoolExecutor(1, "rollouts")
+        self._merger = ThreadPoolExecutor(1, "merged rollouts")
         self._writing: tuple[int, Future] | None = None  # the latest step's part
         self.lost: Callable[[int, BaseException], None] | None = (
             None  # told of a step's part that could not be written; None: raise
@@ -107,11 +105,9 @@ class Recorder:
 
     def catch_up(self, on_record: Fields) -> None:
         """The run is resumed: restore the counts; `on_record` is what `recorded` returns."""
-        self.on_record, self.scored, self.reward_errors = (
-            on_record,
-            on_record["rollouts"],
-            reward_errors(self.run.events()),
-        )
+        self.on_record = on_record
+        self.scored = on_record["rollouts"]
+        self.reward_errors = reward_errors(self.run.events())
         self.all_dead = all(row.get(DEAD) == 1 for row in self.run.metrics())
 
     def finish(self) -> None:
@@ -224,10 +220,8 @@ class Recorder:
                 call()
             except Exception as error:
                 self.watchers.remove(watcher)
-                reason, name = (
-                    f"{type(error).__name__}: {error}",
-                    getattr(watcher, "called", type(watcher).__name__),
-                )
+                reason = f"{type(error).__name__}: {error}"
+                name = getattr(watcher, "called", type(watcher).__name__)
                 self.run.log_event(
                     getattr(watcher, "failed", "watcher_failed"), watcher=name, error=reason
                 )

@@ -45,9 +45,10 @@ def find_recipe(name_or_path: str | Path) -> Path:
     if name in presets:
         return FOLDER / f"{name}.yaml"
     beside = [one.name for folder in {Path.cwd(), workspace()} for one in folder.glob("*.y*ml")]
-    remedy = nearest(name, [*presets, *beside], f"the presets are {', '.join(presets)}")
     raise RecipeError(
-        f"{name!r}: no such file, and no preset of that name", rule=_RULE, remedy=remedy
+        f"{name!r}: no such file, and no preset of that name",
+        rule=_RULE,
+        remedy=nearest(name, [*presets, *beside], f"the presets are {', '.join(presets)}"),
     )
 
 
@@ -72,12 +73,14 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bo
             True,
         )
     if file.suffix != ".py":
-        rule = "a plan is made of a recipe (.yaml), a preset or a training script (.py)"
-        remedy = (
-            "paste a notebook's cells into one .py file; rows belong to a task, which a recipe"
-            " names as its `task:`"
+        raise RecipeError(
+            f"{shown(file)}: neither YAML nor Python",
+            rule="a plan is made of a recipe (.yaml), a preset or a training script (.py)",
+            remedy=(
+                "paste a notebook's cells into one .py file; rows belong to a task, which a recipe"
+                " names as its `task:`"
+            ),
         )
-        raise RecipeError(f"{shown(file)}: neither YAML nor Python", rule=rule, remedy=remedy)
     try:
         return shown(file), *read_script(file.read_text(encoding="utf-8"), shown(file))
     except UnicodeDecodeError as error:
