@@ -102,7 +102,7 @@ def sample(
         ids, finished = until_eos(ids, ends)
         return Completion(tokenizer.decode(ids, skip_special_tokens=True), ids, finished)
 
-    def tell(reason: str) -> None:
+    def tell(reason: str | None) -> None:
         print(f"transformers' own path generates: {reason}", flush=True)
 
     groups: list[list[Completion]] = []

@@ -47,6 +47,13 @@ def _never_trained(run: RunDirectory, resumed: bool, process: int) -> None:
         run.discard()
 
 
+def _short(hook: Function) -> Function:
+    # The session's own hooks take (state, control), and `on_log` the logs.
+    return lambda _args, state, control, logs=None, **_: (
+        hook(state, control) if logs is None else hook(state, control, logs)
+    )
+
+
 class Session:
     """Trains once, with a trainer as it is, through its `train`, and closes the record however that
     ends.
@@ -205,25 +212,16 @@ class Session:
         from transformers import TrainerCallback
 
         names = [name for name in vars(TrainerCallback) if name.startswith("on_")]
-        layers = [self._hooks(names, "")]
-        layers += [feature.events(names) for feature in self.around.features]
-        for hooks in [*layers, self._hooks(names, "then_")]:
-            spared = {
-                name: staticmethod(self.spared(f"{name} failed")(hook)) for name, hook in hooks
-            }
-            callback = type("WorkbenchCallback", (TrainerCallback,), spared)()
+        layers = [(self, ""), *((feature, "") for feature in self.around.features), (self, "then_")]
+        for owner, when in layers:
+            hooks = {}
+            for name in names:
+                if hook := getattr(owner, when + name, None):
+                    hook = _short(hook) if owner is self else hook
+                    hooks[name] = staticmethod(self.spared(f"{name} failed")(hook))
+            callback = type("WorkbenchCallback", (TrainerCallback,), hooks)()
             self.trainer.add_callback(callback)
             self.at_end.callback(self.trainer.remove_callback, callback)
-
-    def _hooks(self, names: Sequence[str], when: str) -> list[tuple[str, Function]]:
-        # The session's own take (state, control), and `on_log` the logs.
-        def called(hook: Function) -> Function:
-            return lambda _args, state, control, logs=None, **_: (
-                hook(state, control) if logs is None else hook(state, control, logs)
-            )
-
-        methods = {name: getattr(self, when + name, None) for name in names}
-        return [(name, called(hook)) for name, hook in methods.items() if hook]
 
     def scored(self, batch: ScoredBatch) -> None:
         """A generation batch was scored: it goes to the features, and into the record."""

@@ -124,7 +124,7 @@ class TheirSession(Session):
         self._row: tuple[int, Fields] | None = None  # of a step that the trainer is about to log
         self._seen: dict[str, int] = {}  # numbers of the trainer's that are in rows already
         self._calculate = trainer._calculate_rewards
-        self._generate = getattr(trainer, "_generate_and_score_completions", None)
+        self._generate: Any = getattr(trainer, "_generate_and_score_completions", None)
         self.replace("_calculate_rewards", self._calculated)
         if self._generate is not None:
             self.replace("_generate_and_score_completions", self._generated)

@@ -40,7 +40,7 @@ from workbench.training.resuming import (
 )
 from workbench.training.staged import Made
 from workbench.training.watchers import Watchers
-from workbench.workspace import encodable, replace_folder, shown
+from workbench.workspace import replace_folder, shown
 
 
 def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = None) -> Any:
@@ -344,14 +344,18 @@ def _for_arrow(rows: list[Row]) -> tuple[list[Row], dict[str, list[Any]]]:
     Arrow gives every dict of a column the keys of all, and turns or refuses values of several
     types, large integers and texts that are not UTF-8.
     """
+    from pyarrow import array
+
     aside = {}
     for name in dict.fromkeys(name for row in rows for name in row if name != "prompt"):
         values = [row.get(name) for row in rows]
-        known = [value for value in values if value is not None]
-        kinds = set(map(type, known))
-        large = kinds == {int} and max(map(abs, known)) >= 2**63
-        torn = kinds == {str} and any(value != encodable(value) for value in known)
-        if large or torn or len(kinds) > 1 or not kinds <= {str, int, float, bool}:
+        try:
+            plain = set(map(type, values)) <= {str, int, float, bool, type(None)}
+            # By their texts: 1 equals 1.0 and True.
+            same = plain and str(array(values).to_pylist()) == str(values)
+        except (ValueError, TypeError, OverflowError):
+            same = False
+        if not same:
             aside[name] = values
     return [{**row, **dict.fromkeys(aside, number)} for number, row in enumerate(rows)], aside
 

@@ -48,9 +48,8 @@ class RatioWatch(Feature):
         compute, logps_of, mask_of = (getattr(trainer, name) for name in names)
         ratios = self.noted
         batch: list[Fields] = []  # of the latest loss
-        spared = self.session.spared("a ratio was not recorded")
+        lost = "a ratio was not recorded"
 
-        @spared
         def note(logps: Any) -> None:
             old, low, high = batch[0].get("old_per_token_logps"), 1.0, 1.0
             if old is not None:
@@ -71,12 +70,13 @@ class RatioWatch(Feature):
         def logps(*args: object, **more: object) -> Any:
             computed = logps_of(*args, **more)
             if batch and computed[0].requires_grad:  # not those of the old policy or the reference
-                note(computed[0])
+                with self.session.spared(lost):
+                    note(computed[0])
             return computed
 
         def get_off_policy_mask(*args: object, **more: object) -> Any:
             kept = mask_of(*args, **more)
-            with self.session.spared("a ratio was not recorded"):
+            with self.session.spared(lost):
                 ratios[RATIO_MASKED].append(1 - float(kept.float().mean()))
             return kept
 

@@ -1,5 +1,5 @@
-"""Settings that work alone but not together, or that may not do what their author expects: when each
-applies. combinations.yaml has the words.
+"""Settings that work alone but not together, or that may not do what their author expects: when
+each applies. combinations.yaml has the words.
 
 Each was checked in the source that it names: the installed TRL, the paper, or the thread.
 """

@@ -20,7 +20,7 @@ CHOICES: dict[str, list[Any]] = _TABLE["choices"]
 RANGES: dict[str, Fields] = {name: each for each in _TABLE["ranges"] for name in each["names"]}
 _REFUSED = {name: each for each in _TABLE["refused"] for name in each["names"]}
 SHOWN: list[str] = _TABLE["shown"]
-_BOUNDS: dict[str, Function] = {
+BOUNDS: dict[str, Function] = {
     "above": operator.gt,
     "at_least": operator.ge,
     "below": operator.lt,
@@ -100,7 +100,7 @@ def _value(name: str, value: Any, settings: Fields, wanted: set[type]) -> tuple[
     ):
         return f"{name} is a finite number", f"give a number{_default(name)}"
     bounds = RANGES.get(name, {})
-    inside = all(_BOUNDS[word](value, bounds[word]) for word in _BOUNDS if word in bounds)
+    inside = all(BOUNDS[word](value, bounds[word]) for word in BOUNDS if word in bounds)
     if inside or value == bounds.get("or"):
         return None
     words = bounds["words"]
