@@ -209,12 +209,15 @@ def test_combinations(grpo, said):
 
 
 def test_each_combination_says_what_is_wrong_whose_word_that_is_and_what_to_do():
-    from workbench.training.settings.combinations import HOLDS
+    from trl import GRPOConfig
+
+    from workbench.training.settings.combinations import _Own, applying
     from workbench.training.settings.tables import table
 
     told = table("combinations")
     assert len(told) >= 15
-    assert list(told) == list(HOLDS)
+    settings = completed({}, defaults_of(GRPOConfig))
+    assert list(told) == list(applying(_Own(Recipe(), settings)))
     assert all(set(words) == {"wrong", "source", "remedy"} and all(words.values()) for words in told.values())
 
 

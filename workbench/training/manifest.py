@@ -9,6 +9,7 @@ from pathlib import Path
 
 from workbench import processes
 from workbench.data.split import fingerprint
+from workbench.errors import RunError
 from workbench.kinds import Fields, Trainer
 from workbench.recipe import Recipe
 from workbench.rewards.library import max_score_of
@@ -21,6 +22,7 @@ from workbench.training.plan import ONLY_STAGE, Stage
 from workbench.training.policy import Policy
 from workbench.training.settings.algorithms import asked_settings
 from workbench.training.settings.in_force import as_json, decides, settings_in_force
+from workbench.workspace import shown
 
 
 def manifest_of(
@@ -130,6 +132,28 @@ def changed_settings(run: RunDirectory, trainer: Trainer, changed: Differences, 
         for side in (then, now)
     )
     changed.diff(before, after)
+
+
+def check_same(run: RunDirectory, changed: Differences, accepted: bool) -> None:
+    """RunError if the run would become another one by what `changed`, unless that is `accepted`."""
+    if not changed.held and (accepted or not changed.refused):
+        return
+    lines = [*changed.held, *changed.refused, *changed.shown]
+    more = "; …" if len(lines) > 8 else ""
+    rule = "a run resumes as it started"
+    remedy = f"put it back (settings: in {shown(run.path / 'recipe.yaml')}), or train a new run; "
+    if changed.held:
+        name = changed.held[0].partition(":")[0]
+        rule = f"the checkpoint's optimiser and schedule decide on {name} in any case"
+        command = f"`workbench control {run.name} learning_rate 1e-5`"
+        remedy += f"{command} changes that one while it trains"
+    else:
+        remedy += (
+            "or resume all the same, which is recorded: continue_run(run, accept_changes=True),"
+            " `--accept-changes`"
+        )
+    value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}{more}"
+    raise RunError(value, rule=rule, remedy=remedy)
 
 
 def _template(policy: Policy) -> str:

@@ -85,8 +85,11 @@ def prepare(
         # a slip in a path is found before torch and Unsloth are imported
         find_model(recipe.policy.name, ask_hub=False)
     unread: list[str] = []
-    if task is None and (run is not None or with_task):
-        task, unread = _task_of(recipe, run, offline)
+    if task is None and run is not None:
+        task = begun_task(run, recipe)
+    elif task is None and with_task:
+        missed = "its prompts were neither counted nor measured"
+        task, unread = _reached(lambda: load_task(recipe.task), missed, offline)
     config_class, _ = trainer_classes(backend)
     recipe, notes = settings_of.with_new_names(recipe, settings_of.field_names(config_class))
     settings_of.check_lora(recipe.lora)
@@ -119,15 +122,6 @@ def _reached(call: Callable[[], Any], missed: str, offline: bool) -> tuple[Any, 
         if error.network and offline:
             return None, [f"not checked: {error.value}; so {missed}"]
         raise
-
-
-def _task_of(
-    recipe: Recipe, run: RunDirectory | None, offline: bool
-) -> tuple[Task | None, list[str]]:
-    if run is not None:
-        return begun_task(run, recipe), []
-    missed = "its prompts were neither counted nor measured"
-    return _reached(lambda: load_task(recipe.task), missed, offline)
 
 
 def _measured(

@@ -23,6 +23,7 @@ from workbench.training.attach import attach, go_on
 from workbench.training.manifest import (
     changed_policy,
     changed_settings,
+    check_same,
     environment_after,
     manifest_of,
 )
@@ -40,7 +41,7 @@ from workbench.training.resuming import (
 )
 from workbench.training.staged import Made
 from workbench.training.watchers import Watchers
-from workbench.workspace import replace_folder, shown
+from workbench.workspace import replace_folder
 
 
 def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = None) -> Any:
@@ -180,13 +181,13 @@ def continue_run(
             remedy="ask for more: continue_run(run, steps=20), `workbench continue RUN --steps 20`",
         )
     changed = changed_since_begun(run, plan.recipe, left, point)
-    _check_same(run, changed, accept_changes)
+    check_same(run, changed, accept_changes)
     # the adapter that the run began from may be gone: the checkpoint has what became of it
     if policy is None:
         anew = plan.recipe.policy.model_copy(update={"adapter": None})
         policy = load_policy(replace(plan, recipe=plan.recipe.model_copy(update={"policy": anew})))
     changed_policy(run, policy, changed)
-    _check_same(run, changed, accept_changes)
+    check_same(run, changed, accept_changes)
     trainer = make_trainer(replace(plan, stages=left), policy)
     changed_settings(run, trainer, changed, left[0].number)
     # before the run is touched: it may be another policy's
@@ -358,27 +359,6 @@ def _for_arrow(rows: list[Row]) -> tuple[list[Row], dict[str, list[Any]]]:
         if not same:
             aside[name] = values
     return [{**row, **dict.fromkeys(aside, number)} for number, row in enumerate(rows)], aside
-
-
-def _check_same(run: RunDirectory, changed: Differences, accepted: bool) -> None:
-    if not changed.held and (accepted or not changed.refused):
-        return
-    lines = [*changed.held, *changed.refused, *changed.shown]
-    more = "; …" if len(lines) > 8 else ""
-    rule = "a run resumes as it started"
-    remedy = f"put it back (settings: in {shown(run.path / 'recipe.yaml')}), or train a new run; "
-    if changed.held:
-        name = changed.held[0].partition(":")[0]
-        rule = f"the checkpoint's optimiser and schedule decide on {name} in any case"
-        command = f"`workbench control {run.name} learning_rate 1e-5`"
-        remedy += f"{command} changes that one while it trains"
-    else:
-        remedy += (
-            "or resume all the same, which is recorded: continue_run(run, accept_changes=True),"
-            " `--accept-changes`"
-        )
-    value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}{more}"
-    raise RunError(value, rule=rule, remedy=remedy)
 
 
 def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:

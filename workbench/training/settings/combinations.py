@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench import processes
 from workbench.errors import RecipeError
-from workbench.kinds import Function
+from workbench.kinds import Fields
 from workbench.recipe import PolicyPart, Recipe
 from workbench.run.inert import (
     Settings,
@@ -55,64 +55,65 @@ class _Own:
         return own if isinstance(own, (int, float)) and not isinstance(own, bool) else otherwise
 
 
-# When each of combinations.yaml applies.
-HOLDS: dict[str, Function] = {
-    "luspo_by_token": lambda own: own["loss_type"] == "luspo" and not own.sequence,
-    "vespo_by_sequence": lambda own: own["loss_type"] == "vespo" and own.sequence,
-    "length_weighs": lambda own: (
-        own.sequence and own["loss_type"] in ("bnpo", "dr_grpo", "dapo", "cispo")
-    ),
-    "wide_clip_of_sequences": lambda own: (
-        own.sequence and own.clips and own["epsilon"] > MOST_FOR_SEQUENCES
-    ),
-    "low_entropy_of_sequences": lambda own: own.sequence and own["top_entropy_quantile"] < 1,
-    "only_the_kl_term": lambda own: (
-        own.sequence
-        and ratio_is_one(own.settings)
-        and corrects_kl(own.settings)
-        and own["top_entropy_quantile"] == 1
-    ),
-    "tokens_cut_away": lambda own: (
-        corrects_vllm(own.settings) and (own["top_p"] < 1 or own["top_k"] or own["min_p"])
-    ),
-    "clip_upside_down": lambda own: (
-        own["epsilon_high"] and own["epsilon_high"] < own["epsilon"] and own.clips
-    ),
-    "low_delta": lambda own: (
-        own.asked("delta")
-        and own.clips
-        and own["delta"] <= 1 + (own["epsilon_high"] or own["epsilon"])
-    ),
-    "wide_epsilon": lambda own: own.asked("epsilon") >= 1 and own.clips,
-    "same_gradient_again": lambda own: own["num_iterations"] > 1 and ratio_is_one(own.settings),
-    "clip_by_default": lambda own: (
-        own["num_iterations"] > 1
-        and own.clips
-        and own.papers("epsilon") is None
-        and not ratio_is_one(own.settings)
-    ),
-    "adaptive_entropy": lambda own: (
-        own["use_adaptive_entropy"] and own.recipe.policy.backend == "unsloth"
-    ),
-    "low_cap": lambda own: own["loss_type"] == "cispo" and 0 < own.asked("epsilon_high") < 1,
-    "low_rate": lambda own: 0 < own.asked("learning_rate") < LEAST_FOR_LORA,
-    "high_beta": lambda own: own.asked("beta") >= MUCH_BETA,
-    # With stages neither decides: `stages_decide`.
-    "two_lengths": lambda own: (
-        own.asked("max_steps", -1) != -1
-        and own.asked("num_train_epochs", -1) != -1
-        and not own.recipe.stages
-    ),
-    "accumulated": lambda own: (
-        own.asked("gradient_accumulation_steps") == own["gradient_accumulation_steps"] > 1
-        and not any(own[name] for name in ("steps_per_generation", "generation_batch_size"))
-    ),
-    "seldom_logged": lambda own: own.asked("logging_steps") > 1,
-    "idle_share": lambda own: (
-        own["gpu_memory_utilization"] != PolicyPart().gpu_memory_utilization
-        and not (own["use_vllm"] and own.recipe.policy.backend == "unsloth")
-    ),
-}
+def applying(own: _Own) -> Fields:
+    """By its name in combinations.yaml: whether a combination applies."""
+    return {
+        "luspo_by_token": own["loss_type"] == "luspo" and not own.sequence,
+        "vespo_by_sequence": own["loss_type"] == "vespo" and own.sequence,
+        "length_weighs": (
+            own.sequence and own["loss_type"] in ("bnpo", "dr_grpo", "dapo", "cispo")
+        ),
+        "wide_clip_of_sequences": (
+            own.sequence and own.clips and own["epsilon"] > MOST_FOR_SEQUENCES
+        ),
+        "low_entropy_of_sequences": own.sequence and own["top_entropy_quantile"] < 1,
+        "only_the_kl_term": (
+            own.sequence
+            and ratio_is_one(own.settings)
+            and corrects_kl(own.settings)
+            and own["top_entropy_quantile"] == 1
+        ),
+        "tokens_cut_away": (
+            corrects_vllm(own.settings) and (own["top_p"] < 1 or own["top_k"] or own["min_p"])
+        ),
+        "clip_upside_down": (
+            own["epsilon_high"] and own["epsilon_high"] < own["epsilon"] and own.clips
+        ),
+        "low_delta": (
+            own.asked("delta")
+            and own.clips
+            and own["delta"] <= 1 + (own["epsilon_high"] or own["epsilon"])
+        ),
+        "wide_epsilon": own.asked("epsilon") >= 1 and own.clips,
+        "same_gradient_again": own["num_iterations"] > 1 and ratio_is_one(own.settings),
+        "clip_by_default": (
+            own["num_iterations"] > 1
+            and own.clips
+            and own.papers("epsilon") is None
+            and not ratio_is_one(own.settings)
+        ),
+        "adaptive_entropy": (
+            own["use_adaptive_entropy"] and own.recipe.policy.backend == "unsloth"
+        ),
+        "low_cap": own["loss_type"] == "cispo" and 0 < own.asked("epsilon_high") < 1,
+        "low_rate": 0 < own.asked("learning_rate") < LEAST_FOR_LORA,
+        "high_beta": own.asked("beta") >= MUCH_BETA,
+        # With stages neither decides: `stages_decide`.
+        "two_lengths": (
+            own.asked("max_steps", -1) != -1
+            and own.asked("num_train_epochs", -1) != -1
+            and not own.recipe.stages
+        ),
+        "accumulated": (
+            own.asked("gradient_accumulation_steps") == own["gradient_accumulation_steps"] > 1
+            and not any(own[name] for name in ("steps_per_generation", "generation_batch_size"))
+        ),
+        "seldom_logged": own.asked("logging_steps") > 1,
+        "idle_share": (
+            own["gpu_memory_utilization"] != PolicyPart().gpu_memory_utilization
+            and not (own["use_vllm"] and own.recipe.policy.backend == "unsloth")
+        ),
+    }
 
 
 def completed(settings: Settings, defaults: Settings) -> Settings:
@@ -140,8 +141,9 @@ def advice(recipe: Recipe, settings: Settings) -> list[str]:
     lines = []
     # What is of a wrong kind is refused afterwards, by `check_values` and `batch`.
     with contextlib.suppress(TypeError, ValueError, ZeroDivisionError):
+        holds = applying(own)
         for name, told in table("combinations").items():
-            if HOLDS[name](own):
+            if holds[name]:
                 wrong = told["wrong"].format_map(own)
                 lines.append(f"{wrong} ({told['source']}): {told['remedy']}")
         asked = {

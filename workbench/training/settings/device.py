@@ -180,18 +180,18 @@ def missing(*, imports: bool = False) -> str:
     It is only looked for, unless `imports` is set: importing it takes seconds and finds what an
     installed one lacks.
     """
+    installed = False
     with contextlib.suppress(ImportError, ValueError):
-        if importlib.util.find_spec("vllm") is not None:
-            try:
-                if imports:
-                    importlib.import_module("vllm")
-            except Exception as error:
-                # a library of another CUDA is an ImportError, an OSError or a RuntimeError
-                return (
-                    f"vLLM is installed, and its import fails ({type(error).__name__}:"
-                    f" {_first_line(error)})"
-                )
-            return ""
+        installed = importlib.util.find_spec("vllm") is not None
+    if installed:
+        try:
+            if imports:
+                importlib.import_module("vllm")
+        except Exception as error:
+            # a library of another CUDA is an ImportError, an OSError or a RuntimeError
+            reason = f"{type(error).__name__}: {_first_line(error)}"
+            return f"vLLM is installed, and its import fails ({reason})"
+        return ""
     # Unsloth hides a vLLM whose compiled parts do not load, so that it looks as if it were not
     # installed.
     try:
@@ -199,9 +199,8 @@ def missing(*, imports: bool = False) -> str:
     except metadata.PackageNotFoundError:
         return NOT_INSTALLED
     reason = getattr(sys.modules.get("unsloth.import_fixes"), "VLLM_DISABLED_REASON", None)
-    return f"vLLM {version} is installed, and cannot be imported" + (
-        f" ({_first_line(reason)})" if reason else ""
-    )
+    why = f" ({_first_line(reason)})" if reason else ""
+    return f"vLLM {version} is installed, and cannot be imported{why}"
 
 
 def _first_line(said: object) -> str:

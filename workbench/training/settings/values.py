@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import operator
+import re
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -87,7 +88,9 @@ def _value(name: str, value: Any, settings: Fields, wanted: set[type]) -> tuple[
     # (rule, remedy) for a value of another kind, one that the trainer refuses, one out of range.
     if wanted and not _fits(value, wanted):
         words = " or ".join(sorted(_KIND_WORDS[kind] for kind in wanted))
-        quoted = isinstance(value, str) and _reads_as_number(value) and wanted & {int, float}
+        quoted = (
+            isinstance(value, str) and re.fullmatch(r"[-+.\deE]+", value) and wanted & {int, float}
+        )
         return f"{name} is {words}", "write it without quotes" if quoted else f"give {words}"
     if name in _REFUSED and value and not _ALLOWED.get(name, lambda asked: False)(settings):
         return _REFUSED[name]["rule"], _REFUSED[name]["remedy"]
@@ -137,14 +140,6 @@ def check_trackers(report_to: Any) -> list[str]:
                 remedy=nearest(str(name), [*KNOWN, "none", "all"], otherwise),
             )
     return [name for name in dict.fromkeys(asked) if name != "none"]
-
-
-def _reads_as_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _fits(value: object, wanted: set[type]) -> bool:
