@@ -14,7 +14,7 @@ from workbench.training.policy import trainer_classes
 from workbench.training.settings.algorithms import ALGORITHMS
 from workbench.training.settings.in_force import settings_in_force
 from workbench.training.settings.names import ALIASES
-from workbench.training.settings.tables import table
+from workbench.training.settings.tables import read_table
 from workbench.training.settings.values import BOUNDS, RANGES
 
 
@@ -35,7 +35,7 @@ def test_every_new_name_is_a_field_and_every_old_one_is_not(classes):
 
 def test_the_tables_of_settings_name_fields_and_each_other(classes):
     fields = settings_of.field_names(classes[0])
-    names, values = table("names"), table("values")
+    names, values = read_table("names"), read_table("values")
     assert {*RANGES, *values["choices"], *values["unbounded"], *values["shown"]} <= fields
     assert all({"names", "words"} < set(each) <= {"names", "words", "or", *BOUNDS} for each in values["ranges"])
     assert all(set(each) == {"names", "rule", "remedy"} for each in values["refused"])

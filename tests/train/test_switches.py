@@ -212,9 +212,9 @@ def test_each_combination_says_what_is_wrong_whose_word_that_is_and_what_to_do()
     from trl import GRPOConfig
 
     from workbench.training.settings.combinations import _Own, applying
-    from workbench.training.settings.tables import table
+    from workbench.training.settings.tables import read_table
 
-    told = table("combinations")
+    told = read_table("combinations")
     assert len(told) >= 15
     settings = completed({}, defaults_of(GRPOConfig))
     assert list(told) == list(applying(_Own(Recipe(), settings)))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.settings.in_force import plain_setting
-from workbench.training.settings.tables import table
+from workbench.training.settings.tables import read_table
 
 
 class Algorithm(NamedTuple):
@@ -23,7 +23,7 @@ class Algorithm(NamedTuple):
     why_with_loss: str = ""
 
 
-ALGORITHMS = {name: Algorithm(**entry) for name, entry in table("algorithms").items()}
+ALGORITHMS = {name: Algorithm(**entry) for name, entry in read_table("algorithms").items()}
 
 
 def papers_fields(recipe: Recipe, fields: set[str] | None = None) -> Fields:

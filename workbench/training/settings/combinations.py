@@ -24,7 +24,7 @@ from workbench.run.inert import (
 )
 from workbench.training.settings.algorithms import asked_settings
 from workbench.training.settings.in_force import defaults_of
-from workbench.training.settings.tables import table
+from workbench.training.settings.tables import read_table
 
 LEAST_FOR_LORA, MUCH_BETA = 1e-6, 0.05
 # the paper's are 3e-4 and 4e-4: a mean over a sequence moves far less than one token's ratio
@@ -142,7 +142,7 @@ def advice(recipe: Recipe, settings: Settings) -> list[str]:
     # What is of a wrong kind is refused afterwards, by `check_values` and `batch`.
     with contextlib.suppress(TypeError, ValueError, ZeroDivisionError):
         holds = applying(own)
-        for name, told in table("combinations").items():
+        for name, told in read_table("combinations").items():
             if holds[name]:
                 wrong = told["wrong"].format_map(own)
                 lines.append(f"{wrong} ({told['source']}): {told['remedy']}")

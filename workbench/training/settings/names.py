@@ -15,9 +15,9 @@ from workbench.errors import RecipeError, WorkbenchError
 from workbench.kinds import Fields
 from workbench.recipe import Recipe, read_yaml
 from workbench.secret import setting
-from workbench.training.settings.tables import table
+from workbench.training.settings.tables import read_table
 
-_TABLE = table("names")
+_TABLE = read_table("names")
 ALIASES: dict[str, str] = _TABLE["aliases"]
 MOVED: dict[str, str] = _TABLE["moved"]
 LEFT_OUT: dict[str, str] = _TABLE["left_out"]
@@ -216,6 +216,3 @@ def overridden(recipe: Recipe, said: Sequence[str] = (), steps: int | None = Non
     if steps is not None:
         content.setdefault("grpo", {})["max_steps"] = steps
     return Recipe.of(content, "--set") if said or steps is not None else recipe
-
-
-_TABLE = table("names")

@@ -9,6 +9,6 @@ import yaml
 from workbench.kinds import Fields
 
 
-def table(name: str) -> Fields:
+def read_table(name: str) -> Fields:
     """A whole file of this folder."""
     return yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))

@@ -13,9 +13,9 @@ from typing import Any
 from workbench.errors import RecipeError, nearest
 from workbench.kinds import Fields, Function
 from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, template_kwargs
-from workbench.training.settings.tables import table
+from workbench.training.settings.tables import read_table
 
-_TABLE = table("values")
+_TABLE = read_table("values")
 DEFAULTS: Fields = _TABLE["defaults"]
 CHOICES: dict[str, list[Any]] = _TABLE["choices"]
 RANGES: dict[str, Fields] = {name: each for each in _TABLE["ranges"] for name in each["names"]}
@@ -155,6 +155,3 @@ def field_kinds(config_class: type) -> dict[str, set[type]]:
     hints = typing.get_type_hints(config_class).items()
     kinds = {name: set(typing.get_args(hint) or (hint,)) for name, hint in hints}
     return {name: parts for name, parts in kinds.items() if parts <= set(_KIND_WORDS)}
-
-
-_TABLE = table("values")
