@@ -205,7 +205,8 @@ def continue_run(
                 del found[name]
         found["environment_after"] = environment_after(before, point.step)
         found["recipe"] = (recipe if steps else plan.recipe).model_dump(mode="json")
-        run.update_manifest(**found, processes=processes.count())
+        found["processes"] = processes.count()
+        run.update_manifest(**found)
         news = _news(run, point, changed, left[-1], reached)
         go_on(run, trainer, point, watchers, news + around.lines("resumes", recipe, point, before))
         told = {
