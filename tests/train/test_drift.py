@@ -11,8 +11,11 @@ from workbench.run.inert import SWITCHES
 from workbench.run.metrics import ENTROPY, REWARD, REWARD_STD, ZERO_STD, per_function
 from workbench.training import settings as settings_of
 from workbench.training.policy import trainer_classes
+from workbench.training.settings.algorithms import ALGORITHMS
 from workbench.training.settings.in_force import settings_in_force
 from workbench.training.settings.names import ALIASES
+from workbench.training.settings.tables import read_table
+from workbench.training.settings.values import BOUNDS, RANGES
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +31,20 @@ def test_every_new_name_is_a_field_and_every_old_one_is_not(classes):
     fields = settings_of.field_names(classes[0])
     assert set(ALIASES.values()) <= fields
     assert not set(ALIASES) & fields - {"warmup_ratio"}
+
+
+def test_the_tables_of_settings_name_fields_and_each_other(classes):
+    fields = settings_of.field_names(classes[0])
+    names, values = read_table("names"), read_table("values")
+    assert {*RANGES, *values["choices"], *values["unbounded"], *values["shown"]} <= fields
+    assert all({"names", "words"} < set(each) <= {"names", "words", "or", *BOUNDS} for each in values["ranges"])
+    assert all(set(each) == {"names", "rule", "remedy"} for each in values["refused"])
+    assert {name for each in values["refused"] for name in each["names"]} <= fields
+    assert set(names["why_moved"]) <= set(names["moved"])
+    assert set(names["silent_when_off"]) <= set(names["left_out"])
+    assert set(names["meant"]) <= fields
+    for algorithm in ALGORITHMS.values():
+        assert {*algorithm.fields, *algorithm.with_loss} <= fields
 
 
 def test_the_manifest_keeps_every_field_but_paths_and_secrets(classes, tmp_path):

@@ -384,7 +384,7 @@ REFUSALS = {
     "nothing left to train": (lambda *_: None, {}, RunError, "all 4 steps are trained"),
     "it trains": (training, THIRD, RunError, "r is training"),
     "the watchers cannot be made": (
-        lambda patch, _: patch.setattr("workbench.training.attach.announce", raises(ZeroDivisionError)), THIRD,
+        lambda patch, _: patch.setattr("workbench.training.background.announce", raises(ZeroDivisionError)), THIRD,
         ZeroDivisionError, "",
     ),
     "Ctrl-C after opening": (

@@ -209,10 +209,16 @@ def test_combinations(grpo, said):
 
 
 def test_each_combination_says_what_is_wrong_whose_word_that_is_and_what_to_do():
-    from workbench.training.settings.combinations import COMBINATIONS
+    from trl import GRPOConfig
 
-    assert len(COMBINATIONS) >= 15
-    assert all(callable(holds) and wrong and source and remedy for holds, wrong, source, remedy in COMBINATIONS)
+    from workbench.training.settings.combinations import _Own, applying
+    from workbench.training.settings.tables import read_table
+
+    told = read_table("combinations")
+    assert len(told) >= 15
+    settings = completed({}, defaults_of(GRPOConfig))
+    assert list(told) == list(applying(_Own(Recipe(), settings)))
+    assert all(set(words) == {"wrong", "source", "remedy"} and all(words.values()) for words in told.values())
 
 
 def test_with_vllm(monkeypatch):

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -98,7 +97,6 @@ class _Bare:
 
     noted: dict = {}  # noqa: RUF012
     callbacks = ()
-    session = SimpleNamespace(safe=lambda hook, lost="": hook)
 
 
 def test_prompts_are_padded_on_the_left(source):

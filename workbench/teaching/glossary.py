@@ -110,7 +110,7 @@ def _term(name: str, own: str, trl: Version) -> Term:
             there = [version for version in by_version if Version(version) <= trl]
             entry[key] = by_version[(there or [*by_version])[-1 if there else 0]]
     if entry["kind"] == "setting":
-        takes = ", ".join(map(str, CHOICES.get(own, ()))) or RANGES.get(own, (None, ""))[1]
+        takes = ", ".join(map(str, CHOICES.get(own, ()))) or RANGES.get(own, {}).get("words", "")
         entry |= ({"takes": takes} if takes else {}) | (
             {"in the workbench": DEFAULTS[own]} if own in DEFAULTS else {}
         )

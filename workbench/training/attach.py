@@ -13,14 +13,12 @@ from workbench.errors import RunError
 from workbench.kinds import Trainer
 from workbench.run.directory import RunDirectory
 from workbench.training import settings as settings_of
-from workbench.training.background import announce
 from workbench.training.loading import random_kept
 from workbench.training.manifest import manifest_of
 from workbench.training.plan import Plan
 from workbench.training.resuming import Point, kept_task
 from workbench.training.session import Session
 from workbench.training.staged import Made, StagedSession
-from workbench.training.theirs import of_theirs, record_rewards
 from workbench.training.watchers import Watchers
 from workbench.workspace import shown
 
@@ -82,53 +80,57 @@ def attach(
             calls tools or an environment.
         TaskError: if `right_by` names none of its functions.
     """  # noqa: E501
+    from workbench.training.theirs import TheirSession, of_theirs
+
     _check(trainer, plan)
-    if vars(trainer).get(Made.KEY) and (right_by or answer_column):
-        value, rule = (
-            "attach(right_by=, answer_column=): this trainer was made from a plan",
-            "its task sets both",
-        )
-        raise RunError(value, rule=rule, remedy="Task(right_by=..., answer_column=...)")
     made: Made | None = vars(trainer).get(Made.KEY)
+    if made and (right_by or answer_column):
+        raise RunError(
+            "attach(right_by=, answer_column=): this trainer was made from a plan",
+            rule="its task sets both",
+            remedy="Task(right_by=..., answer_column=...)",
+        )
     if made:
-        policy, more = made.policy, {}
-        plan = made.plan
-        changed = settings_of.check_in_force(
-            {**plan.stages[0].settings, "report_to": "none"}, trainer.args
-        )
-        recipe, stages, notes = (
-            plan.recipe,
-            plan.stages,
-            list(dict.fromkeys([*plan.notes, *changed])),
-        )
+        policy, plan, more = made.policy, made.plan, {}
+        given = {**plan.stages[0].settings, "report_to": "none"}
+        changed = settings_of.check_in_force(given, trainer.args)
+        notes = list(dict.fromkeys([*plan.notes, *changed]))
+        recipe, stages = plan.recipe, plan.stages
         print(*notes, f"{plan.words}.", f"{plan.generation}.", sep="\n")
     else:
         recipe, policy, stages, notes = of_theirs(trainer, run_name, right_by, answer_column)
         more = {"attached": True, "settings_table": []}  # who set what in their config is not known
     manifest = manifest_of(recipe, policy, stages, trainer, notes) | more
     name = run_name or recipe.run_name
-    run = processes.as_seen(
-        processes.in_main(lambda: RunDirectory.create(name, recipe, manifest, runs))
-    )
+    run = processes.in_main(lambda: RunDirectory.create(name, recipe, manifest, runs))
+    run = processes.as_seen(run)
     try:
         if made:
-            whole = made.plan.task
-            # The tasks as they are now: they may be edited while the run trains, and it may go on
-            # later.
-            own = [(stage.task, stage.number) for stage in stages if stage.task is not whole]
-            for task, number in [(whole, None), *own]:
-                if task is not None and task.source and processes.is_main():
-                    (kept := kept_task(run, number)).parent.mkdir(exist_ok=True)
-                    shutil.copyfile(task.source, kept)
+            _keep_tasks(run, made.plan)
             StagedSession(run, trainer, watchers)
-            announce(run)
+            _announce(run)
         else:
-            record_rewards(Session(run, trainer, stages, watchers))
+            TheirSession(run, trainer, stages, watchers)
             print(f"{run.name}: recorded in {shown(run.path)}; {'; '.join(notes)}")
     except BaseException:
         run.discard()
         raise
     return run
+
+
+def _keep_tasks(run: RunDirectory, plan: Plan) -> None:
+    # As they are now: they may be edited while the run trains, and it may go on later.
+    own = [(stage.task, stage.number) for stage in plan.stages if stage.task is not plan.task]
+    for task, number in [(plan.task, None), *own]:
+        if task is not None and task.source and processes.is_main():
+            (kept := kept_task(run, number)).parent.mkdir(exist_ok=True)
+            shutil.copyfile(task.source, kept)
+
+
+def _announce(run: RunDirectory) -> None:
+    from workbench.training.background import announce
+
+    announce(run)
 
 
 @random_kept()
@@ -141,29 +143,26 @@ def go_on(
     plan = vars(trainer)[Made.KEY].plan
     print(*plan.notes, *notes, f"{plan.words}.", f"{plan.generation}.", sep="\n")
     StagedSession(run, trainer, watchers, point)
-    announce(run)
+    _announce(run)
 
 
 def _check(trainer: Trainer, plan: Plan | None) -> None:
     kinds = [kind.__name__ for kind in type(trainer).__mro__]
-    if not any(kind.endswith("GRPOTrainer") for kind in kinds) or not hasattr(
-        trainer, "_calculate_rewards"
-    ):
+    grpo = any(kind.endswith("GRPOTrainer") for kind in kinds)
+    if not grpo or not hasattr(trainer, "_calculate_rewards"):
         kind = next((kind for kind in kinds if kind.endswith("Trainer")), "")
-        about = next(
-            (f", which is not GRPO: {does}" for name, does in _OTHERS.items() if name in kind), ""
-        )
-        rule, remedy = (
-            "the workbench attaches to a GRPOTrainer of TRL or Unsloth",
-            "pass the trainer: wb.attach(trainer)",
-        )
+        does = next((does for name, does in _OTHERS.items() if name in kind), "")
+        about = f", which is not GRPO: {does}" if does else ""
+        remedy = "pass the trainer: wb.attach(trainer)"
         if kind:
             remedy = (
                 f"train without attach ({kind}'s own report_to keeps its metrics), or make a"
                 " GRPOTrainer and attach that"
             )
         raise RunError(
-            f"attach: an object of type {type(trainer).__name__}{about}", rule=rule, remedy=remedy
+            f"attach: an object of type {type(trainer).__name__}{about}",
+            rule="the workbench attaches to a GRPOTrainer of TRL or Unsloth",
+            remedy=remedy,
         )
     used = {name: getattr(trainer, name, None) for name in settings_of.TURNS}
     used["environment_factory"] = used["environment_factory"] or getattr(
@@ -171,29 +170,25 @@ def _check(trainer: Trainer, plan: Plan | None) -> None:
     )
     settings_of.check_turns(used, "attach", RunError)
     if isinstance(session := getattr(trainer.train, "__self__", None), Session):
-        value, rule = (
+        raise RunError(
             f"attach: this trainer is attached already, as {session.run.name}",
-            "a trainer trains one run at a time",
+            rule="a trainer trains one run at a time",
+            remedy="call trainer.train(), or make the trainer again",
         )
-        raise RunError(value, rule=rule, remedy="call trainer.train(), or make the trainer again")
     made = vars(trainer).get(Made.KEY)
     if plan is not None and (made is None or made.given is not plan):
-        value, rule = (
-            "attach(trainer, plan): this trainer was not made from that plan",
-            "a plan says what its own trainer trains",
-        )
-        rule += ", its stages and warm start included"
         raise RunError(
-            value,
-            rule=rule,
+            "attach(trainer, plan): this trainer was not made from that plan",
+            rule="a plan says what its own trainer trains, its stages and warm start included",
             remedy="trainer = wb.make_trainer(plan, policy); or, without it: wb.attach(trainer)",
         )
-    if (several := trainer.accelerator.num_processes) > 1 and (
-        made is None or several != processes.count()
-    ):
-        value = f"attach: {several} processes train together"
-        rule = (
-            "of several processes, a trainer made from a recipe is recorded, started by `accelerate"
-            " launch` or torchrun"
+    several = trainer.accelerator.num_processes
+    if several > 1 and (made is None or several != processes.count()):
+        raise RunError(
+            f"attach: {several} processes train together",
+            rule=(
+                "of several processes, a trainer made from a recipe is recorded, started by"
+                " `accelerate launch` or torchrun"
+            ),
+            remedy="train a recipe, or on one GPU, or without attach",
         )
-        raise RunError(value, rule=rule, remedy="train a recipe, or on one GPU, or without attach")

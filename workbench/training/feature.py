@@ -5,7 +5,7 @@ and knows none by name.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,10 +46,6 @@ class Feature:
 
     def __init__(self, session: Any) -> None:
         self.session = session
-
-    def events(self, names: Sequence[str]) -> list[tuple[str, Callable[..., None]]]:
-        """Those of the events of these names that it has: (name, what is called)."""
-        return [(name, getattr(self, name)) for name in names if hasattr(self, name)]
 
     # -- before a run
     # ----------------------------------------------------------------------------------------------

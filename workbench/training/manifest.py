@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench import processes
+from workbench.errors import RunError
 from workbench.kinds import Fields, Trainer
 from workbench.recipe import Recipe
 from workbench.rewards.library import max_score_of
@@ -21,6 +22,7 @@ from workbench.training.plan import ONLY_STAGE, Stage
 from workbench.training.policy import Policy
 from workbench.training.settings.algorithms import asked_settings
 from workbench.training.settings.in_force import as_json, decides, settings_in_force
+from workbench.workspace import shown
 
 
 def manifest_of(
@@ -30,38 +32,27 @@ def manifest_of(
     the printed lines.
     """
     first, task = stages[0], stages[0].scored_by[0]
-    source = task.source
-    given, longest = (
-        {**first.settings, "report_to": "none", "seed": recipe.seed},
-        max(first.lengths_tokens, default=None),
-    )
+    given = {**first.settings, "report_to": "none", "seed": recipe.seed}
+    asked = settings_of.asked_of(recipe)
     # What notebook 01 left beside the task file: the source, the split's rule, the fingerprints,
     # the band.
-    card = Path(source).parent / "card.json"
-    asked = {
-        "name": task.name,
-        "source": source or recipe.task,
-        **_right(task),
-        "format_by": task.format_by,
-    }
-    asked |= {
-        "answer_column": task.answer_column,
-        "rows": fingerprint(task.rows),
-        "held_out": fingerprint(task.held_out),
-    }
-    found = {
+    card = Path(task.source).with_name("card.json") if task.source else None
+    manifest = {
         "id": uuid.uuid4().hex,
         "created": now(),
         "recipe": recipe.model_dump(mode="json"),
         "versions": versions(),
         "environment": environment(),
         "policy": policy.found(),
-        "trainer": f"{type(trainer).__mro__[0].__module__}.{type(trainer).__name__}",
+        "trainer": f"{type(trainer).__module__}.{type(trainer).__name__}",
         "task": {
-            **asked,
-            "card": (
-                json.loads(card.read_text(encoding="utf-8")) if source and card.is_file() else None
-            ),
+            "name": task.name,
+            "source": task.source or recipe.task,
+            **_right(task),
+            "answer_column": task.answer_column,
+            "rows": fingerprint(task.rows),
+            "held_out": fingerprint(task.held_out),
+            "card": json.loads(card.read_text("utf-8")) if card and card.is_file() else None,
         },
         "rewards": _rewards(first),
         "processes": processes.count(),
@@ -74,17 +65,17 @@ def manifest_of(
         },
         "settings_table": [
             {key: as_json(value) for key, value in row._asdict().items()}
-            for row in settings_of.in_force_table(settings_of.asked_of(recipe), trainer.args, given)
+            for row in settings_of.in_force_table(asked, trainer.args, given)
         ],
         "prompts": {
             "used": len(first.rows),
             "left_out_too_long": first.left_out_too_long,
-            "longest_tokens": longest,
+            "longest_tokens": max(first.lengths_tokens, default=None),
         },
     }
     if first.name != ONLY_STAGE or len(stages) > 1:
-        found["stages"] = [_stage(stage) for stage in stages]
-    return found
+        manifest["stages"] = [_stage(stage) for stage in stages]
+    return manifest
 
 
 def changed_policy(run: RunDirectory, policy: Policy, changed: Differences) -> None:
@@ -92,23 +83,17 @@ def changed_policy(run: RunDirectory, policy: Policy, changed: Differences) -> N
     precision), and changed variables.
     """
     manifest, found = run.manifest(), policy.found()
-    then = {
-        "policy": manifest.get("policy") or {},
-        "template": manifest.get("template") or _template(policy),
-    }
-    changed.diff(
-        then | {"environment": _environment_then(manifest)},
-        {"policy": found, "template": _template(policy), "environment": environment()},
-    )
-    if differs := base_differs(then["policy"].get("base"), found["base"]):
+    then = {name: manifest[name] for name in ("policy", "template")}
+    now = {"policy": found, "template": _template(policy), "environment": environment()}
+    changed.diff({**then, "environment": _environment_then(manifest)}, now)
+    if differs := base_differs(manifest["policy"].get("base"), found["base"]):
         changed.refused.append(f"the base was changed: {differs}")
 
 
 def _environment_then(manifest: Fields) -> dict[str, str]:
-    # The variables when the run was last trained; those of now for a run of an earlier version,
-    # which kept none.
-    then = dict(manifest.get("environment", environment()))
-    for changes in (manifest.get("environment_after") or {}).values():
+    # The variables when the run was last trained.
+    then = dict(manifest["environment"])
+    for changes in manifest.get("environment_after", {}).values():
         then |= changes
     return then
 
@@ -117,18 +102,12 @@ def environment_after(manifest: Fields, step: int) -> dict[str, dict[str, str]]:
     """For the manifest: environment variables that changed, by the step at which the run
     resumed.
     """
-    earlier = {
-        after: own
-        for after, own in (manifest.get("environment_after") or {}).items()
-        if int(after) < step
-    }
+    after = manifest.get("environment_after", {})
+    earlier = {resumed: own for resumed, own in after.items() if int(resumed) < step}
     then = _environment_then({**manifest, "environment_after": earlier})
     here = environment()
-    changes = {
-        name: here.get(name, NOT_SET)
-        for name in sorted(then.keys() | here.keys())
-        if then.get(name) != here.get(name)
-    }
+    names = sorted(name for name in {**then, **here} if then.get(name) != here.get(name))
+    changes = {name: here.get(name, NOT_SET) for name in names}
     return earlier | ({str(step): changes} if changes else {})
 
 
@@ -140,22 +119,41 @@ def changed_settings(run: RunDirectory, trainer: Trainer, changed: Differences, 
     number, from 0.
     """
     manifest, now = run.manifest(), settings_in_force(trainer.args)
-    then, asked = ((manifest.get("settings") or {}).get(of) or {} for of in ("in_force", "asked"))
-    known = {
-        line.partition(":")[0].removeprefix("grpo.") for line in changed.shown + changed.refused
-    }
-    known |= {"max_steps", *asked}
+    then = manifest["settings"]["in_force"]
+    told = [line.partition(":")[0] for line in changed.shown + changed.refused]
+    known = {name.removeprefix("grpo.") for name in told}
+    known |= {"max_steps", *manifest["settings"]["asked"]}
     if stage:
-        first, own = (manifest["stages"][number].get("settings", {}) for number in (0, stage))
+        first, own = (manifest["stages"][number]["settings"] for number in (0, stage))
         then = {**then, **{name: own[name] for name in own if own[name] != first.get(name)}}
         known |= {"steps_per_generation", "generation_batch_size"}  # which follow from others
-    # a version that recorded no environment recorded few settings
-    if "environment" not in manifest:
-        known |= then.keys() ^ now.keys()
-    sides = (
-        {"in_force": {name: own[name] for name in own if name not in known}} for own in (then, now)
+    before, after = (
+        {"in_force": {name: value for name, value in side.items() if name not in known}}
+        for side in (then, now)
     )
-    changed.diff(*sides)
+    changed.diff(before, after)
+
+
+def check_same(run: RunDirectory, changed: Differences, accepted: bool) -> None:
+    """RunError if the run would become another one by what `changed`, unless that is `accepted`."""
+    if not changed.held and (accepted or not changed.refused):
+        return
+    lines = [*changed.held, *changed.refused, *changed.shown]
+    more = "; …" if len(lines) > 8 else ""
+    rule = "a run resumes as it started"
+    remedy = f"put it back (settings: in {shown(run.path / 'recipe.yaml')}), or train a new run; "
+    if changed.held:
+        name = changed.held[0].partition(":")[0]
+        rule = f"the checkpoint's optimiser and schedule decide on {name} in any case"
+        command = f"`workbench control {run.name} learning_rate 1e-5`"
+        remedy += f"{command} changes that one while it trains"
+    else:
+        remedy += (
+            "or resume all the same, which is recorded: continue_run(run, accept_changes=True),"
+            " `--accept-changes`"
+        )
+    value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}{more}"
+    raise RunError(value, rule=rule, remedy=remedy)
 
 
 def _template(policy: Policy) -> str:
@@ -180,6 +178,7 @@ def _right(task: Task) -> Fields:
         "right_by": task.right_function,
         "right_at": task.right_at,
         "right_by_default": not task.right_by,
+        "format_by": task.format_by,
     }
 
 
@@ -187,8 +186,7 @@ def _stage(stage: Stage) -> Fields:
     task = stage.scored_by[0]
     return {
         "name": stage.name, "steps": stage.steps, "after": stage.offset,
-        "task": task.source or task.name,
-        "rows": fingerprint(task.rows), "prompts": len(stage.rows), **_right(task),
-        "format_by": task.format_by, "rewards": _rewards(stage),
+        "task": task.source or task.name, **_right(task),
+        "rows": fingerprint(task.rows), "prompts": len(stage.rows), "rewards": _rewards(stage),
         "settings": {key: as_json(value) for key, value in stage.settings.items() if decides(key)},
     }  # fmt: skip

@@ -53,14 +53,10 @@ def load_base(
         is None
     ):
         if importlib.util.find_spec("bitsandbytes") is None:
-            rule, remedy = (
-                "4-bit weights are bitsandbytes'",
-                "pip install bitsandbytes, or set policy.load_in_4bit: false",
-            )
             raise PolicyError(
                 "load_in_4bit = True, and bitsandbytes is not installed here",
-                rule=rule,
-                remedy=remedy,
+                rule="4-bit weights are bitsandbytes'",
+                remedy="pip install bitsandbytes, or set policy.load_in_4bit: false",
             )
         nf4 = {
             "load_in_4bit": True,

@@ -110,9 +110,8 @@ class Plan:
         sentences = []
         for stage in self.stages:
             where = f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else ""
-            sentences.append(
-                where + batch_line(stage.planned, stage.settings, len(stage.rows) or None)
-            )
+            line = batch_line(stage.planned, stage.settings, len(stage.rows) or None)
+            sentences.append(where + line)
         return ". ".join(sentences)
 
     @property
@@ -123,9 +122,8 @@ class Plan:
     @property
     def longest_tokens(self) -> int | None:
         """The prompts' lengths; None: not measured."""
-        return max(
-            (length for stage in self.stages for length in stage.lengths_tokens), default=None
-        )
+        lengths = [length for stage in self.stages for length in stage.lengths_tokens]
+        return max(lengths, default=None)
 
     @property
     def cells(self) -> list[list[str]]:
@@ -136,33 +134,28 @@ class Plan:
     def found(self) -> Fields:
         """For `--json`."""
         kept = ("source", "settings", "notes", "words", "generation", "prompts")
-        found = {name: getattr(self, name) for name in kept} | {
-            "recipe": self.recipe.model_dump(mode="json")
+        content = {
+            **{name: getattr(self, name) for name in kept},
+            "recipe": self.recipe.model_dump(mode="json"),
+            "in_force": self.rows,
+            "longest_prompt_tokens": self.longest_tokens,
+            "memory": self.memory.found() if hasattr(self.memory, "found") else self.memory,
         }
-        memory = self.memory.found() if hasattr(self.memory, "found") else self.memory
-        return to_json(
-            {
-                **found,
-                "in_force": self.rows,
-                "longest_prompt_tokens": self.longest_tokens,
-                "memory": memory,
-            }
-        )
+        return to_json(content)
 
     def __str__(self) -> str:
         policy = self.recipe.policy
+        names = {"task": self.recipe.task, "policy": policy.name}
         task, name = (
-            f"{part} unknown ({name} used instead)" if part in self.stand_ins else f"{part} {name}"
-            for part, name in (("task", self.recipe.task), ("policy", policy.name))
+            f"{part} unknown ({word} used instead)" if part in self.stand_ins else f"{part} {word}"
+            for part, word in names.items()
         )
+        bits = "4-bit" if policy.load_in_4bit else "16-bit"
+        head = f"{self.source}: {task}, {name} through {policy.backend}, {bits}"
         table = [self.HEADER, *self.cells]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
-            (
-                f"{self.source}: {task}, {name} through {policy.backend},"
-                f" {'4-bit' if policy.load_in_4bit else '16-bit'}, {policy.max_seq_length} tokens,"
-                f" LoRA r {self.recipe.lora.r}"
-            ),
+            f"{head}, {policy.max_seq_length} tokens, LoRA r {self.recipe.lora.r}",
             f"{self.words}.",
             f"{self.generation}.",
             *(f"  note: {note}" for note in self.notes),

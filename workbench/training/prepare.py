@@ -7,6 +7,7 @@ without loading its policy.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -38,7 +39,6 @@ from workbench.training.loading import (
 from workbench.training.plan import Memory, Plan, Stage
 from workbench.training.policy import trainer_classes
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
-from workbench.training.presets import read_source
 from workbench.training.resuming import begun_task
 from workbench.training.settings.algorithms import ALGORITHMS
 from workbench.training.settings.device import Machine, asks_for_vllm
@@ -75,7 +75,6 @@ def prepare(
         with_task: False: the recipe's task only stands in for an unknown one, so no prompt is
             looked at.
     """
-
     recipe = Recipe.of(recipe)
     check_name(recipe.run_name)
     if run is None:  # else it is resumed from its own checkpoint
@@ -86,8 +85,11 @@ def prepare(
         # a slip in a path is found before torch and Unsloth are imported
         find_model(recipe.policy.name, ask_hub=False)
     unread: list[str] = []
-    if task is None and (run is not None or with_task):
-        task, unread = _task_of(recipe, run, offline)
+    if task is None and run is not None:
+        task = begun_task(run, recipe)
+    elif task is None and with_task:
+        missed = "its prompts were neither counted nor measured"
+        task, unread = _reached(lambda: load_task(recipe.task), missed, offline)
     config_class, _ = trainer_classes(backend)
     recipe, notes = settings_of.with_new_names(recipe, settings_of.field_names(config_class))
     settings_of.check_lora(recipe.lora)
@@ -96,35 +98,19 @@ def prepare(
     stages, measured = _measured(recipe, stages, policy, offline)
     shape, of_shape = shape_of_policy(recipe, policy)
     on, chosen, estimate = _memory(stages, machine, policy, run, memory)
-    stages = [
-        replace(one, settings={**one.settings, "gradient_checkpointing": on}) for one in stages
-    ]
+    for stage in stages:
+        stage.settings["gradient_checkpointing"] = on
     steps = sum(stage.steps for stage in stages) if recipe.stages else stages[0].steps
     settings = {**stages[0].settings, "max_steps": steps}
     given, built, heard = _built_whole(config_class, recipe, stages, settings, machine, policy)
-    of_features = around.lines("plan", Asked(recipe, task, stages, steps, run))
-    notes += [
-        *settings_of.stages_decide(recipe),
-        *_of_stages(stages),
-        *unread,
-        *measured,
-        *of_features,
-    ]
+    notes += [*settings_of.stages_decide(recipe), *_of_stages(stages), *unread, *measured]
+    notes += around.lines("plan", Asked(recipe, task, stages, steps, run))
     notes += [*of_shape, *chosen, *_warned(recipe, task, run), *heard, *one_gpu(backend, machine)]
-    generates = [
-        line for stage in stages for line in around.asked("generates", stage, machine, shape)
-    ]
-    return Plan(
-        recipe=recipe,
-        task=task,
-        machine=machine,
-        stages=tuple(stages),
-        settings=settings,
-        notes=(*notes, *settings_of.check_in_force(given, built)),
-        generation=". ".join(dict.fromkeys(generates)),
-        rows=_rows(recipe, stages, given, built),
-        memory=estimate,
-    )
+    notes += settings_of.check_in_force(given, built)
+    generates = [around.asked("generates", stage, machine, shape) for stage in stages]
+    words = ". ".join(dict.fromkeys(itertools.chain(*generates)))
+    rows = _rows(recipe, stages, given, built)
+    return Plan(recipe, task, machine, tuple(stages), settings, tuple(notes), words, rows, estimate)
 
 
 def _reached(call: Callable[[], Any], missed: str, offline: bool) -> tuple[Any, list[str]]:
@@ -132,34 +118,22 @@ def _reached(call: Callable[[], Any], missed: str, offline: bool) -> tuple[Any, 
     try:
         return call(), []
     except (DataError, PolicyError) as error:
-        if not (error.network and offline):
-            raise
-        return None, [f"not checked: {error.value}; so {missed}"]
-
-
-def _task_of(
-    recipe: Recipe, run: RunDirectory | None, offline: bool
-) -> tuple[Task | None, list[str]]:
-    if run is not None:
-        return begun_task(run, recipe), []
-    return _reached(
-        lambda: load_task(recipe.task), "its prompts were neither counted nor measured", offline
-    )
+        if error.network and offline:
+            return None, [f"not checked: {error.value}; so {missed}"]
+        raise
 
 
 def _measured(
-    recipe: Recipe, stages: Sequence[Stage], policy: Policy | None, offline: bool
+    recipe: Recipe, stages: list[Stage], policy: Policy | None, offline: bool
 ) -> tuple[list[Stage], list[str]]:
     # (the stages with the prompts that fit; lines), measured with the policy's tokenizer.
     if policy is not None:
         return _as_loaded(stages, policy)
-    name = recipe.policy.name
+    name, kwargs = recipe.policy.name, recipe.chat_template_kwargs
     missed = "no prompt was measured with its tokenizer"
-    tokenizer, notes = _reached(
-        lambda: load_tokenizer(name, recipe.chat_template_kwargs), missed, offline
-    )
+    tokenizer, notes = _reached(lambda: load_tokenizer(name, kwargs), missed, offline)
     if tokenizer is None:
-        return list(stages), notes
+        return stages, notes
     check_tokenizer(tokenizer, name)
     return [fit(stage, tokenizer, recipe.policy.max_seq_length) for stage in stages], notes
 
@@ -195,28 +169,26 @@ def _built_whole(
     policy: Policy | None,
 ) -> tuple[Fields, Any, list[str]]:
     # As `_built`, for the run; each stage's config is built, too, for what the libraries warn of.
-    of_stages = [
-        _built(config_class, stage.recipe, stage.settings, machine, policy)[2]
-        for stage in stages
-        if recipe.stages
-    ]
     given, built, heard = _built(config_class, recipe, settings, machine, policy)
-    return given, built, [*dict.fromkeys(line for lines in (heard, *of_stages) for line in lines)]
+    for stage in stages if recipe.stages else ():
+        heard += _built(config_class, stage.recipe, stage.settings, machine, policy)[2]
+    return given, built, list(dict.fromkeys(heard))
 
 
 def _rows(recipe: Recipe, stages: Sequence[Stage], given: Fields, built: object) -> tuple[Row, ...]:
     said = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
-    rows = settings_of.in_force_table(said, built, {**given, "seed": recipe.seed})
+    papers: Fields = {}
     if recipe.algorithm:
-        papers = settings_of.papers_fields(stages[0].recipe).items()
+        papers = settings_of.papers_fields(stages[0].recipe)
         source = f"{recipe.algorithm} ({ALGORITHMS[recipe.algorithm].source})"
-        rows = [
-            row._replace(by=source) if (row.name, row.in_force) in papers else row for row in rows
-        ]
-    return tuple(
-        row._replace(by="stages") if recipe.stages and row.name == "max_steps" else row
-        for row in rows
-    )
+    rows = []
+    for row in settings_of.in_force_table(said, built, {**given, "seed": recipe.seed}):
+        if recipe.stages and row.name == "max_steps":
+            row = row._replace(by="stages")
+        elif row.name in papers and papers[row.name] == row.in_force:
+            row = row._replace(by=source)
+        rows.append(row)
+    return tuple(rows)
 
 
 def plan(
@@ -252,23 +224,22 @@ def plan(
             with the remedy. A hub that cannot be reached is a note, and so is memory that cannot be
             estimated.
     """  # noqa: E501
+    from workbench.training.presets import read_source
+
     called, recipe, notes, named, tasked = read_source(source)
     recipe = settings_of.overridden(recipe, said, steps)
     memory = (memory or around.memory_feature(vram_gb)) if named else None
     # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.
+    with_task = tasked or task is not None
     try:
-        made = prepare(
-            recipe, task, machine, memory=memory, offline=True, with_task=tasked or task is not None
-        )
+        made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=with_task)
     except WorkbenchError as error:
         for note in notes:  # what was read otherwise than it stands in a script may be the cause
             error.add_note(f"  note:   {printable(note)}")
         raise
     if not named:
-        notes = [
-            *notes,
-            "not estimated: memory, because no model name could be read from the script",
-        ]
+        why = "because no model name could be read from the script"
+        notes = [*notes, f"not estimated: memory, {why}"]
     return replace(
         made,
         source=called,
@@ -296,16 +267,12 @@ def settled(made: Plan, policy: Policy) -> Plan:
 
 
 def _as_loaded(stages: Sequence[Stage], policy: Policy) -> tuple[list[Stage], list[str]]:
-    notes, before = [], policy.chat_template_kwargs
-    if stages and before != (own := stages[0].recipe.chat_template_kwargs):
-        notes.append(
-            f"chat_template_kwargs = {own}, as the recipe says; the policy was loaded with {before}"
-        )
-    stages, vllm = settled_vllm(stages, policy)
-    return [fit(stage, policy.tokenizer, policy.max_seq_length) for stage in stages], [
-        *notes,
-        *vllm,
-    ]
+    stages, notes = settled_vllm(stages, policy)
+    own, loaded = stages[0].recipe.chat_template_kwargs, policy.chat_template_kwargs
+    if own != loaded:
+        said = f"chat_template_kwargs = {own}, as the recipe says"
+        notes = [f"{said}; the policy was loaded with {loaded}", *notes]
+    return [fit(stage, policy.tokenizer, policy.max_seq_length) for stage in stages], notes
 
 
 def _memory(
@@ -318,16 +285,15 @@ def _memory(
     # (gradient checkpointing for the whole run: as the recipe says, else as the run began, as the
     # policy was loaded, as it fits; lines; the estimate).
     name, first = "gradient_checkpointing", stages[0]
-    asked = first.settings[name] if name in first.recipe.grpo else None
-    begun = None if run is None else run.manifest()["settings"]["in_force"].get(name)
-    loaded = policy.gradient_checkpointing if policy else None
-    decided = next((word for word in (asked, begun, loaded) if word is not None), None)
-    lines = (
-        [f"{name} = True: the policy was loaded with it"]
-        if asked is None and begun is None and loaded
-        else []
-    )
-    on = first.settings[name] if decided is None else decided
+    on, decided, lines = first.settings[name], None, []
+    if name in first.recipe.grpo:
+        decided = on
+    if decided is None and run is not None:
+        decided = run.manifest()["settings"]["in_force"].get(name)
+    if decided is None and policy:
+        decided = policy.gradient_checkpointing
+        lines = [f"{name} = True: the policy was loaded with it"] if decided else []
+    on = on if decided is None else decided
     if memory is None:
         return on, lines, None
     parts = [(one.recipe, one.settings, max(one.lengths_tokens, default=None)) for one in stages]
@@ -342,16 +308,15 @@ def _built(
     config_class: type, recipe: Recipe, settings: Fields, machine: Machine, policy: Policy | None
 ) -> tuple[Fields, Any, list[str]]:
     """(what GRPOConfig is given, the config that it makes of it, the warnings)."""
-    asked = recipe.policy
-    backend = policy.backend_name if policy else asked.backend
-    computes, _ = choose_dtype(asked.dtype, backend, cuda=machine.cuda, bf16=machine.bf16)
-    given = {**settings, **config_overrides(backend, computes, settings, cuda=machine.cuda)}
+    dtype, cuda = recipe.policy.dtype, machine.cuda
+    backend = policy.backend_name if policy else recipe.policy.backend
+    computes, _ = choose_dtype(dtype, backend, cuda=cuda, bf16=machine.bf16)
+    given = {**settings, **config_overrides(backend, computes, settings, cuda=cuda)}
+    own: Fields = {"seed": recipe.seed, "disable_tqdm": True}
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch, taken_together() as heard:
-        built = settings_of.built(
-            config_class, given, output_dir=scratch, seed=recipe.seed, disable_tqdm=True
-        )
-    if machine.cuda and backend == "unsloth":  # its trainer decides, when it is made
-        vars(built).update(unsloths_choice(asked.dtype, given, bf16=machine.bf16))
+        built = settings_of.built(config_class, given, output_dir=scratch, **own)
+    if cuda and backend == "unsloth":  # its trainer decides, when it is made
+        vars(built).update(unsloths_choice(dtype, given, bf16=machine.bf16))
     return given, built, heard
 
 
@@ -361,35 +326,33 @@ def taken_together() -> Generator[list[str], None, None]:
     the list, each once.
     """
     heard: list[str] = []
+
+    def hear(who: str, said: object) -> None:
+        line = f"{who} warns: {' '.join(str(said).split())}"
+        # What a plan says in its own words, with the remedy, is not said twice: `combinations.py`.
+        if line not in heard and not _IN_OUR_WORDS.search(line):
+            heard.append(line)
+
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: heard.append(
-        f"TRL warns: {' '.join(record.getMessage().split())}"
-    )
+    handler.emit = lambda record: hear("TRL", record.getMessage())
     logging.getLogger("trl").addHandler(handler)
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("default")
             yield heard
     except (TypeError, ValueError, ImportError, NotImplementedError) as error:
-        rule = "GRPOConfig and GRPOTrainer accept these settings together"
         raise RecipeError(
-            f"grpo: {error}", rule=rule, remedy="change the setting that it names"
+            f"grpo: {error}",
+            rule="GRPOConfig and GRPOTrainer accept these settings together",
+            remedy="change the setting that it names",
         ) from error
     finally:
         logging.getLogger("trl").removeHandler(handler)
     for each in warned:
         if issubclass(each.category, (UserWarning, FutureWarning)):
-            parts = ("", *Path(each.filename).parts)
-            who = (
-                parts[parts.index("site-packages") + 1]
-                if "site-packages" in parts[:-1]
-                else "Python"
-            )
-            heard.append(
-                f"{'TRL' if who == 'trl' else who} warns: {' '.join(str(each.message).split())}"
-            )
-    # What a plan says in its own words, with the remedy, is not said twice: `combinations.py`.
-    heard[:] = [line for line in dict.fromkeys(heard) if not _IN_OUR_WORDS.search(line)]
+            _, _, inside = each.filename.replace(os.sep, "/").rpartition("/site-packages/")
+            library = inside.partition("/")[0] or "Python"
+            hear("TRL" if library == "trl" else library, each.message)
 
 
 def _of_stages(stages: Sequence[Stage]) -> list[str]:
@@ -398,13 +361,10 @@ def _of_stages(stages: Sequence[Stage]) -> list[str]:
         stage.name: [*stage.notes, *(stage.suite.notes if stage.suite else ())] for stage in stages
     }
     of_all = set.intersection(*map(set, said.values()))
-    return [
-        *dict.fromkeys(
-            line if line in of_all else f"stage {at}: {line}"
-            for at, own in said.items()
-            for line in own
-        )
-    ]
+    lines = [(name, line) for name, own in said.items() for line in own]
+    return list(
+        dict.fromkeys(line if line in of_all else f"stage {name}: {line}" for name, line in lines)
+    )
 
 
 def one_gpu(backend: str, machine: Machine) -> list[str]:

@@ -54,10 +54,8 @@ class Recorder:
         self.reward_errors: Counter[str] = Counter()
         # more numbers for the row that is being written
         self.rows: Callable[[], dict[str, float]] = dict
-        self._writer, self._merger = (
-            ThreadPoolExecutor(1, "rollouts"),
-            ThreadPoolExecutor(1, "merged rollouts"),
-        )
+        self._writer = ThreadPoolExecutor(1, "rollouts")
+        self._merger = ThreadPoolExecutor(1, "merged rollouts")
         self._writing: tuple[int, Future] | None = None  # the latest step's part
         self.lost: Callable[[int, BaseException], None] | None = (
             None  # told of a step's part that could not be written; None: raise
@@ -80,19 +78,11 @@ class Recorder:
             self.finish()
             scored = scored.as_trained(self.stage, self.eos_ids)
             if is_main():
-                self.run.lock.check()  # what somebody else owns by now is not written over
-                part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
-                self._writing = scored.step, self._writer.submit(write_part, *part)
-                whole = (scored.step - 1) // MERGE  # that of this step is still being written
-                if whole > self._merged and not self.run.kept_aside:
-                    self._merged = whole
-                    self._merging = self._merger.submit(merge, self.run.rollouts, whole * MERGE)
+                self._write(scored)
             # Now, because what is asked for at the end of the step is in force for the next one.
             self._kl_measured = self.measures_kl
-            self._weights = {
-                weight_of(name): weight
-                for name, weight in zip(scored.names, scored.weights, strict=True)
-            }
+            weights = zip(scored.names, scored.weights, strict=True)
+            self._weights = {weight_of(name): weight for name, weight in weights}
             summary = summarise(scored)
             self._groups.append(summary.metrics)
             self.scored += summary.completions
@@ -105,13 +95,19 @@ class Recorder:
         with self.timed("_recorded_s"):
             self.tell("batch", scored, summary)
 
+    def _write(self, scored: ScoredBatch) -> None:
+        self.run.lock.check()  # what somebody else owns by now is not written over
+        part = (self.run.rollouts, scored.step, columns_of(scored), scored.names)
+        self._writing = scored.step, self._writer.submit(write_part, *part)
+        whole = (scored.step - 1) // MERGE  # that of this step is still being written
+        if whole > self._merged and not self.run.kept_aside:
+            self._merged = whole
+            self._merging = self._merger.submit(merge, self.run.rollouts, whole * MERGE)
+
     def catch_up(self, on_record: Fields) -> None:
         """The run is resumed: restore the counts; `on_record` is what `recorded` returns."""
-        self.on_record, self.scored, self.reward_errors = (
-            on_record,
-            on_record["rollouts"],
-            reward_errors(self.run.events()),
-        )
+        self.on_record, self.scored = on_record, on_record["rollouts"]
+        self.reward_errors = reward_errors(self.run.events())
         self.all_dead = all(row.get(DEAD) == 1 for row in self.run.metrics())
 
     def finish(self) -> None:
@@ -119,20 +115,18 @@ class Recorder:
         is told).
         """
         writing, self._writing = self._writing, None
-        if writing is not None:
-            step, part = writing
-            if (error := part.exception()) is not None and self.lost is not None:
-                self.lost(step, error)
-            else:
-                part.result()
+        if writing is None or (error := writing[1].exception()) is None:
+            return
+        if self.lost is None:
+            raise error
+        self.lost(writing[0], error)
 
     def close(self) -> None:
         """Wait until everything is written; OSError if the latest part could not be."""
         self._merger.shutdown()
         if self._merging is not None and (error := self._merging.exception()):
-            warnings.warn(
-                f"parts of the record were not merged and stay as they are: {error}", stacklevel=2
-            )
+            left = "parts of the record were not merged and stay as they are"
+            warnings.warn(f"{left}: {error}", stacklevel=2)
         self.finish()
         self._writer.shutdown()
 
@@ -147,24 +141,19 @@ class Recorder:
         for name, errors in scored.errors.items():
             first = min(errors)
             if name not in self.reward_errors:
-                said = (
-                    f"{name} gave no score to {len(errors)} of {len(scored.completions)}"
-                    " completions: the first"
-                )
-                said = (
-                    f"step {scored.step}: {said} {errors[first]}; events.jsonl has each step's"
-                    " first"
-                )
+                share = f"{len(errors)} of {len(scored.completions)} completions"
+                said = f"step {scored.step}: {name} gave no score to {share}: the first"
+                said += f" {errors[first]}; events.jsonl has each step's first"
                 print(printable(said), flush=True)
             self.reward_errors[name] += len(errors)
-            where = {"prompt": scored.prompts[first], "completion": scored.completions[first]}
             self.event(
                 "reward_error",
                 scored.step,
                 function=name,
                 completions=len(errors),
                 error=errors[first],
-                **where,
+                prompt=scored.prompts[first],
+                completion=scored.completions[first],
             )
 
     def log(self, step: int, logs: Fields) -> Fields:
@@ -178,28 +167,19 @@ class Recorder:
                 # Unsloth's GPU trainer logs a kl of 0.0 when beta is 0, which reads as "the policy
                 # does not move".
                 values.pop(KL, None)
-            if self._groups:
-                values |= {
-                    name: float(np.mean([each[name] for each in self._groups]))
-                    for name in self._groups[0]
-                }
-                self._groups.clear()
+            for name in self._groups[0] if self._groups else ():
+                values[name] = float(np.mean([each[name] for each in self._groups]))
+            self._groups.clear()
             values |= self._weights | self.rows()
             # not in every step, where one learns from what an earlier one generated
             self._splits |= self.generated_s > 0
             if self._splits and (whole := values.get(STEP_S)) is not None:
                 # Means over the steps that this row is about, as TRL's step_time is.
                 steps = max(1, step - self.steps_before)
-                spent = (
-                    self.generated_s / steps,
-                    self._rewarded_s / steps,
-                    self._recorded_s / steps,
-                )
-                values |= {
-                    GENERATE_S: spent[0],
-                    REWARD_S: spent[1],
-                    TRAIN_S: max(0.0, whole - sum(spent)),
-                }
+                spent = (self.generated_s, self._rewarded_s, self._recorded_s)
+                generated, rewarded, recorded = (seconds / steps for seconds in spent)
+                values |= {GENERATE_S: generated, REWARD_S: rewarded}
+                values[TRAIN_S] = max(0.0, whole - sum((generated, rewarded, recorded)))
             self.run.lock.beat()
             self.run.log_metrics(step, values)
             self.run.went_on()
@@ -224,16 +204,12 @@ class Recorder:
                 call()
             except Exception as error:
                 self.watchers.remove(watcher)
-                reason, name = (
-                    f"{type(error).__name__}: {error}",
-                    getattr(watcher, "called", type(watcher).__name__),
-                )
-                self.run.log_event(
-                    getattr(watcher, "failed", "watcher_failed"), watcher=name, error=reason
-                )
-                warnings.warn(
-                    f"{name} failed and is left out, training continues: {reason}", stacklevel=3
-                )
+                reason = f"{type(error).__name__}: {error}"
+                name = getattr(watcher, "called", type(watcher).__name__)
+                event = getattr(watcher, "failed", "watcher_failed")
+                self.run.log_event(event, watcher=name, error=reason)
+                left = f"{name} failed and is left out, training continues"
+                warnings.warn(f"{left}: {reason}", stacklevel=3)
 
     @contextmanager
     def timed(self, what: str = "seconds") -> Generator[None]:

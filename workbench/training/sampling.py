@@ -72,57 +72,62 @@ def sample(
     """
     import torch
 
-    per_batch = max(1, batch_size // num_generations)
-    sampling: Fields = (
-        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        if temperature
-        else {"do_sample": False}
-    )
-    # What the model's own generation_config asks for besides is not what it is trained under.
-    sampling |= {"min_p": None, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
-    tokenizer, ends = policy.tokenizer, eos_ids(policy)
-    sampling |= {"num_return_sequences": num_generations, "max_new_tokens": max_completion_length}
-    sampling |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": ends or None}
     # Features stand on this module.
     from workbench.training.features.generation import UNSLOTH_ON_A_GPU, Generation
 
-    found: list[list[Completion]] = []
+    per_batch = max(1, batch_size // num_generations)
+    shape: Fields = {"do_sample": False}
+    if temperature:
+        shape = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    tokenizer = policy.tokenizer
+    ends = eos_ids(policy)
+    sampling: Fields = {
+        **shape,
+        # What the model's own generation_config asks for besides is not what it is trained under.
+        "min_p": None,
+        "repetition_penalty": 1.0,
+        "no_repeat_ngram_size": 0,
+        "num_return_sequences": num_generations,
+        "max_new_tokens": max_completion_length,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": ends or None,
+    }
+
+    def completion(ids: list[int]) -> Completion:
+        ids, finished = until_eos(ids, ends)
+        return Completion(tokenizer.decode(ids, skip_special_tokens=True), ids, finished)
+
+    def tell(reason: str | None) -> None:
+        print(f"transformers' own path generates: {reason}", flush=True)
+
+    groups: list[list[Completion]] = []
     cuda = policy.model.device.type == "cuda"
     why_not = UNSLOTH_ON_A_GPU if cuda and policy.backend_name == "unsloth" else None
     with (
         policy.generating(base=base) as model,
         torch.random.fork_rng(devices=[policy.model.device] if cuda else []),
         torch.inference_mode(),
-        Generation(
-            model,
-            why_not,
-            lambda reason: print(f"transformers' own path generates: {reason}", flush=True),
-        ),
+        Generation(model, why_not, tell),
     ):
         torch.manual_seed(seed)
         for start in range(0, len(prompts), per_batch):
             inputs = _left_padded(tokenizer, prompts[start : start + per_batch]).to(model.device)
-            output, completions = model.generate(**inputs, **sampling), []
-            for ids in output[:, inputs["input_ids"].shape[1] :].tolist():
-                ids, finished = until_eos(ids, ends)
-                completions.append(
-                    Completion(tokenizer.decode(ids, skip_special_tokens=True), ids, finished)
-                )
-            found += [
-                completions[i : i + num_generations]
-                for i in range(0, len(completions), num_generations)
-            ]
+            drawn = model.generate(**inputs, **sampling)[:, inputs["input_ids"].shape[1] :]
+            for group in drawn.unflatten(0, (-1, num_generations)).tolist():
+                groups.append([completion(ids) for ids in group])
             if progress is not None:
-                progress(len(found), len(prompts))
-    return found
+                progress(len(groups), len(prompts))
+    return groups
 
 
 def until_eos(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:
     """A completion's ids up to and including the first token that ends it; and whether there is
     one.
     """
-    first = next((place for place, token in enumerate(ids) if token in ends), None)
-    return (ids, False) if first is None else (ids[: first + 1], True)
+    for place, token in enumerate(ids):
+        if token in ends:
+            return ids[: place + 1], True
+    return ids, False
 
 
 def scored_groups(
@@ -138,39 +143,36 @@ def scored_groups(
 
     `sampling` is for `sample`.
     """
-    sampled = sample(policy, [row["prompt"] for row in rows], num_generations=samples, **sampling)
-    flat = [completion for group in sampled for completion in group]
-    scores = suite.score(
-        [row for row in rows for _ in range(samples)], [c.text for c in flat], [c.ids for c in flat]
-    )
-    found = []
+    groups = sample(policy, [row["prompt"] for row in rows], num_generations=samples, **sampling)
+    flat = [completion for group in groups for completion in group]
+    repeated = [row for row in rows for _ in range(samples)]
+    scores = suite.score(repeated, [each.text for each in flat], [each.ids for each in flat])
     right = task.is_right(scores[:, suite.names.index(task.right_function)]).tolist()
     totals = np.nansum(scores * suite.weights, axis=1).tolist()
+    table = []
     for completion, own, total, is_right in zip(flat, scores.tolist(), totals, right, strict=True):
-        by = dict(zip(suite.names, own, strict=True))
-        kept: Fields = {
+        by_name = dict(zip(suite.names, own, strict=True))
+        row = {
             "completion": encodable(completion.text),
             "length_tokens": len(completion.ids),
             "finished": completion.finished,
-        }
-        kept |= {
             "total": total,
             "right": is_right,
-            "format": task.format_by and by[task.format_by] > 0,
+            "format": task.format_by and by_name[task.format_by] > 0,
         }
-        found.append(kept | {f"score.{name}": score for name, score in by.items()})
-    return [found[start : start + samples] for start in range(0, len(found), samples)]
+        table.append(row | {f"score.{name}": score for name, score in by_name.items()})
+    return [table[start : start + samples] for start in range(0, len(table), samples)]
 
 
 def _left_padded(tokenizer: Tokenizer, prompts: Sequence[object]) -> Any:
-    texts = [prompt_text(prompt, tokenizer) for prompt in prompts]
-    form = {
-        "return_tensors": "pt",
-        "padding": True,
-        "padding_side": "left",
-        "return_token_type_ids": False,
-    }
-    return tokenizer(texts, add_special_tokens=isinstance(prompts[0], str), **form)
+    return tokenizer(
+        [prompt_text(prompt, tokenizer) for prompt in prompts],
+        add_special_tokens=isinstance(prompts[0], str),
+        return_tensors="pt",
+        padding=True,
+        padding_side="left",
+        return_token_type_ids=False,
+    )
 
 
 # (ids of a prompt, ids of its completion)
@@ -179,11 +181,10 @@ Pairs: TypeAlias = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 def logprobs_of(model: Model, pairs: Pairs, temperature: float = 1.0) -> list[list[float]]:
     """For each pair: the natural log-probability of each token of the completion."""
-    shares = (
-        (own, (logits.float() / temperature).log_softmax(-1))
-        for own, logits in _logits_of(model, pairs)
-    )
-    return [found.gather(-1, own[:, None])[:, 0].tolist() for own, found in shares]
+    return [
+        (logits.float() / temperature).log_softmax(-1).gather(-1, ids[:, None])[:, 0].tolist()
+        for ids, logits in _logits_of(model, pairs)
+    ]
 
 
 def ties_of(model: Model, pairs: Pairs, dtype: str) -> list[list[tuple[int, int]]]:
@@ -192,42 +193,32 @@ def ties_of(model: Model, pairs: Pairs, dtype: str) -> list[list[tuple[int, int]
     """
     import torch
 
-    found = []
+    ties = []
     for _, logits in _logits_of(model, pairs):
         rounding = max(torch.finfo(each).eps for each in (getattr(torch, dtype), logits.dtype))
         top = logits.float().amax(-1, keepdim=True)
-        found.append(
-            [
-                (place, token)
-                for place, token in (
-                    (logits.float() >= top - rounding * top.abs()).nonzero().tolist()
-                )
-            ]
-        )
-    return found
+        tied = logits.float() >= top - rounding * top.abs()
+        ties.append([(place, token) for place, token in tied.nonzero().tolist()])
+    return ties
 
 
 def _logits_of(model: Model, pairs: Pairs) -> Iterator[tuple[Any, Any]]:
     # (ids of the completion [T], logits [T, V] from which each was drawn) of each pair.
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
     longest = max(len(prompt) + len(completion) for prompt, completion in pairs)
     together = max(1, min(TOGETHER, int(_LOGITS / (longest * model.config.vocab_size))))
     for start in range(0, len(pairs), together):
-        some = [[*prompt, *completion] for prompt, completion in pairs[start : start + together]]
-        width = max(map(len, some))
+        some = pairs[start : start + together]
         # Padded on the right, which no token before it can see.
-        ids = torch.tensor([own + [0] * (width - len(own)) for own in some], device=model.device)
-        mask = torch.tensor(
-            [[1] * len(own) + [0] * (width - len(own)) for own in some], device=model.device
-        )
+        texts = [torch.tensor([*prompt, *completion]) for prompt, completion in some]
+        ids = pad_sequence(texts, batch_first=True).to(model.device)
+        mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
         with torch.inference_mode():
-            logits = model(input_ids=ids, attention_mask=mask).logits
-        for (prompt, completion), own, row in zip(
-            pairs[start : start + together], ids, logits, strict=True
-        ):
-            first, last = len(prompt), len(prompt) + len(completion)
-            yield own[first:last], row[first - 1 : last - 1]
+            logits = model(input_ids=ids, attention_mask=mask.to(model.device)).logits
+        for (prompt, _), text, own, row in zip(some, texts, ids, logits, strict=True):
+            yield own[len(prompt) : len(text)], row[len(prompt) - 1 : len(text) - 1]
 
 
 def preview(
@@ -283,11 +274,9 @@ def prompt_lengths(
 def _tokenizer(policy: object, chat_template_kwargs: Fields | None) -> Any:
     if not isinstance(policy, (str, Path)):
         return getattr(policy, "tokenizer", policy)
-    files = [
-        (file.name, file.stat().st_mtime_ns, file.stat().st_size)
-        for file in Path(find_model(policy)).glob("*.*")
-    ]
-    tokenizer = copy.copy(_kept_tokenizer(policy, *sorted(files)))
+    stats = {file.name: file.stat() for file in sorted(Path(find_model(policy)).glob("*.*"))}
+    files = [(name, stat.st_mtime_ns, stat.st_size) for name, stat in stats.items()]
+    tokenizer = copy.copy(_kept_tokenizer(policy, *files))
     tokenizer.chat_template_kwargs = chat_template_kwargs or {}
     return tokenizer
 
@@ -352,40 +341,27 @@ def profile_difficulty(
         task = Task("difficulty", rows, [grader], right_by=function_name(grader))
     task = load_task(task)
     if isinstance(policy, (str, Path)):
-        policy = load_policy(
-            policy,
-            max_seq_length=max_seq_length,
-            chat_template_kwargs=chat_template_kwargs,
-            seed=seed,
-        )
+        shape: Fields = {"max_seq_length": max_seq_length, "seed": seed}
+        policy = load_policy(policy, chat_template_kwargs=chat_template_kwargs, **shape)
         print(policy, f"a completion is right where {task.right_words}", sep="\n")
     suite = RewardSuite(task, num_generations)
-    column = suite.names.index(task.right_function)
-    how: Fields = {
-        "num_generations": num_generations,
-        "max_completion_length": max_completion_length,
-        "temperature": temperature,
-    }
+    limits = {"max_completion_length": max_completion_length, "temperature": temperature}
+    together = batch * num_generations
 
     def attempt(some: Sequence[Row]) -> list[Solved]:
         # A seed of the batch's own: a profile that was interrupted between two batches ends as if
         # it had not been.
-        own_seed = seed + int(row_key(some[0])[:6], 16)
-        groups = sample(
-            policy,
-            [row["prompt"] for row in some],
-            seed=own_seed,
-            batch_size=batch * num_generations,
-            **how,
+        own: Fields = {**limits, "seed": seed + int(row_key(some[0])[:6], 16)}
+        groups = scored_groups(
+            policy, task, some, suite, num_generations, batch_size=together, **own
         )
-        flat = [completion for group in groups for completion in group]
-        repeated = [row for row in some for _ in range(num_generations)]
-        scores = suite.score(repeated, [c.text for c in flat], [c.ids for c in flat])[:, column]
-        counts = task.is_right(scores).reshape(-1, num_generations).sum(axis=1).tolist()
-        ended = [sum(completion.finished for completion in group) for group in groups]
         return [
-            Solved(count, num_generations, finished)
-            for count, finished in zip(counts, ended, strict=True)
+            Solved(
+                sum(each["right"] for each in group),
+                num_generations,
+                sum(each["finished"] for each in group),
+            )
+            for group in groups
         ]
 
     settings = {
@@ -393,15 +369,12 @@ def profile_difficulty(
         "precision": policy.precision,
         "trained_in": policy.trained_in,
         "right_by": f"{task.right_rule} {suite.hashes[task.right_function]}",
-        **how,
+        "num_generations": num_generations,
+        **limits,
         "seed": seed,
-        **(
-            {"chat_template_kwargs": policy.chat_template_kwargs}
-            if policy.chat_template_kwargs
-            else {}
-        ),
     }
-    profile = measure_difficulty(
-        chosen, attempt, file, settings, batch=batch, progress=progress_line("difficulty, prompts")
-    )
+    if policy.chat_template_kwargs:
+        settings["chat_template_kwargs"] = policy.chat_template_kwargs
+    shown = progress_line("difficulty, prompts")
+    profile = measure_difficulty(chosen, attempt, file, settings, batch=batch, progress=shown)
     return replace(profile, rows=rows)

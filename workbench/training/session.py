@@ -11,21 +11,19 @@ import atexit
 import contextlib
 import copy
 import functools
-import math
 import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from workbench import processes
 from workbench.errors import RunError
-from workbench.kinds import Fields, Function, TrainerControl, TrainerState, TrainingArguments
+from workbench.kinds import Fields, Function, TrainerControl, TrainerState
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import LEARNING_RATE
-from workbench.training.around import REPLACED, Around
+from workbench.training.around import Around
 from workbench.training.control import RunControl, save_now
 from workbench.training.loading import eos_ids
 from workbench.training.plan import Stage
@@ -36,7 +34,24 @@ from workbench.training.watchers import Watchers, unasked
 from workbench.workspace import replace_folder
 
 # of the step in flight, which is not counted yet
-_BATCH = "a batch of completions was not recorded"
+BATCH = "a batch of completions was not recorded"
+
+
+def _never_trained(run: RunDirectory, resumed: bool, process: int) -> None:
+    if os.getpid() != process:  # a child's end is not this process's
+        return
+    if resumed:
+        run.put_back()
+        run.release()
+    else:
+        run.discard()
+
+
+def _short(hook: Function) -> Function:
+    # The session's own hooks take (state, control), and `on_log` the logs.
+    return lambda _args, state, control, logs=None, **_: (
+        hook(state, control) if logs is None else hook(state, control, logs)
+    )
 
 
 class Session:
@@ -64,11 +79,9 @@ class Session:
         ends = {*eos_ids(trainer), tokenizer.pad_token_id}
         self.recorder = Recorder(run, ends, shown_by if processes.is_main() else ())
         self.control = RunControl(run, self.recorder)
-        self._row: tuple[int, Fields] | None = None  # of a step that the trainer is about to log
-        self._seen: dict[str, int] = {}  # numbers of the trainer's that are in rows already
         # of somebody's own trainer: what could not be recorded, and how often
         self.lost: Counter[str] = Counter()
-        self.recorder.lost = None if self.policy else functools.partial(self._lost, _BATCH)
+        self.recorder.lost = None if self.policy else functools.partial(self._lost, BATCH)
         self.updating = False  # mid-update: the weights belong to no step
         self.at_end = contextlib.ExitStack()  # what puts everything back
         self._train = trainer.train
@@ -76,20 +89,12 @@ class Session:
         self.around = Around(self)
         self.recorder.rows = lambda: self.around.merged("row")
         self.replace("train", self.train)
-        process, unused = (
-            os.getpid(),
-            ((lambda: (run.put_back(), run.release())) if self.point else run.discard),
-        )
-        # If the trainer is never asked to train: at the end of this process, not of a child's.
-        forgotten = atexit.register(lambda: unused() if os.getpid() == process else None)
-        self.at_end.callback(atexit.unregister, forgotten)
+        # If the trainer is never asked to train.
+        unused = functools.partial(_never_trained, run, self.point is not None, os.getpid())
+        self.at_end.callback(atexit.unregister, atexit.register(unused))
 
     def replace(self, name: str, value: object) -> None:
-        """Replace one of the trainer's methods with `value` until the session is over."""
-        if name not in REPLACED:
-            raise KeyError(
-                f"{name}: not in REPLACED, which lists all methods of a trainer that are replaced"
-            )
+        """Replace a method of the trainer, one of `around.REPLACED`, until the session is over."""
         own = vars(self.trainer)
         if name in own:
             self.at_end.callback(own.update, {name: own[name]})
@@ -109,79 +114,69 @@ class Session:
         started, status, details = time.monotonic(), "failed", {}
         try:
             result = self._train_all(*args, **kwargs)
-            state, by, model = self.trainer.state, self.control.stopped_by, self.trainer.model
+            state, by = self.trainer.state, self.control.stopped_by
             if self.stage is self.stages[-1] and 0 < state.max_steps <= state.global_step:
                 by = None  # asked for at the end of the last step: there was nothing left to stop
             status, details = ("stopped" if by else "finished"), {"by": by}
-            with self._spared("the adapter was not saved"), self.run.writing():
-                weights = whole_weights(self.trainer)
-                if hasattr(model, "peft_config") and processes.is_main():
-                    check_finite(model, self.run, state.global_step, weights)
-                    self.run.lock.check()
-                    with replace_folder(self.run.final) as folder:
-                        save_adapter(model, self.trainer.processing_class, folder, weights)
+            with self.spared("the adapter was not saved"), self.run.writing():
+                self._save_final()
             return result
         except BaseException as error:
             status = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
             details = {"error": f"{type(error).__name__}: {error}"}
-            step = self.trainer.state.global_step
-            if self.policy and step > self.begun_at and self._may_save(step):
-                # An error after hours must not take them along: the weights are those of the last
-                # whole step.
-                with contextlib.suppress(Exception):  # the error that is being raised says more
+            # An error after hours must not take them along: the weights are those of the last
+            # whole step. The error that is being raised says more than another one would.
+            with contextlib.suppress(Exception):
+                if self._may_save(self.trainer.state.global_step):
                     save_now(self.trainer)
             raise
         finally:
             self.at_end.close()
             try:
-                with self._spared("the record was not closed"), self.run.writing():
+                with self.spared("the record was not closed"), self.run.writing():
                     self.run.lock.beat()  # or it is somebody else's by now
-                    self._close(
-                        status,
-                        max(self.begun_at, self.trainer.state.global_step),
-                        time.monotonic() - started,
-                        details,
-                    )
+                    self._close(status, time.monotonic() - started, details)
             except (OSError, RunError):
                 if status != "failed":  # else the error that is being raised says more
                     raise
             finally:
                 self.run.release()
 
-    def _may_save(self, step: int) -> bool:
-        # The weights are whole, the record knows the step (or a hole in it would be for ever), and
-        # it is not saved yet.
-        recorded = step - self.recorder.steps_before < max(1, self.trainer.args.logging_steps)
-        if not recorded or self.updating or self.run.lock.lost:
-            return False
-        saved = (self.run.checkpoints / f"checkpoint-{step}").exists()
-        # other processes may not be there to hand in their share
-        return not saved and not is_spread(self.trainer)
+    def _save_final(self) -> None:
+        model, weights = self.trainer.model, whole_weights(self.trainer)
+        if hasattr(model, "peft_config") and processes.is_main():
+            check_finite(model, self.run, self.trainer.state.global_step, weights)
+            self.run.lock.check()
+            with replace_folder(self.run.final) as folder:
+                save_adapter(model, self.trainer.processing_class, folder, weights)
 
-    def _train_all(self, *args: Any, **kwargs: Any) -> Any:
-        self._begin(self.stage)
-        return self._train(*args, **kwargs)
+    def _may_save(self, step: int) -> bool:
+        # The weights are whole, the record knows the step (or a hole in it would be for ever), it
+        # is not saved yet, and no other process has to be there to hand in its share.
+        recorded = step - self.recorder.steps_before < max(1, self.trainer.args.logging_steps)
+        return bool(
+            self.policy
+            and step > self.begun_at
+            and recorded
+            and not (self.updating or self.run.lock.lost or is_spread(self.trainer))
+            and not (self.run.checkpoints / f"checkpoint-{step}").exists()
+        )
 
     @contextlib.contextmanager
-    def _spared(self, lost: str) -> Generator[None]:
-        """Watching must not end somebody's own training: there, what fails is lost, and reported
-        once.
+    def spared(self, lost: str = BATCH) -> Generator[None]:
+        """Watching must not end somebody's own training: there, what fails in the block, or the
+        function, is lost, and reported once.
         """
         try:
             yield
         except Exception as error:
             if self.policy:
                 raise  # a run cannot resume from what its record lacks
-            self._lost(lost, self.trainer.state.global_step + (lost == _BATCH), error)
+            self._lost(lost, self.trainer.state.global_step + (lost == BATCH), error)
 
-    def safe(self, hook: Function, lost: str = _BATCH) -> Callable[..., None]:
-        """The hook, spared at every call."""
-
-        def called(*args: object, **kwargs: object) -> None:
-            with self._spared(lost):
-                hook(*args, **kwargs)
-
-        return called
+    def _train_all(self, *args: Any, **kwargs: Any) -> Any:
+        self._begin(self.stage)
+        return self._train(*args, **kwargs)
 
     def _lost(self, lost: str, step: int, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}"
@@ -213,21 +208,14 @@ class Session:
         from transformers import TrainerCallback
 
         names = [name for name in vars(TrainerCallback) if name.startswith("on_")]
-        layers = [[(name, getattr(self, name)) for name in names if hasattr(self, name)]]
-        layers += [
-            [(name, hook) for name, hook in feature.events(names)]
-            for feature in self.around.features
-        ]
-        layers.append(
-            [
-                (name, getattr(self, f"then_{name}"))
-                for name in names
-                if hasattr(self, f"then_{name}")
-            ]
-        )
-        for hooks in filter(None, layers):
-            spared = {name: staticmethod(self.safe(hook, f"{name} failed")) for name, hook in hooks}
-            callback = type("WorkbenchCallback", (TrainerCallback,), spared)()
+        layers = [(self, ""), *((feature, "") for feature in self.around.features), (self, "then_")]
+        for owner, when in layers:
+            hooks = {}
+            for name in names:
+                if hook := getattr(owner, when + name, None):
+                    hook = _short(hook) if owner is self else hook
+                    hooks[name] = staticmethod(self.spared(f"{name} failed")(hook))
+            callback = type("WorkbenchCallback", (TrainerCallback,), hooks)()
             self.trainer.add_callback(callback)
             self.at_end.callback(self.trainer.remove_callback, callback)
 
@@ -242,136 +230,61 @@ class Session:
         self.around.each("on_batch", batch)
         self.recorder.batch(batch)
 
-    def _close(self, status: str, step: int, seconds: float, details: Fields) -> None:
+    def _close(self, status: str, seconds: float, details: Fields) -> None:
         recorder, run = self.recorder, self.run
+        step = max(self.begun_at, self.trainer.state.global_step)
         with contextlib.suppress(OSError):  # the error that ended the run, if it was this one
             recorder.close()
-        if self.run.kept_aside:
-            self.run.put_back()
+        if run.kept_aside:
+            run.put_back()
             self.control.refuse_rest(step)
-            self.run.log_event("put_back", step, status=status, **details)
-            recorder.tell(
-                "end",
-                ended := f"{status} before a new step; it is what it was: {run.result()['status']}",
-            )
+            run.log_event("put_back", step, status=status, **details)
+            ended = f"{status} before a new step; it is what it was: {run.result()['status']}"
+            recorder.tell("end", ended)
             print(f"{run.name}: {ended}", flush=True)
             return
         self.around.each("closing", step)
-        # the result of the session before
-        paused_s, before = self.control.paused_s, run.manifest().get("before") or {}
-        minutes = seconds / 60 + before.get("minutes", 0.0)
-        steps = "1 step" if step == 1 else f"{step} steps"
-        ended = f"{status} after {steps}{''.join(self.around.each('words'))}"
+        words = "".join(self.around.each("words"))
+        ended = f"{status} after {step} step{'' if step == 1 else 's'}{words}"
         if self.lost:
-            ended += "; WARNING: " + ", ".join(
-                f"{lost} ({times} times)" for lost, times in self.lost.items()
-            )
+            lost = ", ".join(f"{what} ({times} times)" for what, times in self.lost.items())
+            ended += f"; WARNING: {lost}"
         recorder.tell("end", ended)
-        if step or self.trained_before or self.point or status in ("finished", "stopped"):
-            result = {
-                "status": status,
-                "steps": step,
-                "minutes": minutes,
-                "paused_s": paused_s,
-                "rewards_s": sum(recorder.reward_s.values()),
-                "rewards_s_by_function": recorder.reward_s,
-                "reward_errors": recorder.reward_errors,
-                "hooks_s": recorder.seconds,
-                "hooks_share": recorder.seconds / max(1e-9, seconds - paused_s),
-                "drawing_s": sum(
-                    getattr(watcher, "drawing_s", 0.0) for watcher in recorder.watchers
-                ),
-            }
-            result |= self.around.merged("result", 60 * minutes)
-            run.update_manifest(result=result)
-            self.control.refuse_rest(step)  # after the result: who asks later sees it
-            run.log_event(status, step, **details)
-            if not self.policy:
-                print(f"{run.name}: {ended}; to record another train(), attach again", flush=True)
-        else:
+        if not (step or self.trained_before or self.point or status in ("finished", "stopped")):
             run.discard()
             print(f"{run.name}: ended before its first step, so nothing of it is kept", flush=True)
+            return
+        run.update_manifest(result=self._result(status, step, seconds))
+        self.control.refuse_rest(step)  # after the result: who asks later sees it
+        run.log_event(status, step, **details)
+        if not self.policy:
+            print(f"{run.name}: {ended}; to record another train(), attach again", flush=True)
+
+    def _result(self, status: str, step: int, seconds: float) -> Fields:
+        recorder, paused_s = self.recorder, self.control.paused_s
+        before = self.run.manifest().get("before") or {}  # the result of the session before
+        minutes = seconds / 60 + before.get("minutes", 0.0)
+        return {
+            "status": status,
+            "steps": step,
+            "minutes": minutes,
+            "paused_s": paused_s,
+            "rewards_s": sum(recorder.reward_s.values()),
+            "rewards_s_by_function": recorder.reward_s,
+            "reward_errors": recorder.reward_errors,
+            "hooks_s": recorder.seconds,
+            "hooks_share": recorder.seconds / max(1e-9, seconds - paused_s),
+            "drawing_s": sum(getattr(each, "drawing_s", 0.0) for each in recorder.watchers),
+            **self.around.merged("result", 60 * minutes),
+        }
 
     # -- the trainer's hooks
     # --------------------------------------------------------------------------------------------
-    def on_train_begin(
-        self, args: TrainingArguments, state: Any, control: TrainerControl, **_: object
-    ) -> None:
-        # a checkpoint that the user goes on from
-        self.begun_at = self.recorder.steps_before = state.global_step
-        self.recorder.tell("begin", self.run, state.max_steps, self.stage.settings)
-        self.recorder.event("started", state.global_step, generation="the trainer")
-
-    def then_on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def then_on_train_begin(self, state: TrainerState, control: TrainerControl) -> None:
         self.control.begin_stage(state.global_step, control)
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
-        # at the step's end it is already the next one's
-        self._learning_rate = self.trainer._get_learning_rate()
-
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_pre_optimizer_step(self, state: TrainerState, control: TrainerControl) -> None:
         self.updating = True
 
-    def on_step_end(
-        self, args: TrainingArguments, state: Any, control: TrainerControl, **_: object
-    ) -> None:
-        # A row for every step, however seldom the trainer logs: what it has noted of this step,
-        # averaged as it would.
-        self._row = (
-            state.global_step,
-            self._noted() | {LEARNING_RATE: self._learning_rate, "epoch": state.epoch},
-        )
-        if not control.should_log:
-            self._write_row({})
-
-    def then_on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def then_on_step_end(self, state: TrainerState, control: TrainerControl) -> None:
         self.control.boundary(state.global_step, control)
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Fields | None = None,
-        **_: object,
-    ) -> None:
-        if evaluated := {
-            key: value for key, value in (logs or {}).items() if key.startswith("eval_")
-        }:
-            # of the trainer's own eval_dataset, after the step's row
-            self.run.log_metrics(state.global_step, evaluated)
-            return
-        self._seen.clear()  # the trainer starts its averages again
-        if logs and "loss" in logs and self._row is not None:
-            self._write_row({key: logs[key] for key in ("loss", "grad_norm") if key in logs})
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
-        self.recorder.event(
-            "checkpoint",
-            state.global_step,
-            folder=f"{args.output_dir}/checkpoint-{state.global_step}",
-        )
-
-    def _noted(self) -> Fields:
-        found = {}
-        for name, values in getattr(self.trainer, "_metrics", {}).get("train", {}).items():
-            new = [value for value in values[self._seen.get(name, 0) :] if not math.isnan(value)]
-            if len(values) > self._seen.get(name, 0):
-                found[name] = sum(new) / len(new) if new else None
-            self._seen[name] = len(values)
-        return found
-
-    def _write_row(self, logged: Fields) -> None:
-        if self._row is not None:
-            (step, row), self._row = self._row, None
-            self.recorder.log(step, row | logged)

@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench import processes
 from workbench.errors import RunError
-from workbench.kinds import Fields, Model, Trainer, TrainerControl, TrainerState, TrainingArguments
+from workbench.kinds import Fields, Model, Trainer, TrainerControl, TrainerState
 from workbench.run.directory import RunDirectory
 from workbench.training.loading import random_states
 from workbench.training.plan import ONLY_STAGE, Plan, Stage
@@ -66,15 +66,13 @@ class StagedSession(Session):
         trainer's own `train`.
         """
         if any([*args, *kwargs.values()]):
-            value = f"{self.run.name}: trainer.train({', '.join(kwargs) or 'with an argument'})"
-            remedy = (
-                "call trainer.train() without arguments; to resume an earlier run:"
-                " wb.continue_run(run)"
-            )
             raise RunError(
-                value,
+                f"{self.run.name}: trainer.train({', '.join(kwargs) or 'with an argument'})",
                 rule="a trainer made from a plan takes its checkpoints from the run",
-                remedy=remedy,
+                remedy=(
+                    "call trainer.train() without arguments; to resume an earlier run:"
+                    " wb.continue_run(run)"
+                ),
             )
         result = super().train()
         processes.gathered(None)  # what the main process saves at the end is there for all
@@ -93,22 +91,19 @@ class StagedSession(Session):
         return result
 
     def _train_stage(self, stage: Stage) -> Any:
-        trainer, policy, suite = self.trainer, self.made.policy, stage.scored_by[1]
+        trainer, model, suite = self.trainer, self.made.policy.model, stage.scored_by[1]
         suite.on_batch = self.scored
         suite.gather = processes.gathered if processes.count() > 1 else None
         trainer.args.output_dir = str(self.run.checkpoints)
         self.restored, self._at_step_end, self._before = None, None, (0, {}, {})
+        done = 0
         if self.point is not None and stage.number == self.point.stage:
-            load_adapter(policy.model, self.point.folder)
+            load_adapter(model, self.point.folder)
             if self.point.step:  # else it was saved for a warm start, and training begins as always
                 self.restored = Restored(self.point, stage.steps)
                 self.restored.prepare(trainer)
-        check_room(
-            self.run,
-            policy.model,
-            trainer.args,
-            stage.steps - (self.restored.point.done if self.restored else 0),
-        )
+                done = self.point.done
+        check_room(self.run, model, trainer.args, stage.steps - done)
         self._begin(stage)
         self.replace("_save_checkpoint", self._save_checkpoint)
         try:
@@ -136,14 +131,10 @@ class StagedSession(Session):
         if explained is not error:
             return explained
         if processes.count() > 1 and "peer" in str(error):  # gloo's word, where a connection breaks
-            rule, remedy = (
-                "processes that train together end together",
-                "its own error, or why it was killed, is printed above",
-            )
             return RunError(
                 f"{self.run.name}: another process ended during step {step + 1}",
-                rule=rule,
-                remedy=remedy,
+                rule="processes that train together end together",
+                remedy="its own error, or why it was killed, is printed above",
             )
         if not isinstance(error, RunError) and not is_spread(self.trainer):
             try:
@@ -155,127 +146,93 @@ class StagedSession(Session):
     def _save_checkpoint(self, model: Model, trial: object = None, **more: object) -> None:
         # In the place of the trainer's own, which deletes an old checkpoint before the new one is
         # whole, and saves nan.
-        trainer, stage = self.trainer, self.stage
-        weights = whole_weights(trainer)
+        weights = whole_weights(self.trainer)
         if not processes.is_main():
             return
         self.run.went_on()
-        step, recorded, state = self._before
-        if step <= trainer.state.global_step:
-            recorded, state = self.recorder.on_record, self.around.merged("state")
-        known = {"stage": stage.number, "done": trainer.state.global_step - stage.offset, **state}
-        known["recorded"] = recorded | {"events.jsonl": self.recorder.state.in_force}
-        save_checkpoint(trainer, self.run, known | more, self._at_step_end, weights)
+        reached = self.trainer.state.global_step
+        step, on_record, state = self._before
+        if step <= reached:
+            on_record, state = self.recorder.on_record, self.around.merged("state")
+        known = {"stage": self.stage.number, "done": reached - self.stage.offset, **state, **more}
+        known["recorded"] = {**on_record, "events.jsonl": self.recorder.state.in_force}
+        save_checkpoint(self.trainer, self.run, known, self._at_step_end, weights)
 
     # -- the trainer's hooks
     # --------------------------------------------------------------------------------------------
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, state: TrainerState, control: TrainerControl) -> None:
         # Step numbers go on through the stages, as one run.
-        stage, trainer, recorder, restored = self.stage, self.trainer, self.recorder, self.restored
+        stage, recorder, restored = self.stage, self.recorder, self.restored
         begun_at = restored.point.step if restored else stage.offset
         steps = stage.steps if stage.steps > 0 else restored.total if restored else state.max_steps
         state.global_step, state.max_steps = begun_at, stage.offset + steps
-        trainer._globalstep_last_logged = recorder.steps_before = begun_at
+        self.trainer._globalstep_last_logged = recorder.steps_before = begun_at
         if restored:
-            restored.begin(trainer)
+            restored.begin(self.trainer)
             self.around.each("restore", restored.point.state)
         if stage is self.stages[0]:
             last = self.stages[-1]
-            recorder.tell(
-                "begin",
-                self.run,
-                last.offset + last.steps if last.steps > 0 else state.max_steps,
-                stage.settings,
-            )
-            inexact = (
-                {"inexact": "; ".join(restored.inexact)} if restored and restored.inexact else {}
-            )
-            recorder.event(
-                "continued" if self.point else "started",
-                begun_at,
-                **self.around.merged("started"),
-                **inexact,
-            )
+            total = last.offset + last.steps if last.steps > 0 else state.max_steps
+            recorder.tell("begin", self.run, total, stage.settings)
+            details = self.around.merged("started")
+            if restored and restored.inexact:
+                details["inexact"] = "; ".join(restored.inexact)
+            recorder.event("continued" if self.point else "started", begun_at, **details)
 
-    def then_on_train_begin(
-        self, args: Any, state: Any, control: TrainerControl, **_: object
-    ) -> None:
-        stage, trainer, recorder, begun_at = (
-            self.stage,
-            self.trainer,
-            self.recorder,
-            state.global_step,
-        )
+    def then_on_train_begin(self, state: TrainerState, control: TrainerControl) -> None:
+        stage, begun_at, args = self.stage, state.global_step, self.trainer.args
         if self.restored:
             self.control.catch_up()
         if self.point and stage is self.stages[0]:
-            recorder.catch_up(recorded(self.run, begun_at))
+            self.recorder.catch_up(recorded(self.run, begun_at))
             self.around.each("resumed", begun_at, stage.offset)
         if self.restored:
             return
         if stage.name != ONLY_STAGE:
-            recorder.event(
-                "stage", stage.offset, stage=stage.name, weights=self.control.weights,
-                beta=trainer.beta,
-                learning_rate=args.learning_rate, temperature=args.temperature,
-                    steps=state.max_steps - stage.offset,
+            self.recorder.event(
+                "stage",
+                stage.offset,
+                stage=stage.name,
+                weights=self.control.weights,
+                beta=self.trainer.beta,
+                learning_rate=args.learning_rate,
+                temperature=args.temperature,
+                steps=state.max_steps - stage.offset,
                 task=self.control.task.name,
-            )  # fmt: skip
+            )
         self.control.begin_stage(begun_at, control)
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_epoch_begin(self, state: TrainerState, control: TrainerControl) -> None:
         if self.restored:
             self.restored.epoch_begins()
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_step_begin(self, state: TrainerState, control: TrainerControl) -> None:
         if self.restored:
             self.restored.load_random()
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Fields | None = None,
-        **_: object,
-    ) -> None:
-        if logs and "loss" in logs:  # the last call of a run carries only totals
+    def on_log(self, state: TrainerState, control: TrainerControl, logs: Fields) -> None:
+        if "loss" in logs:  # the last call of a run carries only totals
             values = self.recorder.log(state.global_step, logs)
             # The trackers, which come after this, show what the record holds.
             logs.clear()
             logs.update(values)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: Any, control: TrainerControl, **_: object
-    ) -> None:
+    def on_step_end(self, state: TrainerState, control: TrainerControl) -> None:
         self.updating = False
         if self.restored:
             state.epoch = self.restored.epoch(state.epoch)
         # The random states, before anything that comes after draws from them.
-        self._at_step_end = processes.gathered(
-            {**random_states(), "tokens": state.num_input_tokens_seen}
-        )
+        states = {**random_states(), "tokens": state.num_input_tokens_seen}
+        self._at_step_end = processes.gathered(states)
 
-    def then_on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def then_on_step_end(self, state: TrainerState, control: TrainerControl) -> None:
         ended = state.global_step >= state.max_steps
-        self.control.boundary(
-            state.global_step, control, ends=ended and self.stage is not self.stages[-1]
-        )
+        last = self.stage is self.stages[-1]
+        self.control.boundary(state.global_step, control, ends=ended and not last)
         if ended or control.should_training_stop:
             # the last steps have a row, too, where logging_steps does not divide
             control.should_log = True
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
-        self.recorder.event(
-            "checkpoint", state.global_step, folder=f"checkpoint-{state.global_step}"
-        )
+    def on_save(self, state: TrainerState, control: TrainerControl) -> None:
+        folder = f"checkpoint-{state.global_step}"
+        self.recorder.event("checkpoint", state.global_step, folder=folder)

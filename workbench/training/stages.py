@@ -7,15 +7,14 @@ in the third is not found only after the second has trained.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from workbench.data.rendering import PromptLengths, prompt_lengths_tokens, template_notes
 from workbench.errors import RecipeError
 from workbench.kinds import Fields, Tokenizer
 from workbench.recipe import Recipe, StagePart
-from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task, load_task
 from workbench.training import settings as settings_of
@@ -47,50 +46,45 @@ def planned_stages(
             are now.
     """
     stages: list[Stage] = []
+    offset = 0
     for number, part in enumerate(recipe.stages or [None]):
         own_task, file, own, adaptive = task, recipe.task, recipe, recipe.adaptive_weights
         if part is not None:
             if part.task:
-                own_task = (
-                    begun_task(begun, recipe, number) if begun is not None else load_task(part.task)
-                )
-            file, own = part.task or recipe.task, _for_stage(recipe, part, own_task)
+                own_task = begun_task(begun, recipe, number) if begun else load_task(part.task)
+                file = part.task
+            own = _for_stage(recipe, part, own_task)
             adaptive = {**_of(adaptive, own_task), **part.adaptive_weights}
-        _, settings, notes = settings_of.normalised(
-            own, settings_of.field_names(config_class), machine
-        )
+        fields = settings_of.field_names(config_class)
+        _, settings, notes = settings_of.normalised(own, fields, machine)
         planned = settings_of.batch(settings)
         settings_of.check_values(settings, settings_of.field_kinds(config_class))
         settings_of.check_lengths(own, settings)
-        rows, suite = (
-            _prompts(own, part, own_task, settings, planned) if own_task is not None else ([], None)
-        )
-        source = (own_task.source if own_task else "") or (
-            str(find(file)) if Path(file).suffix == ".py" else ""
-        )
-        offset = stages[-1].offset + stages[-1].steps if stages else 0
-        name = part.name if part else ONLY_STAGE
+        rows, suite, source = [], None, str(find(file)) if file.endswith(".py") else ""
+        if own_task is not None:
+            rows, source = _prompts(part, own_task), own_task.source or source
+            settings_of.check_prompts(len(rows), planned)
+            suite = suite_of(own_task, own, settings)
         stage = Stage(
-            name,
-            number,
-            own,
-            own_task,
-            rows,
-            settings,
-            planned,
-            suite,
-            adaptive,
-            notes,
-            source,
-            offset,
+            name=part.name if part else ONLY_STAGE,
+            number=number,
+            recipe=own,
+            task=own_task,
+            rows=rows,
+            settings=settings,
+            planned=planned,
+            suite=suite,
+            adaptive=adaptive,
+            notes=notes,
+            source=source,
+            offset=offset,
         )
-        asked("check", stage, f"stage {part.name!r}: " if part else "")
+        asked("check", stage, _where(part))
         if suite is not None:
-            try:
+            with contextlib.closing(suite):
                 suite.rehearse(rows)
-            finally:
-                suite.close()
         stages.append(stage)
+        offset += stage.steps
     return stages
 
 
@@ -104,29 +98,29 @@ def _of(by_function: Fields, task: Task | None) -> Fields:
 
 
 def _for_stage(recipe: Recipe, part: StagePart, task: Task | None) -> Recipe:
-    for name in [name for name in _NOT_BY_STAGE if name in part.grpo]:
-        rule = (
-            "a stage's length is its `steps`; precision, checkpointing, vLLM and trackers belong to"
-            " the whole run"
-        )
-        remedy = f"set stages: {part.name}.steps" if name in _LENGTHS else f"set grpo.{name}"
-        raise RecipeError(
-            f"stages: {part.name}.grpo.{name} = {part.grpo[name]!r}", rule=rule, remedy=remedy
-        )
+    for name in _NOT_BY_STAGE:
+        if name in part.grpo:
+            length = name in _LENGTHS
+            raise RecipeError(
+                f"stages: {part.name}.grpo.{name} = {part.grpo[name]!r}",
+                rule=(
+                    "a stage's length is its `steps`; precision, checkpointing, vLLM and trackers"
+                    " belong to the whole run"
+                ),
+                remedy=f"set stages: {part.name}.steps" if length else f"set grpo.{name}",
+            )
     weights = _of(recipe.reward_weights, task) if part.task else recipe.reward_weights
     grpo = {key: value for key, value in recipe.grpo.items() if key not in _LENGTHS}
     own = {
         "grpo": {**grpo, **part.grpo, "max_steps": part.steps},
         "reward_weights": {**weights, **part.reward_weights},
+        "stages": [],
     }
-    return recipe.model_copy(update={**own, "stages": []})
+    return recipe.model_copy(update=own)
 
 
-def _prompts(
-    recipe: Recipe, part: StagePart | None, task: Task, settings: Fields, planned: settings_of.Batch
-) -> tuple[list[Row], RewardSuite]:
-    """The stage's rows, and its reward functions."""
-    where = f"stage {part.name!r}: " if part else ""
+def _prompts(part: StagePart | None, task: Task) -> list[Row]:
+    where = _where(part)
     if not len(task.rows):
         raise RecipeError(
             f"{where}task {task.name!r}: 0 prompts",
@@ -136,26 +130,24 @@ def _prompts(
     rows = list(task.with_ids(task.rows))
     for column, values in (part.prompts if part else {}).items():
         if column not in rows[0]:
-            rule = f"prompts are chosen by a column; the rows have {', '.join(map(str, rows[0]))}"
+            columns = ", ".join(map(str, rows[0]))
+            rule = f"prompts are chosen by a column; the rows have {columns}"
             raise RecipeError(f"{where}prompts: {column!r}", rule=rule, remedy="name one of those")
-        kept = [
-            row
-            for row in rows
-            if row.get(column) in (values if isinstance(values, list) else [values])
-        ]
+        wanted = values if isinstance(values, list) else [values]
+        kept = [row for row in rows if row.get(column) in wanted]
         if not kept:
-            remedy = (
-                f"{column} holds, for example,"
-                f" {', '.join(sorted({str(row.get(column)) for row in rows})[:5])}"
-            )
+            examples = ", ".join(sorted({str(row.get(column)) for row in rows})[:5])
             raise RecipeError(
                 f"{where}prompts: no row has {column} = {values!r}",
                 rule="a stage needs prompts",
-                remedy=remedy,
+                remedy=f"{column} holds, for example, {examples}",
             )
         rows = kept
-    settings_of.check_prompts(len(rows), planned)
-    return rows, suite_of(task, recipe, settings)
+    return rows
+
+
+def _where(part: StagePart | None) -> str:
+    return f"stage {part.name!r}: " if part else ""
 
 
 def fit(stage: Stage, tokenizer: Tokenizer, max_seq_length: int) -> Stage:
@@ -168,23 +160,21 @@ def fit(stage: Stage, tokenizer: Tokenizer, max_seq_length: int) -> Stage:
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
     if not stage.rows:
         return stage
-    notes, rows, longer = template_notes(stage.rows, tokenizer), stage.rows, []
-    lengths, longest = prompt_lengths_tokens(rows, tokenizer), stage.recipe.max_prompt_length
+    rows, longest = stage.rows, stage.recipe.max_prompt_length
+    notes = [*stage.notes, *template_notes(rows, tokenizer)]
+    lengths = prompt_lengths_tokens(rows, tokenizer)
     measured = PromptLengths(rows, lengths, max_tokens=longest)
+    left_out = stage.left_out_too_long
     if longest is not None:
         rows, longer = measured.keep()
         lengths = [length for length in lengths if length <= longest]
+        left_out += len(longer)
         if longer:
-            notes.append(
-                f"max_prompt_length = {longest}: {len(longer)} longer prompts left out, {len(rows)}"
-                " kept"
-            )
+            kept = f"{len(longer)} longer prompts left out, {len(rows)} kept"
+            notes.append(f"max_prompt_length = {longest}: {kept}")
         settings_of.check_prompts(len(rows), stage.planned)
     measured.check_budget(stage.settings["max_completion_length"], max_seq_length)
-    left_out, notes = (
-        stage.left_out_too_long + len(longer),
-        list(dict.fromkeys([*stage.notes, *notes])),
-    )
+    notes = list(dict.fromkeys(notes))
     return replace(
         stage, rows=rows, left_out_too_long=left_out, lengths_tokens=lengths, notes=notes
     )

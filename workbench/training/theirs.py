@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,15 @@ import numpy as np
 
 from workbench.data.answer_column import answer_named
 from workbench.errors import RunError, nearest
-from workbench.kinds import Fields, Tensor
-from workbench.recipe import Recipe
+from workbench.kinds import Fields, TrainerControl, TrainerState
+from workbench.recipe import LoraPart, Recipe
 from workbench.rewards.answers import completion_text
 from workbench.rewards.groups import batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
+from workbench.run.directory import RunDirectory
+from workbench.run.metrics import LEARNING_RATE
 from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training.loading import base_summed, measured
 from workbench.training.plan import ONLY_STAGE, Stage
@@ -30,7 +33,14 @@ from workbench.training.policy import Policy
 from workbench.training.session import Session
 from workbench.training.settings import Batch
 from workbench.training.settings.in_force import settings_in_force
+from workbench.training.watchers import Watchers
 from workbench.workspace import to_json
+
+# Of their config, what a recipe says in `grpo`.
+_SETTINGS = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations",
+    "max_completion_length", "learning_rate", "beta", "temperature", "max_steps",
+)  # fmt: skip
 
 
 class TheirRewards(RewardSuite):
@@ -61,155 +71,178 @@ def of_theirs(
         functions.append(_named(function, f"{name}-{same + 1}" if same else name))
     # The weights in force: an environment's own reward has one, too, that no config names.
     weights = getattr(trainer, "reward_weights", None)
-    weights = (
-        (args.reward_weights or [1.0] * len(functions)) if weights is None else weights.tolist()
-    )
+    if weights is None:
+        weights = args.reward_weights or [1.0] * len(functions)
     columns = getattr(trainer.train_dataset, "column_names", None) or ()
     if answer_column and columns and answer_column not in columns:
-        value, remedy = (
-            f"attach(answer_column={answer_column!r})",
-            nearest(answer_column, columns, "choose one of them"),
-        )
         raise RunError(
-            value,
+            f"attach(answer_column={answer_column!r})",
             rule=f"the answer is a column of the rows, which have {', '.join(columns)}",
-            remedy=remedy,
+            remedy=nearest(answer_column, columns, "choose one of them"),
         )
     answers = answer_column or answer_named(columns) or "answer"
+    weights = [float(weight) for weight in weights]
     task = Task("attached", (), functions, weights, right_by=right_by, answer_column=answers)
     names = [str(getattr(args, "run_name", None) or ""), Path(args.output_dir).name, "attached"]
-    called = next(
-        filter(None, (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") for name in names))
-    )
-    recipe = _recipe_of(trainer, run_name or called, policy, task)
-    planned = Batch(args.generation_batch_size, args.num_generations)
-    stage = Stage(
-        ONLY_STAGE,
-        0,
-        recipe,
-        task,
-        [],
+    plain = (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") for name in names)
+    recipe = _recipe_of(trainer, run_name or next(filter(None, plain)), policy, task)
+    planned, settings = (
+        Batch(args.generation_batch_size, args.num_generations),
         settings_in_force(args),
-        planned,
-        TheirRewards(trainer, task),
-        {},
-        [],
     )
+    suite = TheirRewards(trainer, task)
+    stage = Stage(ONLY_STAGE, 0, recipe, task, [], settings, planned, suite, {}, [])
     unasked = "" if right_by else " (the first function; right_by= names another)"
     notes = [
-        (
-            "without a recipe the workbench cannot resume this run: use your trainer's"
-            " resume_from_checkpoint"
-        ),
+        "without a recipe the workbench cannot resume this run: use your trainer's"
+        " resume_from_checkpoint",
         f"a completion counts as right when {task.right_words}{unasked}",
-        *[f"the right answers are in the column {answers!r}"] * (answers in columns),
-        (
-            "wb.evaluate needs a task with held-out prompts: wb.evaluate(run, task=...)"
-            if hasattr(trainer.model, "peft_config")
-            else (
-                "the whole model is trained: your trainer saves it, the run directory does not; so"
-                " no wb.evaluate, no wb.export"
-            )
-        ),
     ]
+    if answers in columns:
+        notes.append(f"the right answers are in the column {answers!r}")
+    notes.append(
+        "wb.evaluate needs a task with held-out prompts: wb.evaluate(run, task=...)"
+        if hasattr(trainer.model, "peft_config")
+        else "the whole model is trained: your trainer saves it, the run directory does not; so"
+        " no wb.evaluate, no wb.export"
+    )
     return recipe, policy, [stage], notes
 
 
-def record_rewards(session: Session) -> None:
-    """Keep a copy of everything that the trainer's functions score, however it calls them."""
-    trainer, calculate, suite = (
-        session.trainer,
-        session.trainer._calculate_rewards,
-        session.stage.scored_by[1],
-    )
-    generate: Any = getattr(trainer, "_generate_and_score_completions", None)
-    # by what is being generated now; None: nothing that can be compared is
-    scored: list[ScoredBatch] | None = None
+class TheirSession(Session):
+    """Records a trainer of the user's own: everything that its functions score, however it calls
+    them, and a row for every step.
+    """
 
-    def calculated(
-        inputs: object,
-        prompts: object,
-        completions: object,
-        completion_ids: object,
-        *more: object,
-        **named: object,
+    def __init__(
+        self, run: RunDirectory, trainer: Any, stages: Sequence[Stage], watchers: Watchers
+    ) -> None:
+        super().__init__(run, trainer, stages, watchers)
+        # by what is being generated now; None: nothing that can be compared is
+        self._scored: list[ScoredBatch] | None = None
+        self._told = False  # that it learns from other completions
+        self._row: tuple[int, Fields] | None = None  # of a step that the trainer is about to log
+        self._seen: dict[str, int] = {}  # numbers of the trainer's that are in rows already
+        self._calculate = trainer._calculate_rewards
+        self._generate: Any = getattr(trainer, "_generate_and_score_completions", None)
+        self.replace("_calculate_rewards", self._calculated)
+        if self._generate is not None:
+            self.replace("_generate_and_score_completions", self._generated)
+
+    def _calculated(
+        self, inputs: Any, prompts: Any, completions: Any, ids: Any, *more: Any, **named: Any
     ) -> Any:
         started = time.perf_counter()
-        scores = calculate(inputs, prompts, completions, completion_ids, *more, **named)
-        if trainer.model.training:  # it evaluates otherwise
-            record(
-                scores, inputs, prompts, completions, completion_ids, time.perf_counter() - started
-            )
+        scores = self._calculate(inputs, prompts, completions, ids, *more, **named)
+        spent_s = time.perf_counter() - started
+        if self.trainer.model.training:  # it evaluates otherwise
+            with self.spared():
+                batch = self._batch(scores, inputs, prompts, completions, ids, spent_s)
+                self.scored(batch) if self._scored is None else self._scored.append(batch)
         return scores
 
-    @session.safe
-    def record(
-        scores: Tensor,
-        inputs: Any,
-        prompts: Any,
-        completions: Any,
-        completion_ids: Any,
-        seconds: float,
-    ) -> None:
+    def _batch(
+        self, scores: Any, inputs: Any, prompts: Any, completions: Any, ids: Any, spent_s: float
+    ) -> ScoredBatch:
+        task, suite = self.stage.scored_by
         scores = scores.detach().double().cpu().numpy()
         names = [name for name in inputs[0] if name not in {"prompt", *RESERVED_COLUMNS}]
         columns = {name: [to_json(row.get(name)) for row in inputs] for name in names}
         columns.setdefault("prompt_id", [_row_key(row) for row in inputs])
-        spent = {suite.names[0] if len(suite.names) == 1 else "all functions": seconds}
-        found = {
-            "step": trainer.state.global_step + 1,
-            "prompts": [*map(_in_words, prompts)],
-            "seconds": spent,
-        }
-        ids = {
-            "completion_ids": [list(own) for own in completion_ids],
-            "lengths": np.array(list(map(len, completion_ids))),
-        }
-        texts, groups = (
-            map(completion_text, completions),
-            (
-                suite.num_generations,
-                suite.scale_rewards,
-                suite.aggregation,
-            ),
+        return batch_of(
+            suite.names,
+            suite.weights,
+            scores,
+            list(map(completion_text, completions)),
+            task.is_right(scores[:, suite.names.index(task.right_function)]),
+            suite.num_generations,
+            suite.scale_rewards,
+            suite.aggregation,
+            reward_hash=suite.hash,
+            columns=columns,
+            completion_ids=list(map(list, ids)),
+            lengths=np.array(list(map(len, ids))),
+            step=self.trainer.state.global_step + 1,
+            prompts=list(map(_in_words, prompts)),
+            seconds={suite.names[0] if len(suite.names) == 1 else "all functions": spent_s},
         )
-        right = suite.task.is_right(scores[:, suite.names.index(suite.task.right_function)])
-        scored_by = (suite.names, suite.weights, scores, list(texts), right, *groups)
-        batch = batch_of(*scored_by, reward_hash=suite.hash, columns=columns, **ids, **found)
-        session.scored(batch) if scored is None else scored.append(batch)
 
-    def generated(*args: object, **named: object) -> Any:
-        nonlocal scored
-        outer, scored = scored, []  # a subclass may generate again until it has what it wants
+    def _generated(self, *args: object, **named: object) -> Any:
+        # a subclass may generate again until it has what it wants
+        outer, self._scored = self._scored, []
         try:
-            made = generate(*args, **named)
+            made = self._generate(*args, **named)
         finally:
-            batches, scored = scored, outer
-        compare(batches, made) if outer is None else outer.extend(batches)
+            batches, self._scored = self._scored, outer
+        if outer is not None:
+            outer += batches
+            return made
+        with self.spared():
+            for batch in batches:
+                self._compare(batch, made)
         return made
 
-    @session.safe
-    def compare(batches: list[ScoredBatch], made: object) -> None:
-        for batch in batches:
-            batch, others = _as_trained_on(batch, made)
-            session.scored(batch)
-            if others:
-                why = (
-                    "the trainer learns from other completions; the recorded advantages are those"
-                    " of the scores"
-                )
-                if not said:
-                    print(
-                        f"step {batch.step}: {len(others)} of {batch.group_count} groups: {why}",
-                        flush=True,
-                    )
-                said.append(batch.step)
-                session.recorder.event("not_trained_on", batch.step, groups=others, why=why)
+    def _compare(self, batch: ScoredBatch, made: Any) -> None:
+        batch, others = _as_trained_on(batch, made)
+        self.scored(batch)
+        if others:
+            why = (
+                "the trainer learns from other completions; the recorded advantages are those of"
+                " the scores"
+            )
+            if not self._told:
+                count = f"{len(others)} of {batch.group_count} groups"
+                print(f"step {batch.step}: {count}: {why}", flush=True)
+            self._told = True
+            self.recorder.event("not_trained_on", batch.step, groups=others, why=why)
 
-    said: list[int] = []
-    session.replace("_calculate_rewards", calculated)
-    if generate is not None:
-        session.replace("_generate_and_score_completions", generated)
+    # -- the trainer's hooks
+    # --------------------------------------------------------------------------------------------
+    def on_train_begin(self, state: TrainerState, control: TrainerControl) -> None:
+        # a checkpoint that the user goes on from
+        self.begun_at = self.recorder.steps_before = state.global_step
+        self.recorder.tell("begin", self.run, state.max_steps, self.stage.settings)
+        self.recorder.event("started", state.global_step, generation="the trainer")
+
+    def on_step_begin(self, state: TrainerState, control: TrainerControl) -> None:
+        # at the step's end it is already the next one's
+        self._learning_rate = self.trainer._get_learning_rate()
+
+    def on_step_end(self, state: TrainerState, control: TrainerControl) -> None:
+        # A row for every step, however seldom the trainer logs: what it has noted of this step,
+        # averaged as it would.
+        known = {LEARNING_RATE: self._learning_rate, "epoch": state.epoch}
+        self._row = state.global_step, self._noted() | known
+        if not control.should_log:
+            self._write_row({})
+
+    def on_log(self, state: TrainerState, control: TrainerControl, logs: Fields) -> None:
+        evaluated = {key: value for key, value in logs.items() if key.startswith("eval_")}
+        if evaluated:  # of the trainer's own eval_dataset, after the step's row
+            self.run.log_metrics(state.global_step, evaluated)
+            return
+        self._seen.clear()  # the trainer starts its averages again
+        if "loss" in logs:
+            self._write_row({key: logs[key] for key in ("loss", "grad_norm") if key in logs})
+
+    def on_save(self, state: TrainerState, control: TrainerControl) -> None:
+        folder = f"{self.trainer.args.output_dir}/checkpoint-{state.global_step}"
+        self.recorder.event("checkpoint", state.global_step, folder=folder)
+
+    def _noted(self) -> Fields:
+        noted: Fields = {}
+        for name, values in getattr(self.trainer, "_metrics", {}).get("train", {}).items():
+            new = values[self._seen.get(name, 0) :]
+            self._seen[name] = len(values)
+            if new:
+                numbers = [value for value in new if not math.isnan(value)]
+                noted[name] = sum(numbers) / len(numbers) if numbers else None
+        return noted
+
+    def _write_row(self, logged: Fields) -> None:
+        if self._row is not None:
+            (step, row), self._row = self._row, None
+            self.recorder.log(step, row | logged)
 
 
 def _as_trained_on(batch: ScoredBatch, made: Any) -> tuple[ScoredBatch, list[int]]:
@@ -220,42 +253,39 @@ def _as_trained_on(batch: ScoredBatch, made: Any) -> tuple[ScoredBatch, list[int
     differently.
     """
     try:
-        rows, advantages = (
-            made["completion_ids"].tolist(),
-            made["advantages"].double().cpu().numpy(),
-        )
+        rows = made["completion_ids"].tolist()
+        advantages = made["advantages"].double().cpu().numpy()
     except (KeyError, TypeError, AttributeError):
         rows, advantages = [], np.zeros(0)
     size, theirs, others = batch.num_generations, batch.advantages.copy(), []
-    for place in range(batch.group_count):
-        own = slice(place * size, place * size + size)
-        # Padded on the right. Most likely it is where it was.
-        for start in (own.start, *range(0, len(rows), size)):
-            there = rows[start : start + size]
-            if len(there) == size and all(
-                row[: len(ids)] == ids
-                for row, ids in zip(there, batch.completion_ids[own], strict=True)
-            ):
-                if not np.allclose(
-                    advantages[start : start + size], theirs[own], rtol=0.01, atol=0.001
-                ):
-                    theirs[own] = advantages[start : start + size]
+    for place, first in enumerate(range(0, batch.group_count * size, size)):
+        own = slice(first, first + size)
+        # Most likely it is where it was.
+        for start in (first, *range(0, len(rows), size)):
+            there = slice(start, start + size)
+            if _begin_with(rows[there], batch.completion_ids[own]):
+                if not np.allclose(advantages[there], theirs[own], rtol=0.01, atol=0.001):
+                    theirs[own] = advantages[there]
                 break
         else:
             others.append(place)
     return dataclasses.replace(batch, groups=batch.groups._replace(advantages=theirs)), others
 
 
+def _begin_with(rows: list[list[int]], own: Sequence[list[int]]) -> bool:
+    # Rows are padded on the right.
+    return len(rows) == len(own) and all(map(lambda row, ids: row[: len(ids)] == ids, rows, own))
+
+
 def _in_words(prompt: Any) -> object:
     # Messages whose content is in parts, as they are made of prompts with pictures: [image 640x480]
     # and the text.
+    def word(part: Fields) -> str:
+        kind = part.get("type", "part")
+        return part.get("text") or str(to_json(part.get(kind, f"[{kind}]")))
+
     def content(parts: object) -> Any:
-        if not isinstance(parts, list):
-            return parts
-        named = ((part, part.get("type", "part")) for part in parts)
-        return "".join(
-            part.get("text") or str(to_json(part.get(kind, f"[{kind}]"))) for part, kind in named
-        )
+        return "".join(map(word, parts)) if isinstance(parts, list) else parts
 
     if isinstance(prompt, str):
         return prompt
@@ -265,10 +295,8 @@ def _in_words(prompt: Any) -> object:
 def _row_key(row: Fields) -> str:
     # One for all completions of a row, whatever its environment or template made of the prompt.
     seen = _pictures([row.get(name) for name in ("prompt", "image", "images")])
-    pictures, prompt = (
-        [hashlib.sha256(each.tobytes()).hexdigest() for each in seen],
-        to_json(row.get("prompt")),
-    )
+    pictures = [hashlib.sha256(each.tobytes()).hexdigest() for each in seen]
+    prompt = to_json(row.get("prompt"))
     return prompt_key([prompt, *pictures] if pictures else prompt)[:12]
 
 
@@ -302,22 +330,25 @@ def _hash(function: Any) -> str:
 
 
 def _policy_of(trainer: Any) -> Policy:
-    model, tokenizer = trainer.model, trainer.processing_class
+    model = trainer.model
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     name = str(getattr(base.config, "_name_or_path", "") or type(base).__name__)
     backend = "unsloth" if "unsloth" in sys.modules else "transformers"
-    longest = (
-        getattr(model, "max_seq_length", None)
-        or getattr(base.config, "max_position_embeddings", None)
-        or 0
-    )
+    positions = getattr(base.config, "max_position_embeddings", None)
+    longest = getattr(model, "max_seq_length", None) or positions or 0
     return Policy(
-        name=name, source=name, model=model, tokenizer=tokenizer, max_seq_length=max(16,
-            int(longest)),
-        device=str(model.device), backend=f"{backend} (your own trainer)", backend_name=backend,
-            load_s=0.0, **measured(model),
+        name=name,
+        source=name,
+        model=model,
+        tokenizer=trainer.processing_class,
+        max_seq_length=max(16, int(longest)),
+        device=str(model.device),
+        backend=f"{backend} (your own trainer)",
+        backend_name=backend,
+        load_s=0.0,
+        **measured(model),
         base=base_summed(name),
-    )  # fmt: skip
+    )
 
 
 def _recipe_of(trainer: Any, run_name: str, policy: Policy, task: Task) -> Recipe:
@@ -325,32 +356,21 @@ def _recipe_of(trainer: Any, run_name: str, policy: Policy, task: Task) -> Recip
     # in them.
     shapes = getattr(policy.model, "peft_config", {})
     shape = shapes.get("default") or next(iter(shapes.values()), None)
-    lora = {
-        name: getattr(shape, name)
-        for name in ("r", "lora_alpha", "lora_dropout")
-        if hasattr(shape, name)
-    }
-    targets = getattr(shape, "target_modules", None)
-    if isinstance(targets, (set, list)):
-        lora["target_modules"] = sorted(targets)
-    settings = (
-        "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations",
-        "max_completion_length",
-        "learning_rate", "beta", "temperature", "max_steps",
-    )  # fmt: skip
-    loaded = {
-        "name": policy.name,
-        "backend": policy.backend_name,
-        "load_in_4bit": policy.linear4bit > 0,
-    }
-    loaded["max_seq_length"] = policy.max_seq_length
-    grpo = {name: getattr(trainer.args, name) for name in settings}
-    found = {
+    known = {name: getattr(shape, name, None) for name in LoraPart.model_fields}
+    targets = known["target_modules"]
+    known["target_modules"] = sorted(targets) if isinstance(targets, (set, list)) else None
+    lora = {name: value for name, value in known.items() if value is not None}
+    content = {
         "run_name": run_name,
         "task": task.name,
-        "policy": loaded,
+        "policy": {
+            "name": policy.name,
+            "backend": policy.backend_name,
+            "load_in_4bit": policy.linear4bit > 0,
+            "max_seq_length": policy.max_seq_length,
+        },
         "lora": lora,
-        "grpo": grpo,
+        "grpo": {name: getattr(trainer.args, name) for name in _SETTINGS},
         "seed": trainer.args.seed,
     }
-    return Recipe.of(found, "attach")
+    return Recipe.of(content, "attach")

@@ -12,6 +12,7 @@ from typing import Any
 
 from workbench import processes
 from workbench.errors import RecipeError, RunError
+from workbench.kinds import Fields
 from workbench.recipe import REMOVED, Recipe
 from workbench.run.differences import Differences
 from workbench.run.directory import RunDirectory, open_run
@@ -22,6 +23,7 @@ from workbench.training.attach import attach, go_on
 from workbench.training.manifest import (
     changed_policy,
     changed_settings,
+    check_same,
     environment_after,
     manifest_of,
 )
@@ -39,7 +41,7 @@ from workbench.training.resuming import (
 )
 from workbench.training.staged import Made
 from workbench.training.watchers import Watchers
-from workbench.workspace import encodable, replace_folder, shown
+from workbench.workspace import replace_folder
 
 
 def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = None) -> Any:
@@ -64,11 +66,8 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
             policy.
     """  # noqa: E501
     if any(stage.task is None for stage in plan.stages):
-        raise RecipeError(
-            f"{plan.source}: no task",
-            rule="a trainer needs prompts and rewards",
-            remedy="plan(recipe, task=...)",
-        )
+        rule, remedy = "a trainer needs prompts and rewards", "plan(recipe, task=...)"
+        raise RecipeError(f"{plan.source}: no task", rule=rule, remedy=remedy)
     made = settled(plan, policy)
     config_class, trainer_class = trainer_classes(policy.backend_name)
 
@@ -82,7 +81,7 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
         stage.number: build_config(config_class, stage, output_dir, policy) for stage in made.stages
     }
     trainer, heard = built(made.stages[0])
-    made = replace(made, notes=(*made.notes, *(line for line in heard if line not in made.notes)))
+    made = replace(made, notes=tuple(dict.fromkeys([*made.notes, *heard])))
     vars(trainer)[Made.KEY] = Made(plan, made, policy, built)
     return trainer
 
@@ -160,122 +159,63 @@ def continue_run(
         RunError: if the run is training, is over, has no whole checkpoint, was trained by your own
             trainer, or would become another run (`accept_changes`). Others as for `train`.
     """
-    run = (
-        run
-        if isinstance(run, RunDirectory)
-        else open_run(run, latest="begun" if take_over else "resting")
-    )
+    if not isinstance(run, RunDirectory):
+        run = open_run(run, latest="begun" if take_over else "resting")
     run = processes.as_seen(run)
     run.check_free(take_over)
     processes.in_main(lambda: run.mend(take_over) and None)
-    if run.manifest().get("attached"):
-        value, rule = (
-            f"{run.name}: it was trained by your own trainer",
-            "a run resumes from the recipe that it started with",
-        )
-        remedy = (
-            "make your trainer again, attach it, and call its own"
-            " train(resume_from_checkpoint=True)"
-        )
-        raise RunError(value, rule=rule, remedy=remedy)
-    begun_with = run.manifest().get("recipe") or {}
-    for part in [part for part, idle in REMOVED.items() if begun_with.get(part, idle) != idle]:
-        rule = (
-            f"recipes no longer have {part}, so the rest of this run would be trained differently"
-        )
-        raise RunError(
-            f"{run.name}: {part} = {begun_with[part]}",
-            rule=rule,
-            remedy=f"train a new run without {part}",
-        )
+    _check_resumable(run)
     recipe, point = run.recipe(), latest_point(run, checkpoint)
     if not steps and run.result()["status"] != "finished" and _all_trained(recipe, point):
         # whatever became of the task since
         return processes.in_main(lambda: _finished(run, point, take_over))
-    plan = prepare(
-        recipe, task, policy=policy, run=run, memory=around.memory_feature(estimates=False)
-    )
+    memory = around.memory_feature(estimates=False)
+    plan = prepare(recipe, task, policy=policy, run=run, memory=memory)
     if steps:
-        last = plan.stages[-1]
-        if last.steps < 0:
-            value, remedy = (
-                f"{run.name}: trained for epochs",
-                "continue it as it is, or start a new run with grpo.max_steps",
-            )
-            raise RunError(value, rule="steps can be added to a number of steps", remedy=remedy)
-        last.settings["max_steps"] += steps
-        if recipe.stages:
-            recipe.stages[-1].steps += steps
-        else:
-            recipe.grpo["max_steps"] = last.settings["max_steps"]
+        _add_steps(run, plan, recipe, steps)
     left = tuple(stage for stage in plan.stages if _unfinished(stage, point))
     if not left:
-        value, rule = (
+        raise RunError(
             f"{run.name}: all {point.step} steps are trained",
-            "a run resumes up to the steps that its recipe asks for",
+            rule="a run resumes up to the steps that its recipe asks for",
+            remedy="ask for more: continue_run(run, steps=20), `workbench continue RUN --steps 20`",
         )
-        remedy = "ask for more: continue_run(run, steps=20), `workbench continue RUN --steps 20`"
-        raise RunError(value, rule=rule, remedy=remedy)
     changed = changed_since_begun(run, plan.recipe, left, point)
-    if changed.held or (changed.refused and not accept_changes):
-        raise _another_run(run, changed)
+    check_same(run, changed, accept_changes)
     # the adapter that the run began from may be gone: the checkpoint has what became of it
     if policy is None:
         anew = plan.recipe.policy.model_copy(update={"adapter": None})
         policy = load_policy(replace(plan, recipe=plan.recipe.model_copy(update={"policy": anew})))
     changed_policy(run, policy, changed)
-    if changed.refused and not accept_changes:
-        raise _another_run(run, changed)
+    check_same(run, changed, accept_changes)
     trainer = make_trainer(replace(plan, stages=left), policy)
     changed_settings(run, trainer, changed, left[0].number)
     # before the run is touched: it may be another policy's
     load_adapter(policy.model, point.folder)
     before, reached = run.manifest(), run.result()["steps"]
-    resuming.check_room(
-        run,
-        policy.model,
-        trainer.args,
-        left[0].steps - (point.done if left[0].number == point.stage else 0),
-    )
+    done = point.done if left[0].number == point.stage else 0
+    resuming.check_room(run, policy.model, trainer.args, left[0].steps - done)
     try:
         processes.in_main(lambda: run.reopen(point.step, take_over))
-        found = {}
+        found: Fields = {}
         if changed.refused:  # what was accepted is what the run is from here on
             stages = [*plan.stages[: -len(left)], *vars(trainer)[Made.KEY].plan.stages]
             found = manifest_of(plan.recipe, policy, stages, trainer, list(plan.notes))
-            found = {
-                name: value
-                for name, value in found.items()
-                if name not in ("id", "created", "versions", "environment")
-            }
+            for name in ("id", "created", "versions", "environment"):
+                del found[name]
         found["environment_after"] = environment_after(before, point.step)
-        found |= {
-            "recipe": (recipe if steps else plan.recipe).model_dump(mode="json"),
-            "processes": processes.count(),
-        }
+        found["recipe"] = (recipe if steps else plan.recipe).model_dump(mode="json")
+        found["processes"] = processes.count()
         run.update_manifest(**found)
-        news = [f"WARNING: {what}" for what in point.passed_over]
-        news += [f"not as when {run.name} was begun: {what}" for what in changed.shown]
-        news += [
-            f"not as when {run.name} was begun, and accepted: {what}" for what in changed.refused
-        ]
-        news.append(f"{run.name} resumes after step {point.step}, from {point.folder.name}")
-        news[-1] += f", to step {left[-1].offset + left[-1].steps}" if left[-1].steps > 0 else ""
-        news[-1] += (
-            f"; steps {point.step + 1} to {reached} are trained again"
-            if reached > point.step
-            else ""
-        )
-        news += around.lines("resumes", recipe, point, before)
-        go_on(run, trainer, point, watchers, news)
-        if changed.shown or changed.refused or point.passed_over:
-            run.log_event(
-                "changed",
-                point.step,
-                accepted=changed.refused,
-                shown=changed.shown,
-                passed_over=point.passed_over,
-            )
+        news = _news(run, point, changed, left[-1], reached)
+        go_on(run, trainer, point, watchers, news + around.lines("resumes", recipe, point, before))
+        told = {
+            "accepted": changed.refused,
+            "shown": changed.shown,
+            "passed_over": point.passed_over,
+        }
+        if any(told.values()):
+            run.log_event("changed", point.step, **told)
         if steps and processes.is_main():
             recipe.save(run.path / "recipe.yaml")
     except BaseException:
@@ -286,6 +226,60 @@ def continue_run(
     return run
 
 
+def _check_resumable(run: RunDirectory) -> None:
+    manifest = run.manifest()
+    if manifest.get("attached"):
+        raise RunError(
+            f"{run.name}: it was trained by your own trainer",
+            rule="a run resumes from the recipe that it started with",
+            remedy=(
+                "make your trainer again, attach it, and call its own"
+                " train(resume_from_checkpoint=True)"
+            ),
+        )
+    begun_with = manifest.get("recipe") or {}
+    for part, idle in REMOVED.items():
+        if begun_with.get(part, idle) != idle:
+            gone = f"recipes no longer have {part}"
+            raise RunError(
+                f"{run.name}: {part} = {begun_with[part]}",
+                rule=f"{gone}, so the rest of this run would be trained differently",
+                remedy=f"train a new run without {part}",
+            )
+
+
+def _add_steps(run: RunDirectory, plan: Plan, recipe: Recipe, steps: int) -> None:
+    last = plan.stages[-1]
+    if last.steps < 0:
+        raise RunError(
+            f"{run.name}: trained for epochs",
+            rule="steps can be added to a number of steps",
+            remedy="continue it as it is, or start a new run with grpo.max_steps",
+        )
+    last.settings["max_steps"] += steps
+    if recipe.stages:
+        recipe.stages[-1].steps += steps
+    else:
+        recipe.grpo["max_steps"] = last.settings["max_steps"]
+
+
+def _news(
+    run: RunDirectory, point: Point, changed: Differences, last: Stage, reached: int
+) -> list[str]:
+    begun = f"not as when {run.name} was begun"
+    resumes = f"{run.name} resumes after step {point.step}, from {point.folder.name}"
+    if last.steps > 0:
+        resumes += f", to step {last.offset + last.steps}"
+    if reached > point.step:
+        resumes += f"; steps {point.step + 1} to {reached} are trained again"
+    return [
+        *(f"WARNING: {what}" for what in point.passed_over),
+        *(f"{begun}: {what}" for what in changed.shown),
+        *(f"{begun}, and accepted: {what}" for what in changed.refused),
+        resumes,
+    ]
+
+
 def build_config(config_class: type, stage: Stage, folder: str | Path, policy: Policy) -> Any:
     """The stage's GRPOConfig for the policy's backend, or a RecipeError. `features/trackers.py`
     guards trackers, not this.
@@ -293,25 +287,18 @@ def build_config(config_class: type, stage: Stage, folder: str | Path, policy: P
     import torch
 
     suite, settings = stage.scored_by[1], {**stage.settings, "report_to": "none"}
-    overrides = config_overrides(
-        policy.backend_name, policy.compute_dtype, settings, cuda=torch.cuda.is_available()
-    )
-    own = {
-        "output_dir": str(folder),
-        "seed": stage.recipe.seed,
-        "reward_weights": list(suite.weights),
-    }
+    cuda = torch.cuda.is_available()
+    own: Fields = config_overrides(policy.backend_name, policy.compute_dtype, settings, cuda=cuda)
+    own |= {"output_dir": str(folder), "seed": stage.recipe.seed}
+    own |= {"reward_weights": list(suite.weights), "disable_tqdm": True}  # watchers show progress
     with taken_together():
-        # watchers show progress
-        config = settings_of.built(config_class, settings, **overrides, **own, disable_tqdm=True)
+        config = settings_of.built(config_class, settings, **own)
     if config.n_gpu > 1:
         # or transformers would train on all at once, with a batch and a loss so many times as large
         config._n_gpu = 1
     # What is recorded follows from what is in force, whoever chose it.
-    suite.scale_rewards, suite.aggregation = (
-        config.scale_rewards,
-        config.multi_objective_aggregation,
-    )
+    suite.scale_rewards = config.scale_rewards
+    suite.aggregation = config.multi_objective_aggregation
     return config
 
 
@@ -325,19 +312,18 @@ def build_trainer(
     from transformers import PrinterCallback
 
     model, tokenizer, suite = policy.model, policy.tokenizer, stage.scored_by[1]
-    kept, suite.aside = _for_arrow(stage.rows)
-    rows = Dataset.from_list(kept)
+    rows, suite.aside = _for_arrow(stage.rows)
     if "ref" in model.peft_config:  # of the stage before
         model.delete_adapter("ref")
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
-    own = {
-        "processing_class": tokenizer,
-        "reward_funcs": suite.funcs,
-        "args": config,
-        "train_dataset": rows,
-    }
     with taken_together() as heard:
-        trainer = trainer_class(model=model, **own)
+        trainer = trainer_class(
+            model=model,
+            processing_class=tokenizer,
+            reward_funcs=suite.funcs,
+            args=config,
+            train_dataset=Dataset.from_list(rows),
+        )
     trainer.remove_callback(PrinterCallback)
     # A form that nobody has filled in, and that asks trackers for their addresses at every
     # checkpoint.
@@ -360,41 +346,20 @@ def _for_arrow(rows: list[Row]) -> tuple[list[Row], dict[str, list[Any]]]:
     Arrow gives every dict of a column the keys of all, and turns or refuses values of several
     types, large integers and texts that are not UTF-8.
     """
+    from pyarrow import array
+
     aside = {}
     for name in dict.fromkeys(name for row in rows for name in row if name != "prompt"):
         values = [row.get(name) for row in rows]
-        kinds = {type(value) for value in values} - {type(None)}
-        large = kinds == {int} and max(abs(value) for value in values if value is not None) >= 2**63
-        torn = kinds == {str} and any(value != encodable(value) for value in values if value)
-        if large or torn or len(kinds) > 1 or not kinds <= {str, int, float, bool}:
+        try:
+            plain = set(map(type, values)) <= {str, int, float, bool, type(None)}
+            # By their texts: 1 equals 1.0 and True.
+            same = plain and str(array(values).to_pylist()) == str(values)
+        except (ValueError, TypeError, OverflowError):
+            same = False
+        if not same:
             aside[name] = values
     return [{**row, **dict.fromkeys(aside, number)} for number, row in enumerate(rows)], aside
-
-
-def _another_run(run: RunDirectory, changed: Differences) -> RunError:
-    lines = [*changed.held, *changed.refused, *changed.shown]
-    value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}" + "; …" * (
-        len(lines) > 8
-    )
-    recipe = shown(run.path / "recipe.yaml")
-    rule, remedy = (
-        "a run resumes as it started",
-        f"put it back (settings: in {recipe}), or train a new run",
-    )
-    if changed.held:
-        rule = (
-            f"the checkpoint's optimiser and schedule decide on {changed.held[0].partition(':')[0]}"
-            " in any case"
-        )
-        remedy += (
-            f"; `workbench control {run.name} learning_rate 1e-5` changes that one while it trains"
-        )
-    else:
-        remedy += (
-            "; or resume all the same, which is recorded: continue_run(run, accept_changes=True),"
-            " `--accept-changes`"
-        )
-    return RunError(value, rule=rule, remedy=remedy)
 
 
 def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
@@ -403,27 +368,21 @@ def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     for what in [*lost_since(run, point), *resuming.doubled(run)]:
         print(f"WARNING: {what}")
     run.reopen(point.step, take_over)
-    late = {
-        name: value for answer in around.asked("late_result", run) for name, value in answer.items()
-    }
+    result = run.result()
+    for late in around.asked("late_result", run):
+        result |= late
+    ignored = shutil.ignore_patterns(*STATE_FILES)
     try:
         with run.writing(), replace_folder(run.final) as folder:
-            shutil.copytree(
-                point.folder,
-                folder,
-                ignore=shutil.ignore_patterns(*STATE_FILES),
-                dirs_exist_ok=True,
-            )
-        run.update_manifest(result={**run.result(), **late, "status": "finished"})
+            shutil.copytree(point.folder, folder, ignore=ignored, dirs_exist_ok=True)
+        run.update_manifest(result={**result, "status": "finished"})
         run.log_event("finished", point.step)
         run.went_on()
     finally:
         run.put_back()
         run.release()
-    print(
-        f"{run.name}: all {point.step} steps were trained; finished with the adapter of"
-        f" {point.folder.name}"
-    )
+    taken = f"finished with the adapter of {point.folder.name}"
+    print(f"{run.name}: all {point.step} steps were trained; {taken}")
     return run
 
 
@@ -431,9 +390,8 @@ def _all_trained(recipe: Recipe, point: Point) -> bool:
     trained = json.loads((point.folder / "trainer_state.json").read_text(encoding="utf-8"))
     asked = sum(stage.steps for stage in recipe.stages) or recipe.grpo.get("max_steps") or -1
     asked = asked if asked > 0 else trained["max_steps"]  # of so many epochs
-    return (
-        point.stage >= len(recipe.stages) - 1 and trained["global_step"] >= asked and point.step > 0
-    )
+    last = point.stage >= len(recipe.stages) - 1
+    return last and trained["global_step"] >= asked and point.step > 0
 
 
 def _unfinished(stage: Stage, point: Point) -> bool:

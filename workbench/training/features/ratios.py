@@ -5,7 +5,6 @@ Unsloth's GPU trainer computes its loss elsewhere: there nothing is recorded.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -49,9 +48,8 @@ class RatioWatch(Feature):
         compute, logps_of, mask_of = (getattr(trainer, name) for name in names)
         ratios = self.noted
         batch: list[Fields] = []  # of the latest loss
-        safe = functools.partial(self.session.safe, lost="a ratio was not recorded")
+        lost = "a ratio was not recorded"
 
-        @safe
         def note(logps: Any) -> None:
             old, low, high = batch[0].get("old_per_token_logps"), 1.0, 1.0
             if old is not None:
@@ -72,12 +70,14 @@ class RatioWatch(Feature):
         def logps(*args: object, **more: object) -> Any:
             computed = logps_of(*args, **more)
             if batch and computed[0].requires_grad:  # not those of the old policy or the reference
-                note(computed[0])
+                with self.session.spared(lost):
+                    note(computed[0])
             return computed
 
         def get_off_policy_mask(*args: object, **more: object) -> Any:
             kept = mask_of(*args, **more)
-            safe(lambda: ratios[RATIO_MASKED].append(1 - float(kept.float().mean())))()
+            with self.session.spared(lost):
+                ratios[RATIO_MASKED].append(1 - float(kept.float().mean()))
             return kept
 
         return dict(zip(names, (_compute_loss, logps, get_off_policy_mask), strict=True))

@@ -14,17 +14,14 @@ from workbench.workspace import find, shown, workspace
 
 FOLDER = Path(__file__).parent
 _RULE = "a recipe is a YAML file or a preset"
-_SCRIPT = (
-    "Python",
-    "a task file is named in a recipe, as its `task:`; `workbench plan` reads a training script",
-)
-_ROWS = (
-    "data",
-    "rows belong to a task file (notebook 02 writes one), which a recipe names as its `task:`",
-)
-_NO_RECIPE = {".py": _SCRIPT} | dict.fromkeys(
-    (".csv", ".tsv", ".json", ".jsonl", ".parquet"), _ROWS
-)
+_ROWS = "rows belong to a task file (notebook 02 writes one), which a recipe names as its `task:`"
+# What a file is that is no recipe, and the remedy.
+_NO_RECIPE = {
+    ".py": "a task file is named in a recipe, as its `task:`; `workbench plan` reads a training"
+    " script",
+    ".ipynb": "paste its cells into one .py file, which `workbench plan` reads",
+    **dict.fromkeys((".csv", ".tsv", ".json", ".jsonl", ".parquet"), _ROWS),
+}
 
 
 def preset_names() -> list[str]:
@@ -38,10 +35,9 @@ def find_recipe(name_or_path: str | Path) -> Path:
     """
     file, name, presets = find(name_or_path), str(name_or_path), preset_names()
     if file.is_file():
-        if file.suffix not in _NO_RECIPE:
-            return file
-        kind, remedy = _NO_RECIPE[file.suffix]
-        raise RecipeError(f"{shown(file)}: {kind}, not a recipe", rule=_RULE, remedy=remedy)
+        if remedy := _NO_RECIPE.get(file.suffix):
+            raise RecipeError(f"{shown(file)}: not a recipe", rule=_RULE, remedy=remedy)
+        return file
     if name in presets:
         return FOLDER / f"{name}.yaml"
     beside = [one.name for folder in {Path.cwd(), workspace()} for one in folder.glob("*.y*ml")]
@@ -62,25 +58,12 @@ def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bo
     if isinstance(source, str) and "\n" in source:
         return "script", *read_script(source)
     file = find(source)
-    if file.suffix in (".yaml", ".yml") or not file.is_file():
+    if file.suffix != ".py" or not file.is_file():
         file = find_recipe(source)
-        return (
-            (str(source) if file.stem == str(source) else shown(file)),
-            Recipe.load(file),
-            [],
-            True,
-            True,
-        )
-    if file.suffix != ".py":
-        rule = "a plan is made of a recipe (.yaml), a preset or a training script (.py)"
-        remedy = (
-            "paste a notebook's cells into one .py file; rows belong to a task, which a recipe"
-            " names as its `task:`"
-        )
-        raise RecipeError(f"{shown(file)}: neither YAML nor Python", rule=rule, remedy=remedy)
+        name = str(source) if file.stem == str(source) else shown(file)
+        return name, Recipe.load(file), [], True, True
     try:
         return shown(file), *read_script(file.read_text(encoding="utf-8"), shown(file))
     except UnicodeDecodeError as error:
-        raise RecipeError(
-            f"{shown(file)}: {error}", rule="a script is text in UTF-8", remedy="save it so"
-        ) from error
+        rule = "a script is text in UTF-8"
+        raise RecipeError(f"{shown(file)}: {error}", rule=rule, remedy="save it so") from error

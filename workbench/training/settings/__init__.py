@@ -67,25 +67,20 @@ def normalised(
 
     recipe, notes = with_new_names(recipe, fields)
     asked = recipe.grpo
-    found = {**DEFAULTS, **asked}
+    settings = {**DEFAULTS, **asked}
     if asked.get("num_train_epochs") is not None and "max_steps" not in asked:
         # the default number of steps would win over the epochs that were asked for
-        found["max_steps"] = -1
-    if found["max_steps"] == -1 and found.get("num_train_epochs") is None:
-        found["num_train_epochs"] = 1
+        settings["max_steps"] = -1
+    if settings["max_steps"] == -1 and settings.get("num_train_epochs") is None:
+        settings["num_train_epochs"] = 1
     # Unsloth's GPU class sets some of these by itself, and TRL's does not: said here, a recipe
     # trains the same on both.
     papers = papers_fields(recipe, fields)
-    found |= papers
-    found, raised = whole_groups(found, asked)
-    found, changed = fitted(
-        found, recipe, machine or Machine.here(for_vllm=asks_for_vllm(found, recipe))
-    )
-    return (
-        recipe,
-        found,
-        [*notes, *papers_notes(recipe, papers), *raised, *changed, *advice(recipe, found)],
-    )
+    settings, raised = whole_groups(settings | papers, asked)
+    machine = machine or Machine.here(for_vllm=asks_for_vllm(settings, recipe))
+    settings, changed = fitted(settings, recipe, machine)
+    notes += papers_notes(recipe, papers) + raised + changed + advice(recipe, settings)
+    return recipe, settings, notes
 
 
 def check_lengths(recipe: Recipe, settings: Fields) -> None:
@@ -95,25 +90,21 @@ def check_lengths(recipe: Recipe, settings: Fields) -> None:
     Checked before a prompt is measured. Unsloth would cut the completions instead.
     """
     context, completion = recipe.policy.max_seq_length, settings["max_completion_length"]
-    prompt, longer = recipe.max_prompt_length, "set policy.max_seq_length to"
+    prompt, larger = recipe.max_prompt_length, "set policy.max_seq_length to"
     if completion >= context:
         said = f"max_completion_length = {completion} and policy.max_seq_length = {context}"
-        remedy = f"{longer} {completion + (prompt or 256)} or more, or lower max_completion_length"
+        remedy = f"{larger} {completion + (prompt or 256)} or more, or lower max_completion_length"
     elif prompt is not None and prompt + completion > context:
-        said = (
-            f"max_prompt_length {prompt} + max_completion_length {completion} ="
-            f" {prompt + completion} tokens"
-        )
+        both = prompt + completion
+        said = f"max_prompt_length {prompt} + max_completion_length {completion} = {both} tokens"
         said += f", and policy.max_seq_length = {context}"
-        remedy = f"{longer} {prompt + completion}, max_prompt_length to {context - completion}"
-        remedy += f", or max_completion_length to {context - prompt}" * (context > prompt)
+        remedy = f"{larger} {both}, max_prompt_length to {context - completion}"
+        if context > prompt:
+            remedy += f", or max_completion_length to {context - prompt}"
     else:
         return
-    raise RecipeError(
-        said,
-        rule="prompt and completion fit into max_seq_length together, in tokens",
-        remedy=remedy,
-    )
+    rule = "prompt and completion fit into max_seq_length together, in tokens"
+    raise RecipeError(said, rule=rule, remedy=remedy)
 
 
 def field_names(config_class: Any) -> set[str]:
@@ -128,9 +119,7 @@ def stages_decide(recipe: Recipe) -> list[str]:
     if not recipe.stages or not beside:
         return []
     steps = [stage.steps for stage in recipe.stages]
-    total = " + ".join(map(str, steps)) + f" = {sum(steps)}" * (len(steps) > 1)
-    does = "does" if len(beside) == 1 else "do"
-    return [
-        f"the steps of the stages decide: {total}; {' and '.join(beside)} {does} not count beside"
-        " them"
-    ]
+    total = " + ".join(map(str, steps)) + (f" = {sum(steps)}" if len(steps) > 1 else "")
+    verb = "does" if len(beside) == 1 else "do"
+    idle = f"{' and '.join(beside)} {verb} not count beside them"
+    return [f"the steps of the stages decide: {total}; {idle}"]

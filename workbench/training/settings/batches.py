@@ -41,68 +41,57 @@ def batch(settings: Fields) -> Batch:
     for name in (*_SUMMED, *_OPTIONAL, "num_iterations", "max_completion_length"):
         value = settings.get(name)
         if name in settings and not _is_size(value) and not (value is None and name in _OPTIONAL):
-            remedy = (
-                "write it without quotes"
-                if isinstance(value, str)
-                else "give a whole number, at least 1"
-            )
+            words = "whole number, at least 1"
+            quoted = isinstance(value, str)
             raise RecipeError(
                 f"grpo.{name} = {value!r}",
-                rule=f"{name} is a whole number, at least 1",
-                remedy=remedy,
+                rule=f"{name} is a {words}",
+                remedy="write it without quotes" if quoted else f"give a {words}",
             )
     sizes: list[Any] = [settings.get(name) for name in (*_SUMMED, *_OPTIONAL)]
     per_device, accumulated, count, several, explicit = sizes
     if explicit and several:
-        both = f"grpo.generation_batch_size = {explicit} and grpo.steps_per_generation = {several}"
         raise RecipeError(
-            both, rule="one of them follows from the other", remedy="keep one of them"
+            f"grpo.generation_batch_size = {explicit} and grpo.steps_per_generation = {several}",
+            rule="one of them follows from the other",
+            remedy="keep one of them",
         )
     at_once = per_device * processes.count()
     completions = explicit or at_once * (several or accumulated)
-    factor = (
-        f"steps_per_generation {several}"
-        if several
-        else f"gradient_accumulation_steps {accumulated}"
-    )
-    product = f"per_device_train_batch_size {per_device}{_processes(' x')} x {factor}"
-    made_of = f"generation_batch_size {explicit}" if explicit else product
-    if completions > MOST_COMPLETIONS or count > MOST_COMPLETIONS:
-        value, rule = (
-            f"{max(completions, count):,} completions ({made_of})",
-            f"at most {MOST_COMPLETIONS:,} are generated at once",
-        )
+    factor = "steps_per_generation" if several else "gradient_accumulation_steps"
+    forward = f"per_device_train_batch_size {per_device}{_processes(' x')}"
+    made_of = f"{forward} x {factor} {several or accumulated}"
+    if explicit:
+        made_of = f"generation_batch_size {explicit}"
+    if max(completions, count) > MOST_COMPLETIONS:
         raise RecipeError(
-            value, rule=rule, remedy="lower num_generations or the sizes that it is made of"
+            f"{max(completions, count):,} completions ({made_of})",
+            rule=f"at most {MOST_COMPLETIONS:,} are generated at once",
+            remedy="lower num_generations or the sizes that it is made of",
         )
     if count < 2:
-        rule = "an advantage compares at least 2 completions of a prompt"
         raise RecipeError(
             f"grpo.num_generations = {count}",
-            rule=rule,
+            rule="an advantage compares at least 2 completions of a prompt",
             remedy="use 4 to try things out, 8 as a rule",
         )
     if completions % count:
         legal = [divisor for divisor in range(2, completions + 1) if completions % divisor == 0]
         near = sorted(sorted(legal, key=lambda divisor: abs(divisor - count))[:2])
-        larger = f"make the batch {-(-completions // count) * count}"
-        said = f"{made_of} = {completions} completions, and num_generations = {count}"
-        rule = "num_generations divides the generation batch, so that every group is whole"
-        remedy = (
-            f"set num_generations to {' or '.join(map(str, near))}, or {larger}" if near else larger
+        remedy = f"set num_generations to {' or '.join(map(str, near))}, or " if near else ""
+        raise RecipeError(
+            f"{made_of} = {completions} completions, and num_generations = {count}",
+            rule="num_generations divides the generation batch, so that every group is whole",
+            remedy=f"{remedy}make the batch {-(-completions // count) * count}",
         )
-        raise RecipeError(said, rule=rule, remedy=remedy)
     if completions % at_once:
         whole = -(-completions // math.lcm(at_once, count)) * math.lcm(at_once, count)
-        said = f"{made_of}, and per_device_train_batch_size {per_device}{_processes(' x')}"
-        rule, remedy = (
-            "a generation batch is cut into whole forward passes",
-            f"set generation_batch_size to {whole}",
-        )
+        remedy = f"set generation_batch_size to {whole}"
         if completions % processes.count() == 0:
             fitting = math.gcd(completions // processes.count(), per_device)
             remedy += f", or per_device_train_batch_size to {fitting}"
-        raise RecipeError(said, rule=rule, remedy=remedy)
+        rule = "a generation batch is cut into whole forward passes"
+        raise RecipeError(f"{made_of}, and {forward}", rule=rule, remedy=remedy)
     return Batch(completions, count)
 
 
@@ -124,11 +113,8 @@ def whole_groups(settings: Fields, asked: Fields) -> tuple[Fields, list[str]]:
     groups (16 completions, groups of 5): `batch` refuses it and names what is near.
     """
     per_device, accumulated, count = sizes = [settings[name] for name in _SUMMED]
-    if (
-        not all(map(_is_size, sizes))
-        or count < 2
-        or any(asked.get(name) is not None for name in _OPTIONAL)
-    ):
+    outright = any(asked.get(name) is not None for name in _OPTIONAL)
+    if outright or not all(map(_is_size, sizes)) or count < 2:
         return settings, []
     at_once = per_device * processes.count()
     stride = count // math.gcd(at_once, count)
@@ -148,17 +134,53 @@ def check_prompts(count: int, planned: Batch) -> None:
     """RecipeError if there are too few prompts for one generation batch: TRL would train zero steps
     and return without a word.
     """
-    if count < planned.prompts:
-        sizes = f"{planned.completions} completions / {planned.num_generations} num_generations"
-        rule = (
-            f"one generation batch takes {planned.prompts} different prompts ({sizes}); with fewer,"
-            " no step is trained"
+    needed, group = planned.prompts, planned.num_generations
+    if count < needed:
+        raise RecipeError(
+            f"{count} prompts",
+            rule=(
+                f"one generation batch takes {needed} different prompts ({planned.completions}"
+                f" completions / {group} num_generations); with fewer, no step is trained"
+            ),
+            remedy=(
+                f"give {needed} or more, or lower per_device_train_batch_size or"
+                " gradient_accumulation_steps"
+            ),
         )
-        remedy = (
-            f"give {planned.prompts} or more, or lower per_device_train_batch_size or"
-            " gradient_accumulation_steps"
-        )
-        raise RecipeError(f"{count} prompts", rule=rule, remedy=remedy)
+
+
+def batch_line(planned: Batch, settings: Fields, prompts: int | None) -> str:
+    """The batch arithmetic in sentences; without a number of `prompts`, epochs are left out."""
+    numbers = arithmetic(planned, settings, prompts or planned.prompts)
+    per_forward, per_step, uses, serves, per_epoch, left_over, steps = numbers
+    by_epochs, group = (settings.get("max_steps") or -1) < 0, planned.num_generations
+    length = _count(steps, "step")
+    if by_epochs:
+        epochs = _count(settings.get("num_train_epochs") or 1, "epoch")
+        length = epochs if prompts is None else f"{epochs} = {length}"
+    groups = f"{_count(per_step // group, 'prompt')} x {group}"
+    if per_step % group:
+        groups = f"{per_step / group:.2g} of a group of {group}"
+    every = f", every {serves:g} steps" if serves > 1 else f", {1 / serves:g} times per step"
+    again = f" and learnt from {uses} times" if uses > 1 else ""
+    line = (
+        f"{length}; each learns from {_count(per_step, 'completion')} ({groups})."
+        f" {planned.completions} completions ({_count(planned.prompts, 'prompt')} x {group}) are"
+        f" generated at once{'' if serves == 1 else every}{again}; a forward pass takes"
+        f" {per_forward}{_processes(' in each of')}"
+    )
+    if prompts is None:
+        return line
+    line += f". {_count(prompts, 'prompt')} give {_count(per_epoch, 'step')} per epoch"
+    line += f" ({left_over} fill no batch)" if left_over else ""
+    if not by_epochs:
+        line += f": {length} {'is' if steps == 1 else 'are'} {_count(steps / per_epoch, 'epoch')}"
+    return line
+
+
+def _count(number: float, word: str) -> str:
+    text = str(number) if isinstance(number, int) else f"{number:.3g}"
+    return f"{text} {word}" if text == "1" else f"{text} {word}s"
 
 
 def arithmetic(
@@ -168,70 +190,13 @@ def arithmetic(
     from; updates that one generation batch serves (below 1: an update takes several); steps per
     epoch; prompts that fill no batch; steps of the run.
     """
-    per_device, accumulated = (
-        settings["per_device_train_batch_size"],
-        settings["gradient_accumulation_steps"],
-    )
+    per_device, accumulated, _ = (settings[name] for name in _SUMMED)
     uses, asked = settings.get("num_iterations") or 1, settings.get("max_steps") or -1
     at_once = per_device * processes.count()
     # forward passes that one generation batch serves
     passes = planned.completions // at_once * uses
-    per_epoch = max(math.ceil(prompts // planned.prompts * passes / accumulated), 1)
+    batches, left_over = divmod(prompts, planned.prompts)
+    per_epoch = max(math.ceil(batches * passes / accumulated), 1)
     steps = asked if asked > 0 else math.ceil((settings.get("num_train_epochs") or 1) * per_epoch)
-    left_over = prompts % planned.prompts
-    return (
-        per_device,
-        at_once * accumulated,
-        uses,
-        passes / accumulated,
-        per_epoch,
-        left_over,
-        steps,
-    )
-
-
-def batch_line(planned: Batch, settings: Fields, prompts: int | None) -> str:
-    """The batch arithmetic in sentences; without a number of `prompts`, epochs are left out."""
-    found = arithmetic(planned, settings, prompts or planned.prompts)
-    per_forward, per_step, uses, serves, per_epoch, left_over, steps = found
-    by_epochs, group = (settings.get("max_steps") or -1) < 0, planned.num_generations
-    length = said = _count(steps, "step")
-    if by_epochs:
-        length = _count(settings.get("num_train_epochs") or 1, "epoch") + f" = {said}" * (
-            prompts is not None
-        )
-    groups = f"{_count(per_step // group, 'prompt')} x {group}"
-    if per_step % group:
-        groups = f"{per_step / group:.2g} of a group of {group}"
-    every = (
-        ""
-        if serves == 1
-        else f", every {serves:g} steps"
-        if serves > 1
-        else f", {1 / serves:g} times per step"
-    )
-    again = f" and learnt from {uses} times" * (uses > 1)
-    sentences = [
-        f"{length}; each learns from {_count(per_step, 'completion')} ({groups})",
-        (
-            f"{planned.completions} completions ({_count(planned.prompts, 'prompt')} x {group}) are"
-            f" generated at once{every}{again}; a forward pass takes"
-            f" {per_forward}{_processes(' in each of')}"
-        ),
-    ]
-    if prompts is not None:
-        left = f" ({left_over} fill no batch)" * bool(left_over)
-        share = (
-            ""
-            if by_epochs
-            else f": {length} {'is' if steps == 1 else 'are'} {_count(steps / per_epoch, 'epoch')}"
-        )
-        sentences.append(
-            f"{_count(prompts, 'prompt')} give {_count(per_epoch, 'step')} per epoch{left}{share}"
-        )
-    return ". ".join(sentences)
-
-
-def _count(number: float, word: str) -> str:
-    text = str(number) if isinstance(number, int) else f"{number:.3g}"
-    return f"{text} {word}" if text == "1" else f"{text} {word}s"
+    serves = passes / accumulated
+    return per_device, at_once * accumulated, uses, serves, per_epoch, left_over, steps

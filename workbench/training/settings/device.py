@@ -71,66 +71,44 @@ def fitted(settings: Fields, recipe: Recipe, machine: Machine) -> tuple[Fields, 
     """(settings that this device can train with, a line for each that differs from the request);
     RecipeError where they clash.
     """
-    found = dict(settings)
-    notes = _precision(found, recipe, machine) + _vllm(found, recipe, machine)
-    asked = found.get("optim")
-    if not machine.cuda and any(part in str(asked) for part in _GPU_ONLY):
-        found["optim"] = CPU_OPTIMISER
+    settings = dict(settings)
+    notes = _precision(settings, recipe, machine) + _vllm(settings, recipe, machine)
+    asked = str(settings.get("optim"))
+    if not machine.cuda and any(part in asked for part in _GPU_ONLY):
+        settings["optim"] = CPU_OPTIMISER
         notes.append(
             f"optim = {asked!r} becomes {CPU_OPTIMISER!r}: it has no CPU kernels, and an adapter's"
             " states are small"
         )
-    return found, notes
+    return settings, notes
 
 
-def _precision(found: Fields, recipe: Recipe, machine: Machine) -> list[str]:
-    if found.get("bf16") and found.get("fp16"):
-        remedy = "keep one, or neither: it is chosen for the device"
+def _precision(settings: Fields, recipe: Recipe, machine: Machine) -> list[str]:
+    if settings.get("bf16") and settings.get("fp16"):
         raise RecipeError(
             "grpo.bf16 = True and grpo.fp16 = True",
             rule="activations are computed in one of them",
-            remedy=remedy,
+            remedy="keep one, or neither: it is chosen for the device",
         )
     policy, cuda, bf16 = recipe.policy, machine.cuda, machine.bf16
     chosen, notes = choose_dtype(policy.dtype, policy.backend, cuda=cuda, bf16=bf16)
-    dtype, plain = chosen if policy.dtype else None, policy.backend == "transformers"
-    word = next((word for word in ("bf16", "fp16") if found.get(word)), None)
-    other = "float16" if word == "bf16" else "bfloat16"
-    why = ""
-    if word == "bf16" and not bf16:
-        why = (
-            f"this {'GPU (a T4, for one, computes in float16)' if cuda else 'CPU'} only emulates"
-            " bfloat16"
-        )
-    elif word and dtype == other:
-        why = f"policy.dtype = {dtype!r} says otherwise"
-    elif word == "fp16" and not cuda:
-        why = "float16 is for GPUs"
-    elif word == "fp16" and bf16 and not plain and dtype is None:
-        why = (
-            "Unsloth loads in bfloat16 on this GPU and refuses float16 beside it (policy.dtype ="
-            ' "float16" for that)'
-        )
-    if word and why:
-        del found[word]
-    unsloth = unsloths_choice(dtype, found, bf16=bf16) if cuda and not plain else {}
-    if why and word == "bf16" and cuda and plain:
+    dtype = chosen if policy.dtype else None
+    word = next((word for word in ("bf16", "fp16") if settings.get(word)), "")
+    why = _refusal(word, policy.backend, dtype, machine)
+    if why:
+        del settings[word]
+    computed = chosen if cuda else "bfloat16 or float32, as the CPU has it" if bf16 else "float32"
+    sets: Fields = {}
+    if cuda and policy.backend == "unsloth":
+        sets = unsloths_choice(dtype, settings, bf16=bf16)
+        computed = "bfloat16" if sets["bf16"] else "float16" if sets["fp16"] else "float32"
+    if why and word == "bf16" and cuda and not sets:
         # TRL defaults to bf16 where neither is set, and this GPU only emulates it.
-        found["fp16"] = True
+        settings["fp16"] = True
         notes.append(f"bf16 = True becomes fp16 = True: {why}")
     elif why:
-        here = (
-            "bfloat16" if unsloth.get("bf16") else "float16" if unsloth.get("fp16") else "float32"
-        )
-        here = (
-            chosen
-            if cuda and plain
-            else "bfloat16 or float32, as the CPU has it"
-            if bf16 and not cuda
-            else here
-        )
-        notes.append(f"{word} = True is left out: {why}; computed in: {here}")
-    elif policy.dtype == "float32" and not word and unsloth.get("bf16"):
+        notes.append(f"{word} = True is left out: {why}; computed in: {computed}")
+    elif policy.dtype == "float32" and not word and sets.get("bf16"):
         notes.append(
             "policy.dtype = 'float32' is how the weights are kept: on this GPU Unsloth's trainer"
             " sets bf16 = True and computes in bfloat16; backend: transformers computes in float32"
@@ -138,44 +116,60 @@ def _precision(found: Fields, recipe: Recipe, machine: Machine) -> list[str]:
     return notes
 
 
-def _vllm(found: Fields, recipe: Recipe, machine: Machine) -> list[str]:
-    fast, trls, cuda = recipe.policy.fast_inference, bool(found.get("use_vllm")), machine.cuda
-    missing = "" if machine.vllm else machine.no_vllm
-    why = why_not(recipe.policy.backend, cuda=cuda, missing=missing)
+def _refusal(word: str, backend: str, dtype: str | None, machine: Machine) -> str:
+    # Why `word` ("bf16", "fp16", or neither) cannot be set here; empty if it can.
+    if word == "bf16" and not machine.bf16:
+        device = "GPU (a T4, for one, computes in float16)" if machine.cuda else "CPU"
+        return f"this {device} only emulates bfloat16"
+    if word and dtype == {"bf16": "float16", "fp16": "bfloat16"}[word]:
+        return f"policy.dtype = {dtype!r} says otherwise"
+    if word == "fp16" and not machine.cuda:
+        return "float16 is for GPUs"
+    if word == "fp16" and machine.bf16 and backend == "unsloth" and dtype is None:
+        return (
+            "Unsloth loads in bfloat16 on this GPU and refuses float16 beside it (policy.dtype ="
+            ' "float16" for that)'
+        )
+    return ""
+
+
+def _vllm(settings: Fields, recipe: Recipe, machine: Machine) -> list[str]:
+    fast, trls = recipe.policy.fast_inference, bool(settings.get("use_vllm"))
     if not (fast or trls):
         return []
+    missing = "" if machine.vllm else machine.no_vllm
+    why = why_not(recipe.policy.backend, cuda=machine.cuda, missing=missing)
+    lines = []
     if recipe.policy.backend == "transformers":
-        lines = [
-            f"policy.fast_inference = True is left out: {why}" + ("" if trls else f"; {COST}")
-        ] * fast
-        why = missing if cuda else "this machine has no GPU"
+        if fast:
+            cost = "" if trls else f"; {COST}"
+            lines.append(f"policy.fast_inference = True is left out: {why}{cost}")
+        why = why_not("unsloth", cuda=machine.cuda, missing=missing)
         if trls and why:
-            found["use_vllm"] = False
+            settings["use_vllm"] = False
             lines.append(f"use_vllm = True becomes False: {why}; {COST}")
         return lines
     if fast and recipe.grpo.get("use_vllm") is False:
-        said, rule = (
-            "policy.fast_inference = True and grpo.use_vllm = False",
-            "with Unsloth both say the same: vLLM generates",
-        )
         raise RecipeError(
-            said, rule=rule, remedy="keep policy.fast_inference, with one of the two values"
+            "policy.fast_inference = True and grpo.use_vllm = False",
+            rule="with Unsloth both say the same: vLLM generates",
+            remedy="keep policy.fast_inference, with one of the two values",
         )
-    found["use_vllm"] = not why
+    settings["use_vllm"] = not why
     if why:
         asked = " and ".join(["policy.fast_inference"] * fast + ["use_vllm"] * trls)
         return [f"{asked} = True {'become' if fast and trls else 'becomes'} False: {why}; {COST}"]
-    lines = [
-        "use_vllm = True is policy.fast_inference = True with Unsloth: vLLM starts when the model"
-        " is loaded"
-    ] * (not fast)
-    if idle := {
-        name: found.pop(name) for name in _TRLS_ENGINE if recipe.grpo.get(name) is not None
-    }:
+    if not fast:
         lines.append(
-            f"{', '.join(f'{name} = {value!r}' for name, value in idle.items())} left out: of an"
-            " engine that TRL would start; Unsloth's has policy.gpu_memory_utilization ="
-            f" {recipe.policy.gpu_memory_utilization:g}"
+            "use_vllm = True is policy.fast_inference = True with Unsloth: vLLM starts when the"
+            " model is loaded"
+        )
+    idle = [name for name in _TRLS_ENGINE if recipe.grpo.get(name) is not None]
+    if idle:
+        values = ", ".join(f"{name} = {settings.pop(name)!r}" for name in idle)
+        lines.append(
+            f"{values} left out: of an engine that TRL would start; Unsloth's has"
+            f" policy.gpu_memory_utilization = {recipe.policy.gpu_memory_utilization:g}"
         )
     return lines
 
@@ -186,18 +180,18 @@ def missing(*, imports: bool = False) -> str:
     It is only looked for, unless `imports` is set: importing it takes seconds and finds what an
     installed one lacks.
     """
+    installed = False
     with contextlib.suppress(ImportError, ValueError):
-        if importlib.util.find_spec("vllm") is not None:
-            try:
-                if imports:
-                    importlib.import_module("vllm")
-            except Exception as error:
-                # a library of another CUDA is an ImportError, an OSError or a RuntimeError
-                return (
-                    f"vLLM is installed, and its import fails ({type(error).__name__}:"
-                    f" {_first_line(error)})"
-                )
-            return ""
+        installed = importlib.util.find_spec("vllm") is not None
+    if installed:
+        try:
+            if imports:
+                importlib.import_module("vllm")
+        except Exception as error:
+            # a library of another CUDA is an ImportError, an OSError or a RuntimeError
+            reason = f"{type(error).__name__}: {_first_line(error)}"
+            return f"vLLM is installed, and its import fails ({reason})"
+        return ""
     # Unsloth hides a vLLM whose compiled parts do not load, so that it looks as if it were not
     # installed.
     try:
@@ -205,9 +199,8 @@ def missing(*, imports: bool = False) -> str:
     except metadata.PackageNotFoundError:
         return NOT_INSTALLED
     reason = getattr(sys.modules.get("unsloth.import_fixes"), "VLLM_DISABLED_REASON", None)
-    return f"vLLM {version} is installed, and cannot be imported" + (
-        f" ({_first_line(reason)})" if reason else ""
-    )
+    why = f" ({_first_line(reason)})" if reason else ""
+    return f"vLLM {version} is installed, and cannot be imported{why}"
 
 
 def _first_line(said: object) -> str:

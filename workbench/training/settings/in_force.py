@@ -16,21 +16,7 @@ from typing import Any, NamedTuple
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.settings.values import DEFAULTS as OWN
-
-SHOWN = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation",
-    "generation_batch_size",
-    "num_generations", "num_iterations", "max_completion_length", "max_steps", "num_train_epochs",
-    "learning_rate",
-    "lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm", "beta",
-    "loss_type", "scale_rewards",
-    "epsilon", "epsilon_high", "importance_sampling_level", "multi_objective_aggregation",
-    "mask_truncated_completions",
-    "temperature", "top_p", "top_k", "min_p",
-    "repetition_penalty", "bf16", "fp16", "gradient_checkpointing", "use_vllm", "logging_steps",
-    "save_steps",
-    "report_to", "seed",
-)  # fmt: skip
+from workbench.training.settings.values import SHOWN
 
 # Of a config's fields those that decide no number, or are a path or a secret.
 _ELSEWHERE = r"report_to|run_name|project|disable_tqdm|local_rank|model_init_kwargs|push_to_hub|(resume|hub|trackio)_.*"  # noqa: E501
@@ -73,35 +59,27 @@ def in_force_table(asked: Fields, config: object, given: Fields) -> list[Row]:
     `config` is a GRPOConfig or a trainer's `args`, and was built from `given`.
     """
     kind = type(config)
-    own, stock = map(
-        defaults_of,
-        (kind, next((one for one in kind.__mro__ if one.__module__.startswith("trl.")), kind)),
-    )
+    trls = next((one for one in kind.__mro__ if one.__module__.startswith("trl.")), kind)
+    own, stock = defaults_of(kind), defaults_of(trls)
     rows = []
-    for name in [name for name in dict.fromkeys([*SHOWN, *asked]) if hasattr(config, name)]:
-        # None in the class means that it is worked out from other settings, or from the machine.
-        by = CHANGED_THERE if stock.get(name) is not None else "chosen by Unsloth/TRL"
-        found = {
-            "default": DEFAULTS.get(name, own.get(name)),
-            "now": getattr(config, name),
-            "own": own.get(name),
-        }
-        found |= {"asked": asked.get(name), "given": given.get(name), "stock": stock.get(name)}
-        found = {word: plain_setting(name, value) for word, value in found.items()}
-        now = found["now"]
-        if given.get(name) is not None and found["given"] != now:
+    for name in dict.fromkeys([*SHOWN, *asked]):
+        if not hasattr(config, name):
+            continue
+        sources = (vars(config), own, stock, asked, given, own | DEFAULTS)
+        values = [plain_setting(name, source.get(name)) for source in sources]
+        now, of_class, of_trl, requested, passed, default = values
+        if passed not in (None, now):
             by = CHANGED_THERE
         elif name in asked:
-            by = "you" if found["asked"] == now else CHANGED_HERE
+            by = "you" if requested == now else CHANGED_HERE
         elif name in given:
-            by = (
-                "workbench default"
-                if name in DEFAULTS and found["default"] == now
-                else CHANGED_HERE
-            )
-        elif now in (found["stock"], found["own"]):
-            by = "TRL default" if found["stock"] == now else "Unsloth default"
-        rows.append(Row(name, found["asked"], found["default"], now, by))
+            by = "workbench default" if name in DEFAULTS and default == now else CHANGED_HERE
+        elif now in (of_trl, of_class):
+            by = "TRL default" if of_trl == now else "Unsloth default"
+        else:
+            # None in the class: it is worked out from other settings, or from the machine.
+            by = CHANGED_THERE if stock.get(name) is not None else "chosen by Unsloth/TRL"
+        rows.append(Row(name, requested, default, now, by))
     return rows
 
 
@@ -133,17 +111,12 @@ def check_in_force(given: Fields, config: object) -> list[str]:
         wanted, now = plain_setting(name, value), plain_setting(name, getattr(config, name, None))
         if wanted is None or name in ("output_dir", "reward_weights"):
             continue
+        said = f"{name} = {wanted!r} was requested"
         if not hasattr(config, name):
-            lines.append(
-                f"{name} = {wanted!r} was requested, but the config has no such setting: it is"
-                " ignored"
-            )
+            lines.append(f"{said}, but the config has no such setting: it is ignored")
         # The same update by another kernel is worth no line.
         elif now != wanted and not {str(now), str(wanted)} <= {"adamw_torch", "adamw_torch_fused"}:
-            lines.append(
-                f"{name} = {wanted!r} was requested, {now!r} is effective: changed by Unsloth"
-                " or TRL"
-            )
+            lines.append(f"{said}, {now!r} is effective: changed by Unsloth or TRL")
     return lines
 
 
@@ -164,14 +137,11 @@ def defaults_of(config_class: Any) -> Fields:
     """What a config class uses where a setting is not given."""
     # The class that Unsloth generates keeps TRL's fields, and has its own defaults only in
     # __init__.
-    found = {field.name: field.default for field in dataclasses.fields(config_class)}
-    found |= {
-        one.name: one.default
-        for one in inspect.signature(config_class.__init__).parameters.values()
-    }
+    own = inspect.signature(config_class.__init__).parameters.values()
+    defaults = {each.name: each.default for each in (*dataclasses.fields(config_class), *own)}
     kinds = (str, int, float, type(None), list, tuple)
     return {
         name: value
-        for name, value in found.items()
+        for name, value in defaults.items()
         if isinstance(getattr(value, "value", value), kinds)
     }
