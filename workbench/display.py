@@ -25,7 +25,7 @@ VIEWS: dict[str, str] = {
     "workbench.exporting.checks.Proofs": "workbench.views.results.proof_table",
     "workbench.exporting.risk.MergeRisk": "workbench.views.merge_risk.merge_risk_picture",
     "workbench.health.diagnosis.Verdicts": "workbench.views.health.health_view",
-    "workbench.inspection.evaluation.Evaluation": "workbench.views.results.evaluation_picture",
+    "workbench.inspection.measured.Evaluation": "workbench.views.results.evaluation_picture",
     "workbench.inspection.listing.Listing": "workbench.views.inspection.listing_table",
     "workbench.inspection.reading.RecordedGroup": "workbench.views.results.group_view",
     "workbench.inspection.tokens.TokenView": "workbench.views.inspection.token_page",

@@ -24,7 +24,7 @@ from workbench.errors import DataError, RunError
 from workbench.health import examine_run
 from workbench.inspection.causes import cause
 from workbench.inspection.compared import diff_as_text
-from workbench.inspection.evaluation import Evaluation, Measured
+from workbench.inspection.measured import Evaluation, Measured
 from workbench.rewards.groups import batch_of
 from workbench.run.rollouts import columns_of, read_batches, write_part
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from workbench.audit.prompt_format import ExpectedFormat, parse_format
 from workbench.errors import RunError, nearest
-from workbench.inspection.evaluation import Evaluation
 from workbench.inspection.listing import Listing, frame_of
+from workbench.inspection.measured import Evaluation
 from workbench.inspection.reading import answer_column_of, needs, question
 from workbench.kinds import Fields
 from workbench.rewards.answers import find_answer

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from workbench.errors import DataError
-from workbench.inspection.evaluation import Evaluation, Measured
 from workbench.inspection.listing import Listing, frame_of
+from workbench.inspection.measured import Evaluation, Measured
 from workbench.inspection.reading import needs, question
 from workbench.inspection.statistics import in_points, mcnemar, share_gain
 from workbench.kinds import Fields

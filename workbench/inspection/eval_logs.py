@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 from workbench.errors import RunError
-from workbench.inspection.evaluation import FILE, Evaluation, Measured, read_evaluation
+from workbench.inspection.evaluation import FILE, read_evaluation
+from workbench.inspection.measured import Evaluation, Measured
 from workbench.run.directory import RunDirectory
 from workbench.workspace import made, written
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.inspection.evaluation import Evaluation
 from workbench.inspection.listing import Listing
+from workbench.inspection.measured import Evaluation
 from workbench.inspection.reading import needs, question
 from workbench.inspection.statistics import paired_difference
 from workbench.run.directory import RunDirectory

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from workbench.errors import RunError
 from workbench.inspection.compared import regressions
-from workbench.inspection.evaluation import gain_in_words, last_measured, read_evaluation
+from workbench.inspection.evaluation import last_measured, read_evaluation
 from workbench.inspection.listing import Listing, frame_of
+from workbench.inspection.measured import gain_in_words
 from workbench.inspection.reading import needs, question
 from workbench.kinds import Fields
 from workbench.run.differences import flat

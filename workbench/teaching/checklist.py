@@ -18,7 +18,7 @@ from workbench.data.difficulty import load_profile
 from workbench.errors import WorkbenchError
 from workbench.exporting.passport import PROOF
 from workbench.health import ALARM, NOTE, SKIPPED, STATES, WARNING, examine_run
-from workbench.inspection.evaluation import gain_in_words
+from workbench.inspection.measured import gain_in_words
 from workbench.inspection.reading import by_step
 from workbench.kinds import Fields
 from workbench.printable import printable
