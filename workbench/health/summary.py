@@ -124,7 +124,10 @@ def summarise(batch: ScoredBatch) -> StepSummary:
         [cancelling(batch, place) if kind == CANCELLED else () for place, kind in enumerate(kinds)],
         strict=True,
     )
-    shares = dict(zip((MIXED, ALL_RIGHT, ALL_WRONG, DEAD), batch.shares.values(), strict=True))
+    dead = {kind: kinds.count(kind) for kind in DEAD_KINDS}
+    metrics = {GROUP_STD: math.nan if group_std is None else group_std}
+    metrics |= zip((MIXED, ALL_RIGHT, ALL_WRONG), batch.shares.values())
+    metrics[DEAD] = sum(dead.values()) / len(kinds)
     return StepSummary(
         step=batch.step,
         stage=batch.stage,
@@ -133,8 +136,8 @@ def summarise(batch: ScoredBatch) -> StepSummary:
         functions=_functions(batch),
         group_std=group_std,
         nonfinite=int((np.isinf(batch.totals) | ~np.isfinite(batch.advantages)).sum()),
-        metrics={GROUP_STD: math.nan if group_std is None else group_std, **shares},
-        dead={kind: kinds.count(kind) for kind in DEAD_KINDS},
+        metrics=metrics,
+        dead=dead,
         identical_right=sum(
             kind == IDENTICAL and count == size for kind, count in zip(kinds, right_P.tolist())
         ),

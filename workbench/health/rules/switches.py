@@ -12,7 +12,7 @@ from workbench.run.metrics import DEAD
 @rule(batches=0)
 def inert_settings(view: ExaminedRun) -> Verdict:
     """Every setting, defaults included, that changed nothing in this run, and those that did."""
-    settings, rows = view.config.settings, view.rows
+    settings, rows, requested = view.config.settings, view.rows, view.config.asked
     if not rows:
         return not_examined("metrics.jsonl", "no step was logged")
     dead = [share for _, share in view.numbers(DEAD)]
@@ -20,11 +20,10 @@ def inert_settings(view: ExaminedRun) -> Verdict:
         why = "every group was dead in every step, so no setting could do anything"
         return not_examined("live groups", why)
     try:
-        inert, live = judge(MeasuredRun(settings, view.numbers), view.config.asked)
+        inert, live = judge(MeasuredRun(settings, view.numbers), requested)
     except KeyError as error:  # a record that was made elsewhere, or with another TRL
         return not_examined(error.args[0], "the record does not say which settings were effective")
-    requested = set(view.config.asked)
-    inert.sort(key=lambda each: requested.isdisjoint(each.names))
+    inert.sort(key=lambda each: not {*requested} & {*each.names})
     lines = [f"{', '.join(each.names)}: inert ({each.why})" for each in inert]
     if live:
         lines.append("live: " + ", ".join(f"{name} ({how})" for name, how in live.items()))
@@ -36,7 +35,11 @@ def inert_settings(view: ExaminedRun) -> Verdict:
         "rows": len(rows),
     }
     remedies = [f"{', '.join(each.names)}: {each.remedy}" for each in inert if each.remedy]
-    remedy = f"what would matter: {'; '.join(remedies)}" if remedies else ""
-    line = "; ".join(lines) or "no setting can be judged"
-    over = (rows[0].get("step"), rows[-1].get("step"))
-    return view.verdict(NOTE if inert else OK, line, evidence, "", remedy, over=over)
+    return view.verdict(
+        NOTE if inert else OK,
+        "; ".join(lines) or "no setting can be judged",
+        evidence,
+        "inert" if remedies else "",
+        over=(rows[0].get("step"), rows[-1].get("step")),
+        remedies="; ".join(remedies),
+    )
