@@ -101,6 +101,10 @@ class StepSummary:
         return sum(self.dead.values())
 
 
+# part, and when it was written -> its summaries
+Known = dict[tuple[str, int], list[StepSummary]]
+
+
 def summarise(batch: ScoredBatch) -> StepSummary:
     """The summary of a batch, in memory or read from the record, in less than a millisecond."""
     texts, size = batch.completions, batch.num_generations
@@ -165,7 +169,7 @@ def summarise(batch: ScoredBatch) -> StepSummary:
 def summaries_of(
     run: RunDirectory,
     last: int | None = None,
-    known: dict[tuple[str, int], list[StepSummary]] | None = None,
+    known: Known | None = None,
 ) -> list[StepSummary]:
     """A summary of each batch in a run's record, in order; a part that cannot be read is skipped,
     with a warning that names it.
@@ -179,7 +183,7 @@ def summaries_of(
     except RunError:
         return []
     manifest, count = run.manifest(), 0
-    read: dict[tuple[str, int], list[StepSummary]] = {}
+    read: Known = {}
     for file in reversed(files):
         if last is not None and count >= last:
             break

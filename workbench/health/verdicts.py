@@ -112,7 +112,7 @@ class RunConfig:
         fields.
         """
         needed = ("max_completion_length", "beta", "learning_rate", "temperature")
-        known = {name: settings.get(name) for name in needed}
+        known: Fields = {name: settings.get(name) for name in needed}
         return cls(**known, settings=settings, **more)
 
 
@@ -275,20 +275,20 @@ class ExaminedRun:
         evidence: Fields,
         case: str = "",
         *,
-        over: Sequence[StepSummary] | tuple[int | None, int | None] | None = None,
+        over: Sequence[StepSummary] | None = None,
+        steps: tuple[int | None, int | None] | None = None,
         prompts: tuple[str, ...] = (),
         function: str = "",
         **words: object,
     ) -> Verdict:
-        """A verdict of the calling rule, `over` some batches or from a first to a last step; None:
-        the recent batches.
+        """A verdict of the calling rule, `over` some batches (None: the recent ones), or from a
+        first to a last of `steps`.
 
         Cause and remedy are those of the case in texts.yaml, in which `evidence` and `words` stand;
         a verdict of ok has neither.
         """
         over = self.recent if over is None else over
-        if over and not isinstance(over, tuple):
-            over = over[0].step, over[-1].step
+        first, last = steps or ((over[0].step, over[-1].step) if over else (None, None))
         about = texts()[case] if case and state != OK else {}
         words = {**evidence, "begin": self.helps_to_begin, **words} if about else {}
         return Verdict(
@@ -296,9 +296,10 @@ class ExaminedRun:
             state,
             qualified(line, self.config.unstated_right),
             evidence,
-            *(over or ()),
-            prompts=prompts,
-            function=function,
+            first,
+            last,
+            prompts,
+            function,
             **{name: text.format(**words) for name, text in about.items()},
         )
 
@@ -337,7 +338,7 @@ def rule(
             verdicts = waits or looks(view)
             if isinstance(verdicts, Verdict):
                 verdicts = [verdicts]
-            return [dataclasses.replace(verdict, name=looks.__name__) for verdict in verdicts]
+            return [dataclasses.replace(verdict, name=examine.__name__) for verdict in verdicts]
 
         return examine
 

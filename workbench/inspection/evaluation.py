@@ -81,7 +81,8 @@ def evaluate(
     with run.alone("eval") as lock:
         task = task or _task_of(run)
         rows = _rows(task, held_out)
-        folders = {"base": None, "trained": run.adapter, **_checkpoints(run, checkpoints)}
+        saved = _checkpoints(run, checkpoints)
+        folders = {"base": None, "trained": run.adapter, **saved}
         _warn(run, task, len(rows), samples)
         policy, base = _loaded(run)
         suite = RewardSuite(task, samples, run.recipe().reward_weights)
@@ -112,8 +113,8 @@ def evaluate(
         progress = progress or progress_line("evaluation, prompts answered")
         passes = [(who, how) for who in folders for how in ways]
         for number, (who, how) in enumerate(passes, 1):
-            if who.startswith("checkpoint-"):
-                put_on(policy.model, folders[who])
+            if who in saved:
+                put_on(policy.model, saved[who])
             missing = kept.missing(who, how)
             size = max(1, _BATCH // ways[how]["samples"])
             for start in range(0, len(missing), size):

@@ -146,9 +146,8 @@ def learnt_out(view: ExaminedRun) -> Verdict:
     if measurement := best_of(view.held_out):
         evidence["best_step"] = step = measurement["step"]
         best = f"; the best adapter by the held-out prompts is that of step {step}"
-    over = since, last
     return view.verdict(
-        WARNING, line, evidence, "learnt out", over=over, prompts=prompts, best=best
+        WARNING, line, evidence, "learnt out", steps=(since, last), prompts=prompts, best=best
     )
 
 

@@ -50,8 +50,8 @@ def kl_not_measured(view: ExaminedRun) -> Verdict:
     if view.config.beta != 0:
         return not_examined(KL, "the metrics have no kl, though beta is not 0")
     line = "KL is not measured: beta = 0, so there is no reference model"
-    over = rows[0].get("step"), rows[-1].get("step")
-    return view.verdict(NOTE, line, {"beta": 0, "missing": KL}, "no beta", over=over)
+    steps = rows[0].get("step"), rows[-1].get("step")
+    return view.verdict(NOTE, line, {"beta": 0, "missing": KL}, "no beta", steps=steps)
 
 
 @rule(batches=0)
@@ -96,7 +96,7 @@ def kl_runaway(view: ExaminedRun) -> Verdict:
         line,
         evidence,
         "far from base",
-        over=(since or values[0][0], values[-1][0]),
+        steps=(since or values[0][0], values[-1][0]),
         rate="the learning rate" if rate is None else f"learning_rate = {rate:g}",
         or_beta="" if beta is None else f" or beta = {beta:g} too low",
     )
@@ -176,7 +176,7 @@ def non_finite(view: ExaminedRun) -> Verdict:
         state, case = NOTE, "scaler"
     at_first = [batch for batch in view.everything if batch.step == first]
     prompts = view.prompts(lambda group: True, at_first)
-    return view.verdict(state, line, evidence, case, over=(first, hit[-1]), prompts=prompts)
+    return view.verdict(state, line, evidence, case, steps=(first, hit[-1]), prompts=prompts)
 
 
 def _broken(row: Fields) -> dict[str, str]:
@@ -210,6 +210,6 @@ def zero_gradient(view: ExaminedRun) -> Verdict:
     evidence = {"rows": zeros, "groups_alive": alive}
     line = f"grad_norm is 0 in the latest {zeros} rows"
     if not alive:
-        return view.verdict(NOTE, f"{line}: all groups are dead", evidence, over=over)
+        return view.verdict(NOTE, f"{line}: all groups are dead", evidence, steps=over)
     line += f", with {alive} groups to learn from"
-    return view.verdict(ALARM, line, evidence, "not in the graph", over=over)
+    return view.verdict(ALARM, line, evidence, "not in the graph", steps=over)

@@ -40,6 +40,6 @@ def inert_settings(view: ExaminedRun) -> Verdict:
         "; ".join(lines) or "no setting can be judged",
         evidence,
         "inert" if remedies else "",
-        over=(rows[0].get("step"), rows[-1].get("step")),
+        steps=(rows[0].get("step"), rows[-1].get("step")),
         remedies="; ".join(remedies),
     )
