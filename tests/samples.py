@@ -169,7 +169,7 @@ SAMPLES = {
     "workbench.health.diagnosis.Verdicts": verdicts,
     "workbench.inspection.measured.Evaluation": evaluation,
     "workbench.inspection.reading.RecordedGroup": recorded_group,
-    "workbench.inspection.listing.Listing": listing,
+    "workbench.inspection.reading.Listing": listing,
     "workbench.inspection.tokens.TokenView": token_view,
     "workbench.inspection.several_runs.Comparison": comparison,
     "workbench.replaying.Replay": replayed,

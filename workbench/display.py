@@ -26,7 +26,7 @@ VIEWS: dict[str, str] = {
     "workbench.exporting.risk.MergeRisk": "workbench.views.merge_risk.merge_risk_picture",
     "workbench.health.diagnosis.Verdicts": "workbench.views.health.health_view",
     "workbench.inspection.measured.Evaluation": "workbench.views.results.evaluation_picture",
-    "workbench.inspection.listing.Listing": "workbench.views.inspection.listing_table",
+    "workbench.inspection.reading.Listing": "workbench.views.inspection.listing_table",
     "workbench.inspection.reading.RecordedGroup": "workbench.views.results.group_view",
     "workbench.inspection.tokens.TokenView": "workbench.views.inspection.token_page",
     "workbench.inspection.several_runs.Comparison": "workbench.views.inspection.comparison_view",

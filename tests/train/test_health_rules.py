@@ -40,9 +40,9 @@ def batch(step: int = 1, **changes) -> StepSummary:
         "step": step, "stage": "1", "completions": 64, "group_size": 8,
         "functions": (function("right", 1.0), function("format", 0.5, high=1.0)),
         "group_std": 1.0, "nonfinite": 0, "metrics": {},
-        "identical_right": 0, "distinct": 60, "distinct_in_groups": 0.95, "commonest": "x", "commonest_count": 3,
+        "identical_right": 0, "distinct_in_groups": 0.95, "commonest": "x", "commonest_count": 3,
         "commonest_right": 1, "length": 40.0, "longest": 90, "unended": 0, "clipped": 0,
-        "clipped_right": 0, "right": 32, "formatted": 32, "formatted_right": 30, "length_correlation": 0.1,
+        "clipped_right": 0, "right": 32, "formatted": 32, "length_correlation": 0.1,
         "groups": tuple(GroupSummary(f"p{step}-{index}", None, 4, 0) for index in range(8)),
     }  # fmt: skip
     return StepSummary(**{**values, "dead": kinds, **changes})
@@ -96,7 +96,7 @@ def test_without_a_record_the_metrics_still_speak():
 
 def test_keys_that_are_absent_are_named():
     rows = [row(step, kl=..., grad_norm=..., step_time=...) for step in range(1, 21)]
-    found = verdicts(batches(20, formatted=None, formatted_right=None), rows)
+    found = verdicts(batches(20, formatted=None), rows)
     assert found["kl_runaway"].evidence == found["kl_not_measured"].evidence == {"missing": "kl"}
     assert found["zero_gradient"].evidence == {"missing": "grad_norm"}
     assert found["format_without_right"].evidence == {"missing": "format_by"}
@@ -522,7 +522,7 @@ def test_an_entropy_that_collapses_while_nothing_gets_better_is_a_warning():
     assert "entropy_coef" in found.remedy
 
 
-FEW = {"group_size": 4, "distinct": 8, "commonest_count": 1, "formatted": None, "formatted_right": None}
+FEW = {"group_size": 4, "commonest_count": 1, "formatted": None}
 
 
 @pytest.mark.parametrize(

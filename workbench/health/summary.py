@@ -72,7 +72,6 @@ class StepSummary:
     metrics: dict[str, float]
     dead: dict[str, int]  # groups by kind, all DEAD_KINDS
     identical_right: int  # groups of identical texts that are right
-    distinct: int  # texts in the batch
     # mean share of a group's texts that are distinct; 1 / G when they are all the same
     distinct_in_groups: float
     commonest: str  # the text that was written most often, cut
@@ -85,7 +84,6 @@ class StepSummary:
     clipped_right: int
     right: int
     formatted: int | None  # that keep the format, by the task's `format_by`; None if it names none
-    formatted_right: int | None  # that keep it and are right
     # of total and length, within groups; None where one of them does not vary
     length_correlation: float | None
     groups: tuple[GroupSummary, ...]  # the first MOST_GROUPS
@@ -145,7 +143,6 @@ def summarise(batch: ScoredBatch) -> StepSummary:
         identical_right=sum(
             kind == IDENTICAL and count == size for kind, count in zip(kinds, right_P.tolist())
         ),
-        distinct=len(set(texts)),
         distinct_in_groups=sum(
             len(set(texts[start : start + size])) for start in range(0, len(texts), size)
         )
@@ -160,7 +157,6 @@ def summarise(batch: ScoredBatch) -> StepSummary:
         clipped_right=int((clipped & right).sum()),
         right=int(right.sum()),
         formatted=None if formatted is None else int(formatted.sum()),
-        formatted_right=None if formatted is None else int((formatted & right).sum()),
         length_correlation=_correlation(batch.totals, lengths, size),
         groups=tuple(map(GroupSummary._make, itertools.islice(groups, MOST_GROUPS))),
     )

@@ -303,38 +303,33 @@ class ExaminedRun:
             **{name: text.format(**words) for name, text in about.items()},
         )
 
-    def too_few(self, batches: int, groups: int, completions: int) -> Verdict | None:
+    def too_few(self, batches: int, groups: int = 16) -> Verdict | None:
         """A skipped verdict where the window holds less than is needed; None where it holds
         enough.
         """
         if not self.batches:
             return not_examined("rollouts", "no batch was recorded")
-        for of, needs, has in (
-            ("batches", batches, len(self.batches)),
-            ("groups", groups, self.total("group_count")),
-            ("completions", completions, self.total("completions")),
-        ):
-            if has < needs:
-                return early(needs, has, of)
-        return None
+        if len(self.batches) < batches:
+            return early(batches, len(self.batches), "batches")
+        count = self.total("group_count")
+        return early(groups, count, "groups") if count < groups else None
 
 
 Looks = Callable[[ExaminedRun], Verdict | list[Verdict]]
+Rule = Callable[[ExaminedRun], list[Verdict]]
 
 
-def rule(
-    batches: int = 3, groups: int = 16, completions: int = 0
-) -> Callable[[Looks], Callable[[ExaminedRun], list[Verdict]]]:
+def rule(batches: int = 3, groups: int = 16) -> Callable[[Looks], Rule]:
     """Makes a function of an `ExaminedRun` a rule: its verdicts carry its name.
 
-    They wait until the view holds this many batches, groups and completions; 0 batches: the
-    function checks for itself.
+    They wait until the view holds this many batches and groups; 0 batches: the function checks for
+    itself.
     """
 
-    def made(looks: Looks) -> Callable[[ExaminedRun], list[Verdict]]:
+    def made(looks: Looks) -> Rule:
         @functools.wraps(looks)
         def examine(view: ExaminedRun) -> list[Verdict]:
-            waits = view.too_few(batches, groups, completions) if batches else None
+            waits = view.too_few(batches, groups) if batches else None
             verdicts = waits or looks(view)
             if isinstance(verdicts, Verdict):
                 verdicts = [verdicts]

@@ -5,11 +5,10 @@ however long the record.
 from __future__ import annotations
 
 from workbench.errors import RunError
-from workbench.inspection.listing import Listing
-from workbench.inspection.reading import question
+from workbench.inspection.reading import Listing, quoted, shown_prompts
 from workbench.run.batch import NO_SPREAD
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import prompt_of, query
+from workbench.run.rollouts import query
 
 PAGE = 20  # completions
 EXAMPLES = (
@@ -45,7 +44,7 @@ def browse(
         raise RunError(f"page = {page}", rule="pages are counted from 0", remedy="give 0 or more")
     there = list(query(run.rollouts, "select * from rollouts limit 0").columns)
     scores = [name for name in there if name.startswith("score.")]
-    errors = ", ".join(_quoted(name) for name in there if name.startswith("error.")) or "null"
+    errors = ", ".join(quoted(name) for name in there if name.startswith("error.")) or "null"
     # What a prompt asks, as a page shows it, is what a filter means by it; a column that is not
     # asked for costs nothing.
     asks = (
@@ -62,7 +61,7 @@ def browse(
         "generation",
         "total",
         "advantage",
-        *map(_quoted, scores),
+        *map(quoted, scores),
         "length_tokens",
         "finish_reason",
     ]
@@ -82,7 +81,7 @@ def browse(
         ]
         value = f"{' sorted by '.join(filter(None, (where, sort)))}: {' '.join(said)}"
         columns = [
-            name if name.isidentifier() and name not in ("group", "right") else _quoted(name)
+            name if name.isidentifier() and name not in ("group", "right") else quoted(name)
             for name in there
         ]
         rule = (
@@ -91,7 +90,7 @@ def browse(
         )
         raise RunError(value, rule=rule, remedy=f"for example: {EXAMPLES}") from None
     more, frame = len(frame) > size, frame.head(size)
-    frame["prompt"] = [question(prompt_of(own)) for own in frame["prompt"]]
+    frame["prompt"] = shown_prompts(frame["prompt"])
     first = page * size
     verdict = (
         f"completions {first + 1:,} to {first + len(frame):,}"
@@ -100,7 +99,3 @@ def browse(
     )
     verdict += f" where {where}" * bool(where.strip()) + f", sorted by {sort}" * bool(sort.strip())
     return Listing(verdict + "; there are more" * more, frame, {"more": more, "page": page})
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

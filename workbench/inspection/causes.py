@@ -4,20 +4,20 @@ words.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from workbench.audit.prompt_format import ExpectedFormat, parse_format
 from workbench.errors import RunError, nearest
-from workbench.inspection.listing import Listing, frame_of
 from workbench.inspection.measured import Evaluation
-from workbench.inspection.reading import answer_column_of, needs, question
+from workbench.inspection.reading import Listing, answer_column_of, frame_of, needs, question
 from workbench.kinds import Fields
 from workbench.rewards.answers import find_answer
 from workbench.rewards.compare import quick_same
@@ -75,18 +75,17 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
         if "all" in of:
             examples.setdefault(why, (asked, text))
 
-    for some in _read(source):
-        sizes.update(dict.fromkeys(some.of, len(some.texts)))
-        column = _answer_column(some.rows, answer_column, manifest)
-        for place in np.flatnonzero(~some.right):
-            row, text = some.rows[place], some.texts[place]
-            kept = None if some.kept is None else bool(some.kept[place])
-            why = cause(row, text, bool(some.ended[place]), kept, row.get(column))
-            wrong = some.of, question(row["prompt"]), text
-            if why in UNEXPLAINED and len(unexplained) < _KEPT:
-                unexplained.append((why, *wrong))
-            else:
-                count(why, *wrong)
+    for of, row, text, right, ended, kept in _completions(source):
+        sizes.update(of)
+        if right:
+            continue
+        column = _answer_column(row, answer_column, manifest)
+        why = cause(row, text, ended, kept, row.get(column))
+        wrong = why, of, question(row["prompt"]), text
+        if why in UNEXPLAINED and len(unexplained) < _KEPT:
+            unexplained.append(wrong)
+        else:
+            count(*wrong)
     clusters = _clusters([text for *_, text in unexplained])
     for why, of, asked, text in unexplained:
         count(clusters.get(text, why), of, asked, text)
@@ -105,10 +104,10 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
     )
 
 
-def _answer_column(rows: Sequence[Fields], asked: str | None, manifest: Fields) -> str:
-    known = sorted(rows[0].keys() - {"prompt", "prompt_id"})
+def _answer_column(row: Fields, asked: str | None, manifest: Fields) -> str:
+    known = sorted(row.keys() - {"prompt", "prompt_id"})
     column = asked or answer_column_of(known, manifest) or "answer"
-    if known and not any(column in row for row in rows):
+    if known and column not in known:
         choose = "choose one of them (answer_column=, --answer-column)"
         raise RunError(
             f"no column {column!r}; there are {', '.join(known)}",
@@ -125,30 +124,23 @@ def _clusters(texts: Sequence[str]) -> dict[str, str]:
     shared = Counter(gram for text in texts for gram in grams[text])
     clusters = {}
     for text, own in grams.items():
-        gram = min(own, key=lambda gram: (-shared[gram], gram), default=())
-        if shared[gram] >= _ALIKE:
+        gram = min(own, key=lambda gram: (-shared[gram], gram), default=None)
+        if gram and shared[gram] >= _ALIKE:
             clusters[text] = f"like '{' '.join(gram)}'"
     return clusters
 
 
-class _Completions(NamedTuple):
-    # B of them; `of`: the parts of the record that they belong to.
-    of: set[str]
-    rows: Sequence[Fields]
-    texts: list[str]
-    right: np.ndarray  # bool
-    ended: np.ndarray  # bool
-    kept: np.ndarray | None  # bool: the format
-
-
-def _read(source: RunDirectory | Evaluation) -> Iterator[_Completions]:
+def _completions(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]:
+    # Of each: the parts that it belongs to, its row, its text, whether it is right, whether it
+    # ended, and whether it keeps the format (None: not measured).
     if isinstance(source, Evaluation):
-        prompts = source.rows or [{"prompt": prompt} for prompt in source.prompts]
-        rows = [row for row in prompts for _ in source.after.completions[0]]
+        rows = source.rows or [{"prompt": prompt} for prompt in source.prompts]
+        columns = dict.fromkeys(itertools.chain.from_iterable(rows))  # not every row may have all
         for of, own in (({"first"}, source.before), ({"all", "last"}, source.after)):
-            texts = [text for group in own.completions for text in group]
-            kept = None if own.format is None else own.format.ravel()
-            yield _Completions(of, rows, texts, own.correct.ravel(), own.finished.ravel(), kept)
+            kept = own.format if own.format is not None else np.full(own.lenient.shape, None)
+            arrays = (values.tolist() for values in (own.correct, own.finished, kept))
+            for row, *group in zip(rows, own.completions, *arrays):
+                yield from ((of, columns | row, *each) for each in zip(*group))
         return
     recorded = parts(source.rollouts)
     first, last = span(recorded[0])[0], span(recorded[-1])[1]
@@ -159,10 +151,11 @@ def _read(source: RunDirectory | Evaluation) -> Iterator[_Completions]:
         if batch.step >= first + 0.75 * (last - first):
             of.add("last")
         ended = np.ones_like(batch.right) if batch.finished is None else batch.finished
-        kept = None
+        kept = np.full(batch.right.shape, None)
         if batch.format_by in batch.names:
             kept = batch.scores[:, batch.names.index(batch.format_by)] > 0
-        yield _Completions(of, batch.rows, batch.completions, batch.right, ended, kept)
+        arrays = (values.tolist() for values in (batch.right, ended, kept))
+        yield from ((of, *each) for each in zip(batch.rows, batch.completions, *arrays))
 
 
 def cause(

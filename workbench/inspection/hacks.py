@@ -8,13 +8,12 @@ import math
 from typing import TYPE_CHECKING
 
 from workbench.health.trends import Interval
-from workbench.inspection.listing import Listing
 from workbench.inspection.measured import Evaluation
-from workbench.inspection.reading import needs, question
+from workbench.inspection.reading import Listing, needs, quoted, shown_prompts, with_meaning
 from workbench.inspection.statistics import paired_difference
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
-from workbench.run.rollouts import prompt_of, qualified, query, stage_in, unstated_right
+from workbench.run.rollouts import query, stage_in
 
 if TYPE_CHECKING:
     import pandas
@@ -50,9 +49,9 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
         but for their digits counted together: count, reward (mean), prompt, example.
     """
     needs(run, RunDirectory)
-    manifest, last_step = run.manifest(), span(parts(run.rollouts)[-1])[1]
+    last_step = span(parts(run.rollouts)[-1])[1]
     last = query(run.rollouts, "select * from rollouts limit 1", step=last_step).iloc[0]
-    format_by = stage_in(manifest, last["stage"])["format_by"]
+    format_by = stage_in(run.manifest(), last["stage"])["format_by"]
     weights = {
         name.removeprefix("weight."): float(weight)
         for name, weight in last.items()
@@ -61,7 +60,7 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
     unweighted = [name for name, weight in weights.items() if not weight]
     thirds = _thirds(last["stage"], weights, format_by)
     means = "".join(
-        f", avg({_column(name)}) {which} as {who}_{number}"
+        f", avg({quoted('score.' + name)}) {which} as {who}_{number}"
         for number, name in enumerate(unweighted)
         for who, which in (
             ("right", 'filter ("right")'),
@@ -153,20 +152,20 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
         group by regexp_replace(completion, '[0-9]+', '0', 'g') order by count desc, reward desc,
         example limit {100 if signs else 0}""",
     )
-    frame["prompt"] = [question(prompt_of(own)) for own in frame["prompt"]]
+    frame["prompt"] = shown_prompts(frame["prompt"])
     numbers = {"signs": signs, "flat": beside, "reward": rise, "right": right, "paid_wrong": wrong}
-    return Listing(qualified(verdict, unstated_right(manifest)), frame, numbers)
+    return Listing(with_meaning(verdict, run), frame, numbers)
 
 
 def _thirds(stage: str, weights: dict[str, float], format_by: str | None) -> str:
     # SQL: the completions of a stage, what they were paid, and `level`, what right ones of the same
     # third earn, but for the worst-paid quarter of them.
     paid = [
-        f"{weight!r} * coalesce({_column(name)}, 0)"
+        f"{weight!r} * coalesce({quoted('score.' + name)}, 0)"
         for name, weight in weights.items()
         if name != format_by
     ]
-    own = f"rollouts where stage = {_text(stage)}"
+    own = "rollouts where stage = " + quoted(stage, "'")
     return f"""with bounds as (
             select min(step) as first, max(step) + 1 as beyond, (beyond - first) / 3 as third
             from {own}
@@ -177,14 +176,6 @@ def _thirds(stage: str, weights: dict[str, float], format_by: str | None) -> str
             select part as of_part, quantile_cont(paid, 0.25) filter ("right") as level from paid
             group by part
         ), thirds as (select * from paid join levels on part = of_part)"""
-
-
-def _column(function: str) -> str:
-    return '"score.' + function.replace('"', '""') + '"'
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
 
 
 def _change(first: pandas.Series, final: pandas.Series) -> Interval:

@@ -141,7 +141,8 @@ def _of_parts(folder: Path, name: str) -> RunDirectory:
     # Copied as they are. metrics.jsonl, which is not there, becomes what TRL would have logged of
     # the same batches.
     weights: dict[str, float] = {}
-    rows, size = [], 0
+    rows: list[Fields] = []
+    size = 0
     for batch in itertools.chain.from_iterable(
         read_part(part, bare=True) for part in parts(folder)
     ):
@@ -150,9 +151,16 @@ def _of_parts(folder: Path, name: str) -> RunDirectory:
         means = {
             per_function(own.name): own.mean for own in summary.functions if own.mean is not None
         }
-        row = {"step": batch.step, **means, REWARD: float(batch.totals.mean())}
-        row |= {GROUP_STD: summary.group_std, ZERO_STD: summary.metrics[DEAD]}
-        rows.append({**row, MEAN_LENGTH: summary.length})
+        rows.append(
+            {
+                "step": batch.step,
+                **means,
+                REWARD: float(batch.totals.mean()),
+                GROUP_STD: summary.group_std,
+                ZERO_STD: summary.metrics[DEAD],
+                MEAN_LENGTH: summary.length,
+            }
+        )
     if not rows:
         raise RunError(
             f"{shown(folder)}: no completions in its parts",

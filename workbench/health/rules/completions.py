@@ -169,11 +169,9 @@ def collapse(view: ExaminedRun) -> Verdict:
         "identical_and_not_right": same.value,
         "at_least": same.low,
         "distinct_in_groups": distinct,
-        "distinct_in_batch": view.total("distinct") / view.total("completions"),
         "commonest": recent[-1].commonest,
         "commonest_share": one.value,
         "commonest_right": one_right,
-        "temperature": temperature,
     }
     everywhere = one.low > 0.8 and one_right < 0.5
     if everywhere:
@@ -182,13 +180,12 @@ def collapse(view: ExaminedRun) -> Verdict:
         line = f"in {percent(same.value)} of the latest {groups} groups all texts are the same"
     else:
         return view.verdict(OK, f"{percent(distinct)} of a group's texts are distinct", evidence)
-    return view.verdict(
-        ALARM if everywhere or same.low > 0.5 else WARNING,
-        f"{line} and not right; the commonest begins {recent[-1].commonest[:40]!r}",
-        evidence,
-        "cold" if temperature is not None and temperature < 0.5 else "one text",
-        prompts=view.prompts(lambda group: group.dead == IDENTICAL and not group.right),
-    )
+    line += f" and not right; the commonest begins {recent[-1].commonest[:40]!r}"
+    state = ALARM if everywhere or same.low > 0.5 else WARNING
+    prompts = view.prompts(lambda group: group.dead == IDENTICAL and not group.right)
+    if temperature is None or temperature >= 0.5:
+        return view.verdict(state, line, evidence, "one text", prompts=prompts)
+    return view.verdict(state, line, evidence, "cold", prompts=prompts, temperature=temperature)
 
 
 @rule()
@@ -230,7 +227,7 @@ def wasted(view: ExaminedRun) -> Verdict:
     return view.verdict(state, line, evidence, "wasted", over=batches, prompts=prompts)
 
 
-@rule(groups=8, completions=48)
+@rule(groups=8)
 def truncation(view: ExaminedRun) -> Verdict:
     """Completions cut at max_completion_length, before they could close their tags."""
     recent, limit, count = view.recent, view.config.max_completion_length, view.total("completions")
@@ -246,8 +243,6 @@ def truncation(view: ExaminedRun) -> Verdict:
         "completions": count,
         "share": cut.value,
         "at_least": cut.low,
-        "unended": unended / count,
-        "longest": max(batch.longest for batch in recent),
         "max_completion_length": limit,
         "right_of_cut": of_cut,
         "right_of_others": of_others,
@@ -290,7 +285,6 @@ def length_drift(view: ExaminedRun) -> Verdict:
         "right_before": right_before,
         "right_after": right_after,
         "reward_goes_with_length": correlation,
-        "max_completion_length": view.config.max_completion_length,
     }
     line = (
         f"mean length {before:.0f} -> {after:.0f} tokens, right {percent(right_before)} ->"
@@ -308,25 +302,25 @@ def length_drift(view: ExaminedRun) -> Verdict:
     return view.verdict(state, line, evidence, case, over=batches)
 
 
-@rule(batches=8)
+@rule(batches=0)
 def format_without_right(view: ExaminedRun) -> Verdict:
     """The format is learnt, and the answers in it are not."""
     right_by, batches, last = view.config.right_by or "", view.batches, view.ends()[1]
-    if batches[-1].formatted is None:
+    if batches and batches[-1].formatted is None:
         why = "the task names no function that says whether the format is kept"
         return not_examined("format_by", why)
     if view.config.format_by == right_by:
         why = f"{right_by} decides both what is right and what is in the format"
         return not_examined("right_by", why)
+    if waits := view.too_few(batches=8):
+        return waits
     began, now, format_ = view.rise("formatted")
     right_began, right_now, right = view.rise("right")
-    formatted = view.total("formatted", last)
     evidence = {
         "format_before": began,
         "format_after": now,
         "right_before": right_began,
         "right_after": right_now,
-        "right_in_format": view.total("formatted_right", last) / formatted if formatted else None,
     }
     line = (
         f"in the format {percent(began)} -> {percent(now)}, right {percent(right_began)} ->"
