@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 from workbench.health import rules
-from workbench.health.verdicts import texts
+from workbench.health.verdicts import CASES
 from workbench.rewards.groups import ALL_RIGHT, DEAD_KINDS
 
 FOLDER = Path(rules.__file__).parent
@@ -27,5 +27,5 @@ def cases_named(tree: ast.Module) -> set[str]:
 
 def test_the_rules_name_every_case_and_no_other():
     named = set().union(*(cases_named(ast.parse(file.read_text(encoding="utf-8"))) for file in FOLDER.glob("*.py")))
-    assert named | {*DEAD_KINDS} - {ALL_RIGHT} == {*texts()}
-    assert all(set(each) == {"cause", "remedy"} and any(each.values()) for each in texts().values())
+    assert named | {*DEAD_KINDS} - {ALL_RIGHT} == {*CASES}
+    assert all(set(each) == {"cause", "remedy"} and any(each.values()) for each in CASES.values())

@@ -27,26 +27,12 @@ WINDOW = 20  # batches that describe the current state
 LONG_WINDOW = 100  # batches over which a trend is looked for
 MOST_PROMPTS = 8  # ids that a verdict names
 
+_TEXTS = yaml.safe_load(Path(__file__).with_name("texts.yaml").read_text(encoding="utf-8"))
 # The issues in the order of their verdicts, in words that go both before what is wrong and after
 # "no sign of". The keys, which are their rules' names, are for scripts.
-NAMES = {
-    "non_finite": "NaN or infinite values",
-    "zero_gradient": "vanishing gradients",
-    "reward_cannot_pay": "rewards that never fire",
-    "one_function": "one reward dominating",
-    "dead_groups": "dead groups",
-    "learnt_out": "being learnt out",
-    "collapse": "identical completions",
-    "entropy_collapse": "entropy collapse",
-    "truncation": "clipped completions",
-    "length_drift": "length drift",
-    "format_without_right": "format without correctness",
-    "kl_runaway": "runaway KL",
-    "kl_not_measured": "unmeasured KL",
-    "slow_learning": "slow learning",
-    "wasted": "wasted compute",
-    "inert_settings": "inert settings",
-}
+NAMES: dict[str, str] = _TEXTS["issues"]
+# What causes a state, and its remedy.
+CASES: dict[str, dict[str, str]] = _TEXTS["cases"]
 
 
 @dataclass(frozen=True)
@@ -114,12 +100,6 @@ class RunConfig:
         needed = ("max_completion_length", "beta", "learning_rate", "temperature")
         known: Fields = {name: settings.get(name) for name in needed}
         return cls(**known, settings=settings, **more)
-
-
-@functools.cache
-def texts() -> dict[str, dict[str, str]]:
-    """Causes and remedies by case, as texts.yaml has them."""
-    return yaml.safe_load(Path(__file__).with_name("texts.yaml").read_text(encoding="utf-8"))
 
 
 @dataclass
@@ -289,7 +269,7 @@ class ExaminedRun:
         """
         over = self.recent if over is None else over
         first, last = steps or ((over[0].step, over[-1].step) if over else (None, None))
-        about = texts()[case] if case and state != OK else {}
+        about = CASES[case] if case and state != OK else {}
         words = {**evidence, "begin": self.helps_to_begin, **words} if about else {}
         return Verdict(
             "",

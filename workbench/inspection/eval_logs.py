@@ -82,7 +82,6 @@ def _log(run: RunDirectory, evaluation: Evaluation, who: str, measured: Measured
         "model": model,
         "dataset": {"name": "held-out prompts", "samples": prompts},
         "config": {"epochs": epochs},
-        "packages": {name: str(own) for name, own in (manifest.get("versions") or {}).items()},
         "metadata": {name: evaluation.found[name] for name in ("gain", "verdict", "right_by")},
     }
     total = prompts * epochs

@@ -153,8 +153,7 @@ def _task_of(run: RunDirectory) -> Task:
 
 
 def _rows(task: Task, most: int) -> dict[str, Row]:
-    asked = _held_out(task, task.with_ids(task.held_out))[:most]
-    rows = {row_key(row): row for row in asked}
+    rows = {row_key(row): row for row in task.with_ids(task.held_out)[:most]}
     if len(rows) < 2:
         raise DataError(
             f"task {task.name!r}: {len(rows)} held-out prompt",
@@ -370,7 +369,13 @@ def measure_policy(
         sampling: for `sample`: `max_completion_length`, `temperature`, `seed`, `base`,
             `batch_size`, `progress`.
     """
-    rows = _held_out(task, task.held_out if rows is None else rows)
+    rows = task.held_out if rows is None else rows
+    if not len(rows):
+        raise DataError(
+            f"task {task.name!r}: 0 held-out prompts",
+            rule="a policy is measured on prompts that it was not trained on",
+            remedy="give the task held_out rows; notebook 01 splits them off",
+        )
     suite = RewardSuite(task, samples, weights)
     sampling = {"batch_size": _BATCH, **sampling}
     return _measured(scored_groups(policy, task, rows, suite, samples, **sampling), rows[0])
@@ -388,13 +393,3 @@ def _measured(groups: list[Group], row: Row) -> Measured:
         column("total"),
         parse_format(row).answer_tag or "answer",
     )
-
-
-def _held_out(task: Task, rows: Sequence[Row]) -> Sequence[Row]:
-    if not len(rows):
-        raise DataError(
-            f"task {task.name!r}: 0 held-out prompts",
-            rule="a policy is measured on prompts that it was not trained on",
-            remedy="give the task held_out rows; notebook 01 splits them off",
-        )
-    return rows
