@@ -13,7 +13,7 @@ from recording import record
 from workbench.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, RunConfig, Verdict, diagnose, examine_run, worsened
 from workbench.health.rules import RULES
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
-from workbench.health.trends import change_of_share, share, slope, steps_to_tell
+from workbench.health.trends import change_of_share, share, slope
 from workbench.rewards.groups import DEAD_KINDS
 from workbench.task import Task
 
@@ -400,12 +400,6 @@ def test_progress(trend, count, kl, state, said):
     assert said in found.line
 
 
-def test_a_run_that_is_too_short_to_tell_is_told_so():
-    rows = [row(step + 1) for step in range(30)]
-    found = verdicts(wavering(0.0, 30), rows, replace(CONFIG, total_steps=40))["slow_learning"]
-    assert "more than this run's 40 steps" in found.line
-
-
 def test_a_flat_end_of_a_run_that_has_learnt_is_no_illness():
     functions = (function("right", 1.9), function("format", 1.0, high=1.0))
     found = verdicts(batches(100, right=61, functions=functions), [row(n + 1, kl=1e-7) for n in range(100)])
@@ -473,16 +467,6 @@ def test_intervals():
     half = line.stderr * stats.t.ppf(0.995, 4)
     assert slope(values) == pytest.approx((line.slope, line.slope - half, line.slope + half))
     assert slope([1.0, 2.0]).low == -math.inf
-
-
-def test_the_steps_that_it_takes_to_tell_are_those_that_it_took():
-    draw = random.Random(0)
-    noise = [draw.gauss(0, 1) for _ in range(400)]
-    needed = steps_to_tell(noise[:20], 1.0)
-    assert 100 < needed < 1000
-    rising = [value + 1.5 * n / needed for n, value in enumerate((noise * 3)[:needed])]
-    assert slope(rising).low > 0
-    assert steps_to_tell(noise[:20], 0.0) is None
 
 
 # --- functions that cancel, an entropy that collapses -----------------------------------------------------------

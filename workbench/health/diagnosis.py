@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from workbench.errors import TaskError
 from workbench.health.rules import RULES
 from workbench.health.summary import Known, StepSummary, summaries_of
 from workbench.health.verdicts import (
@@ -22,13 +21,10 @@ from workbench.health.verdicts import (
     Verdict,
 )
 from workbench.kinds import Fields
-from workbench.rewards.hashing import reward_hash
-from workbench.rewards.library import max_score_of
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out
 from workbench.run.rollouts import stage_in, unstated_right
-from workbench.task import Task, load_task
 from workbench.workspace import to_json
 
 WRONG = (ALARM, WARNING)
@@ -86,12 +82,9 @@ def worsened(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[Verdic
     ]
 
 
-def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = None) -> RunConfig:
+def config_of(run: RunDirectory, stage: str | None = None) -> RunConfig:
     """The requested settings of a run's `stage` (None: it has no stages), from its manifest and
     recipe.
-
-    `task` is the run's, whose functions declare their maximum, if they are unchanged; None: the
-    recipe's, if it loads.
     """
     recipe, manifest, state = run.recipe(), run.manifest(), RunState.of(run)
     known = stage_in(manifest, stage)
@@ -101,17 +94,12 @@ def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = N
         settings |= {"beta": state.beta, "learning_rate": state.learning_rate}
     own = next((part.grpo for part in recipe.stages if part.name == stage), {})
     asked = (manifest.get("settings") or {}).get("asked") or recipe.grpo
-    steps = settings.get("max_steps")
-    best = rewards.get("best")
-    if not best:
-        best = _best(rewards.get("functions") or {}, task, known["task"] or recipe.task)
     return RunConfig.of(
         settings,
-        best=best,
+        best=rewards.get("best") or {},
         right_by=known["right_by"],
         unstated_right=unstated_right(manifest),
         format_by=known["format_by"],
-        total_steps=steps if isinstance(steps, int) and steps > 0 else None,
         fp16=settings.get("fp16") is True,
         asked=tuple({**asked, **own}),
         warm_start=run.warm_start.is_file(),
@@ -119,21 +107,8 @@ def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = N
     )
 
 
-def _best(hashes: dict[str, str], task: Task | None, source: str) -> dict[str, float | None]:
-    try:
-        task = task or load_task(source)
-    except TaskError:
-        return {}
-    return {
-        name: max_score_of(function)
-        for name, function in zip(task.function_names, task.reward_funcs, strict=True)
-        if hashes.get(name) == reward_hash(function)
-    }
-
-
 def examine_run(
     run: RunDirectory,
-    task: Task | None = None,
     last: int | None = None,
     known: Known | None = None,
 ) -> Verdicts:
@@ -144,14 +119,13 @@ def examine_run(
     ...
 
     Args:
-        task: as for `config_of`.
         last: only this many of the latest batches, and the metrics of the same steps; None: all.
         known: as for `summaries_of`.
     """
     summaries, rows = summaries_of(run, last, known), run.metrics()
     if last is not None and summaries:
         rows = [row for row in rows if (row.get("step") or 0) >= summaries[0].step]
-    config = config_of(run, task, summaries[-1].stage if summaries else None)
+    config = config_of(run, summaries[-1].stage if summaries else None)
     return diagnose(summaries, rows, config, held_out(run.events()))
 
 

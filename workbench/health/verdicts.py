@@ -85,7 +85,6 @@ class RunConfig:
     # what right means where nobody has said it, as `run.rollouts.unstated_right` has it
     unstated_right: str = ""
     format_by: str | None = None
-    total_steps: int | None = None
     fp16: bool = False
     settings: Fields = field(default_factory=dict)  # all that are known to be in force
     asked: tuple[str, ...] = ()  # settings that the recipe names

@@ -150,11 +150,10 @@ def _completions(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]
             of.add("first")
         if batch.step >= first + 0.75 * (last - first):
             of.add("last")
-        ended = np.ones_like(batch.right) if batch.finished is None else batch.finished
         kept = np.full(batch.right.shape, None)
         if batch.format_by in batch.names:
             kept = batch.scores[:, batch.names.index(batch.format_by)] > 0
-        arrays = (values.tolist() for values in (batch.right, ended, kept))
+        arrays = (values.tolist() for values in (batch.right, np.asarray(batch.finished), kept))
         yield from ((of, *each) for each in zip(batch.rows, batch.completions, *arrays))
 
 

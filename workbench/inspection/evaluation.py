@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,21 +91,13 @@ def evaluate(
         ways: dict[str, Fields] = {"sampled": {**sampling, "samples": samples}}
         if greedy:
             ways["greedy"] = {**sampling, "samples": 1, "temperature": 0.0}
-        settings = {
-            **{name: getattr(policy, name) for name in _OF_THE_POLICY},
-            "rewards": suite.hash,
-            "right_by": task.right_rule,
-            "format_by": task.format_by,
-            "seed": seed,
-            **ways["sampled"],
-            "base": base,
-        }
+        settings = _settings(policy, task, suite) | ways["sampled"] | {"seed": seed, "base": base}
         kept = _Kept.open(run, settings)
         kept.make_room()
         kept.asked = {
             "rows": [*rows],
             "adapters": {
-                who: (folder and adapter_sum(folder)) or "" for who, folder in folders.items()
+                who: adapter_sum(folder) if folder else "" for who, folder in folders.items()
             },
             "greedy": greedy,
             "steps": run.result()["steps"],
@@ -115,25 +107,15 @@ def evaluate(
         for number, (who, how) in enumerate(passes, 1):
             if who in saved:
                 put_on(policy.model, saved[who])
-            missing = kept.missing(who, how)
-            size = max(1, _BATCH // ways[how]["samples"])
-            for start in range(0, len(missing), size):
-                some = {key: rows[key] for key in missing[start : start + size]}
+            way = {**ways[how], "base": who == "base", "batch_size": _BATCH}
+            size = max(1, _BATCH // way["samples"])
+            for some, left in kept.missing(who, how, rows, size):
                 # A seed of the batch's own: what goes on after a kill ends as if it had not been.
-                own = {**ways[how], "seed": seed + int(missing[start][:6], 16)}
-                scored = scored_groups(
-                    policy,
-                    task,
-                    [*some.values()],
-                    suite,
-                    base=who == "base",
-                    batch_size=_BATCH,
-                    **own,
-                )
+                way["seed"] = seed + int(next(iter(some))[:6], 16)
+                scored = scored_groups(policy, task, [*some.values()], suite, **way)
                 kept.add(who, how, some, scored)
                 lock.beat()
-                done = number * len(rows) - len(missing) + start + len(some)
-                progress(done, len(passes) * len(rows))
+                progress(number * len(rows) - left, len(passes) * len(rows))
         kept.save()  # of what was measured before, something else may be asked for now
         evaluation = kept.evaluation()
         run.write_json("evaluation.json", evaluation.found)
@@ -196,6 +178,15 @@ def _loaded(run: RunDirectory) -> tuple[Policy, Fields]:
             " from another policy"
         )
     return policy, base()
+
+
+def _settings(policy: Policy, task: Task, suite: RewardSuite) -> Fields:
+    return {
+        **{name: getattr(policy, name) for name in _OF_THE_POLICY},
+        "rewards": suite.hash,
+        "right_by": task.right_rule,
+        "format_by": task.format_by,
+    }
 
 
 def _checkpoints(run: RunDirectory, asked: Sequence[int | str] | str) -> dict[str, Path]:
@@ -297,9 +288,14 @@ class _Kept:
     def key(self, who: str, how: str, row: str) -> tuple[str, ...]:
         return who, how, self.asked["adapters"][who], row
 
-    def missing(self, who: str, how: str) -> list[str]:
-        # The prompts' rows that this policy has not answered yet.
-        return [row for row in self.asked["rows"] if self.key(who, how, row) not in self.groups]
+    def missing(
+        self, who: str, how: str, rows: dict[str, Row], size: int
+    ) -> Iterator[tuple[dict[str, Row], int]]:
+        # Batches of the prompts that this policy has not answered yet, and how many are left then.
+        keys = [key for key in rows if self.key(who, how, key) not in self.groups]
+        for end in range(size, len(keys) + size, size):
+            some = {key: rows[key] for key in keys[end - size : end]}
+            yield some, max(0, len(keys) - end)
 
     def add(self, who: str, how: str, rows: dict[str, Row], groups: list[Group]) -> None:
         for (name, row), group in zip(rows.items(), groups, strict=True):

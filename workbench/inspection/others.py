@@ -90,7 +90,7 @@ def _of_trl(
 ) -> RunDirectory:
     import pandas
 
-    files = sorted(folder.glob(f"completions/{_FILES}")) or sorted(folder.glob(_FILES))
+    files = sorted(folder.rglob(_FILES))
     frames = [frame for file in files if len(frame := pandas.read_parquet(file))]
     if not frames:
         raise RunError(
@@ -98,7 +98,7 @@ def _of_trl(
             rule="TRL writes one at each logging step, and the workbench a step-….parquet",
             remedy="train with log_completions=True; or, from now on, `wb.attach(trainer)`",
         )
-    states = sorted(folder.glob("**/trainer_state.json"), key=lambda file: file.stat().st_mtime)
+    states = sorted(folder.rglob("trainer_state.json"), key=lambda file: file.stat().st_mtime)
     rows = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"] if states else []
     logged = {*function_names(key for row in rows for key in row)}
     numeric = frames[0].drop(columns=_OTHER, errors="ignore").select_dtypes(["number", "bool"])

@@ -47,17 +47,13 @@ def through_time(run: RunDirectory, prompt: str) -> Listing:
     ]
     solved = frame[frame["right"] == frame["of"]]["step"]
     when = f"all right first at step {solved.iloc[0]}" if len(solved) else "never all right"
-    verdict = f"{texts[key]}: drawn {len(frame)} times, right {_shares(frame)}; {when}"
+    began, ended = frame["right"].iloc[[0, -1]] / frame["of"].iloc[[0, -1]]
+    verdict = f"{texts[key]}: drawn {len(frame)} times, right {began:.0%} -> {ended:.0%}; {when}"
     return Listing(
         with_meaning(verdict, run),
         frame,
         {"prompt_id": key, "solved_at": int(solved.iloc[0]) if len(solved) else None},
     )
-
-
-def _shares(frame) -> str:
-    shares = [f"{row.right}/{row.of}" for row in frame.itertuples()]
-    return " ".join(shares if len(shares) <= 8 else [*shares[:4], "...", *shares[-3:]])
 
 
 def never_mixed(run: RunDirectory, least: int | None = None) -> Listing:

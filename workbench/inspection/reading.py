@@ -22,6 +22,7 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place, prompt_of, qualified, query, unstated_right
 from workbench.task import Task
+from workbench.workspace import encodable
 
 if TYPE_CHECKING:
     import pandas
@@ -36,12 +37,8 @@ def frame_of(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> pandas.Da
     """
     import pandas
 
-    def held(value: object) -> Any:
-        return (
-            value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-        )
-
-    return pandas.DataFrame([[held(value) for value in row] for row in rows], columns=list(columns))
+    held = [[encodable(own) if isinstance(own, str) else own for own in row] for row in rows]
+    return pandas.DataFrame(held, columns=[*columns])
 
 
 @dataclass(repr=False)
@@ -63,9 +60,8 @@ class Listing:
         if not self.spread:
             return self.frame.head(SHOWN)
         # six, or a few more
-        return self.frame.iloc[
-            sorted({*range(0, len(self), max(1, len(self) // 6)), len(self) - 1})
-        ]
+        places = {*range(0, len(self), max(1, len(self) // 6)), len(self) - 1}
+        return self.frame.iloc[sorted(places)]
 
     @property
     def left_out(self) -> str:
@@ -74,12 +70,10 @@ class Listing:
         return f"and {more:,} more rows, in `.frame`" if more else ""
 
     def __str__(self) -> str:
-        some = (
-            self.some.to_string(index=False, float_format="%.3g", max_colwidth=60)
-            if len(self)
-            else ""
-        )
-        return "\n".join(filter(None, [printable(self.verdict), printable(some), self.left_out]))
+        rows = ""
+        if len(self):
+            rows = self.some.to_string(index=False, float_format="%.3g", max_colwidth=60)
+        return "\n".join(filter(None, [printable(self.verdict), printable(rows), self.left_out]))
 
     __repr__ = __str__
 

@@ -8,7 +8,7 @@ import functools
 import statistics
 
 from workbench.health.summary import FunctionSummary
-from workbench.health.trends import percent, share, steps_to_tell
+from workbench.health.trends import percent, share
 from workbench.health.verdicts import (
     ALARM,
     NOTE,
@@ -182,14 +182,13 @@ def slow_learning(view: ExaminedRun) -> Verdict:
         return verdict(OK, f"nothing left to learn: {percent(right.value)} are right")
     if trend.high < 0 and -trend.value * count > 0.5 * spread:
         return verdict(WARNING, f"the reward falls: {changes}", case="driven away")
-    tell = _when_it_tells(view, 0.1 * left) if left else ""
     if moved is not None and moved < STILL:
         rates = [value for _, value in view.numbers(LEARNING_RATE)]
         if rates and rates[-1] < 0.5 * (asked_rate or 0.0) and rates[-1] >= rates[0]:
             return verdict(NOTE, f"the learning rate is still rising; the reward {changes}")
         line = (
             f"the reward {changes}, and KL is {moved:.1g} nats per token: the policy has hardly"
-            f" moved{tell}"
+            f" moved"
         )
         rate = "" if asked_rate is None else f" (learning_rate = {asked_rate:g})"
         return verdict(WARNING, line, case="hardly moved", rate=rate)
@@ -200,18 +199,7 @@ def slow_learning(view: ExaminedRun) -> Verdict:
             " gain"
         )
         return verdict(WARNING, line, case="nowhere")
-    return verdict(NOTE, f"cannot be told from noise yet: {changes}{tell}")
-
-
-def _when_it_tells(view: ExaminedRun, rise: float) -> str:
-    count, steps = len(view.rewards), view.config.total_steps
-    enough = steps_to_tell(view.rewards, rise)
-    if enough is None:
-        return ""
-    when = "would have shown by now" if enough <= count else f"shows after about {enough} batches"
-    if steps is not None and enough > max(count, steps):
-        when += f", more than this run's {steps} steps"
-    return f"; a rise of {rise:.2g} in all {when}"
+    return verdict(NOTE, f"cannot be told from noise yet: {changes}")
 
 
 def _left_to_gain(view: ExaminedRun) -> float | None:
