@@ -183,9 +183,8 @@ def collapse(view: ExaminedRun) -> Verdict:
     line += f" and not right; the commonest begins {recent[-1].commonest[:40]!r}"
     state = ALARM if everywhere or same.low > 0.5 else WARNING
     prompts = view.prompts(lambda group: group.dead == IDENTICAL and not group.right)
-    if temperature is None or temperature >= 0.5:
-        return view.verdict(state, line, evidence, "one text", prompts=prompts)
-    return view.verdict(state, line, evidence, "cold", prompts=prompts, temperature=temperature)
+    case = "cold" if temperature is not None and temperature < 0.5 else "one text"
+    return view.verdict(state, line, evidence, case, prompts=prompts, temperature=temperature)
 
 
 @rule()
