@@ -9,6 +9,7 @@ from collections import Counter
 
 import numpy as np
 
+from workbench.health.summary import StepSummary
 from workbench.health.trends import GAINED, paired_trend, percent, share, slope
 from workbench.health.verdicts import (
     ALARM,
@@ -88,18 +89,7 @@ def learnt_out(view: ExaminedRun) -> Verdict:
     def note(line: str) -> Verdict:
         return view.verdict(NOTE, line, evidence, "harder prompts", prompts=prompts)
 
-    # Back from the end, as long as the same can be said of every window of so many batches; then on
-    # to where the reward is flat.
-    counted, rewards = [batch.group_count for batch in batches], view.rewards_of(batches)
-    begin = latest = max(0, len(batches) - WINDOW)
-    while begin > 0:
-        window = slice(begin - 1, begin - 1 + WINDOW)
-        if share(sum(done[window]), sum(counted[window])).low <= 0.5:
-            break
-        begin -= 1
-    starts = range(begin, latest + 1, 5)
-    flat = next((start for start in starts if slope(rewards[start:]).low <= 0), 0)
-    since, level = batches[flat].step, slope(rewards[flat:]).low <= 0
+    since, level = _learnt_since(view, batches, done)
     # The policy that wrote batch n had been trained for n - 1 steps.
     measured = [*{own["step"]: own for own in view.held_out if own["step"] >= since - 1}.values()]
     if len(measured) >= MEASURED:
@@ -149,6 +139,23 @@ def learnt_out(view: ExaminedRun) -> Verdict:
     return view.verdict(
         WARNING, line, evidence, "learnt out", steps=(since, last), prompts=prompts, best=best
     )
+
+
+def _learnt_since(
+    view: ExaminedRun, batches: list[StepSummary], done: list[int]
+) -> tuple[int, bool]:
+    # (step, whether the reward is flat from there on). Back from the end, as long as most groups
+    # are all right in every window of so many batches; then on to where the reward is flat.
+    counted, rewards = [batch.group_count for batch in batches], view.rewards_of(batches)
+    begin = latest = max(0, len(batches) - WINDOW)
+    while begin > 0:
+        window = slice(begin - 1, begin - 1 + WINDOW)
+        if share(sum(done[window]), sum(counted[window])).low <= 0.5:
+            break
+        begin -= 1
+    starts = range(begin, latest + 1, 5)
+    flat = next((start for start in starts if slope(rewards[start:]).low <= 0), 0)
+    return batches[flat].step, slope(rewards[flat:]).low <= 0
 
 
 @rule()
