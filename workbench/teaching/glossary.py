@@ -29,8 +29,10 @@ class Term(Fields):
     """
 
     def __str__(self) -> str:
-        trl = f", TRL {self['trl']}" * (self["kind"] in ("metric", "setting"))
-        lines = [f"{self['name']} ({self['kind']}{trl})", self["meaning"]]
+        kind = self["kind"]
+        if kind in ("metric", "setting"):
+            kind += f", TRL {self['trl']}"
+        lines = [f"{self['name']} ({kind})", self["meaning"]]
         lines += [f"changed in {version}: {what}" for version, what in self["changed"].items()]
         return "\n  ".join([*lines, *(f"{key}: {self[key]}" for key in _TOLD if key in self)])
 
