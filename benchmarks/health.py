@@ -49,7 +49,7 @@ def healthy(fresh: Any, seed: int, steps: int, **grpo: Any) -> dict[str, Any]:
     summaries, rows, config, measured = (
         summaries_of(run),
         run.metrics(),
-        config_of(run, task),
+        config_of(run),
         held_out(run.events()),
     )
     raised, found, costs = [], [], []
@@ -78,8 +78,8 @@ def ill(fresh: Any, name: str) -> dict[str, Any]:
     from workbench.health import examine_run
 
     asked = RUNS[name]
-    run, task = run_ill(asked, fresh(), name.replace(" ", "-"))
-    found = examine_run(run, task)
+    run, _ = run_ill(asked, fresh(), name.replace(" ", "-"))
+    found = examine_run(run)
     own = next(verdict for verdict in found if verdict.name == asked.verdict)
     return {
         "illness": asked.verdict,

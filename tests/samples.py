@@ -79,7 +79,7 @@ def verdicts():
 
 
 def evaluation():
-    from workbench.inspection.evaluation import Evaluation, Measured
+    from workbench.inspection.measured import Evaluation, Measured
 
     ones = np.ones((2, 2), dtype=bool)
     measured = [Measured([[EVIL] * 2] * 2, right, ones, ones, 1.0 * right) for right in (~ones, ones)]
@@ -167,9 +167,9 @@ SAMPLES = {
     "workbench.exporting.checks.Proofs": proofs,
     "workbench.exporting.risk.MergeRisk": merge_risk,
     "workbench.health.diagnosis.Verdicts": verdicts,
-    "workbench.inspection.evaluation.Evaluation": evaluation,
+    "workbench.inspection.measured.Evaluation": evaluation,
     "workbench.inspection.reading.RecordedGroup": recorded_group,
-    "workbench.inspection.listing.Listing": listing,
+    "workbench.inspection.reading.Listing": listing,
     "workbench.inspection.tokens.TokenView": token_view,
     "workbench.inspection.several_runs.Comparison": comparison,
     "workbench.replaying.Replay": replayed,

@@ -303,7 +303,7 @@ def run_notebooks(
 
 def result_table(result: Fields) -> str:
     """The result of `run_notebooks`, for people."""
-    from workbench.inspection.evaluation import gain_in_words
+    from workbench.inspection.measured import gain_in_words
     from workbench.views.tables import Table
 
     run = shown(result["run"])

@@ -16,9 +16,14 @@ from workbench.errors import RunError, WorkbenchError
 from workbench.exporting.card import fenced
 from workbench.exporting.public import clean
 from workbench.health import examine_run
-from workbench.inspection.evaluation import Evaluation, gain_in_words
-from workbench.inspection.listing import Listing
-from workbench.inspection.reading import RecordedGroup, answer_column_of, by_step, explain_group
+from workbench.inspection.measured import Evaluation, gain_in_words
+from workbench.inspection.reading import (
+    Listing,
+    RecordedGroup,
+    answer_column_of,
+    by_step,
+    explain_group,
+)
 from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory

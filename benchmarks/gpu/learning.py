@@ -325,7 +325,8 @@ def _curve(rows: list[dict[str, Any]], task: Any) -> dict[str, list[float | None
 def _before_and_after(
     setting: Setting, policy: Any, task: Any, after_steps: int, finished: bool
 ) -> dict[str, Any]:
-    from workbench.inspection.evaluation import Evaluation, measure_policy
+    from workbench.inspection.evaluation import measure_policy
+    from workbench.inspection.measured import Evaluation
 
     sizes = setting.sizes
     length = 24 if setting.toy else 96

@@ -344,7 +344,7 @@ def health() -> Any:
     return {
         "events": [event for event in run.events() if event["event"] == "health"],
         "found": run.result()["health"],
-        "examined": {verdict.name: verdict.state for verdict in examine_run(run, task)},
+        "examined": {verdict.name: verdict.state for verdict in examine_run(run)},
         "watchdog_failed": [event for event in run.events() if event["event"] == "watchdog_failed"],
     }
 

@@ -34,7 +34,7 @@ def kept(run: RunDirectory, before: np.ndarray, after: np.ndarray) -> None:
             [{**same, "completion": text, "total": float(right), "right": bool(right)} for text, right in zip(*own)]
             for own in zip(measured.completions, measured.lenient)
         ]
-        held.add((who, "sampled", whose[who]), {row["prompt_id"]: row for row in made.rows}, groups)
+        held.add(who, "sampled", {row["prompt_id"]: row for row in made.rows}, groups)
     run.write_json("evaluation.json", held.evaluation().found)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from workbench.display import view_of
 from workbench.errors import DataError
-from workbench.inspection.evaluation import Evaluation, Measured, gain_in_words, measure_policy
+from workbench.inspection.evaluation import measure_policy
+from workbench.inspection.measured import Evaluation, Measured, gain_in_words
 from workbench.inspection.statistics import paired_difference, share_interval
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic

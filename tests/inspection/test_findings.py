@@ -24,7 +24,7 @@ from workbench.errors import DataError, RunError
 from workbench.health import examine_run
 from workbench.inspection.causes import cause
 from workbench.inspection.compared import diff_as_text
-from workbench.inspection.evaluation import Evaluation, Measured
+from workbench.inspection.measured import Evaluation, Measured
 from workbench.rewards.groups import batch_of
 from workbench.run.rollouts import columns_of, read_batches, write_part
 
@@ -109,8 +109,8 @@ ROW = rows(1)[0] | {"prompt": [{"role": "system", "content": "Write <answer>the 
         ("so <answer>42</answer>", True, False, "right answer, format not kept"),
         ("<answer>32</answer>", True, True, "off by a carry"),
         ("<answer>52</answer>", True, True, "off by a carry"),
-        ("<answer>43</answer>", True, True, "off by one"),
-        ("<answer>-42</answer>", True, True, "wrong sign"),
+        ("<answer>43</answer>", True, True, "wrong number"),
+        ("<answer>-42</answer>", True, True, "wrong number"),
         ("<answer>27</answer>", True, True, "copied the question"),
         ("<answer>What is 15 + 27?</answer>", True, True, "copied the question"),
         ("<answer>77</answer>", True, True, "wrong number"),

@@ -9,8 +9,8 @@ import pytest
 
 from workbench.display import view_of
 from workbench.errors import RunError
-from workbench.inspection.listing import Listing
 from workbench.inspection.reading import (
+    Listing,
     best_first,
     by_step,
     changed_since,

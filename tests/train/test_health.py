@@ -27,8 +27,8 @@ def examined(home, fresh, capsys):
     """Makes an ill run and gives (the verdicts by name, the run)."""
 
     def examine(name):
-        run, task = run_ill(RUNS[name], fresh())
-        found = examine_run(run, task)
+        run, _ = run_ill(RUNS[name], fresh())
+        found = examine_run(run)
         for verdict in found:
             complete(verdict)
         by_name = {verdict.name: verdict for verdict in reversed(found)}
@@ -223,7 +223,7 @@ def test_a_healthy_run_gets_no_alarm_at_any_step(home, fresh, seed, capsys):
     recipe = Recipe.of({"run_name": f"healthy-{seed}", "grpo": {**GRPO, **HEALTHY}, "seed": seed})
     task = arithmetic(400, 8)
     run = train(recipe, policy=fresh(), task=task)
-    summaries, rows, config = summaries_of(run), run.metrics(), config_of(run, task)
+    summaries, rows, config = summaries_of(run), run.metrics(), config_of(run)
     for step in range(1, 11):
         found = diagnose(summaries[:step], rows[:step], config)
         assert worsened([], found) == []

@@ -13,7 +13,7 @@ from recording import record
 from workbench.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, RunConfig, Verdict, diagnose, examine_run, worsened
 from workbench.health.rules import RULES
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
-from workbench.health.trends import change_of_share, share, slope, steps_to_tell
+from workbench.health.trends import change_of_share, share, slope
 from workbench.rewards.groups import DEAD_KINDS
 from workbench.task import Task
 
@@ -40,9 +40,9 @@ def batch(step: int = 1, **changes) -> StepSummary:
         "step": step, "stage": "1", "completions": 64, "group_size": 8,
         "functions": (function("right", 1.0), function("format", 0.5, high=1.0)),
         "group_std": 1.0, "nonfinite": 0, "metrics": {},
-        "identical_right": 0, "distinct": 60, "distinct_in_groups": 0.95, "commonest": "x", "commonest_count": 3,
+        "identical_right": 0, "distinct_in_groups": 0.95, "commonest": "x", "commonest_count": 3,
         "commonest_right": 1, "length": 40.0, "longest": 90, "unended": 0, "clipped": 0,
-        "clipped_right": 0, "right": 32, "formatted": 32, "formatted_right": 30, "length_correlation": 0.1,
+        "clipped_right": 0, "right": 32, "formatted": 32, "length_correlation": 0.1,
         "groups": tuple(GroupSummary(f"p{step}-{index}", None, 4, 0) for index in range(8)),
     }  # fmt: skip
     return StepSummary(**{**values, "dead": kinds, **changes})
@@ -96,7 +96,7 @@ def test_without_a_record_the_metrics_still_speak():
 
 def test_keys_that_are_absent_are_named():
     rows = [row(step, kl=..., grad_norm=..., step_time=...) for step in range(1, 21)]
-    found = verdicts(batches(20, formatted=None, formatted_right=None), rows)
+    found = verdicts(batches(20, formatted=None), rows)
     assert found["kl_runaway"].evidence == found["kl_not_measured"].evidence == {"missing": "kl"}
     assert found["zero_gradient"].evidence == {"missing": "grad_norm"}
     assert found["format_without_right"].evidence == {"missing": "format_by"}
@@ -400,12 +400,6 @@ def test_progress(trend, count, kl, state, said):
     assert said in found.line
 
 
-def test_a_run_that_is_too_short_to_tell_is_told_so():
-    rows = [row(step + 1) for step in range(30)]
-    found = verdicts(wavering(0.0, 30), rows, replace(CONFIG, total_steps=40))["slow_learning"]
-    assert "more than this run's 40 steps" in found.line
-
-
 def test_a_flat_end_of_a_run_that_has_learnt_is_no_illness():
     functions = (function("right", 1.9), function("format", 1.0, high=1.0))
     found = verdicts(batches(100, right=61, functions=functions), [row(n + 1, kl=1e-7) for n in range(100)])
@@ -475,16 +469,6 @@ def test_intervals():
     assert slope([1.0, 2.0]).low == -math.inf
 
 
-def test_the_steps_that_it_takes_to_tell_are_those_that_it_took():
-    draw = random.Random(0)
-    noise = [draw.gauss(0, 1) for _ in range(400)]
-    needed = steps_to_tell(noise[:20], 1.0)
-    assert 100 < needed < 1000
-    rising = [value + 1.5 * n / needed for n, value in enumerate((noise * 3)[:needed])]
-    assert slope(rising).low > 0
-    assert steps_to_tell(noise[:20], 0.0) is None
-
-
 # --- functions that cancel, an entropy that collapses -----------------------------------------------------------
 
 
@@ -522,7 +506,7 @@ def test_an_entropy_that_collapses_while_nothing_gets_better_is_a_warning():
     assert "entropy_coef" in found.remedy
 
 
-FEW = {"group_size": 4, "distinct": 8, "commonest_count": 1, "formatted": None, "formatted_right": None}
+FEW = {"group_size": 4, "commonest_count": 1, "formatted": None}
 
 
 @pytest.mark.parametrize(

@@ -76,12 +76,12 @@ def test_the_numbers_of_a_batch_by_hand(home, live):
     assert [found.metrics[f"groups/{kind}"] for kind in ("mixed", "all_right", "all_wrong")] == [0.5, 0.0, 0.5]
     assert found.dead == {**dict.fromkeys(DEAD_KINDS, 0), "identical texts": 1}
     assert (found.dead_count, found.identical_right) == (1, 0)
-    assert (found.distinct, found.distinct_in_groups) == (5, 5 / 8)
+    assert found.distinct_in_groups == 5 / 8
     assert (found.commonest, found.commonest_count, found.commonest_right) == ("x y", 4, 0)
     # A token a word here, and none ends with the eos token; the longest alone is as long as the longest.
     assert (found.length, found.longest) == ((7 - 1 + 3 + 0 + 1 + 8) / 8, 6)
     assert (found.unended, found.clipped, found.clipped_right) == (8, 1, 1)
-    assert (found.right, found.formatted, found.formatted_right) == (1, None, None)
+    assert (found.right, found.formatted) == (1, None)
     assert found.length_correlation == pytest.approx(np.corrcoef([8, 3, 0, 1], [6, 3, 0, 1])[0, 1])
     assert [(group.prompt_id, group.dead, group.right, group.clipped) for group in found.groups] == [
         ("p0", None, 1, 1), ("p1", "identical texts", 0, 0),
@@ -114,7 +114,7 @@ def test_the_record_gives_the_same_summary(home, live, scale, aggregation):
     assert summaries_of(run) == live
     assert len(live) == 2
     assert live[1].identical_right == 1
-    assert live[1].formatted_right == 4
+    assert live[1].formatted == 4
 
 
 def test_a_real_run_gives_the_same_summaries_while_it_trains_and_afterwards(home, live, tiny_policy_of_its_own):

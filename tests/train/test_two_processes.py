@@ -108,7 +108,7 @@ def test_every_reader_reads_it(run):
     assert len(query(run.rollouts)) == 48
     assert wb.by_step(run).frame["step"].tolist() == [1, 2, 3, 4, 5, 6]
     assert "6" in snapshot_text(FollowedRun(run))
-    assert len(wb.examine_run(run, task()))
+    assert len(wb.examine_run(run))
     again = wb.replay(run, task())
     assert (again.completions, again.turned_up, again.turned_down) == (48, 0, 0)
     assert (run.final / "adapter_model.safetensors").is_file()

@@ -15,7 +15,7 @@ from workbench.exporting.artefacts import QUANTISED, Artefact
 from workbench.exporting.checks import CAUSES, Proof
 from workbench.exporting.public import clean
 from workbench.exporting.serving import commands
-from workbench.inspection.evaluation import gain_in_words
+from workbench.inspection.measured import gain_in_words
 from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.run.metrics import GROUP_STD, KL, REWARD

@@ -7,14 +7,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from workbench.errors import TaskError
 from workbench.health.rules import RULES
-from workbench.health.summary import StepSummary, summaries_of
+from workbench.health.summary import Known, StepSummary, summaries_of
 from workbench.health.verdicts import (
     ALARM,
-    NAMES,
     OK,
     SKIPPED,
     STATES,
@@ -24,15 +21,13 @@ from workbench.health.verdicts import (
     Verdict,
 )
 from workbench.kinds import Fields
-from workbench.rewards.hashing import reward_hash
-from workbench.rewards.library import max_score_of
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out
 from workbench.run.rollouts import stage_in, unstated_right
-from workbench.task import Task, load_task
 from workbench.workspace import to_json
 
+WRONG = (ALARM, WARNING)
 LATEST = 200  # batches and rows that a watchdog looks at
 BUDGET = 0.005  # share of the run's time that looking may take
 
@@ -43,11 +38,9 @@ class Verdicts(list[Verdict]):
     """
 
     def __str__(self) -> str:
-        wrong = sorted(
-            (each for each in self if each.state not in (OK, SKIPPED)),
-            key=lambda each: STATES.index(each.state),
-        )
-        return "\n".join(map(str, wrong)) or "no issue found"
+        worst_first = sorted(self, key=lambda each: STATES.index(each.state))
+        lines = [str(each) for each in worst_first if each.state not in (OK, SKIPPED)]
+        return "\n".join(lines) or "no issue found"
 
     __repr__ = __str__
 
@@ -72,7 +65,7 @@ def diagnose(
         config: the run's requested settings.
         held_out: as for `ExaminedRun`.
     """
-    view = ExaminedRun(summaries, rows, config, held_out)
+    view = ExaminedRun([*summaries], [*rows], config, held_out)
     return Verdicts(verdict for rule in RULES for verdict in rule(view))
 
 
@@ -80,60 +73,44 @@ def worsened(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[Verdic
     """The alarms and warnings of `after` that are new or worse than in `before`: those worth an
     event.
     """
-    known, badness = {verdict.key: verdict.state for verdict in before}, STATES.index
-    wrong = [verdict for verdict in after if verdict.state in (ALARM, WARNING)]
-    return [each for each in wrong if badness(each.state) < badness(known.get(each.key, SKIPPED))]
+    known = {verdict.key: verdict.state for verdict in before}
+    return [
+        each
+        for each in after
+        if each.state in WRONG
+        and STATES.index(each.state) < STATES.index(known.get(each.key, SKIPPED))
+    ]
 
 
-def config_of(run: RunDirectory, task: Task | None = None, stage: str | None = None) -> RunConfig:
+def config_of(run: RunDirectory, stage: str | None = None) -> RunConfig:
     """The requested settings of a run's `stage` (None: it has no stages), from its manifest and
     recipe.
-
-    `task` is the run's, whose functions declare their maximum, if they are unchanged; None: the
-    recipe's, if it loads.
     """
-    recipe, known, changed = run.recipe(), stage_in(run.manifest(), stage), RunState.of(run)
+    recipe, manifest, state = run.recipe(), run.manifest(), RunState.of(run)
+    known = stage_in(manifest, stage)
     settings, rewards = {**recipe.grpo, **known["settings"]}, known["rewards"]
     # What was changed while it trained, if this is the stage that it is in.
-    if stage in (None, "1", changed.stage):
-        settings |= {"beta": changed.beta, "learning_rate": changed.learning_rate}
+    if stage in (None, "1", state.stage):
+        settings |= {"beta": state.beta, "learning_rate": state.learning_rate}
     own = next((part.grpo for part in recipe.stages if part.name == stage), {})
-    steps = settings.get("max_steps")
+    asked = (manifest.get("settings") or {}).get("asked") or recipe.grpo
     return RunConfig.of(
         settings,
-        best=rewards.get("best")
-        or _best(rewards.get("functions") or {}, task, known["task"] or recipe.task),
+        best=rewards.get("best") or {},
         right_by=known["right_by"],
-        unstated_right=unstated_right(run.manifest()),
+        unstated_right=unstated_right(manifest),
         format_by=known["format_by"],
-        total_steps=steps if isinstance(steps, int) and steps > 0 else None,
         fp16=settings.get("fp16") is True,
-        asked=tuple(
-            {**((run.manifest().get("settings") or {}).get("asked") or recipe.grpo), **own}
-        ),
+        asked=tuple({**asked, **own}),
         warm_start=run.warm_start.is_file(),
-        attached=bool(run.manifest().get("attached")),
+        attached=bool(manifest.get("attached")),
     )
-
-
-def _best(hashes: dict[str, str], task: Task | None, source: str) -> dict[str, float | None]:
-    try:
-        task = task or load_task(source)
-    except TaskError:
-        return {}
-    functions = zip(task.function_names, task.reward_funcs, strict=True)
-    return {
-        name: max_score_of(function)
-        for name, function in functions
-        if hashes.get(name) == reward_hash(function)
-    }
 
 
 def examine_run(
     run: RunDirectory,
-    task: Task | None = None,
     last: int | None = None,
-    known: dict[Any, Any] | None = None,
+    known: Known | None = None,
 ) -> Verdicts:
     """What is wrong with a recorded run, judged at its end: a verdict for each issue, with
     evidence, cause and remedy.
@@ -142,14 +119,13 @@ def examine_run(
     ...
 
     Args:
-        task: as for `config_of`.
         last: only this many of the latest batches, and the metrics of the same steps; None: all.
         known: as for `summaries_of`.
     """
     summaries, rows = summaries_of(run, last, known), run.metrics()
     if last is not None and summaries:
         rows = [row for row in rows if (row.get("step") or 0) >= summaries[0].step]
-    config = config_of(run, task, summaries[-1].stage if summaries else None)
+    config = config_of(run, summaries[-1].stage if summaries else None)
     return diagnose(summaries, rows, config, held_out(run.events()))
 
 
@@ -193,27 +169,24 @@ class Watchdog:
 
     def look(self) -> list[Verdict]:
         """Check the run, and return the alarms and warnings that are new since the last check."""
-        started = time.perf_counter()
-        before, self.verdicts = (
-            self.verdicts,
-            diagnose(self._summaries, self._rows, self.config(), self.held_out),
-        )
+        started, before = time.perf_counter(), self.verdicts
+        self.verdicts = diagnose(self._summaries, self._rows, self.config(), self.held_out)
         self._cost_s = time.perf_counter() - started
         self.seconds += self._cost_s
         return worsened(before, self.verdicts)
 
     def found(self) -> list[Fields]:
         """The alarms and warnings of the latest check, for JSON."""
-        return [to_json(verdict) for verdict in self.verdicts if verdict.state in (ALARM, WARNING)]
+        return [to_json(verdict) for verdict in self.verdicts if verdict.state in WRONG]
 
     @property
     def words(self) -> str:
         """Those in a line, by state and issue; empty if there are none."""
         functions: dict[str, list[str]] = {}
-        for each in self.found():
-            functions.setdefault(f"{each['state']}: {NAMES[each['name']]}", []).extend(
-                filter(None, [each["function"]])
-            )
+        for each in self.verdicts:
+            if each.state in WRONG:
+                named = functions.setdefault(f"{each.state}: {each.title}", [])
+                named += [each.function] if each.function else []
         return ", ".join(
             f"{kind} ({', '.join(named)})" if named else kind for kind, named in functions.items()
         )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
+import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from workbench.errors import RunError
-from workbench.kinds import Fields
 from workbench.rewards.groups import (
     CANCELLED,
     DEAD_KINDS,
@@ -22,7 +20,7 @@ from workbench.rewards.groups import (
     cancelling,
     dead_kinds,
 )
-from workbench.run.batch import Groups, ScoredBatch
+from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, MIXED
 from workbench.run.parts import parts
@@ -74,7 +72,6 @@ class StepSummary:
     metrics: dict[str, float]
     dead: dict[str, int]  # groups by kind, all DEAD_KINDS
     identical_right: int  # groups of identical texts that are right
-    distinct: int  # texts in the batch
     # mean share of a group's texts that are distinct; 1 / G when they are all the same
     distinct_in_groups: float
     commonest: str  # the text that was written most often, cut
@@ -87,7 +84,6 @@ class StepSummary:
     clipped_right: int
     right: int
     formatted: int | None  # that keep the format, by the task's `format_by`; None if it names none
-    formatted_right: int | None  # that keep it and are right
     # of total and length, within groups; None where one of them does not vary
     length_correlation: float | None
     groups: tuple[GroupSummary, ...]  # the first MOST_GROUPS
@@ -103,150 +99,73 @@ class StepSummary:
         return sum(self.dead.values())
 
 
+# part, and when it was written -> its summaries
+Known = dict[tuple[str, int], list[StepSummary]]
+
+
 def summarise(batch: ScoredBatch) -> StepSummary:
-    """The summary of a batch, in memory or read from the record, in about a millisecond."""
-    return _summaries([batch])[0]
-
-
-def _summaries(batches: Iterable[ScoredBatch]) -> list[StepSummary]:
-    # Those that are alike, together: for many small batches that takes a fraction of the time.
-    def kind(batch: ScoredBatch) -> tuple[Any, ...]:
-        # which knows no groups
-        alone = id(batch) if batch.aggregation == "normalize_then_sum" else 0
-        sizes = batch.num_generations, len(batch.completions), batch.finished is None
-        return alone, batch.names, batch.weights, sizes, batch.format_by
-
-    return [
-        summary
-        for _, alike in itertools.groupby(batches, key=kind)
-        for summary in _summarised(list(alike))
-    ]
-
-
-def _summarised(batches: list[ScoredBatch]) -> Iterator[StepSummary]:
-    one, size = batches[0], batches[0].num_generations
-    arrays: Fields = {
-        name: np.concatenate([getattr(each, name) for each in batches])
-        for name in ("scores", "lengths", "right")
-    }
-    arrays["finished"] = (
-        None if one.finished is None else np.concatenate([each.finished for each in batches])
-    )
-    arrays["groups"] = Groups(
-        *map(np.concatenate, zip(*(each.groups for each in batches), strict=True))
-    )
-    whole = dataclasses.replace(
-        one, completions=[text for each in batches for text in each.completions], **arrays
-    )
-
-    def by_batch(values: np.ndarray) -> np.ndarray:
-        return np.reshape(values, (len(batches), -1))
-
-    right, lengths, totals, stds = map(
-        by_batch,
-        (
-            whole.right.astype(bool),
-            np.nan_to_num(whole.lengths),
-            whole.totals,
-            whole.groups.stds[::size],
-        ),
-    )
-    unended = (
-        np.zeros(right.shape, dtype=bool) if whole.finished is None else by_batch(~whole.finished)
-    )
+    """The summary of a batch, in memory or read from the record, in less than a millisecond."""
+    texts, size = batch.completions, batch.num_generations
+    right, lengths = batch.right.astype(bool), np.nan_to_num(batch.lengths)
+    unended = ~(np.ones_like(right) if batch.finished is None else batch.finished)
     # Older records know the tokenizer's EOS alone, and stop strings end completions, too; what is
     # cut is cut at one length.
-    clipped = unended & (lengths == lengths.max(axis=1, keepdims=True))
-    right_in, clipped_in = (
-        flags.reshape(*stds.shape, size).sum(axis=2) for flags in (right, clipped)
+    clipped = unended & (lengths == lengths.max())
+    right_P, clipped_P = (flags.reshape(-1, size).sum(axis=1) for flags in (right, clipped))
+    kinds, stds = dead_kinds(batch), batch.groups.stds[::size]
+    group_std = None if np.isnan(stds).all() else float(np.nanmean(stds))
+    commonest, commonest_count = Counter(texts).most_common(1)[0]
+    formatted = None
+    if batch.format_by in batch.names:
+        formatted = np.nan_to_num(batch.scores[:, batch.names.index(batch.format_by)]) > 0
+    groups = zip(
+        batch.prompt_ids[::size],
+        kinds,
+        right_P.tolist(),
+        clipped_P.tolist(),
+        [cancelling(batch, place) if kind == CANCELLED else () for place, kind in enumerate(kinds)],
+        strict=True,
     )
-    kinds = dead_kinds(whole)
-    dead, all_right, all_wrong = (
-        by_batch(np.array([kind is not None for kind in kinds])),
-        right_in == size,
-        right_in == 0,
+    dead = {kind: kinds.count(kind) for kind in DEAD_KINDS}
+    metrics = {GROUP_STD: math.nan if group_std is None else group_std}
+    metrics |= zip((MIXED, ALL_RIGHT, ALL_WRONG), batch.shares.values())
+    metrics[DEAD] = sum(dead.values()) / len(kinds)
+    return StepSummary(
+        step=batch.step,
+        stage=batch.stage,
+        completions=len(texts),
+        group_size=size,
+        functions=_functions(batch),
+        group_std=group_std,
+        nonfinite=int((np.isinf(batch.totals) | ~np.isfinite(batch.advantages)).sum()),
+        metrics=metrics,
+        dead=dead,
+        identical_right=sum(
+            kind == IDENTICAL and count == size for kind, count in zip(kinds, right_P.tolist())
+        ),
+        distinct_in_groups=sum(
+            len(set(texts[start : start + size])) for start in range(0, len(texts), size)
+        )
+        / len(texts),
+        commonest=commonest[:LONGEST_TEXT],
+        commonest_count=commonest_count,
+        commonest_right=sum(flag for text, flag in zip(texts, right.tolist()) if text == commonest),
+        length=float(lengths.mean()),
+        longest=int(lengths.max()),
+        unended=int(unended.sum()),
+        clipped=int(clipped.sum()),
+        clipped_right=int((clipped & right).sum()),
+        right=int(right.sum()),
+        formatted=None if formatted is None else int(formatted.sum()),
+        length_correlation=_correlation(batch.totals, lengths, size),
+        groups=tuple(map(GroupSummary._make, itertools.islice(groups, MOST_GROUPS))),
     )
-    counted = {
-        MIXED: ~(all_right | all_wrong),
-        ALL_RIGHT: all_right,
-        ALL_WRONG: all_wrong,
-        DEAD: dead,
-    }
-    infinite = np.isinf(totals) | ~np.isfinite(by_batch(whole.advantages))
-    flags = {
-        "right": right,
-        "nonfinite": infinite,
-        "unended": unended,
-        "clipped": clipped,
-        "clipped_right": clipped & right,
-    }
-    if one.format_by in one.names:
-        formatted = by_batch(np.nan_to_num(whole.scores[:, one.names.index(one.format_by)]) > 0)
-        flags |= {"formatted": formatted, "formatted_right": formatted & right}
-    numbers: Fields = {name: own.sum(axis=1).tolist() for name, own in flags.items()}
-    numbers |= {
-        "length": lengths.mean(axis=1).tolist(),
-        "longest": lengths.max(axis=1).astype(int).tolist(),
-    }
-    numbers |= {
-        "functions": _functions(whole, ~dead),
-        "length_correlation": _correlations(totals, lengths, size),
-    }
-    shares = {
-        name: (groups.sum(axis=1) / stds.shape[1]).tolist() for name, groups in counted.items()
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a batch that nothing has scored
-        shares = {GROUP_STD: np.nanmean(stds, axis=1).tolist(), **shares}
-    for n, batch in enumerate(batches):
-        texts, own = batch.completions, kinds[n * stds.shape[1] : (n + 1) * stds.shape[1]]
-        commonest, commonest_count = Counter(texts).most_common(1)[0]
-        cancels = [
-            cancelling(batch, place) if kind == CANCELLED else () for place, kind in enumerate(own)
-        ]
-        by_group = zip(
-            batch.prompt_ids[::size],
-            own,
-            right_in[n].tolist(),
-            clipped_in[n].tolist(),
-            cancels,
-            strict=True,
-        )
-        metrics = {name: values[n] for name, values in shares.items()}
-        more: Fields = {
-            "formatted": None,
-            "formatted_right": None,
-            **{name: own[n] for name, own in numbers.items()},
-        }
-        yield StepSummary(
-            step=batch.step,
-            stage=batch.stage,
-            completions=len(texts),
-            group_size=size,
-            group_std=None if np.isnan(metrics[GROUP_STD]) else metrics[GROUP_STD],
-            metrics=metrics,
-            dead={kind: own.count(kind) for kind in DEAD_KINDS},
-            identical_right=sum(
-                kind == IDENTICAL and bool(every)
-                for kind, every in zip(own, all_right[n], strict=True)
-            ),
-            distinct=len(set(texts)),
-            distinct_in_groups=sum(
-                len(set(texts[start : start + size])) for start in range(0, len(texts), size)
-            )
-            / len(texts),
-            commonest=commonest[:LONGEST_TEXT],
-            commonest_count=commonest_count,
-            commonest_right=sum(
-                bool(own) for text, own in zip(texts, right[n], strict=True) if text == commonest
-            ),
-            groups=tuple(map(GroupSummary._make, itertools.islice(by_group, MOST_GROUPS))),
-            **more,
-        )
 
 
 def summaries_of(
-    run: RunDirectory, last: int | None = None, known: dict[Any, list[StepSummary]] | None = None
+    run: RunDirectory,
+    last: int | None = None,
+    known: Known | None = None,
 ) -> list[StepSummary]:
     """A summary of each batch in a run's record, in order; a part that cannot be read is skipped,
     with a warning that names it.
@@ -259,77 +178,60 @@ def summaries_of(
         files = parts(run.rollouts)
     except RunError:
         return []
-    manifest, before, count = run.manifest(), dict(known or {}), 0
-    found: dict[Any, list[StepSummary]] = {}
+    manifest, count = run.manifest(), 0
+    read: Known = {}
     for file in reversed(files):
         if last is not None and count >= last:
             break
+        # A run that is continued writes its steps again.
+        key = file.name, file.stat().st_mtime_ns if file.exists() else 0
         try:
-            # A run that is continued writes its steps anew.
-            key = file.name, file.stat().st_mtime_ns if file.exists() else 0
-            found[key] = (
-                before[key] if key in before else _summaries(read_part(file, manifest, bare=True))
-            )
-            count += len(found[key])
+            read[key] = (known or {}).get(key) or [
+                summarise(batch) for batch in read_part(file, manifest, bare=True)
+            ]
+            count += len(read[key])
         except RunError as error:
             warnings.warn(f"{error.value}: skipped", stacklevel=2)
     if known is not None:
         known.clear()
-        known.update(found)
-    return [summary for part in reversed(found.values()) for summary in part][-(last or 0) :]
+        known.update(read)
+    return [summary for part in reversed(read.values()) for summary in part][-(last or 0) :]
 
 
-def _functions(batch: ScoredBatch, alive: np.ndarray) -> list[tuple[FunctionSummary, ...]]:
-    # Of each of N batches that lie together; `alive`: [N, P].
-    grouped = batch.scores.reshape(*alive.shape, batch.num_generations, len(batch.names))
-    scores, absent = grouped.reshape(len(alive), -1, len(batch.names)), np.isnan(grouped)
-    low, high = np.where(absent, np.inf, grouped), np.where(absent, -np.inf, grouped)
-    varies = (high.max(axis=2) > low.min(axis=2)).sum(axis=1).tolist()
+def _functions(batch: ScoredBatch) -> tuple[FunctionSummary, ...]:
+    scores_BF = batch.scores
+    scores_PGF = scores_BF.reshape(-1, batch.num_generations, len(batch.names))
+    highest_PF, lowest_PF = (of.reduce(scores_PGF, axis=1) for of in (np.fmax, np.fmin))
     with warnings.catch_warnings():
         # a column without a number has no mean; it becomes None below
         warnings.simplefilter("ignore", RuntimeWarning)
-        # Within a group shares do not depend on what the advantages are divided by, so each counts
-        # the same.
-        shares = np.nanmean(attribution(batch, "none").shares.reshape(*alive.shape, -1), axis=1)
-        numbers = np.stack(
-            [np.nanmean(scores, axis=1), low.min(axis=(1, 2)), high.max(axis=(1, 2)), shares],
-            axis=2,
+        numbers_F4 = np.stack(
+            [
+                np.nanmean(scores_BF, axis=0),
+                np.fmin.reduce(lowest_PF),
+                np.fmax.reduce(highest_PF),
+                # Within a group shares do not depend on what the advantages are divided by, so
+                # each counts the same.
+                np.nanmean(attribution(batch, "none").shares, axis=0),
+            ],
+            axis=1,
         )
-    known = np.where(np.isfinite(numbers), numbers, np.array(None)).tolist()
-    found = []
-    for some_alive, *of_batch in zip(
-        np.asarray(alive.any(axis=1)), varies, absent.sum(axis=(1, 2)).tolist(), known, strict=True
-    ):
-        own = zip(batch.names, map(float, batch.weights), *of_batch, strict=True)
-        found.append(
-            tuple(
-                FunctionSummary(
-                    name,
-                    weight,
-                    mean,
-                    least,
-                    most,
-                    differs,
-                    share if some_alive else None,
-                    unscored,
-                )
-                for name, weight, differs, unscored, (mean, least, most, share) in own
-            )
-        )
-    return found
-
-
-def _correlations(totals: np.ndarray, lengths: np.ndarray, size: int) -> list[float | None]:
-    # Of N batches: [N, B].
-    grouped = [
-        values.reshape(len(totals), -1, size)
-        for values in (np.nan_to_num(totals), lengths.astype(np.float64))
-    ]
-    reward, length = (
-        (values - values.mean(axis=2, keepdims=True)).reshape(totals.shape) for values in grouped
+    by_function = zip(
+        batch.names,
+        batch.weights,
+        np.where(np.isfinite(numbers_F4), numbers_F4, np.array(None)).tolist(),
+        (highest_PF > lowest_PF).sum(axis=0).tolist(),
+        np.isnan(scores_BF).sum(axis=0).tolist(),
+        strict=True,
     )
-    scales = (reward**2).sum(axis=1) * (length**2).sum(axis=1)
-    both = zip((reward * length).sum(axis=1).tolist(), scales.tolist(), strict=True)
-    return [
-        together / scale**0.5 if 1e-12 < scale < float("inf") else None for together, scale in both
-    ]
+    return tuple(
+        FunctionSummary(name, float(weight), mean, low, high, varies, share, unscored)
+        for name, weight, (mean, low, high, share), varies, unscored in by_function
+    )
+
+
+def _correlation(totals: np.ndarray, lengths: np.ndarray, size: int) -> float | None:
+    groups = (np.reshape(values, (-1, size)) for values in (np.nan_to_num(totals), lengths))
+    reward, length = (values - values.mean(axis=1, keepdims=True) for values in groups)
+    scale = float((reward**2).sum()) * float((length**2).sum())
+    return float((reward * length).sum()) / scale**0.5 if 1e-12 < scale < math.inf else None

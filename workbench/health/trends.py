@@ -111,21 +111,6 @@ def slope(values: Sequence[float]) -> Interval:
     return Interval(value, value - half, value + half)
 
 
-def steps_to_tell(values: Sequence[float], rise: float) -> int | None:
-    """Number of steps until a total rise of `rise` stands out from the noise of these values; None:
-    no rise.
-
-    The half-width of a slope over n values is about t * noise * sqrt(12 / n^3), and that slope
-    times n is the rise.
-    """
-    trend = slope(values)
-    count = len(values)
-    if rise <= 0 or not math.isfinite(trend.low):
-        return None
-    # The half-width grows with n^-1.5, the slope of a given total rise with n^-1: n^0.5 decides.
-    return max(count, math.ceil(count * ((trend.high - trend.value) * count / rise) ** 2))
-
-
 def percent(share: float) -> str:
     """A share in words."""
     return f"{share:.0%}".replace("%", " %")

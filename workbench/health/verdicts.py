@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+
+import yaml
 
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import Interval, change_of_share, share, slope
-from workbench.kinds import Fields, Function
+from workbench.kinds import Fields
 from workbench.rewards.groups import ALL_RIGHT, DEAD_KINDS, IDENTICAL
 from workbench.run.metrics import KL
 from workbench.run.rollouts import qualified
@@ -24,26 +27,12 @@ WINDOW = 20  # batches that describe the current state
 LONG_WINDOW = 100  # batches over which a trend is looked for
 MOST_PROMPTS = 8  # ids that a verdict names
 
+_TEXTS = yaml.safe_load(Path(__file__).with_name("texts.yaml").read_text(encoding="utf-8"))
 # The issues in the order of their verdicts, in words that go both before what is wrong and after
 # "no sign of". The keys, which are their rules' names, are for scripts.
-NAMES = {
-    "non_finite": "NaN or infinite values",
-    "zero_gradient": "vanishing gradients",
-    "reward_cannot_pay": "rewards that never fire",
-    "one_function": "one reward dominating",
-    "dead_groups": "dead groups",
-    "learnt_out": "being learnt out",
-    "collapse": "identical completions",
-    "entropy_collapse": "entropy collapse",
-    "truncation": "clipped completions",
-    "length_drift": "length drift",
-    "format_without_right": "format without correctness",
-    "kl_runaway": "runaway KL",
-    "kl_not_measured": "unmeasured KL",
-    "slow_learning": "slow learning",
-    "wasted": "wasted compute",
-    "inert_settings": "inert settings",
-}
+NAMES: dict[str, str] = _TEXTS["issues"]
+# What causes a state, and its remedy.
+CASES: dict[str, dict[str, str]] = _TEXTS["cases"]
 
 
 @dataclass(frozen=True)
@@ -66,9 +55,8 @@ class Verdict:
     remedy: str = ""  # what to do
 
     def __str__(self) -> str:
-        return f"{self.state}: {self.title}: {self.line}" + (
-            f"\n  -> {self.remedy}" if self.remedy else ""
-        )
+        line = f"{self.state}: {self.title}: {self.line}"
+        return f"{line}\n  -> {self.remedy}" if self.remedy else line
 
     @property
     def title(self) -> str:
@@ -97,7 +85,6 @@ class RunConfig:
     # what right means where nobody has said it, as `run.rollouts.unstated_right` has it
     unstated_right: str = ""
     format_by: str | None = None
-    total_steps: int | None = None
     fp16: bool = False
     settings: Fields = field(default_factory=dict)  # all that are known to be in force
     asked: tuple[str, ...] = ()  # settings that the recipe names
@@ -109,11 +96,12 @@ class RunConfig:
         """From GRPOConfig's names: those of `settings` that verdicts need, and `more` of the
         fields.
         """
-        asked = ("max_completion_length", "beta", "learning_rate", "temperature")
-        known: Fields = {name: settings.get(name) for name in asked}
+        needed = ("max_completion_length", "beta", "learning_rate", "temperature")
+        known: Fields = {name: settings.get(name) for name in needed}
         return cls(**known, settings=settings, **more)
 
 
+@dataclass
 class ExaminedRun:
     """One run as it is examined: the batches of its latest stage, the metrics of the same steps,
     and its configuration.
@@ -122,24 +110,29 @@ class ExaminedRun:
     nothing is compared across its beginning.
     """
 
-    def __init__(
-        self,
-        summaries: Sequence[StepSummary],
-        rows: Sequence[Fields],
-        config: RunConfig,
-        held_out: Sequence[Fields] = (),
-    ) -> None:
-        self.held_out = held_out
-        self.everything, self.all_rows, self.config = list(summaries), list(rows), config
-        begin = len(self.everything)
-        while begin and self.everything[begin - 1].stage == self.everything[-1].stage:
-            begin -= 1
-        self.batches = self.everything[begin:]
-        self.recent = self.batches[-WINDOW:]
-        # Rows before the stage's first batch belong to another stage; without any batch there is
-        # one stage only.
-        first = self.batches[0].step if begin else -math.inf
-        self.rows = [row for row in self.all_rows if (row.get("step") or 0) >= first]
+    everything: list[StepSummary]
+    all_rows: list[Fields]
+    config: RunConfig
+    held_out: Sequence[Fields] = ()
+
+    @cached_property
+    def batches(self) -> list[StepSummary]:
+        """Those of the latest stage."""
+        latest = itertools.takewhile(
+            lambda batch: batch.stage == self.everything[-1].stage, reversed(self.everything)
+        )
+        return [*latest][::-1]
+
+    @cached_property
+    def recent(self) -> list[StepSummary]:
+        """The batches that describe the current state."""
+        return self.batches[-WINDOW:]
+
+    @cached_property
+    def rows(self) -> list[Fields]:
+        """The metrics of the latest stage; all where there is no batch, and so one stage only."""
+        first = self.batches[0].step if self.batches else -math.inf
+        return [row for row in self.all_rows if (row.get("step") or 0) >= first]
 
     def numbers(self, key: str) -> list[tuple[int, float]]:
         """(step, value) of a metric, where it is a finite number."""
@@ -160,11 +153,13 @@ class ExaminedRun:
         """The weighted functions of the latest batch."""
         return [function for function in self.batches[-1].functions if function.weight]
 
-    def history(self, function: str) -> list[tuple[StepSummary, FunctionSummary]]:
-        """Every batch that a function scored, with its numbers."""
+    def history(
+        self, function: str, batches: Sequence[StepSummary] | None = None
+    ) -> list[tuple[StepSummary, FunctionSummary]]:
+        """Every batch that a function scored, of these or of the stage, with its numbers."""
         return [
             (batch, own)
-            for batch in self.batches
+            for batch in (self.batches if batches is None else batches)
             for own in batch.functions
             if own.name == function
         ]
@@ -180,11 +175,7 @@ class ExaminedRun:
         """
         weights = {function.name: function.weight for function in self.functions}
         return [
-            sum(
-                weights[own.name] * own.mean
-                for own in batch.functions
-                if own.name in weights and own.mean is not None
-            )
+            sum(weights.get(own.name, 0.0) * (own.mean or 0.0) for own in batch.functions)
             for batch in batches
         ]
 
@@ -193,14 +184,13 @@ class ExaminedRun:
         """Change of `rewards` per batch."""
         return slope(self.rewards)
 
-    @property
+    @cached_property
     def helps_to_begin(self) -> str:
         """The remedy for a policy that is right in fewer than one of 50 completions, if the rewards
         can pay; empty for others.
         """
-        if self.config.attached or 50 * self.total("right", self.batches) >= self.total(
-            "completions", self.batches
-        ):
+        right, of = counts(self.batches, "right")
+        if self.config.attached or 50 * right >= of:
             return ""
         if self.config.warm_start:
             return (
@@ -240,20 +230,18 @@ class ExaminedRun:
         kinds = Counter(dict.fromkeys(DEAD_KINDS, 0))
         for batch in self.recent if batches is None else batches:
             kinds.update(batch.dead)
-            kinds[IDENTICAL] -= batch.identical_right
-            kinds[ALL_RIGHT] += batch.identical_right
+            kinds.update({IDENTICAL: -batch.identical_right, ALL_RIGHT: batch.identical_right})
         return kinds
 
     def prompts(
-        self, wanted: Callable[[GroupSummary], Any], batches: Sequence[StepSummary] | None = None
+        self, wanted: Callable[[GroupSummary], object], batches: Sequence[StepSummary] | None = None
     ) -> tuple[str, ...]:
         """Ids of the prompts whose groups are `wanted`, latest first, each once, at most
         `MOST_PROMPTS`.
         """
-        latest_first = reversed(self.recent if batches is None else batches)
         ids = (
             group.prompt_id
-            for batch in latest_first
+            for batch in reversed(self.recent if batches is None else batches)
             for group in batch.groups
             if group.prompt_id and wanted(group)
         )
@@ -264,54 +252,65 @@ class ExaminedRun:
         state: str,
         line: str,
         evidence: Fields,
-        cause: str = "",
-        remedy: str = "",
+        case: str = "",
         *,
-        over: Sequence[StepSummary] | tuple[int | None, int | None] | None = None,
-        **more: object,
+        over: Sequence[StepSummary] | None = None,
+        steps: tuple[int | None, int | None] | None = None,
+        prompts: tuple[str, ...] = (),
+        function: str = "",
+        **words: object,
     ) -> Verdict:
-        """A verdict of the calling rule, `over` some batches or from a first to a last step; None:
-        the recent batches.
+        """A verdict of the calling rule, `over` some batches (None: the recent ones), or from a
+        first to a last of `steps`.
 
-        A verdict of ok has neither cause nor remedy. `more`: `prompts`, `function`.
+        Cause and remedy are those of the case in texts.yaml, in which `evidence` and `words` stand;
+        a verdict of ok has neither.
         """
         over = self.recent if over is None else over
-        steps: Any = (
-            over if isinstance(over, tuple) else (over[0].step, over[-1].step) if over else ()
+        first, last = steps or ((over[0].step, over[-1].step) if over else (None, None))
+        about = CASES[case] if case and state != OK else {}
+        words = {**evidence, "begin": self.helps_to_begin, **words} if about else {}
+        return Verdict(
+            "",
+            state,
+            qualified(line, self.config.unstated_right),
+            evidence,
+            first,
+            last,
+            prompts,
+            function,
+            **{name: text.format(**words) for name, text in about.items()},
         )
-        why = {} if state == OK else {"cause": cause, "remedy": remedy}
-        line = qualified(line, self.config.unstated_right)
-        return Verdict("", state, line, evidence, *steps, **why, **more)
 
-    def too_few(self, batches: int = 3, groups: int = 16, completions: int = 0) -> Verdict | None:
+    def too_few(self, batches: int, groups: int = 16) -> Verdict | None:
         """A skipped verdict where the window holds less than is needed; None where it holds
         enough.
         """
         if not self.batches:
             return not_examined("rollouts", "no batch was recorded")
-        has = (len(self.batches), self.total("group_count"), self.total("completions"))
-        wanted = zip(
-            (batches, groups, completions), has, ("batches", "groups", "completions"), strict=True
-        )
-        return next((early(*each) for each in wanted if each[1] < each[0]), None)
+        if len(self.batches) < batches:
+            return early(batches, len(self.batches), "batches")
+        count = self.total("group_count")
+        return early(groups, count, "groups") if count < groups else None
 
 
-def rule(batches: int = 3, groups: int = 16, completions: int = 0) -> Function:
+Looks = Callable[[ExaminedRun], Verdict | list[Verdict]]
+Rule = Callable[[ExaminedRun], list[Verdict]]
+
+
+def rule(batches: int = 3, groups: int = 16) -> Callable[[Looks], Rule]:
     """Makes a function of an `ExaminedRun` a rule: its verdicts carry its name.
 
-    They wait until the view holds this many batches, groups and completions; 0 batches: the
-    function checks for itself.
+    They wait until the view holds this many batches and groups; 0 batches: the function checks for
+    itself.
     """
 
-    def made(
-        looks: Callable[[ExaminedRun], Verdict | list[Verdict]],
-    ) -> Callable[[ExaminedRun], list[Verdict]]:
+    def made(looks: Looks) -> Rule:
         @functools.wraps(looks)
         def examine(view: ExaminedRun) -> list[Verdict]:
-            verdicts = (view.too_few(batches, groups, completions) if batches else None) or looks(
-                view
-            )
-            if not isinstance(verdicts, list):
+            waits = view.too_few(batches, groups) if batches else None
+            verdicts = waits or looks(view)
+            if isinstance(verdicts, Verdict):
                 verdicts = [verdicts]
             return [dataclasses.replace(verdict, name=examine.__name__) for verdict in verdicts]
 
@@ -327,21 +326,18 @@ def not_examined(key: str, why: str) -> Verdict:
 
 def early(needs: int, has: int, of: str, what: str = "") -> Verdict:
     """A verdict that has to wait for more."""
-    return Verdict(
-        "",
-        SKIPPED,
-        f"too early to say: {has} of {needs} {what or of}",
-        {"needs": needs, "has": has, "of": of},
-    )
+    line = f"too early to say: {has} of {needs} {what or of}"
+    return Verdict("", SKIPPED, line, {"needs": needs, "has": has, "of": of})
 
 
 def is_finite(value: object) -> bool:
     """Whether a metric's value is a finite number: it may also be None, "inf", "-inf" or NaN."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def counts(batches: Sequence[StepSummary], of: str) -> tuple[int, int]:
     """(completions that are `of` this kind, completions) in some batches."""
-    return sum(getattr(batch, of) or 0 for batch in batches), sum(
-        batch.completions for batch in batches
+    return (
+        sum(getattr(batch, of) or 0 for batch in batches),
+        sum(batch.completions for batch in batches),
     )

@@ -7,31 +7,28 @@ is first used.
 import importlib
 from typing import Any
 
-_VIEWS = {
-    "evaluation": ("read_evaluation",),
-    "compared": ("regressions",),
-    "causes": ("failures",),
-    "prompts": ("through_time", "never_mixed"),
-    "hacks": ("hacking",),
-    "tokens": ("token_view",),
-    "several_runs": ("compare_runs",),
-    "browsing": ("browse",),
-    "others": ("read_record",),
-    "eval_logs": ("write_eval_log",),
-    "workbench.views.browser": ("Browser",),
-    "workbench.reporting": ("write_report",),
+_MODULE = {
+    "read_evaluation": "inspection.evaluation",
+    "regressions": "inspection.compared",
+    "failures": "inspection.causes",
+    "through_time": "inspection.prompts",
+    "never_mixed": "inspection.prompts",
+    "hacking": "inspection.hacks",
+    "token_view": "inspection.tokens",
+    "compare_runs": "inspection.several_runs",
+    "browse": "inspection.browsing",
+    "read_record": "inspection.others",
+    "write_eval_log": "inspection.eval_logs",
+    "Browser": "views.browser",
+    "write_report": "reporting",
 }
-_MODULE = {name: module for module, names in _VIEWS.items() for name in names}
 __all__ = [*_MODULE]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE:
         raise AttributeError(f"module 'workbench.inspection' has no attribute {name!r}")
-    module = _MODULE[name] if "." in _MODULE[name] else f"workbench.inspection.{_MODULE[name]}"
-    value = getattr(importlib.import_module(module), name)
-    globals()[name] = value
-    return value
+    return getattr(importlib.import_module(f"workbench.{_MODULE[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -5,11 +5,10 @@ however long the record.
 from __future__ import annotations
 
 from workbench.errors import RunError
-from workbench.inspection.listing import Listing
-from workbench.inspection.reading import question
+from workbench.inspection.reading import Listing, quoted, shown_prompts
 from workbench.run.batch import NO_SPREAD
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import prompt_of, query
+from workbench.run.rollouts import query
 
 PAGE = 20  # completions
 EXAMPLES = (
@@ -43,64 +42,49 @@ def browse(
 
     if page < 0:
         raise RunError(f"page = {page}", rule="pages are counted from 0", remedy="give 0 or more")
-    there = list(query(run.rollouts, "select * from rollouts limit 0").columns)
-    scores = [name for name in there if name.startswith("score.")]
-    errors = ", ".join(_quoted(name) for name in there if name.startswith("error.")) or "null"
+    names = [*query(run.rollouts, "select * from rollouts limit 0").columns]
+    scores = "".join(f"{quoted(name)}, " for name in names if name.startswith("score."))
+    errors = ", ".join(quoted(name) for name in names if name.startswith("error.")) or "null"
+    filtered, ordered, first = where.strip(), sort.strip(), page * size
     # What a prompt asks, as a page shows it, is what a filter means by it; a column that is not
     # asked for costs nothing.
-    asks = (
-        "coalesce(json_extract_string(case when prompt like '[{%' then try_cast(prompt as json)"
-        " end, '$[#-1].content'), prompt)"
-    )
-    made = (
-        f"prompt as recorded_prompt, coalesce(group_std, 0) < {NO_SPREAD} as dead,"
-        f" nullif(concat_ws('; ', {errors}), '') as error"
-    )
-    shown = [
-        "step",
-        '"group"',
-        "generation",
-        "total",
-        "advantage",
-        *map(_quoted, scores),
-        "length_tokens",
-        "finish_reason",
-    ]
-    made = f"(select * replace ({asks} as prompt), {made} from rollouts)"
-    sql = f"select {', '.join(shown)}, recorded_prompt as prompt, completion from {made}"
-    sql += f" where ({where})" * bool(
-        where.strip()
-    ) + f' order by {sort}, step, "group", generation' * bool(sort.strip())
-    sql += f" limit {int(size) + 1} offset {int(page) * int(size)}"
+    sql = f"""select step, "group", generation, total, advantage, {scores} length_tokens,
+        finish_reason, recorded_prompt as prompt, completion from (
+            select * replace (coalesce(json_extract_string(
+                case when prompt like '[{{%' then try_cast(prompt as json) end, '$[#-1].content'
+            ), prompt) as prompt), prompt as recorded_prompt,
+            coalesce(group_std, 0) < {NO_SPREAD} as dead,
+            nullif(concat_ws('; ', {errors}), '') as error from rollouts
+        ) where ({filtered or "true"})"""
+    if ordered:
+        sql += f' order by {ordered}, step, "group", generation'
+    sql += f" limit {int(size) + 1} offset {int(first)}"
     try:
         if len(duckdb.extract_statements(sql)) != 1:
             raise duckdb.ParserException("more than one statement")
         frame = query(run.rollouts, sql)
     except duckdb.Error as error:
-        said = [
-            line for line in str(error).splitlines() if line and not line.startswith(("LINE", " "))
-        ]
-        value = f"{' sorted by '.join(filter(None, (where, sort)))}: {' '.join(said)}"
+        lines = str(error).splitlines()
+        why = " ".join(line for line in lines if line and not line.startswith(("LINE", " ")))
         columns = [
-            name if name.isidentifier() and name not in ("group", "right") else _quoted(name)
-            for name in there
+            name if name.isidentifier() and name not in ("group", "right") else quoted(name)
+            for name in names
         ]
-        rule = (
-            f"filter and order are expressions over the record's columns: {', '.join(columns)},"
-            " dead, error"
-        )
-        raise RunError(value, rule=rule, remedy=f"for example: {EXAMPLES}") from None
+        raise RunError(
+            f"{' sorted by '.join(filter(None, (where, sort)))}: {why}",
+            rule="filter and order are expressions over the record's columns:"
+            f" {', '.join(columns)}, dead, error",
+            remedy=f"for example: {EXAMPLES}",
+        ) from None
     more, frame = len(frame) > size, frame.head(size)
-    frame["prompt"] = [question(prompt_of(own)) for own in frame["prompt"]]
-    first = page * size
-    verdict = (
-        f"completions {first + 1:,} to {first + len(frame):,}"
-        if len(frame)
-        else f"no {'more ' * bool(page)}completions"
-    )
-    verdict += f" where {where}" * bool(where.strip()) + f", sorted by {sort}" * bool(sort.strip())
-    return Listing(verdict + "; there are more" * more, frame, {"more": more, "page": page})
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    frame["prompt"] = shown_prompts(frame["prompt"])
+    verdict = f"completions {first + 1:,} to {first + len(frame):,}"
+    if not len(frame):
+        verdict = "no more completions" if page else "no completions"
+    if filtered:
+        verdict += f" where {where}"
+    if ordered:
+        verdict += f", sorted by {sort}"
+    if more:
+        verdict += "; there are more"
+    return Listing(verdict, frame, {"more": more, "page": page})

@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from workbench.errors import DataError
-from workbench.inspection.evaluation import Evaluation, Measured
-from workbench.inspection.listing import Listing, frame_of
-from workbench.inspection.reading import needs, question
+from workbench.inspection.measured import Evaluation, Measured
+from workbench.inspection.reading import Listing, frame_of, needs, question
 from workbench.inspection.statistics import in_points, mcnemar, share_gain
 from workbench.kinds import Fields
+from workbench.task import prompt_key
 
 
 def word_diff(before: str, after: str) -> list[tuple[str, str]]:
@@ -31,9 +30,8 @@ def word_diff(before: str, after: str) -> list[tuple[str, str]]:
         if kind == "equal":
             parts.append((" ", "".join(words[a:b])))
         else:
-            parts += [
-                (mark, "".join(own)) for mark, own in (("-", words[a:b]), ("+", new[c:d])) if own
-            ]
+            changed = ("-", words[a:b]), ("+", new[c:d])
+            parts += [(mark, "".join(own)) for mark, own in changed if own]
     return parts
 
 
@@ -63,47 +61,46 @@ def regressions(
     Raises:
         DataError: if the two evaluations share fewer than 2 prompts, or a step was not evaluated.
     """
-    for own in (evaluation, other) if other is not None else (evaluation,):
+    for own in filter(None, (evaluation, other)):
         needs(own, Evaluation)
     before, after, prompts = evaluation.before, evaluation.after, evaluation.prompts
     if steps is not None:
         if missing := [step for step in steps if step not in evaluation.curve]:
-            rule, remedy = (
-                "a checkpoint is evaluated before it is compared",
-                "evaluate with checkpoints=[...], including 0 and the last",
+            raise DataError(
+                f"step {missing[0]}: not in the evaluation",
+                rule="a checkpoint is evaluated before it is compared",
+                remedy="evaluate with checkpoints=[...], including 0 and the last",
             )
-            raise DataError(f"step {missing[0]}: not in the evaluation", rule=rule, remedy=remedy)
         before, after = (evaluation.curve[step] for step in steps)
     if other is not None:
         before, after, prompts = _aligned(evaluation, other)
     first, second = before.correct.mean(axis=1), after.correct.mean(axis=1)
     change = second - first
-    numbers: Fields = dict(
-        zip(("fixed", "broken", "p"), mcnemar(first > 0.5, second > 0.5), strict=True)
+    fixed, broken, p = mcnemar(first > 0.5, second > 0.5)
+    gain, low, high = share_gain(before.correct, after.correct)
+    neither, lost = len(change) - fixed - broken, int(((first > 0) & (second == 0)).sum())
+    order = np.lexsort((change, (first <= 0.5) | (second > 0.5)))
+    frame = frame_of(
+        [
+            (
+                question(prompts[place]),
+                first[place],
+                second[place],
+                change[place],
+                _telling(before, place, change[place] < 0),
+                _telling(after, place, change[place] >= 0),
+            )
+            for place in order
+        ],
+        ["prompt", "before", "after", "change", "text_before", "text_after"],
     )
-    numbers["neither"] = len(change) - numbers["fixed"] - numbers["broken"]
-    numbers["lost"] = int(((first > 0) & (second == 0)).sum())
-    numbers |= dict(
-        zip(("change", "low", "high"), share_gain(before.correct, after.correct), strict=True)
-    )
-    order = np.lexsort((np.arange(len(change)), change, (first <= 0.5) | (second > 0.5)))
-    rows = []
-    for place in order:
-        old, new = (
-            _telling(before, place, change[place] < 0),
-            _telling(after, place, change[place] >= 0),
-        )
-        row = (question(prompts[place]), first[place], second[place], change[place], old, new)
-        rows.append(row)
-    names = ["prompt", "before", "after", "change", "text_before", "text_after"]
     verdict = (
-        f"fixed {numbers['fixed']}, broken {numbers['broken']}, neither {numbers['neither']} of"
-        f" {len(change)} prompts (by most of a prompt's completions; exact McNemar p ="
-        f" {numbers['p']:.2g}), {numbers['lost']} never right any more; change"
-        f" {100 * numbers['change']:+.0f} points, 95 % interval"
-        f" {in_points(numbers['low'], numbers['high'])}"
+        f"fixed {fixed}, broken {broken}, neither {neither} of {len(change)} prompts (by most of a"
+        f" prompt's completions; exact McNemar p = {p:.2g}), {lost} never right any more; change"
+        f" {100 * gain:+.0f} points, 95 % interval {in_points(low, high)}"
     )
-    return Listing(verdict, frame_of(rows, names), numbers)
+    numbers: Fields = {"fixed": fixed, "broken": broken, "p": p, "neither": neither, "lost": lost}
+    return Listing(verdict, frame, numbers | {"change": gain, "low": low, "high": high})
 
 
 def diff_as_text(before: str, after: str) -> str:
@@ -114,29 +111,21 @@ def diff_as_text(before: str, after: str) -> str:
 
 def _telling(measured: Measured, place: int, right: bool) -> str:
     # The first completion that shows the side that a change is about, or the first of all.
-    flags = measured.correct[place]
-    return measured.completions[place][
-        int(np.argmax(flags == right)) if (flags == right).any() else 0
-    ]
+    return measured.completions[place][int(np.argmax(measured.correct[place] == right))]
 
 
-def _aligned(one: Evaluation, other: Evaluation) -> tuple[Measured, Measured, Sequence[Any]]:
-    from workbench.task import prompt_key
-
-    places = [
+def _aligned(one: Evaluation, other: Evaluation) -> tuple[Measured, Measured, list[Any]]:
+    first, second = (
         {prompt_key(prompt): place for place, prompt in enumerate(each.prompts)}
         for each in (one, other)
-    ]
-    both = [key for key in places[0] if key in places[1]]
+    )
+    both = [key for key in first if key in second]
     if len(both) < 2:
-        value = f"{len(both)} prompts in common"
         raise DataError(
-            value,
+            f"{len(both)} prompts in common",
             rule="two policies are compared on the same held-out prompts",
             remedy="evaluate both on one task",
         )
-    first, second = (
-        each.after.some([place[key] for key in both])
-        for each, place in zip((one, other), places, strict=True)
-    )
-    return first, second, [one.prompts[places[0][key]] for key in both]
+    places = [first[key] for key in both]
+    after = other.after.some([second[key] for key in both])
+    return one.after.some(places), after, [one.prompts[place] for place in places]

@@ -5,17 +5,18 @@ wrong texts that earn it.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from workbench.inspection.evaluation import Evaluation
-from workbench.inspection.listing import Listing
-from workbench.inspection.reading import needs, question
+from workbench.health.trends import Interval
+from workbench.inspection.measured import Evaluation
+from workbench.inspection.reading import Listing, needs, quoted, shown_prompts, with_meaning
 from workbench.inspection.statistics import paired_difference
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
-from workbench.run.rollouts import prompt_of, qualified, query, stage_in, unstated_right
+from workbench.run.rollouts import query, stage_in
+
+if TYPE_CHECKING:
+    import pandas
 
 # of the normal distribution, 99.9 %, two-sided: a run is looked at in several ways, and no healthy
 # one may be named
@@ -48,76 +49,57 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
         but for their digits counted together: count, reward (mean), prompt, example.
     """
     needs(run, RunDirectory)
-    manifest, there = run.manifest(), query(run.rollouts, "select * from rollouts limit 0").columns
-    last = query(
-        run.rollouts, "select * from rollouts limit 1", step=span(parts(run.rollouts)[-1])[1]
-    ).iloc[0]
-    stage = (
-        f"stage is not distinct from {_text(last['stage'])}"
-        if last.get("stage") is not None
-        else "true"
-    )
-    names = [name.removeprefix("weight.") for name in there if name.startswith("weight.")]
+    last_step = span(parts(run.rollouts)[-1])[1]
+    last = query(run.rollouts, "select * from rollouts limit 1", step=last_step).iloc[0]
+    format_by = stage_in(run.manifest(), last["stage"])["format_by"]
     weights = {
-        name: float(own)
-        for name in names
-        if (own := last.get(f"weight.{name}")) is not None and own == own
+        name.removeprefix("weight."): float(weight)
+        for name, weight in last.items()
+        if name.startswith("weight.") and weight == weight
     }
-    format_by = stage_in(manifest, last.get("stage"))["format_by"]
-    paid = (
-        " + ".join(
-            f"{own!r} * coalesce({_column(name)}, 0)"
-            for name, own in weights.items()
-            if name != format_by
-        )
-        or "0"
-    )
-    bounds = query(
-        run.rollouts, f"select min(step) as first, max(step) as last from rollouts where {stage}"
-    ).iloc[0]
-    third = (bounds["last"] - bounds["first"] + 1) / 3
-    early, late = bounds["first"] + third, bounds["last"] + 1 - third
-    view = f"""(select *, {paid} as paid, case when step < {early} then 0 when step >= {late} then 1 end as part
-        from rollouts where {stage})"""  # noqa: E501
-    # What right completions of the same third earn, but for the worst-paid quarter of them.
-    levels = f"""(select part as of_part, quantile_cont(paid, 0.25) filter (where "right") as level from {view} group by part)"""  # noqa: E501
-    view = f"(select * from {view} join {levels} on part = of_part)"
     unweighted = [name for name, weight in weights.items() if not weight]
+    thirds = _thirds(last["stage"], weights, format_by)
     means = "".join(
-        f", avg({_column(name)}) {which} as {who}_{number}"
+        f", avg({quoted('score.' + name)}) {which} as {who}_{number}"
         for number, name in enumerate(unweighted)
         for who, which in (
-            ("right", 'filter (where "right")'),
-            ("wrong", 'filter (where not "right")'),
+            ("right", 'filter ("right")'),
+            ("wrong", 'filter (not "right")'),
             ("all", ""),
         )
     )
     groups = query(
         run.rollouts,
-        f"""select part, avg(paid) as reward, avg(cast("right" as double)) as "right",
+        f"""{thirds} select part, avg(paid) as reward, avg(cast("right" as double)) as "right",
         avg(cast(coalesce(not "right" and paid >= level, false) as double)) as paid_wrong{means}
-        from {view} group by part, step, "group" """,
+        from thirds group by part, step, "group" """,
     )
     first, final = (groups[groups["part"] == part] for part in (0, 1))
     rise, right, wrong = (
         _change(first[name], final[name]) for name in ("reward", "right", "paid_wrong")
     )
+
+    def flat(name: str, changed: Interval) -> bool:
+        # Whether it rose by much less than the reward, each in standard deviations of a group's
+        # mean, and had room to.
+        own, reward = (
+            math.sqrt((first[of].var() + final[of].var()) / 2) or math.inf
+            for of in (name, "reward")
+        )
+        most = max(first[name].max(), final[name].max(), 0.0)
+        rose_less = changed.high / own < _FLAT * rise.value / reward
+        return rose_less and final[name].mean() < _ROOM * most
+
+    over = "from the first to the last third of the steps reward"
+    if format_by:
+        over += " without its format"
+    rose = f"{over} rose by {rise.value:.2g}"
     signs: list[str] = []
-    flat: list[str] = []
-    rose, over = (
-        rise[1] > 0,
-        (
-            "from the first to the last third of the steps"
-            f" reward{' without its format' * bool(format_by)}"
-        ),
-    )
-    said = f"{over} rose by {rise[0]:.2g}"
-    if rose and _flat(
-        right, first["right"], final["right"], rise, first["reward"], final["reward"]
-    ):
-        signs.append(f"{said}, the share of right completions changed by {_points(right)}")
-    before, now = (float(own["paid_wrong"].mean()) for own in (first, final))
-    if wrong[1] > 0 and now > _PAID:
+    beside: list[str] = []  # what stayed flat, and may be about something else
+    if rise.low > 0 and flat("right", right):
+        signs.append(f"{rose}, the share of right completions changed by {_points(right)}")
+    before, now = first["paid_wrong"].mean(), final["paid_wrong"].mean()
+    if wrong.low > 0 and now > _PAID:
         signs.append(
             f"completions that are wrong and earn as much as right ones rose from {before:.0%} to"
             f" {now:.0%}"
@@ -125,86 +107,86 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
     for number, name in enumerate(unweighted):
         # It told right from wrong at first: it rises with the right ones, and they go on satisfying
         # it.
-        paying, every = (first[f"{who}_{number}"] for who in ("right", "all"))
-        agreed, fell = (
-            _change(first[f"wrong_{number}"], paying),
-            _change(paying, final[f"right_{number}"]),
-        )
-        changed = _change(every, final[f"all_{number}"])
-        if agreed[1] > 0 and fell[2] < 0 and -fell[0] > _FELL * agreed[0]:
+        paying, all_ = f"right_{number}", f"all_{number}"
+        agreed = _change(first[f"wrong_{number}"], first[paying])
+        fell, changed = (_change(first[of], final[of]) for of in (paying, all_))
+        if agreed.low > 0 and fell.high < 0 and -fell.value > _FELL * agreed.value:
             signs.append(
-                f"of completions that count as right, {name} (weight 0) pays {-fell[0]:.2g} less"
+                f"of completions that count as right, {name} (weight 0) pays {-fell.value:.2g} less"
                 " than it did"
             )
-        elif rose and _flat(
-            changed, every, final[f"all_{number}"], rise, first["reward"], final["reward"]
-        ):
-            told = (
-                f"{name} (weight 0) changed by {changed[0]:+.2g} ({changed[1]:+.2g} to"
-                f" {changed[2]:+.2g})"
-            )
-            signs += [f"{said}, {told}"] if agreed[1] > 0 else []
-            flat += [told] if agreed[1] <= 0 else []  # it may be about something else
+        elif rise.low > 0 and flat(all_, changed):
+            line = "{} (weight 0) changed by {:+.2g} ({:+.2g} to {:+.2g})".format(name, *changed)
+            if agreed.low > 0:
+                signs.append(f"{rose}, {line}")
+            else:
+                beside.append(line)
     if evaluation is not None:
-        gained = paired_difference(evaluation.before.total, evaluation.after.total)
-        correct = paired_difference(evaluation.before.correct, evaluation.after.correct)
-        if gained[1] > 0 and correct[2] < 0.02 and evaluation.after.correct.mean() < _ROOM:
+        held = evaluation.before, evaluation.after
+        gained = Interval(*paired_difference(*(own.total for own in held)))
+        correct = Interval(*paired_difference(*(own.correct for own in held)))
+        if gained.low > 0 and correct.high < 0.02 and evaluation.after.correct.mean() < _ROOM:
             signs.append(
-                f"on held-out prompts reward rose by {gained[0]:.2g}, right completions changed by"
-                f" {_points(correct)}"
+                f"on held-out prompts reward rose by {gained.value:.2g}, right completions changed"
+                f" by {_points(correct)}"
             )
+    if signs:
+        verdict = f"REWARD HACKING? {'; '.join(signs)}"
+    elif math.isnan(rise.value):
+        verdict = (
+            "cannot be told: fewer than 8 groups in the first and in the last third of the steps"
+        )
+    elif rise.low <= 0:
+        verdict = f"no sign of reward hacking: {over} did not rise beyond chance"
+    else:
+        unsure = right.low <= 0 and final["right"].mean() < _ROOM
+        verdict = "cannot be told on so few groups" if unsure else "no sign of reward hacking"
+        verdict += f": {rose}, right completions changed by {_points(right)}"
+    if beside and not signs:
+        verdict += f"; while it rose, {'; '.join(beside)}"
     frame = query(
         run.rollouts,
-        f"""select count(*) as count, avg(paid) as reward, any_value(prompt) as prompt, arg_max(completion, paid) as example
-        from {view} where part = 1 and not "right" and (level is null or paid >= level)
-        group by regexp_replace(completion, '[0-9]+', '0', 'g') order by count desc, reward desc, example limit 100""",  # noqa: E501
+        f"""{thirds} select count(*) as count, avg(paid) as reward, any_value(prompt) as prompt,
+        arg_max(completion, paid) as example
+        from thirds where part = 1 and not "right" and (level is null or paid >= level)
+        group by regexp_replace(completion, '[0-9]+', '0', 'g') order by count desc, reward desc,
+        example limit {100 if signs else 0}""",
     )
-    frame["prompt"] = [question(prompt_of(own)) for own in frame["prompt"]]
-    changed = f"{said}, right completions changed by {_points(right)}"
-    calm = f"no sign of reward hacking: {changed}"
-    if math.isnan(rise[0]):
-        calm = "cannot be told: fewer than 8 groups in the first and in the last third of the steps"
-    elif not rose:
-        calm = f"no sign of reward hacking: {over} did not rise beyond chance"
-    elif right[1] <= 0 and final["right"].mean() < _ROOM:
-        calm = f"cannot be told on so few groups: {changed}"
-    calm += f"; while it rose, {'; '.join(flat)}" * bool(flat)
-    numbers = {"signs": signs, "flat": flat, "reward": rise, "right": right, "paid_wrong": wrong}
-    verdict = f"REWARD HACKING? {'; '.join(signs)}" if signs else calm
-    return Listing(
-        qualified(verdict, unstated_right(manifest)), frame if signs else frame.head(0), numbers
-    )
+    frame["prompt"] = shown_prompts(frame["prompt"])
+    numbers = {"signs": signs, "flat": beside, "reward": rise, "right": right, "paid_wrong": wrong}
+    return Listing(with_meaning(verdict, run), frame, numbers)
 
 
-def _flat(changed: Any, first: Any, final: Any, rise: Any, before: Any, after: Any) -> bool:
-    # Whether it rose by much less than the reward, each in standard deviations of a group's mean,
-    # and had room to.
-    own, reward = (
-        math.sqrt((one.var() + other.var()) / 2) or math.inf
-        for one, other in ((first, final), (before, after))
-    )
-    most = max(float(first.max()), float(final.max()), 0.0)
-    return bool(changed[2] / own < _FLAT * rise[0] / reward and float(final.mean()) < _ROOM * most)
+def _thirds(stage: str, weights: dict[str, float], format_by: str | None) -> str:
+    # SQL: the completions of a stage, what they were paid, and `level`, what right ones of the same
+    # third earn, but for the worst-paid quarter of them.
+    paid = [
+        f"{weight!r} * coalesce({quoted('score.' + name)}, 0)"
+        for name, weight in weights.items()
+        if name != format_by
+    ]
+    own = "rollouts where stage = " + quoted(stage, "'")
+    return f"""with bounds as (
+            select min(step) as first, max(step) + 1 as beyond, (beyond - first) / 3 as third
+            from {own}
+        ), paid as (
+            select *, {" + ".join(paid) or "0"} as paid, case when step < first + third then 0
+            when step >= beyond - third then 1 end as part from bounds, {own}
+        ), levels as (
+            select part as of_part, quantile_cont(paid, 0.25) filter ("right") as level from paid
+            group by part
+        ), thirds as (select * from paid join levels on part = of_part)"""
 
 
-def _column(function: str) -> str:
-    return '"score.' + function.replace('"', '""') + '"'
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
-
-
-def _change(first: Any, final: Any) -> tuple[float, float, float]:
-    # (difference of means, low, high), groups as the sample; without bounds where there are too
-    # few.
-    before, after = (np.asarray(own.dropna(), dtype=float) for own in (first, final))
+def _change(first: pandas.Series, final: pandas.Series) -> Interval:
+    # How means differ, groups as the sample; without bounds where there are too few.
+    before, after = first.dropna(), final.dropna()
     if len(before) < 8 or len(after) < 8:
-        return math.nan, -math.inf, math.inf
-    difference = float(after.mean() - before.mean())
-    half = _Z * math.sqrt(before.var(ddof=1) / len(before) + after.var(ddof=1) / len(after))
-    return difference, difference - half, difference + half
+        return Interval(math.nan, -math.inf, math.inf)
+    value = float(after.mean() - before.mean())
+    half = _Z * math.sqrt(before.var() / len(before) + after.var() / len(after))
+    return Interval(value, value - half, value + half)
 
 
-def _points(change: tuple[float, float, float]) -> str:
-    return f"{100 * change[0]:+.0f} points ({100 * change[1]:+.0f} to {100 * change[2]:+.0f})"
+def _points(change: Interval) -> str:
+    return "{:+.0f} points ({:+.0f} to {:+.0f})".format(*(100 * end for end in change))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from workbench.errors import RunError
-from workbench.inspection.listing import Listing
-from workbench.inspection.reading import needs, question
+from workbench.inspection.reading import Listing, needs, quoted, shown_prompts, with_meaning
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import KEY, prompt_of, qualified, query, unstated_right
+from workbench.run.rollouts import KEY, query
 
 
 def through_time(run: RunDirectory, prompt: str) -> Listing:
@@ -26,51 +25,35 @@ def through_time(run: RunDirectory, prompt: str) -> Listing:
         RunError: if no prompt on record fits, or several do.
     """
     needs(run, RunDirectory)
-    found = query(
-        run.rollouts, f"select {KEY} as key, any_value(prompt) as prompt from rollouts group by key"
-    )
-    prompt = str(prompt)
-    fits = found[found["key"] == prompt]
-    if fits.empty:
-        fits = found[[prompt in question(prompt_of(own)) for own in found["prompt"]]]
+    sql = f"select {KEY} as key, any_value(prompt) as prompt from rollouts group by key"
+    every = query(run.rollouts, sql).set_index("key")["prompt"]
+    texts = dict(zip(every.index, shown_prompts(every)))
+    fits = [key for key in texts if key == prompt] or [key for key in texts if prompt in texts[key]]
     if len(fits) != 1:
-        some = ", ".join(repr(question(prompt_of(own))) for own in fits["prompt"][:3])
-        value = f"{prompt!r}: {len(fits)} prompts on record fit" + (
-            f": {some}, ..." if some else ""
-        )
+        some = ", ".join(repr(texts[key]) for key in fits[:3])
         raise RunError(
-            value, rule="one prompt is followed", remedy="give its prompt_id, or more of its words"
+            f"{prompt!r}: {len(fits)} prompts on record fit{some and f': {some}, ...'}",
+            rule="one prompt is followed",
+            remedy="give its prompt_id, or more of its words",
         )
-    key = fits["key"].iloc[0]
+    [key] = fits
     columns = """step, list(nullif(total, 'nan') order by total desc) as rewards,
         cast(sum(cast("right" as int)) as int) as right, cast(count(*) as int) as "of",
         avg(length_tokens) as length_tokens, arg_max(completion, total) as best"""
-    ours = f"""{KEY} = '{key.replace("'", "''")}'"""
-    frame = query(
-        run.rollouts,
-        f'select {columns} from rollouts where {ours} group by step, "group" order by step,'
-        ' "group"',
-    )
+    ours = f"""{KEY} = {quoted(key, "'")} group by step, "group" order by step, "group\""""
+    frame = query(run.rollouts, f"select {columns} from rollouts where {ours}")
     frame["rewards"] = [
         " ".join("-" if own is None else f"{own:.3g}" for own in each) for each in frame["rewards"]
     ]
     solved = frame[frame["right"] == frame["of"]]["step"]
     when = f"all right first at step {solved.iloc[0]}" if len(solved) else "never all right"
-    verdict = (
-        f"{question(prompt_of(fits['prompt'].iloc[0]))}: drawn {len(frame)} times, right"
-        f" {_shares(frame)}; {when}"
-    )
-    verdict = qualified(verdict, unstated_right(run.manifest()))
+    began, ended = frame["right"].iloc[[0, -1]] / frame["of"].iloc[[0, -1]]
+    verdict = f"{texts[key]}: drawn {len(frame)} times, right {began:.0%} -> {ended:.0%}; {when}"
     return Listing(
-        verdict,
+        with_meaning(verdict, run),
         frame,
         {"prompt_id": key, "solved_at": int(solved.iloc[0]) if len(solved) else None},
     )
-
-
-def _shares(frame) -> str:
-    shares = [f"{row.right}/{row.of}" for row in frame.itertuples()]
-    return " ".join(shares if len(shares) <= 8 else [*shares[:4], "...", *shares[-3:]])
 
 
 def never_mixed(run: RunDirectory, least: int | None = None) -> Listing:
@@ -91,9 +74,7 @@ def never_mixed(run: RunDirectory, least: int | None = None) -> Listing:
         right", "always right" or "no longer right"), groups, reward (mean), example, prompt_id.
     """
     needs(run, RunDirectory)
-    drawn = (
-        f'select {KEY} as key, count(distinct (step, "group")) as groups from rollouts group by 1'
-    )
+    drawn = f'select count(distinct (step, "group")) as groups from rollouts group by {KEY}'
     times = query(run.rollouts, drawn)["groups"]
     least = least or (2 if (times > 1).any() else 1)
     groups = f"""select {KEY} as key, step, "group", any_value(prompt) as prompt, avg(cast("right" as double)) as share,
@@ -108,36 +89,26 @@ def never_mixed(run: RunDirectory, least: int | None = None) -> Listing:
         from ({groups}) group by key having bool_and(share in (0, 1)) and count(*) >= {int(least)}
         order by groups desc, kind = 'never right' desc, key""",  # noqa: E501
     )
-    drawn, often = len(times), int((times >= least).sum())
-    frame["prompt"] = [question(prompt_of(own)) for own in frame["prompt"]]
+    often = int((times >= least).sum())
+    frame["prompt"] = shown_prompts(frame["prompt"])
     kinds = {
         f"{kind}_right": int((frame["kind"] == f"{kind} right").sum())
         for kind in ("never", "always", "now")
     }
     listed = frame[frame["kind"] != "now right"].reset_index(drop=True)
-    told = (
-        f"{kinds['never_right']} never right (too hard), {kinds['always_right']} always right (too"
-        " easy)"
-    )
-    how = (
-        f"{least} times or more"
-        if least > 1
-        else "once or more"
-        if (times > 1).any()
-        else "once each"
-    )
+    how = f"{least} times or more" if least > 1 else "once or more"
     verdict = (
         f"of {often} prompts drawn {how}, {len(listed)} never had right and wrong in one group:"
-        f" {told}"
+        f" {kinds['never_right']} never right (too hard), {kinds['always_right']} always right (too"
+        " easy)"
     )
     if not often:
         verdict = (
-            f"none of the {drawn} prompts was drawn {least} times or more; more epochs, or a lower"
-            " least, would tell"
+            f"none of the {len(times)} prompts was drawn {least} times or more; more epochs, or a"
+            " lower least, would tell"
         )
-    verdict = qualified(verdict, unstated_right(run.manifest()))
     return Listing(
-        verdict,
+        with_meaning(verdict, run),
         listed.drop(columns="key").assign(prompt_id=listed["key"]),
-        {"prompts": drawn, "often": often, **kinds},
+        {"prompts": len(times), "often": often, **kinds},
     )

@@ -6,37 +6,84 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from workbench.data.answer_column import answer_named
 from workbench.errors import RewardError, RunError
-from workbench.inspection.listing import Listing
 from workbench.kinds import Fields
+from workbench.printable import printable
 from workbench.rewards.groups import ExplainedGroup, explain_in
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import batch_and_place, qualified, query, unstated_right
+from workbench.run.rollouts import batch_and_place, prompt_of, qualified, query, unstated_right
 from workbench.task import Task, fingerprint
+from workbench.workspace import encodable
+
+if TYPE_CHECKING:
+    import pandas
+
+
+SHOWN = 12  # rows in a cell
+
+
+def frame_of(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> pandas.DataFrame:
+    """Rows as a frame. A lone surrogate in a text, legal in Python, is escaped: no column of texts
+    could hold it.
+    """
+    import pandas
+
+    held = [[encodable(own) if isinstance(own, str) else own for own in row] for row in rows]
+    return pandas.DataFrame(held, columns=[*columns])
+
+
+@dataclass(repr=False)
+class Listing:
+    """A table of results; a cell shows some of its rows, `frame` holds them all."""
+
+    verdict: str  # in a line or a few
+    frame: pandas.DataFrame
+    numbers: Fields = field(default_factory=dict)  # the verdict's, for scripts
+    # a cell shows rows spread over the table, the last one among them, and not its first
+    spread: bool = False
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    @property
+    def some(self) -> pandas.DataFrame:
+        """The rows that a cell shows."""
+        if not self.spread:
+            return self.frame.head(SHOWN)
+        # six, or a few more
+        places = {*range(0, len(self), max(1, len(self) // 6)), len(self) - 1}
+        return self.frame.iloc[sorted(places)]
+
+    @property
+    def left_out(self) -> str:
+        """How many rows a cell does not show, in words; empty if none."""
+        more = len(self) - len(self.some)
+        return f"and {more:,} more rows, in `.frame`" if more else ""
+
+    def __str__(self) -> str:
+        rows = ""
+        if len(self):
+            rows = self.some.to_string(index=False, float_format="%.3g", max_colwidth=60)
+        return "\n".join(filter(None, [printable(self.verdict), printable(rows), self.left_out]))
+
+    __repr__ = __str__
 
 
 def needs(value: object, *kinds: type) -> None:
     """RunError where a view gets something other than a run or an evaluation."""
     if not isinstance(value, kinds):
-        how = {
-            "RunDirectory": "wb.open_run(name)",
-            "Evaluation": "wb.inspection.read_evaluation(run)",
-        }
-        names = [kind.__name__ for kind in kinds]
-        rule = f"this view reads {' or '.join(names)}"
-        raise RunError(
-            f"{value!r}: of type {type(value).__name__}",
-            rule=rule,
-            remedy=" or ".join(how[name] for name in names),
-        )
+        rule = f"this view reads {' or '.join(kind.__name__ for kind in kinds)}"
+        run, evaluation = "wb.open_run(name)", "wb.inspection.read_evaluation(run)"
+        remedy = " or ".join(run if kind is RunDirectory else evaluation for kind in kinds)
+        raise RunError(f"{value!r}: of type {type(value).__name__}", rule=rule, remedy=remedy)
 
 
 def answer_column_of(columns: Iterable[str], manifest: Fields) -> str | None:
@@ -124,37 +171,31 @@ def explain_group(
     """  # noqa: E501
     if isinstance(run, ScoredBatch):
         if labels and len(labels) != run.num_generations:
-            value, rule = (
+            raise RewardError(
                 f"{len(labels)} labels for {run.num_generations} completions",
-                "each completion has its label",
+                rule="each completion has its label",
+                remedy="give one for each, or none",
             )
-            raise RewardError(value, rule=rule, remedy="give one for each, or none")
         return dataclasses.replace(explain_in(run, index or 0), labels=tuple(labels))
     batch, place = batch_and_place(run, step, index)
-    first = place * batch.num_generations
-    answers = batch.columns.get(
-        answer_column or answer_column_of(batch.columns, manifest := run.manifest())
-    )
-    answer, explained = answers[first] if answers else None, explain_in(batch, place)
-    explained = dataclasses.replace(
-        explained, dead=explained.dead and qualified(explained.dead, unstated_right(manifest))
-    )
-    return RecordedGroup(batch.step, question(batch.prompts[first]), answer, best_first(explained))
+    row, explained = batch.group(place).rows[0], explain_in(batch, place)
+    column = answer_column or answer_column_of(batch.columns, run.manifest())
+    if explained.dead:
+        explained = dataclasses.replace(explained, dead=with_meaning(explained.dead, run))
+    asked, answer = question(row["prompt"]), row.get(column)
+    return RecordedGroup(batch.step, asked, answer, best_first(explained))
 
 
-def best_first(found: ExplainedGroup) -> ExplainedGroup:
+def best_first(group: ExplainedGroup) -> ExplainedGroup:
     """The same group, its completions in order of their advantages in training: every view numbers
     them alike.
     """
-    order = np.argsort(-found.advantages, kind="stable")
-    sorted_ = {
-        name: getattr(found, name)[order]
-        for name in ("scores", "totals", "advantages", "contributions")
-    }
-    texts = [found.texts[place] for place in order]
-    return dataclasses.replace(
-        found, texts=texts, by_scale={"as trained": sorted_["advantages"]}, **sorted_
-    )
+    order = np.argsort(-group.advantages, kind="stable")
+    names = ("scores", "totals", "advantages", "contributions")
+    arrays = {name: getattr(group, name)[order] for name in names}
+    texts = [group.texts[place] for place in order]
+    by_scale = {"as trained": arrays["advantages"]}
+    return dataclasses.replace(group, texts=texts, by_scale=by_scale, **arrays)
 
 
 def question(prompt: Any) -> str:
@@ -165,6 +206,22 @@ def question(prompt: Any) -> str:
         return str(prompt)
 
 
+def shown_prompts(recorded: Iterable[str]) -> list[str]:
+    """What each prompt of a column of the record asks."""
+    return [question(prompt_of(prompt)) for prompt in recorded]
+
+
+def with_meaning(verdict: str, *runs: RunDirectory) -> str:
+    """A verdict, with what the runs count as right where nobody has defined it."""
+    unstated = dict.fromkeys(unstated_right(run.manifest()) for run in runs)
+    return qualified(verdict, ", ".join(filter(None, unstated)))
+
+
+def quoted(text: str, mark: str = '"') -> str:
+    """A name for SQL, or with another mark a text."""
+    return mark + text.replace(mark, 2 * mark) + mark
+
+
 def changed_since(run: RunDirectory, task: Task) -> list[str]:
     """What has changed in a task since the run was trained, one line each."""
     manifest, changed = run.manifest(), []
@@ -172,11 +229,8 @@ def changed_since(run: RunDirectory, task: Task) -> list[str]:
         changed.append(
             "the reward functions or their weights are not those that this run was trained with"
         )
-    for name, split, rows in (
-        ("training", "rows", task.rows),
-        ("held-out", "held_out", task.held_out),
-    ):
-        if fingerprint(rows) != manifest["task"][split]:
+    for name, split in (("training", "rows"), ("held-out", "held_out")):
+        if fingerprint(getattr(task, split)) != manifest["task"][split]:
             changed.append(
                 f"the {name} prompts are not those of this run: what is measured on them may have"
                 " been trained on"

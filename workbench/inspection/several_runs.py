@@ -5,20 +5,18 @@ the prompts that all drew.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.errors import RunError
 from workbench.inspection.compared import regressions
-from workbench.inspection.evaluation import gain_in_words, last_measured, read_evaluation
-from workbench.inspection.listing import Listing, frame_of
-from workbench.inspection.reading import needs, question
+from workbench.inspection.evaluation import last_measured, read_evaluation
+from workbench.inspection.measured import gain_in_words
+from workbench.inspection.reading import Listing, frame_of, needs, shown_prompts, with_meaning
 from workbench.kinds import Fields
 from workbench.run.differences import flat
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
-from workbench.run.rollouts import KEY, prompt_of, qualified, query, unstated_right
+from workbench.run.rollouts import KEY, query
 
 # Of the manifest, that decide what a run is.
 _FACTS = ("versions", "environment", "environment_after", "policy", "rewards", "template")
@@ -59,122 +57,96 @@ def compare_runs(*runs: RunDirectory) -> Comparison:
     for run in runs:
         needs(run, RunDirectory)
     if len(runs) < 2:
-        remedy = "wb.inspection.compare_runs(wb.open_run('one'), wb.open_run('other'))"
-        raise RunError(f"{len(runs)} run", rule="two or more runs are compared", remedy=remedy)
-    all_ = [run.name for run in runs]
-    names = [
-        f"{name} ({place})" if name in all_[: place - 1] else name
-        for place, name in enumerate(all_, 1)
-    ]
-    return Comparison(runs, _settings(runs, names), _held_out(runs, names), _prompts(runs, names))
+        raise RunError(
+            f"{len(runs)} run",
+            rule="two or more runs are compared",
+            remedy="wb.inspection.compare_runs(wb.open_run('one'), wb.open_run('other'))",
+        )
+    named: dict[str, RunDirectory] = {}
+    for place, run in enumerate(runs, 1):
+        named[f"{run.name} ({place})" if run.name in named else run.name] = run
+    return Comparison(runs, _settings(named), _held_out(named), _prompts(named))
 
 
-def _settings(runs: Sequence[RunDirectory], names: list[str]) -> Listing:
-    known = [_known(run) for run in runs]
-    # A setting that a run of an earlier version, or one made elsewhere, did not record was asked
-    # for by name, or is not known.
-    asked = {f"grpo.{name}" for run in runs for name in run.recipe().grpo}
-    keys = list(dict.fromkeys(key for own in known for key in own))
+def _settings(named: dict[str, RunDirectory]) -> Listing:
+    known = [_known(run) for run in named.values()]
+    # A setting that a run made elsewhere did not record was asked for by name, or is not known.
+    asked = {f"grpo.{name}" for run in named.values() for name in run.recipe().grpo}
     keys = [
         key
-        for key in keys
+        for key in dict.fromkeys(key for own in known for key in own)
         if not key.startswith("grpo.") or key in asked or all(key in own for own in known)
     ]
-    if not all(run.manifest().get("environment") is not None for run in runs):
-        keys = [key for key in keys if not key.startswith("found.environment.")]
-    values = {key: [own.get(key) for own in known] for key in keys}
     rows = [
         (key, *(str(own.get(key, "-")) for own in known))
         for key in keys
-        if any(each != values[key][0] for each in values[key])
+        if any(own.get(key) != known[0].get(key) for own in known)
     ]
     verdict = f"{len(rows)} settings differ, {len(keys) - len(rows)} are the same"
-    return Listing(
-        verdict, frame_of(rows, ["setting", *names]), {"differ": len(rows), "of": len(keys)}
-    )
+    numbers = {"differ": len(rows), "of": len(keys)}
+    return Listing(verdict, frame_of(rows, ["setting", *named]), numbers)
 
 
 def _known(run: RunDirectory) -> Fields:
     # One value a setting, by its dotted name: what was in force, where that is known, else what was
     # requested.
-    manifest = run.manifest()
-    recipe = run.recipe().model_dump(mode="json")
-    asked, in_force = recipe.get("grpo", {}), (manifest.get("settings") or {}).get("in_force") or {}
-    # a run may go on
-    recipe["grpo"] = {
-        **asked,
-        **in_force,
-        **{name: asked[name] for name in ("max_steps",) if name in asked},
-    }
-    facts = {name: found for name in _FACTS if (found := manifest.get(name))}
-    facts["data"] = {name: (manifest.get("task") or {}).get(name) for name in ("rows", "held_out")}
+    manifest, recipe = run.manifest(), run.recipe().model_dump(mode="json")
+    asked, in_force = recipe["grpo"], (manifest.get("settings") or {}).get("in_force") or {}
+    steps = {name: asked[name] for name in ("max_steps",) if name in asked}  # a run may go on
+    recipe["grpo"] = {**asked, **in_force, **steps}
+    recipe["found"] = {name: facts for name in _FACTS if (facts := manifest.get(name))}
+    about = manifest.get("task") or {}
+    recipe["found"]["data"] = {name: about.get(name) for name in ("rows", "held_out")}
     return {
-        name: value
-        for name, value in flat(recipe | {"found": facts}).items()
-        if not {*name.split(".")} & _OF_A_RUN
+        name: value for name, value in flat(recipe).items() if _OF_A_RUN.isdisjoint(name.split("."))
     }
 
 
-def _held_out(runs: Sequence[RunDirectory], names: list[str]) -> Listing:
+def _held_out(named: dict[str, RunDirectory]) -> Listing:
     lines, rows = [], []
-    for run, name in zip(runs, names, strict=True):
-        found = last_measured(run)
-        how = (
-            "wb.evaluate(run, task=...)"
-            if run.manifest().get("attached")
-            else f"`workbench eval {run.name}`"
-        )
-        lines.append(f"{name}: {gain_in_words(found) if found else f'not evaluated: {how}'}")
-        if found:
+    for name, run in named.items():
+        if found := last_measured(run):
             gain, after = found["gain"], found["after"]
-            rows.append(
-                (
-                    name,
-                    found["before"]["correct"],
-                    after["correct"],
-                    gain["low"],
-                    gain["high"],
-                    after["reward"],
-                )
-            )
+            before = found["before"]["correct"]
+            numbers = before, after["correct"], gain["low"], gain["high"], after["reward"]
+            rows.append((name, *numbers))
+            lines.append(f"{name}: {gain_in_words(found)}")
+        else:
+            theirs = run.manifest().get("attached")
+            how = "wb.evaluate(run, task=...)" if theirs else f"`workbench eval {run.name}`"
+            lines.append(f"{name}: not evaluated: {how}")
     frame = frame_of(rows, ["run", "base", "trained", "gain_low", "gain_high", "reward"])
-    for run, name in zip(runs[1:], names[1:], strict=True):
+    (first_name, first), *others = named.items()
+    for name, run in others:
         # measured on other prompts, or before every completion was kept
         with contextlib.suppress(RunError, ValueError):
-            found = regressions(*map(read_evaluation, (runs[0], run)))
+            changed = regressions(read_evaluation(first), read_evaluation(run))
             lines.append(
-                f"{names[0]} -> {name}, on {len(found)} prompts that both were measured on:"
-                f" {found.verdict}"
+                f"{first_name} -> {name}, on {len(changed)} prompts that both were measured on:"
+                f" {changed.verdict}"
             )
-            frame = found.frame if len(runs) == 2 else frame
+            if len(named) == 2:
+                frame = changed.frame
     return Listing("\n".join(lines), frame)
 
 
-def _prompts(runs: Sequence[RunDirectory], names: list[str]) -> Listing:
+def _prompts(named: dict[str, RunDirectory]) -> Listing:
     frames = []
-    for number, run in enumerate(runs):
+    for name, run in named.items():
         last = span(parts(run.rollouts)[-1])[1]
-        sql = f"""select {KEY} as key, any_value(prompt) as prompt, avg(cast("right" as double)) as share,
-            arg_max(completion, (step, total)) as text from rollouts where step > {0.75 * last} group by key"""  # noqa: E501
-        frames.append(query(run.rollouts, sql).set_index("key").add_suffix(f"_{number}"))
-    all_ = functools.reduce(lambda left, right: left.join(right, how="inner"), frames)
-    shares = {f"share_{number}": name for number, name in enumerate(names)}
-    texts = {f"text_{number}": f"text of {name}" for number, name in enumerate(names)}
-    all_["change"] = all_[[*shares][-1]] - all_["share_0"]
-    all_["prompt"] = [question(prompt_of(own)) for own in all_["prompt_0"]]
-    all_ = all_.sort_values("change", kind="stable").reset_index(drop=True)
-    verdict = (
-        f"{len(all_)} prompts were drawn by {'both' if len(runs) == 2 else 'all'} in the last"
-        " quarter of their steps"
-    )
-    if len(all_):
-        verdict += ": right " + ", ".join(
-            f"{all_[share].mean():.0%} in {name}" for share, name in shares.items()
-        )
-    unstated = ", ".join(
-        dict.fromkeys(filter(None, (unstated_right(run.manifest()) for run in runs)))
-    )
-    return Listing(
-        qualified(verdict, unstated),
-        all_[["prompt", *shares, "change", *texts]].rename(columns=shares | texts),
-    )
+        sql = f"""select {KEY} as key, any_value(prompt) as prompt,
+            avg(cast("right" as double)) as share, arg_max(completion, (step, total)) as text
+            from rollouts where step > {0.75 * last} group by key"""
+        columns = {"share": name, "text": f"text of {name}"}
+        frames.append(query(run.rollouts, sql).set_index("key").rename(columns=columns))
+    frame = frames[0].join([own.drop(columns="prompt") for own in frames[1:]], how="inner")
+    first, *_, last = named
+    frame["change"] = frame[last] - frame[first]
+    frame["prompt"] = shown_prompts(frame["prompt"])
+    frame = frame.sort_values("change", kind="stable").reset_index(drop=True)
+    who = "both" if len(named) == 2 else "all"
+    verdict = f"{len(frame)} prompts were drawn by {who} in the last quarter of their steps"
+    if len(frame):
+        verdict += ": right " + ", ".join(f"{frame[name].mean():.0%} in {name}" for name in named)
+    columns = ["prompt", *named, "change", *(f"text of {name}" for name in named)]
+    return Listing(with_meaning(verdict, *named.values()), frame[columns])

@@ -47,16 +47,16 @@ def bootstrap_interval(values: np.ndarray, seed: int = 0) -> tuple[Any, Any]:
         return mean, mean
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        asked = {
-            "vectorized": True,
-            "n_resamples": 1999,
-            "batch": max(1, 4_000_000 // values.size),
-            "axis": -1,
-        }
-        found = stats.bootstrap(
-            (values,), np.mean, rng=np.random.default_rng(seed), **asked
+        interval = stats.bootstrap(
+            (values,),
+            np.mean,
+            vectorized=True,
+            n_resamples=1999,
+            batch=max(1, 4_000_000 // values.size),
+            axis=-1,
+            rng=np.random.default_rng(seed),
         ).confidence_interval
-    return tuple(np.where(np.isnan(end), mean, end) for end in found)
+    return tuple(np.where(np.isnan(end), mean, end) for end in interval)
 
 
 def share_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
@@ -75,11 +75,8 @@ def mcnemar(before: np.ndarray, after: np.ndarray) -> tuple[int, int, float]:
     from scipy import stats
 
     fixed, broken = int((after & ~before).sum()), int((before & ~after).sum())
-    return (
-        fixed,
-        broken,
-        float(stats.binomtest(fixed, fixed + broken).pvalue) if fixed + broken else 1.0,
-    )
+    changed = fixed + broken
+    return fixed, broken, float(stats.binomtest(fixed, changed).pvalue) if changed else 1.0
 
 
 def pass_at_k(right: np.ndarray, n: int) -> np.ndarray:
@@ -99,8 +96,8 @@ def majority(answers: Sequence[Sequence[Hashable]], right: np.ndarray) -> np.nda
     """
     counts = [[own.count(answer) for answer in own] for own in answers]
     paid = [
-        [(one, True) in {*zip(own, flags)} for one in own]
-        for own, flags in zip(answers, right.tolist(), strict=True)
+        [(answer, True) in {*zip(own, flags)} for answer in own]
+        for own, flags in zip(answers, right.tolist())
     ]
     return best_of_n(np.array(counts), np.array(paid))
 
@@ -117,11 +114,9 @@ def detectable(prompts: int, samples: int) -> float:
     """The gain that is detected with 80 % power, at most 1: for pass rates spread evenly over 0 to
     1.
     """
-    return (
-        min(1.0, POWER * t_value(prompts) * math.sqrt(2 * _SPREAD / (prompts * samples)))
-        if prompts > 1
-        else 1.0
-    )
+    if prompts < 2:
+        return 1.0
+    return min(1.0, POWER * t_value(prompts) * math.sqrt(2 * _SPREAD / (prompts * samples)))
 
 
 def needed(before: np.ndarray, after: np.ndarray) -> int | None:
@@ -131,10 +126,10 @@ def needed(before: np.ndarray, after: np.ndarray) -> int | None:
     mean, low, high = paired_difference(before, after)
     if abs(mean) < 1e-9:  # what rounding leaves
         return None
+    if low * high > 0:
+        return 0
     # The interval's half width falls with the square root of the number of prompts.
-    return (
-        0 if low * high > 0 else math.ceil(len(before) * ((POWER * (mean - low) / mean) ** 2 - 1))
-    )
+    return math.ceil(len(before) * ((POWER * (mean - low) / mean) ** 2 - 1))
 
 
 def in_points(low: float, high: float) -> str:
@@ -167,13 +162,10 @@ def taught_or_sharpened(before: np.ndarray, after: np.ndarray) -> tuple[str, str
     why += f" ({100 * more:+.0f} points, {in_points(low, high)})"
     if rose > 0 and max(high, 3 / prompts) <= min(MARGIN, gain / 2):
         return "sharpened, and lost prompts" if high < 0 else "sharpened", why
-    if (
-        rose > 0
-        and low > 0
-        and more * prompts <= RISING * (once := int((before.sum(axis=1) == 1).sum()))
-    ):
-        return (
-            "cannot be told",
-            f"{why}; base's curve still rises: it solved {once} of them just once",
-        )
-    return ("taught" if rose > 0 and low > 0 else "cannot be told"), why
+    if rose <= 0 or low <= 0:
+        return "cannot be told", why
+    once = int((before.sum(axis=1) == 1).sum())
+    if more * prompts <= RISING * once:
+        why += f"; base's curve still rises: it solved {once} of them just once"
+        return "cannot be told", why
+    return "taught", why

@@ -44,27 +44,19 @@ class TokenView:
     def verdict(self) -> str:
         """Title, KL, and the token on which the two differ most."""
         most = int(np.argmax(self.kl))
-        before, now = (float(np.exp(of[most])) for of in (self.base, self.trained))
-        where = (
-            f"largest at {self.tokens[most]!r} (probability {before:.2g} under the base, {now:.2g}"
-            " trained)"
-        )
-        said = (
+        before, now = np.exp([self.base[most], self.trained[most]])
+        line = (
             f"{self.title}, advantage {self.advantage:+.2f}: KL per token {self.kl.mean():.3g},"
-            f" {where}"
+            f" largest at {self.tokens[most]!r} (probability {before:.2g} under the base,"
+            f" {now:.2g} trained)"
         )
-        return f"{said}\n{self.note}" if self.note else said
+        return f"{line}\n{self.note}" if self.note else line
 
     def __str__(self) -> str:
-        lines = [
-            f"{text!r:>16} {base:8.3f} {trained:8.3f} {kl:8.4f}"
-            for text, base, trained, kl in zip(
-                self.tokens, self.base, self.trained, self.kl, strict=True
-            )
-        ]
-        return printable(
-            "\n".join([self.verdict, f"{'token':>16} {'base':>8} {'trained':>8} {'KL':>8}", *lines])
-        )
+        lines = [self.verdict, f"{'token':>16} {'base':>8} {'trained':>8} {'KL':>8}"]
+        for text, base, trained, kl in zip(self.tokens, self.base, self.trained, self.kl):
+            lines.append(f"{text!r:>16} {base:8.3f} {trained:8.3f} {kl:8.4f}")
+        return printable("\n".join(lines))
 
     __repr__ = __str__
 
@@ -96,45 +88,35 @@ def token_view(
         RunError: if the run recorded no such completion, or has no adapter.
     """
     batch, place = batch_and_place(run, step, index)
+    size = batch.num_generations
     if generation is None:
-        own = batch.group(place).advantages
-        generation = int(np.argmax(np.abs(np.nan_to_num(own))))
-    if not 0 <= generation < batch.num_generations:
-        rule = f"a group of this run has {batch.num_generations} completions, counted from 0"
+        generation = int(np.argmax(np.abs(np.nan_to_num(batch.group(place).advantages))))
+    if not 0 <= generation < size:
         raise RunError(
             f"generation = {generation}",
-            rule=rule,
-            remedy=f"choose 0 to {batch.num_generations - 1}",
+            rule=f"a group of this run has {size} completions, counted from 0",
+            remedy=f"choose 0 to {size - 1}",
         )
-    at = place * batch.num_generations + generation
+    at = place * size + generation
     notes, wrote = [], run.checkpoints / f"checkpoint-{batch.step - 1}"
     if policy is None:
         if not wrote.is_dir():
-            logged = next(
-                (row.get("kl") for row in run.metrics() if row.get("step") == batch.step), None
-            )
-            logged = (
-                ""
-                if logged is None
-                else f"; at that step a KL of {logged:.3g} per token was logged"
-            )
             notes.append(
                 "under the newest adapter, not the one that wrote it: no checkpoint of step"
-                f" {batch.step - 1}{logged}"
+                f" {batch.step - 1}"
             )
         policy = load_policy(run.recipe(), adapter=wrote if wrote.is_dir() else run.adapter)
-    tokenizer, prompt, text = policy.tokenizer, batch.prompts[at], batch.completions[at]
-    asked = tokenizer(prompt_text(prompt, tokenizer), add_special_tokens=isinstance(prompt, str))[
-        "input_ids"
-    ]
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    temperature, found = run.manifest()["settings"]["in_force"].get("temperature") or 1.0, {}
+    tokenizer, prompt = policy.tokenizer, batch.prompts[at]
+    text = prompt_text(prompt, tokenizer)
+    asked = tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]
+    ids = tokenizer(batch.completions[at], add_special_tokens=False)["input_ids"]
+    temperature = run.manifest()["settings"]["in_force"].get("temperature") or 1.0
     ends, ended = eos_ids(policy), batch.finished is None or batch.finished[at]
     if ended and not {*ids[-1:]} & {*ends}:
         if len(ends) > 1:
             with policy.generating() as model:
-                likely = logprobs_of(model, [(asked, [*ids, each]) for each in ends], temperature)
-            ends = [ends[int(np.argmax([each[-1] for each in likely]))]]
+                likely = logprobs_of(model, [(asked, [*ids, end]) for end in ends], temperature)
+            ends = [ends[int(np.argmax([own[-1] for own in likely]))]]
             notes.append(
                 "several tokens end a completion, and which one ended this is not on record: the"
                 " likeliest is shown"
@@ -146,11 +128,15 @@ def token_view(
             f"the recorded text has {len(ids)} tokens, the completion had {batch.lengths[at]}:"
             " tokenised differently"
         )
+    logprobs = {}
     for base in (True, False):
         with policy.generating(base=base) as model:
-            found[base] = np.array(logprobs_of(model, [(asked, ids)], temperature)[0])
-    tokens = [tokenizer.decode([each]) for each in ids]
-    title = f"step {batch.step}, group {batch.group_places[place]}, completion {generation}"
+            logprobs[base] = np.array(logprobs_of(model, [(asked, ids)], temperature)[0])
     return TokenView(
-        title, tokens, found[True], found[False], float(batch.advantages[at]), "\n".join(notes)
+        f"step {batch.step}, group {batch.group_places[place]}, completion {generation}",
+        [tokenizer.decode([each]) for each in ids],
+        logprobs[True],
+        logprobs[False],
+        float(batch.advantages[at]),
+        "\n".join(notes),
     )

@@ -4,6 +4,7 @@ plan, or the run's record.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,8 @@ from workbench.data.checks import check
 from workbench.data.difficulty import load_profile
 from workbench.errors import WorkbenchError
 from workbench.exporting.passport import PROOF
-from workbench.health import ALARM, NOTE, SKIPPED, STATES, WARNING, examine_run
-from workbench.inspection.evaluation import gain_in_words
+from workbench.health import ALARM, NOTE, SKIPPED, STATES, WARNING, Verdict, examine_run
+from workbench.inspection.measured import gain_in_words
 from workbench.inspection.reading import by_step
 from workbench.kinds import Fields
 from workbench.printable import printable
@@ -48,15 +49,13 @@ class Checklist(list[Box]):
     """Boxes, which a cell shows as a table."""
 
     def __str__(self) -> str:
-        lines = [
-            f"{box.state}: {box.what}: {box.why}" + f"\n  -> {box.call}" * bool(box.call)
-            for box in self
-        ]
-        return printable(
-            "\n".join(
-                [*lines, f"{sum(box.state == 'ticked' for box in self)} of {len(self)} ticked"]
-            )
-        )
+        lines = []
+        for box in self:
+            lines.append(f"{box.state}: {box.what}: {box.why}")
+            if box.call:
+                lines.append(f"  -> {box.call}")
+        ticked = sum(box.state == _STATES[True] for box in self)
+        return printable("\n".join([*lines, f"{ticked} of {len(self)} ticked"]))
 
     __repr__ = __str__
 
@@ -72,136 +71,113 @@ def checklist(of: RunDirectory | Task | Recipe | Fields | str | Path) -> Checkli
         of: a run, as `wb.open_run` gives it; a `Task`; or anything that `wb.plan` takes.
     """
     boxes = yaml.safe_load(Path(__file__).with_name("checklist.yaml").read_text(encoding="utf-8"))
-    found, seen = (
-        Checklist(),
-        (_of_run(of, boxes["during"]) if isinstance(of, RunDirectory) else _before(of)),
-    )
-    for phase in ("during", "after") if isinstance(of, RunDirectory) else ("before",):
+    if isinstance(of, RunDirectory):
+        seen, phases = _of_run(of, boxes["during"]), ("during", "after")
+    else:
+        seen, phases = _of_task(of) if isinstance(of, Task) else _of_plan(of), ("before",)
+    ticks = Checklist()
+    for phase in phases:
         for key, box in boxes[phase].items():
             ticked, why = seen.get(key, (None, "not looked at"))
-            found.append(
-                Box(phase, box["what"], _STATES[ticked], why, "" if ticked else box["call"])
-            )
-    return found
+            call = "" if ticked else box["call"]
+            ticks.append(Box(phase, box["what"], _STATES[ticked], why, call))
+    return ticks
 
 
-def _tried(look: Callable[[], Any]) -> Any:
+def _look(look: Callable[[], Any], **judges: Callable[[Any], _Seen]) -> dict[str, _Seen]:
+    # What one look says of some boxes; an error that says what to do leaves them open.
     try:
-        return look()
+        result = look()
     except WorkbenchError as error:
-        return error
+        return dict.fromkeys(judges, (False, f"{error.value}: {error.remedy}"))
+    return {box: judge(result) for box, judge in judges.items()}
 
 
-def _judged(found: object, judge: Callable[[Any], _Seen]) -> _Seen:
-    return (
-        (False, f"{found.value}: {found.remedy}")
-        if isinstance(found, WorkbenchError)
-        else judge(found)
-    )
+def _first_line(result: object) -> str:
+    return str(result).splitlines()[0]
 
 
-def _before(of: Any) -> dict[str, _Seen]:
-    if isinstance(of, Task):
-        return _of_task(of)
-    made = _tried(lambda: plan(of))
-    seen = {"plan": _judged(made, lambda own: (True, own.words))}
-    if isinstance(made, WorkbenchError):
-        return seen
-    cap, every, longest = (
-        made.settings["max_completion_length"],
-        made.settings["logging_steps"],
-        made.longest_tokens,
-    )
-    room, memory = made.recipe.policy.max_seq_length, made.memory
-    seen["fits"] = (
-        longest and longest + cap <= room,
-        f"longest prompt {longest} + completion {cap}, of {room} tokens",
-    )
-    seen["memory"] = (
-        (memory.fits, memory.verdict) if memory else (None, "no card here to compare with")
-    )
-    seen["logged"] = (
-        every == 1,
-        f"a row of metrics every {every:g} steps; trackers: {made.settings['report_to']}",
-    )
-    return seen | (_of_task(made.task) if made.task else {})
+def _of_plan(of: Any) -> dict[str, _Seen]:
+    try:
+        made = plan(of)
+    except WorkbenchError as error:
+        return {"plan": (False, f"{error.value}: {error.remedy}")}
+    cap, every = made.settings["max_completion_length"], made.settings["logging_steps"]
+    longest, room, memory = made.longest_tokens, made.recipe.policy.max_seq_length, made.memory
+    return {
+        "plan": (True, made.words),
+        "fits": (
+            bool(longest) and longest + cap <= room,
+            f"longest prompt {longest} + completion {cap}, of {room} tokens",
+        ),
+        "memory": (
+            (memory.fits, memory.verdict) if memory else (None, "no card here to compare with")
+        ),
+        "logged": (
+            every == 1,
+            f"a row of metrics every {every:g} steps; trackers: {made.settings['report_to']}",
+        ),
+        **(_of_task(made.task) if made.task else {}),
+    }
 
 
 def _of_task(task: Task) -> dict[str, _Seen]:
     some, apart = (list(itertools.islice(each, _ROWS)) for each in (task.rows, task.held_out))
     column = task.answer_column if some and task.answer_column in some[0] else "none"
-    report = _tried(
-        lambda: check(some, answer_column=column, other=apart or None, progress=lambda _: None)
-    )
-    audit = _tried(lambda: audit_rewards(task))
     folder = find(task.source).parent if task.source else resolve("tasks") / task.name
-    profile = _tried(lambda: load_profile(folder / "difficulty.jsonl"))
+    checked: Fields = {"answer_column": column, "other": apart or None, "progress": lambda _: None}
     return {
-        "rows": _judged(report, lambda own: (own.kept_rows == own.read, str(own).splitlines()[0])),
+        **_look(
+            lambda: check(some, **checked),
+            rows=lambda report: (report.kept_rows == report.read, _first_line(report)),
+        ),
         "held_out": (len(task.held_out) > 0, f"{len(task.held_out):,} held-out prompts"),
-        "rewards": _judged(audit, lambda own: (own.ok, own.verdict)),
-        "cases": _judged(audit, lambda own: (own.cases > 0, f"{own.cases} regression cases")),
-        "difficulty": _judged(
-            profile, lambda own: (own.dead_groups(8) <= 0.5, str(own).splitlines()[0])
+        **_look(
+            lambda: audit_rewards(task),
+            rewards=lambda audit: (audit.ok, audit.verdict),
+            cases=lambda audit: (audit.cases > 0, f"{audit.cases} regression cases"),
+        ),
+        **_look(
+            lambda: load_profile(folder / "difficulty.jsonl"),
+            difficulty=lambda profile: (profile.dead_groups(8) <= 0.5, _first_line(profile)),
         ),
     }
 
 
 def _of_run(run: RunDirectory, during: dict[str, Fields]) -> dict[str, _Seen]:
-    seen, verdicts = (
-        {},
-        sorted(examine_run(run, last=200), key=lambda each: STATES.index(each.state)),
-    )
+    verdicts = sorted(examine_run(run, last=200), key=lambda each: STATES.index(each.state))
+    seen = {}
     for key, box in during.items():
         if own := [each for each in verdicts if each.name in box.get("verdicts", ())]:
-            unsure = [
-                each
-                for each in own
-                if each.state == SKIPPED or (each.state == NOTE and each.name in _TOO_EARLY)
-            ]
-            wrong = own[0].state in (ALARM, WARNING)
-            seen[key] = (
-                not wrong if wrong or not unsure else None,
-                (own if wrong else [*unsure, *own])[0].line,
-            )
-    evaluation = _tried(lambda: inspection.read_evaluation(run))
-    measured = None if isinstance(evaluation, WorkbenchError) else evaluation
-    hacks = _tried(lambda: inspection.hacking(run, measured).verdict)
+            seen[key] = _of_verdicts(own)
+    evaluation = None
+    with contextlib.suppress(WorkbenchError):
+        evaluation = inspection.read_evaluation(run)
+    meant = {"no": True, "REWARD": False}  # a verdict on hacks by its first word
     result, manifest = run.result(), run.manifest()
+    weights = (manifest.get("rewards") or {}).get("weights") or {}
+    versions = manifest.get("versions") or {}
     made = sorted(file.parent.name for file in run.export.glob("[!.]*/passport.json"))
-    proofs = {
-        form: _tried(lambda form=form: run.read_json(f"{run.export.name}/{form}/{PROOF}"))
-        for form in made
-    }
-    passed = [
-        form for form, proof in proofs.items() if isinstance(proof, dict) and proof.get("passed")
-    ]
-    weights, versions = (
-        (manifest.get("rewards") or {}).get("weights") or {},
-        manifest.get("versions") or {},
-    )
-    seen |= {
-        key: _judged(evaluation, lambda own, judge=judge: judge(own.found))
-        for key, judge in _MEASURED.items()
-    }
-    return seen | {
+    passed = [form for form in made if _passed(run, form)]
+    listed = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+    return {
+        **seen,
+        **_look(lambda: (evaluation or inspection.read_evaluation(run)).found, **_MEASURED),
         "failed": (
             {"failed": False, "killed": None}.get(result["status"], True),
             str(result.get("error", run.state)),
         ),
-        "completions": _judged(
-            _tried(lambda: len(by_step(run))),
-            lambda steps: (steps > 0, f"{steps} steps are on record"),
+        **_look(
+            lambda: len(by_step(run)),
+            completions=lambda steps: (steps > 0, f"{steps} steps are on record"),
         ),
-        "meant": _judged(
-            hacks, lambda said: ({"no": True, "REWARD": False}.get(said.partition(" ")[0]), said)
+        **_look(
+            lambda: inspection.hacking(run, evaluation).verdict,
+            meant=lambda verdict: (meant.get(verdict.partition(" ")[0]), verdict),
         ),
         "merged": (made not in ([], ["adapter"]), f"exported: {', '.join(made) or 'nothing'}"),
         "proven": (bool(made) and passed == made, f"proven: {', '.join(passed) or 'nothing'}"),
-        "documented": (
-            bool(weights),
-            "recipe.yaml; " + ", ".join(f"{name} {weight:g}" for name, weight in weights.items()),
-        ),
+        "documented": (bool(weights), f"recipe.yaml; {listed}"),
         "again": (
             bool(made and versions),
             f"seed {run.recipe().seed}, trl {versions.get('trl')}, {len(made)} passports",
@@ -209,13 +185,29 @@ def _of_run(run: RunDirectory, during: dict[str, Fields]) -> dict[str, _Seen]:
     }
 
 
+def _of_verdicts(worst_first: list[Verdict]) -> _Seen:
+    worst = worst_first[0]
+    if worst.state in (ALARM, WARNING):
+        return False, worst.line
+    for each in worst_first:
+        if each.state == SKIPPED or (each.state == NOTE and each.name in _TOO_EARLY):
+            return None, each.line
+    return True, worst.line
+
+
+def _passed(run: RunDirectory, form: str) -> bool:
+    try:
+        proof = run.read_json(f"{run.export.name}/{form}/{PROOF}")
+    except WorkbenchError:
+        return False
+    return isinstance(proof, dict) and bool(proof.get("passed"))
+
+
 def _format_kept(found: Fields) -> _Seen:
     before, after = found["before"]["format"], found["after"]["format"]
-    return (
-        (None, "the task names no format_by")
-        if after is None
-        else (after >= before, f"{before:.0%} -> {after:.0%}")
-    )
+    if after is None:
+        return None, "the task names no format_by"
+    return after >= before, f"{before:.0%} -> {after:.0%}"
 
 
 _MEASURED: dict[str, Callable[[Fields], _Seen]] = {

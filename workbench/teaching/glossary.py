@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import functools
+import itertools
 import re
 from importlib import metadata
 from pathlib import Path
@@ -28,8 +29,10 @@ class Term(Fields):
     """
 
     def __str__(self) -> str:
-        trl = f", TRL {self['trl']}" * (self["kind"] in ("metric", "setting"))
-        lines = [f"{self['name']} ({self['kind']}{trl})", self["meaning"]]
+        kind = self["kind"]
+        if kind in ("metric", "setting"):
+            kind += f", TRL {self['trl']}"
+        lines = [f"{self['name']} ({kind})", self["meaning"]]
         lines += [f"changed in {version}: {what}" for version, what in self["changed"].items()]
         return "\n  ".join([*lines, *(f"{key}: {self[key]}" for key in _TOLD if key in self)])
 
@@ -43,10 +46,10 @@ def _entries() -> dict[str, Fields]:
 
 def terms() -> dict[str, list[str]]:
     """The names of all terms, by kind."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, entry in _entries().items():
-        found.setdefault(entry["kind"], []).append(name)
-    return found
+        names.setdefault(entry["kind"], []).append(name)
+    return names
 
 
 def explain(name: str, trl: str | None = None) -> Term:
@@ -73,24 +76,23 @@ def explain(name: str, trl: str | None = None) -> Term:
         raise TermError(
             f"trl = {trl!r}", rule="a version is like 0.26 or 1.14.2", remedy="give one, or none"
         ) from None
+    entries = _entries()
     known = {
         _plain(word): own
-        for own, entry in _entries().items()
+        for own, entry in entries.items()
         for word in (own, *entry.get("also", ()))
     }
-    asked = _plain(ALIASES.get(name, name))
-    if own := known.get(asked) or next(
-        (own for own in _entries() if fnmatch.fnmatchcase(name, own)), None
-    ):
+    word = _plain(ALIASES.get(name, name))
+    # a name with a star stands for what a run logs of each function
+    patterns = (own for own in entries if fnmatch.fnmatchcase(name, own))
+    if own := known.get(word) or next(patterns, None):
         return _term(name if "*" in own else own, own, version)
-    near = list(dict.fromkeys(known[word] for word in difflib.get_close_matches(asked, known, n=3)))
-    remedy = (
-        f"did you mean {' or '.join(map(repr, near))}?"
-        if near
-        else "`workbench explain` lists them"
-    )
+    near = dict.fromkeys(known[each] for each in difflib.get_close_matches(word, known, n=3))
+    remedy = f"did you mean {' or '.join(map(repr, near))}?"
     raise TermError(
-        f"no term {name!r}", rule=f"the glossary has {len(_entries())} terms", remedy=remedy
+        f"no term {name!r}",
+        rule=f"the glossary has {len(entries)} terms",
+        remedy=remedy if near else "`workbench explain` lists them",
     )
 
 
@@ -100,18 +102,24 @@ def _plain(word: str) -> str:
 
 def _term(name: str, own: str, trl: Version) -> Term:
     entry = Term({"name": name, "trl": str(trl), "changed": {}} | _entries()[own])
-    entry |= {"also": ", ".join(entry["also"])} if "also" in entry else {}
+    if "also" in entry:
+        entry["also"] = ", ".join(entry["also"])
     if isinstance(of := entry.get("default"), dict):
-        entry["changed"] = {
-            f"{new} (default)": f"{of[old]} became {of[new]}" for old, new in zip(of, [*of][1:])
-        } | entry["changed"]
+        became = {
+            f"{new} (default)": f"{of[old]} became {of[new]}" for old, new in itertools.pairwise(of)
+        }
+        entry["changed"] = became | entry["changed"]
     for key in ("meaning", "default"):
         if isinstance(by_version := entry.get(key), dict):
-            there = [version for version in by_version if Version(version) <= trl]
-            entry[key] = by_version[(there or [*by_version])[-1 if there else 0]]
+            # a version older than the first has what it began with
+            first, *later = by_version
+            since = [first, *(version for version in later if Version(version) <= trl)]
+            entry[key] = by_version[since[-1]]
     if entry["kind"] == "setting":
-        takes = ", ".join(map(str, CHOICES.get(own, ()))) or RANGES.get(own, {}).get("words", "")
-        entry |= ({"takes": takes} if takes else {}) | (
-            {"in the workbench": DEFAULTS[own]} if own in DEFAULTS else {}
-        )
+        if takes := ", ".join(map(str, CHOICES.get(own, ()))) or RANGES.get(own, {}).get(
+            "words", ""
+        ):
+            entry["takes"] = takes
+        if own in DEFAULTS:
+            entry["in the workbench"] = DEFAULTS[own]
     return entry

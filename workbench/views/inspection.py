@@ -8,7 +8,7 @@ import html
 from typing import Any
 
 from workbench.inspection.compared import diff_as_text, word_diff
-from workbench.inspection.listing import Listing
+from workbench.inspection.reading import Listing
 from workbench.inspection.several_runs import Comparison
 from workbench.inspection.tokens import TokenView
 from workbench.printable import printable

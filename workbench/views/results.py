@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from workbench.exporting.checks import Proof, Proofs
-    from workbench.inspection.evaluation import Evaluation
+    from workbench.inspection.measured import Evaluation
     from workbench.inspection.reading import RecordedGroup
     from workbench.training.plan import Plan
 

@@ -9,6 +9,7 @@ from collections import Counter
 
 import numpy as np
 
+from workbench.health.summary import StepSummary
 from workbench.health.trends import GAINED, paired_trend, percent, share, slope
 from workbench.health.verdicts import (
     ALARM,
@@ -24,49 +25,12 @@ from workbench.health.verdicts import (
     rule,
 )
 from workbench.kinds import Fields
-from workbench.rewards.groups import (
-    ALL_RIGHT,
-    ALL_WRONG,
-    CANCELLED,
-    IDENTICAL,
-    NOT_SCORED,
-    SAME_SCORE,
-    cancel_words,
-)
+from workbench.rewards.groups import ALL_RIGHT, IDENTICAL, cancel_words
 from workbench.run.held_out import best_of, flags
 from workbench.run.metrics import STEP_S
 
 FAR = 200  # batches that are looked at, at most
 MEASURED = 4  # times that held-out prompts were, at least
-
-_DEAD = {  # what most dead groups are -> (cause, remedy)
-    ALL_WRONG: (
-        "the policy solves none of these prompts, or the reward pays for nothing that it writes",
-        (
-            "first see whether the rewards can pay (`workbench probe`, notebook 02); then take"
-            " easier prompts (notebook 01 measures difficulty) or more completions per prompt"
-        ),
-    ),
-    SAME_SCORE: (
-        "different completions earn the same",
-        "look at one such group in notebook 04; give the reward finer steps",
-    ),
-    IDENTICAL: (
-        "the policy writes the same text each time",
-        "raise the temperature; more equal completions do not help",
-    ),
-    CANCELLED: (
-        "what one function pays, another takes away",
-        (
-            "change a weight: `workbench replay` shows which groups come alive with --weight, or"
-            " --aggregation normalize_then_sum"
-        ),
-    ),
-    NOT_SCORED: (
-        "no function scored their completions",
-        "see events.jsonl for functions that fail, or score these prompts too",
-    ),
-}
 
 
 @rule()
@@ -74,7 +38,7 @@ def dead_groups(view: ExaminedRun) -> Verdict:
     """Groups that teach nothing, and not because they are all right."""
     groups, size, kinds = view.total("group_count"), view.recent[-1].group_size, view.dead_kinds()
     done = kinds.pop(ALL_RIGHT)
-    dead = share(sum(kinds.values()), groups)
+    dead = share(kinds.total(), groups)
     evidence = {
         "groups": groups,
         "share": dead.value,
@@ -82,32 +46,26 @@ def dead_groups(view: ExaminedRun) -> Verdict:
         ALL_RIGHT: done,
         **kinds,
     }
-    line = f"{percent(dead.value)} of the latest {groups} groups are dead without being all right"
-    cancelled = Counter(
-        group.cancels for batch in view.recent for group in batch.groups if group.cancels
-    )
-    if dead.low > 0.25:
-        worst = max(kinds, key=kinds.__getitem__)
-        words = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common() if count)
-        line = f"{percent(dead.value)} of the latest {groups} groups teach nothing: {words}"
-        for commonest, _ in cancelled.most_common(1):
-            evidence |= {"cancel": dict(commonest)}
-            of_these = sum(
-                count
-                for each, count in cancelled.items()
-                if dict(each).keys() == dict(commonest).keys()
-            )
-            # of many groups a summary keeps the first
-            seen = sum(len(batch.groups) for batch in view.recent)
-            line += f"; {cancel_words(commonest)} cancel in {of_these} of {seen} groups"
-        prompts = view.prompts(lambda group: group.dead == worst and group.right < size)
-        cause, remedy = _DEAD[worst]
-        if worst == ALL_WRONG:
-            remedy += view.helps_to_begin
-        return view.verdict(
-            ALARM if dead.low > 0.5 else WARNING, line, evidence, cause, remedy, prompts=prompts
+    line = f"{percent(dead.value)} of the latest {groups} groups"
+    if dead.low <= 0.25:
+        return view.verdict(OK, f"{line} are dead without being all right", evidence)
+    named = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common() if count)
+    line += f" teach nothing: {named}"
+    shown = [group for batch in view.recent for group in batch.groups]  # of many the first
+    cancelled = Counter(group.cancels for group in shown if group.cancels)
+    if cancelled:
+        commonest, _ = cancelled.most_common(1)[0]
+        evidence["cancel"] = dict(commonest)
+        alike = sum(
+            count
+            for cancels, count in cancelled.items()
+            if dict(cancels).keys() == dict(commonest).keys()
         )
-    return view.verdict(OK, line, evidence)
+        line += f"; {cancel_words(commonest)} cancel in {alike} of {len(shown)} groups"
+    worst, _ = kinds.most_common(1)[0]
+    prompts = view.prompts(lambda group: group.dead == worst and group.right < size)
+    state = ALARM if dead.low > 0.5 else WARNING
+    return view.verdict(state, line, evidence, worst, prompts=prompts)
 
 
 @rule()
@@ -118,40 +76,20 @@ def learnt_out(view: ExaminedRun) -> Verdict:
     A warning once 20 batches brought no improvement; where held-out prompts do not tell, with three
     in four groups all right.
     """
-    groups, size, batches = (
-        view.total("group_count"),
-        view.recent[-1].group_size,
-        view.batches[-FAR:],
-    )
-    done = np.array([view.dead_kinds([batch])[ALL_RIGHT] for batch in batches])
-    learnt = share(int(done[-WINDOW:].sum()), groups)
-    evidence = {"groups": groups, "all_right": learnt.value, "at_least": learnt.low}
+    groups, size = view.total("group_count"), view.recent[-1].group_size
+    batches = view.batches[-FAR:]
+    done = [view.dead_kinds([batch])[ALL_RIGHT] for batch in batches]
+    learnt = share(sum(done[-WINDOW:]), groups)
+    evidence: Fields = {"groups": groups, "all_right": learnt.value, "at_least": learnt.low}
     line = f"{percent(learnt.value)} of the latest {groups} groups are all right"
     if learnt.low <= 0.5:
         return view.verdict(OK, line, evidence)
-    note = f"{line}: nothing left to learn there"
     prompts = view.prompts(lambda group: group.dead and group.right == size)
-    remedy = "stop here, or continue with harder prompts"
-    # Back from the end, as long as the same can be said of every window of so many batches; then on
-    # to where the reward is flat.
-    latest, counted = len(batches) - WINDOW, np.array([batch.group_count for batch in batches])
-    begin, rewards = latest, view.rewards_of(batches)
-    while (
-        begin > 0
-        and share(*(int(own[begin - 1 : begin - 1 + WINDOW].sum()) for own in (done, counted))).low
-        > 0.5
-    ):
-        begin -= 1
-    flat = next(
-        (
-            start
-            for start in range(begin, latest + 1, 5)
-            if start >= 0 and slope(rewards[start:]).low <= 0
-        ),
-        0,
-    )
-    since, level, told = batches[flat].step, slope(rewards[flat:]).low <= 0, "the reward is flat"
-    certain = level and learnt.low > 0.75
+
+    def note(line: str) -> Verdict:
+        return view.verdict(NOTE, line, evidence, "harder prompts", prompts=prompts)
+
+    since, level = _learnt_since(view, batches, done)
     # The policy that wrote batch n had been trained for n - 1 steps.
     measured = [*{own["step"]: own for own in view.held_out if own["step"] >= since - 1}.values()]
     if len(measured) >= MEASURED:
@@ -159,52 +97,65 @@ def learnt_out(view: ExaminedRun) -> Verdict:
         gains = [paired_trend(solved[place:]) for place in range(len(solved) - MEASURED + 1)]
         # while they clearly gain, it learns
         place = next((place for place, gain in enumerate(gains) if gain.low <= 0), None)
-        if place is None or gains[place].high >= GAINED:
-            word = (
-                "still gain" if place is None else "may still gain: 10 points cannot be ruled out"
-            )
-            return view.verdict(
-                NOTE, f"{line}, but held-out prompts {word}", evidence, "", remedy, prompts=prompts
-            )
+        if place is None:
+            return note(f"{line}, but held-out prompts still gain")
         gain, held = gains[place], float(solved[place:].mean())
+        if gain.high >= GAINED:
+            return note(
+                f"{line}, but held-out prompts may still gain: 10 points cannot be ruled out"
+            )
         since, certain = max(since, measured[place]["step"] + 1), level
-        told = "held-out prompts " + (
-            f"stay at {percent(held)}" if gain.high >= 0 else "even got worse"
-        )
-        told += f" ({100 * gain.low:+.0f} to {100 * gain.high:+.0f} points in that time)"
-        evidence |= {
-            "held_out": held,
-            "gain": gain.value,
-            "gain_low": gain.low,
-            "gain_high": gain.high,
-        }
+        stay = f"stay at {percent(held)}" if gain.high >= 0 else "even got worse"
+        points = f"{100 * gain.low:+.0f} to {100 * gain.high:+.0f}"
+        why = f"held-out prompts {stay} ({points} points in that time)"
+        evidence["held_out"] = held
+        evidence |= zip(("gain", "gain_low", "gain_high"), gain)
     elif view.held_out:
-        words = (
-            f"held-out prompts were measured {len(measured)} times since step {since}: too few to"
-            " tell"
+        return note(
+            f"{line}: nothing left to learn there; held-out prompts were measured"
+            f" {len(measured)} times since step {since}: too few to tell"
         )
-        return view.verdict(NOTE, f"{note}; {words}", evidence, "", remedy, prompts=prompts)
     else:
-        told += ", as far as training prompts tell (eval_every measures held-out ones)"
-    count = batches[-1].step - since + 1
-    if not certain or count < WINDOW:
-        return view.verdict(NOTE, note, evidence, "", remedy, prompts=prompts)
+        certain = level and learnt.low > 0.75
+        why = (
+            "the reward is flat, as far as training prompts tell (eval_every measures held-out"
+            " ones)"
+        )
+    last = batches[-1].step
+    steps = last - since + 1
+    if not certain or steps < WINDOW:
+        return note(f"{line}: nothing left to learn there")
     times = [seconds for step, seconds in view.numbers(STEP_S) if step >= since]
     # a row may be a mean over several steps
-    minutes = count * statistics.fmean(times or [0.0]) / 60
-    evidence |= {"since": since, "steps": count, "minutes": minutes}
+    minutes = steps * statistics.fmean(times or [0.0]) / 60
+    evidence |= {"since": since, "steps": steps, "minutes": minutes}
     line = (
-        f"the last {count} steps ({minutes:.2g} minutes) brought no improvement: {line}, and {told}"
+        f"the last {steps} steps ({minutes:.2g} minutes) brought no improvement: {line}, and {why}"
     )
-    if best := best_of(view.held_out):
-        evidence["best_step"] = best["step"]
-        remedy = (
-            f"{remedy}; the best adapter by the held-out prompts is that of step {best['step']}"
-        )
-    cause = "the policy solves these prompts, and a group that is all right has no gradient"
+    best = ""
+    if measurement := best_of(view.held_out):
+        evidence["best_step"] = step = measurement["step"]
+        best = f"; the best adapter by the held-out prompts is that of step {step}"
     return view.verdict(
-        WARNING, line, evidence, cause, remedy, over=(since, batches[-1].step), prompts=prompts
+        WARNING, line, evidence, "learnt out", steps=(since, last), prompts=prompts, best=best
     )
+
+
+def _learnt_since(
+    view: ExaminedRun, batches: list[StepSummary], done: list[int]
+) -> tuple[int, bool]:
+    # (step, whether the reward is flat from there on). Back from the end, as long as most groups
+    # are all right in every window of so many batches; then on to where the reward is flat.
+    counted, rewards = [batch.group_count for batch in batches], view.rewards_of(batches)
+    begin = latest = max(0, len(batches) - WINDOW)
+    while begin > 0:
+        window = slice(begin - 1, begin - 1 + WINDOW)
+        if share(sum(done[window]), sum(counted[window])).low <= 0.5:
+            break
+        begin -= 1
+    starts = range(begin, latest + 1, 5)
+    flat = next((start for start in starts if slope(rewards[start:]).low <= 0), 0)
+    return batches[flat].step, slope(rewards[flat:]).low <= 0
 
 
 @rule()
@@ -225,47 +176,22 @@ def collapse(view: ExaminedRun) -> Verdict:
         "identical_and_not_right": same.value,
         "at_least": same.low,
         "distinct_in_groups": distinct,
-    }
-    evidence["distinct_in_batch"] = view.total("distinct") / view.total("completions")
-    evidence |= {
         "commonest": recent[-1].commonest,
         "commonest_share": one.value,
         "commonest_right": one_right,
     }
-    evidence["temperature"] = temperature
     everywhere = one.low > 0.8 and one_right < 0.5
-    if same.low <= 0.2 and not everywhere:
-        return view.verdict(OK, f"{percent(distinct)} of a group's texts are distinct", evidence)
-    words = (
-        f"in {percent(same.value)} of the latest {groups} groups all texts are the same and not"
-        " right"
-    )
     if everywhere:
-        words = (
-            f"{percent(one.value)} of the latest completions are one text, for any prompt, and not"
-            " right"
-        )
-    words += f"; the commonest begins {recent[-1].commonest[:40]!r}"
-    cause = (
-        "the policy is sure of one text: it exploits a reward, learns too fast, or was sure from"
-        " the start"
-    )
-    remedy = (
-        "go back to a checkpoint from before; then a lower learning rate, a higher beta, or another"
-        " reward"
-    )
-    if temperature is not None and temperature < 0.5:
-        cause = f"temperature = {temperature:g} leaves sampling no choice"
-        remedy = "raise the temperature (1.0 is TRL's default)"
+        line = f"{percent(one.value)} of the latest completions are one text, for any prompt,"
+    elif same.low > 0.2:
+        line = f"in {percent(same.value)} of the latest {groups} groups all texts are the same"
+    else:
+        return view.verdict(OK, f"{percent(distinct)} of a group's texts are distinct", evidence)
+    line += f" and not right; the commonest begins {recent[-1].commonest[:40]!r}"
+    state = ALARM if everywhere or same.low > 0.5 else WARNING
     prompts = view.prompts(lambda group: group.dead == IDENTICAL and not group.right)
-    return view.verdict(
-        ALARM if everywhere or same.low > 0.5 else WARNING,
-        words,
-        evidence,
-        cause,
-        remedy,
-        prompts=prompts,
-    )
+    case = "cold" if temperature is not None and temperature < 0.5 else "one text"
+    return view.verdict(state, line, evidence, case, prompts=prompts, temperature=temperature)
 
 
 @rule()
@@ -275,47 +201,39 @@ def wasted(view: ExaminedRun) -> Verdict:
     """
     batches = view.everything
     groups, kinds = view.total("group_count", batches), view.dead_kinds(batches)
-    dead, by_kind = sum(kinds.values()), {kind: count for kind, count in kinds.items() if count}
+    dead, by_kind = kinds.total(), {kind: count for kind, count in kinds.items() if count}
     # whether a prompt's groups taught nothing, one after the other
     seen: dict[str, list[bool]] = {}
     for batch in batches:
-        for group in filter(lambda group: group.prompt_id, batch.groups):
-            seen.setdefault(group.prompt_id, []).append(
-                group.dead is not None and group.right < batch.group_size
-            )
-    again = {
-        prompt: taught_nothing for prompt, taught_nothing in seen.items() if len(taught_nothing) > 1
-    }
-    always = [prompt for prompt, taught_nothing in again.items() if all(taught_nothing)]
+        for group in batch.groups:
+            taught_nothing = group.dead is not None and group.right < batch.group_size
+            seen.setdefault(group.prompt_id, []).append(taught_nothing)
+    seen.pop("", None)  # prompts without an id
+    again = {prompt: nothing for prompt, nothing in seen.items() if len(nothing) > 1}
+    always = [prompt for prompt, nothing in again.items() if all(nothing)]
     evidence: Fields = {"groups": groups, "share": dead / groups, "by_kind": by_kind}
     evidence |= {"always_dead_prompts": len(always), "prompts_seen_again": len(again)}
-    words = f"{percent(dead / groups)} of the completions were in dead groups"
+    line = f"{percent(dead / groups)} of the completions were in dead groups"
     if times := [float(row[STEP_S]) for row in view.all_rows if is_finite(row.get(STEP_S))]:
         minutes = statistics.fmean(times) * (batches[-1].step - batches[0].step + 1) / 60
-        evidence["minutes"] = minutes * dead / groups
-        evidence["minutes_by_kind"] = {
-            kind: minutes * count / groups for kind, count in by_kind.items()
-        }
-        words += f": {evidence['minutes']:.2g} of {minutes:.2g} minutes produced no gradient"
+        by_minutes = {kind: minutes * count / groups for kind, count in by_kind.items()}
+        evidence |= {"minutes": minutes * dead / groups, "minutes_by_kind": by_minutes}
+        line += f": {evidence['minutes']:.2g} of {minutes:.2g} minutes produced no gradient"
     else:
         evidence["missing"] = STEP_S
-        words += f" (minutes unknown: the metrics have no {STEP_S})"
-    if parts := [
-        f"{kind} {percent(count / groups)}" for kind, count in kinds.most_common() if count
-    ]:
-        words += f" ({', '.join(parts)})"
+        line += f" (minutes unknown: the metrics have no {STEP_S})"
+    shares = [f"{kind} {percent(count / groups)}" for kind, count in kinds.most_common() if count]
+    if shares:
+        line += f" ({', '.join(shares)})"
     if always:
-        words += f"; {len(always)} of {len(again)} prompts that came again were dead each time"
+        line += f"; {len(always)} of {len(again)} prompts that came again were dead each time"
     unlearnt = share(dead - kinds[ALL_RIGHT], groups)
     state = WARNING if unlearnt.low > 0.5 else NOTE if dead / groups > 0.25 else OK
-    cause = "the completions of those groups all score the same"
-    remedy = "leave such prompts out (notebook 01 measures difficulty), or take fewer of them"
-    return view.verdict(
-        state, words, evidence, cause, remedy, over=batches, prompts=tuple(always[-MOST_PROMPTS:])
-    )
+    prompts = tuple(always[-MOST_PROMPTS:])
+    return view.verdict(state, line, evidence, "wasted", over=batches, prompts=prompts)
 
 
-@rule(groups=8, completions=48)
+@rule(groups=8)
 def truncation(view: ExaminedRun) -> Verdict:
     """Completions cut at max_completion_length, before they could close their tags."""
     recent, limit, count = view.recent, view.config.max_completion_length, view.total("completions")
@@ -325,147 +243,103 @@ def truncation(view: ExaminedRun) -> Verdict:
     clipped, clipped_right = view.total("clipped", full), view.total("clipped_right", full)
     unended, others = view.total("unended"), count - clipped
     cut = share(clipped, count)
+    of_cut = clipped_right / clipped if clipped else None
+    of_others = (view.total("right") - clipped_right) / others if others else None
     evidence: Fields = {
         "completions": count,
         "share": cut.value,
         "at_least": cut.low,
-        "unended": unended / count,
+        "max_completion_length": limit,
+        "right_of_cut": of_cut,
+        "right_of_others": of_others,
     }
-    evidence |= {"longest": max(batch.longest for batch in recent), "max_completion_length": limit}
-    evidence["right_of_cut"] = clipped_right / clipped if clipped else None
-    right_of_others = (view.total("right") - clipped_right) / others if others else 0.0
-    evidence["right_of_others"] = right_of_others if others else None
-    words = f"{percent(cut.value)} of the latest {count} completions were cut"
-    if cut.low <= 0.2:
+    line = f"{percent(cut.value)} of the latest {count} completions were cut"
+    if cut.low <= 0.2 or of_cut is None:
         if share(unended - clipped, count).low <= 0.2:
-            return view.verdict(OK, words, evidence)
-        words += (
+            return view.verdict(OK, line, evidence)
+        line += (
             f"; {percent((unended - clipped) / count)} end below the limit, by no EOS token that"
             " the record knows"
         )
-        remedy = (
-            "check eos_token_id in the model's generation_config and in its tokenizer; stop strings"
-            " also end completions"
-        )
-        return view.verdict(NOTE, words, evidence, "", remedy)
-    words += (
-        f" at {limit} tokens" if limit else ""
-    ) + f"; of the cut ones {percent(clipped_right / clipped)} are right"
-    words += f", of the others {percent(right_of_others)}" if others else ""
+        return view.verdict(NOTE, line, evidence, "other ends")
+    if limit:
+        line += f" at {limit} tokens"
+    line += f"; of the cut ones {percent(of_cut)} are right"
+    if of_others is not None:
+        line += f", of the others {percent(of_others)}"
     prompts = view.prompts(lambda group: group.clipped > recent[-1].group_size / 2)
-    cause = "the limit is shorter than what the policy writes, or the policy does not end its turn"
-    remedy = (
-        "raise max_completion_length (notebook 01 measures what the policy needs), or reward"
-        " shorter completions"
-    )
-    return view.verdict(
-        ALARM if cut.low > 0.5 else WARNING, words, evidence, cause, remedy, prompts=prompts
-    )
+    state = ALARM if cut.low > 0.5 else WARNING
+    return view.verdict(state, line, evidence, "cut", prompts=prompts)
 
 
 @rule(batches=10)
 def length_drift(view: ExaminedRun) -> Verdict:
     """Completions that became much longer or shorter, but not more often right."""
+    batches = view.batches
     before, after = (statistics.fmean(batch.length for batch in side) for side in view.ends())
     if not before and not after:
         return not_examined("length_tokens", "the record has no completion lengths")
-    moved, ratio = (
-        slope([batch.length for batch in view.batches]),
-        (after / before if before else float("inf")),
-    )
+    moved = slope([batch.length for batch in batches])
+    ratio = after / before if before else float("inf")
     right_before, right_after, risen = view.rise("right")
-    correlations = [
-        batch.length_correlation for batch in view.recent if batch.length_correlation is not None
-    ]
-    correlation = statistics.fmean(correlations) if correlations else None
+    measured = [own for batch in view.recent if (own := batch.length_correlation) is not None]
+    correlation = statistics.fmean(measured) if measured else None
     evidence: Fields = {
         "before": before,
         "after": after,
         "ratio": ratio,
         "right_before": right_before,
         "right_after": right_after,
-    }
-    evidence |= {
         "reward_goes_with_length": correlation,
-        "max_completion_length": view.config.max_completion_length,
     }
-    words = (
+    line = (
         f"mean length {before:.0f} -> {after:.0f} tokens, right {percent(right_before)} ->"
         f" {percent(right_after)}"
     )
     if moved.low <= 0 <= moved.high or 1 / 1.5 < ratio < 1.5:
-        return view.verdict(OK, words, evidence, over=view.batches)
+        return view.verdict(OK, line, evidence, over=batches)
     if risen.low > 0 or (ratio < 1 and right_after > 0.8):
         # Longer working that finds more answers, or waste that went away: what a run is for.
-        return view.verdict(NOTE, words, evidence, over=view.batches)
+        return view.verdict(NOTE, line, evidence, over=batches)
     if correlation is not None:
-        words += f"; within groups the reward goes with the length (r = {correlation:+.2f})"
-    cause = (
-        "not the reward, which does not go with length: long completions weigh more in the loss, or"
-        " the policy drifts"
-    )
-    if (correlation or 0) * (ratio - 1) > 0:
-        cause = "the reward pays for length rather than for answers"
-    remedy = (
-        "take the gain out of length (a length or overlong reward, notebook 02), or set loss_type"
-        " to dr_grpo"
-    )
-    return view.verdict(
-        WARNING if 0.5 < ratio < 2 else ALARM, words, evidence, cause, remedy, over=view.batches
-    )
+        line += f"; within groups the reward goes with the length (r = {correlation:+.2f})"
+    state = WARNING if 0.5 < ratio < 2 else ALARM
+    case = "length pays" if (correlation or 0) * (ratio - 1) > 0 else "length drifts"
+    return view.verdict(state, line, evidence, case, over=batches)
 
 
 @rule(batches=0)
 def format_without_right(view: ExaminedRun) -> Verdict:
     """The format is learnt, and the answers in it are not."""
-    right_by, format_by = view.config.right_by, view.config.format_by
-    if not view.batches:
-        return not_examined("rollouts", "no batch was recorded")
-    if view.batches[-1].formatted is None:
-        return not_examined(
-            "format_by", "the task names no function that says whether the format is kept"
-        )
-    if format_by is not None and format_by == right_by:
-        return not_examined(
-            "right_by", f"{right_by} decides both what is right and what is in the format"
-        )
+    right_by, batches, last = view.config.right_by or "", view.batches, view.ends()[1]
+    if batches and batches[-1].formatted is None:
+        why = "the task names no function that says whether the format is kept"
+        return not_examined("format_by", why)
+    if view.config.format_by == right_by:
+        why = f"{right_by} decides both what is right and what is in the format"
+        return not_examined("right_by", why)
     if waits := view.too_few(batches=8):
         return waits
-    last = view.ends()[1]
-    (began, now, format_), (right_began, right_now, right) = (
-        view.rise("formatted"),
-        view.rise("right"),
-    )
-    formatted = view.total("formatted", last)
+    began, now, format_ = view.rise("formatted")
+    right_began, right_now, right = view.rise("right")
     evidence = {
         "format_before": began,
         "format_after": now,
         "right_before": right_began,
         "right_after": right_now,
     }
-    evidence["right_in_format"] = (
-        view.total("formatted_right", last) / formatted if formatted else None
-    )
-    words = (
+    line = (
         f"in the format {percent(began)} -> {percent(now)}, right {percent(right_began)} ->"
         f" {percent(right_now)}"
     )
-    about: Fields = {"over": view.batches, "function": right_by or ""}
     # Flat: it did not rise beyond doubt, and it rose less than the format beyond doubt.
     flat = right.low <= 0 and right.high < format_.low and right_now < 0.9
     if format_.low <= 0.1 or not flat:
-        return view.verdict(OK, words, evidence, **about)
-    cause = (
-        "the format is paid whether or not the answer in it is right, and answers are too hard, or"
-        " paid too little"
-    )
-    remedy = (
-        "raise the weight of the function that decides what is right, take easier prompts, or pay"
-        " partly right answers"
-    )
+        return view.verdict(OK, line, evidence, over=batches, function=right_by)
     prompts = view.prompts(lambda group: group.right == 0, last)
     # With the format all but learnt, it has nothing more to give, and the rest of the run is about
     # the answers.
+    state = ALARM if now > 0.8 else WARNING
     return view.verdict(
-        ALARM if now > 0.8 else WARNING, words, evidence, cause, remedy, prompts=prompts, **about
+        state, line, evidence, "format alone", over=batches, prompts=prompts, function=right_by
     )

@@ -78,7 +78,6 @@ class HealthWatch(Feature):
             fp16=self.session.trainer.args.fp16,
             asked=tuple(asked_settings(stage.recipe)),
             warm_start=self.session.run.warm_start.is_file(),
-            total_steps=stage.steps if stage.steps > 0 else None,
         )
 
     # -- as a watcher
