@@ -22,7 +22,7 @@ from workbench import doctor
 from workbench.data.template import prompt_text
 from workbench.errors import ExportError
 from workbench.exporting import gguf
-from workbench.exporting.weights import LOST, NEVER, ONCE, TWICE, added, check_weights
+from workbench.exporting.weights import NEVER, ONCE, TWICE, added, check_weights
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.training.loading import load_tokenizer
