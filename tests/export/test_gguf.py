@@ -22,7 +22,7 @@ from workbench import doctor
 from workbench.data.rendering import prompt_text
 from workbench.errors import ExportError
 from workbench.exporting import gguf
-from workbench.exporting.weights import LOST, NEVER, ONCE, TWICE, added, check_weights
+from workbench.exporting.weights import NEVER, ONCE, TWICE, added, check_weights
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.training.loading import load_tokenizer
@@ -391,6 +391,5 @@ def test_how_often_a_step_was_added_before_quantising(count):
 
     merged = (base.float() + count * step).bfloat16()
     assert added(held(merged), base, step, torch.bfloat16, held) == (NEVER, ONCE, TWICE)[count]
-    # By another version of the quantiser: right is never called wrong.
-    other = added(held(merged, 17), base, step, torch.bfloat16, held)
-    assert other in (ONCE, LOST) if count == 1 else other != ONCE
+    # By another quantiser: never right.
+    assert added(held(merged, 17), base, step, torch.bfloat16, held) != ONCE

@@ -124,7 +124,7 @@ def test_a_bos_that_the_loading_software_adds_to_the_template_s(folder, run, hom
     assert not checked(folder, trained)[1]
     checks, failed = checked(folder, trained, adds_bos=True)
     assert failed == ["double_bos"]
-    assert checks[2].found.endswith("2 BOS tokens, where training had 1")
+    assert checks[2].found.endswith("two BOS tokens, which training had not")
 
 
 def test_a_bos_that_training_did_not_have(folder, run):

@@ -30,50 +30,45 @@ def run_apart(module: str, request: Fields, progress: Progress) -> Fields:
     The workbench's own errors are raised here as they were there; ExportError with the process's
     last output if it crashed or was killed. An Interrupt ends the process.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="workbench-") as name,
-        Path(name, "log.txt").open("wb") as log,
-    ):
-        write_json(Path(name, "request.json"), request)
-        command = [sys.executable, "-m", module, name]
+    with tempfile.TemporaryDirectory(prefix="workbench-") as name:
+        folder = Path(name)
+        write_json(folder / "request.json", request)
         progress(0, 0)
-        # In a session of its own: it and what it starts are ended together.
-        with Popen(
-            command, start_new_session=True, stdin=PIPE, stdout=PIPE, stderr=log, text=True
-        ) as child:
-            try:
-                for line in child.stdout or ():
-                    # printed before `answer` had taken the stream
-                    with contextlib.suppress(ValueError):
-                        done, total = map(int, line.split())
-                        progress(done, total)
-                child.wait()
-            except BaseException:
-                os.killpg(child.pid, 9)
-                raise
-        found = None
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(Path(name, "result.json").read_text(encoding="utf-8"))
-        if child.returncode == 0 and found is not None:
-            if (said := found.get("error")) is None:
-                return found
-            raise getattr(errors, said["type"], ExportError)(
-                said["value"], rule=said["rule"], remedy=said["remedy"]
-            )
-        said = (
-            Path(name, "log.txt")
-            .read_text(encoding="utf-8", errors="replace")
-            .strip()
-            .splitlines()[-_LINES:]
-        )
-    how = (
-        f"was killed by signal {-child.returncode}"
-        if child.returncode < 0
-        else f"ended with exit code {child.returncode}"
+        code = _end_of_process([sys.executable, "-m", module, name], folder / "log.txt", progress)
+        if code == 0 and (folder / "result.json").is_file():
+            result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+            if "error" not in result:
+                return result
+            error = result["error"]
+            raise getattr(errors, error.pop("type"), ExportError)(**error)
+        log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip()
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    first = f"{module.rpartition('.')[2]}: the process {how}"
+    raise ExportError(
+        "\n".join([first, *log.splitlines()[-_LINES:]]),
+        rule="a model is loaded in a separate process",
+        remedy="fix what it reports; killed by signal 9, it most likely ran out of memory",
     )
-    value = "\n".join([f"{module.rpartition('.')[2]}: the process {how}", *said])
-    remedy = "fix what it reports; killed by signal 9, it most likely ran out of memory"
-    raise ExportError(value, rule="a model is loaded in a separate process", remedy=remedy)
+
+
+def _end_of_process(command: list[str], log: Path, progress: Progress) -> int:
+    # In a session of its own: it and what it starts are ended together.
+    with (
+        log.open("wb") as errors_,
+        Popen(
+            command, start_new_session=True, stdin=PIPE, stdout=PIPE, stderr=errors_, text=True
+        ) as child,
+    ):
+        try:
+            for line in child.stdout or ():
+                # printed before `answer` had taken the stream
+                with contextlib.suppress(ValueError):
+                    done, total = map(int, line.split())
+                    progress(done, total)
+            return child.wait()
+        except BaseException:
+            os.killpg(child.pid, 9)
+            raise
 
 
 def _end_with(caller: int) -> None:
@@ -94,8 +89,14 @@ def answer(work: Callable[[Fields, Progress], Any]) -> None:
     request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     print(0, 0, file=told)  # it has imported what it needs, and loads the model
     try:
-        found = work(request, lambda done, total: print(done, total, file=told))
+        result = work(request, lambda done, total: print(done, total, file=told))
     except WorkbenchError as error:
-        own = {"value": error.value, "rule": error.rule, "remedy": error.remedy}
-        found = {"error": {"type": type(error).__name__, **own}}
-    write_json(folder / "result.json", found)
+        result = {
+            "error": {
+                "type": type(error).__name__,
+                "value": error.value,
+                "rule": error.rule,
+                "remedy": error.remedy,
+            }
+        }
+    write_json(folder / "result.json", result)

@@ -59,11 +59,8 @@ class Exported:
 
     def found(self) -> Fields:
         """For scripts."""
-        into = {
-            name: one.into if name != "adapter" else None for name, one in self.artefacts.items()
-        }
         made = {
-            name: {"path": str(one.path), "into": into[name]}
+            name: {"path": str(one.path), "into": None if name == "adapter" else one.into}
             for name, one in self.artefacts.items()
         }
         return {"run": str(self.run.path), "artefacts": made, "notes": self.notes}
@@ -72,10 +69,8 @@ class Exported:
         lines = []
         for artefact in self.artefacts.values():
             lines.append(shown(artefact.path))
-            lines += [
-                f"  {file.name}  {-(-file.stat().st_size // 1024):,} KiB"
-                for file in sorted(artefact.path.iterdir())
-            ]
+            for file in sorted(artefact.path.iterdir()):
+                lines.append(f"  {file.name}  {-(-file.stat().st_size // 1024):,} KiB")
         return "\n".join([*lines, *self.notes])
 
     __repr__ = __str__
@@ -87,41 +82,45 @@ def meant(path: str | Path) -> tuple[RunDirectory | None, list[Path]]:
 
     ExportError: it is neither, or a run without artefacts.
     """
-    there, runs, rule = find(path), resolve("runs"), "an artefact is a folder that `export` wrote"
-    places = [there, there.parent] if there.name in (PASSPORT, "export") else [there]
-    if found := [each for each in places if (each / PASSPORT).is_file()]:
-        return None, found[:1]
+    place, places = find(path), [find(path)]
+    if place.name in (PASSPORT, "export"):
+        places.append(place.parent)
+    for each in places:
+        if (each / PASSPORT).is_file():
+            return None, [each]
+    of_run = next((each for each in places if (each / "recipe.yaml").is_file()), path)
     try:
-        run = open_run(
-            next((each for each in places if (each / "recipe.yaml").is_file()), path),
-            latest="trained",
-        )
+        run = open_run(of_run, latest="trained")
     except RunError:
         if str(path) == "latest":
             raise
         what = f"neither an artefact (no {PASSPORT}) nor a run (no recipe.yaml)"
-        what = what if there.exists() else f"no run or artefact of that name; {looked_in()}"
-        known = [each.parent.name for each in runs.glob("*/recipe.yaml")]
-        known += [shown(each.parent) for each in runs.glob(f"*/export/[!.]*/{PASSPORT}")]
-        remedy = nearest(str(path), known, "`workbench export RUN` makes one")
-        raise ExportError(f"{path}: {what}", rule=rule, remedy=remedy) from None
-    folders = [
-        run.export / format for format in FORMATS if (run.export / format / PASSPORT).is_file()
-    ]
-    for folder in sorted(
-        {file.parent for file in run.export.glob(f"[!.]*/{PASSPORT}")} - {*folders}
-    ):
+        if not place.exists():
+            what = f"no run or artefact of that name; {looked_in()}"
+        known = [each.parent.name for each in resolve("runs").glob("*/recipe.yaml")]
+        known += [shown(each.parent) for each in resolve("runs").glob(f"*/export/[!.]*/{PASSPORT}")]
+        raise ExportError(
+            f"{path}: {what}",
+            rule="an artefact is a folder that `export` wrote",
+            remedy=nearest(str(path), known, "`workbench export RUN` makes one"),
+        ) from None
+    folders = []
+    for format in FORMATS:
+        if (run.export / format / PASSPORT).is_file():
+            folders.append(run.export / format)
+    for file in sorted(run.export.glob(f"[!.]*/{PASSPORT}")):
         try:
-            folders.append(open_artefact(folder, run).path)
+            if file.parent not in folders:
+                folders.append(open_artefact(file.parent, run).path)
         except ExportError as error:  # somebody else's, put there
             print(f"left out: {error.value}")
-    if folders:
-        return run, folders
-    value, remedy = (
-        f"{run.name}: no artefact in {shown(run.export)}",
-        f"`workbench export {run.name}` makes them",
-    )
-    raise ExportError(value, rule=rule, remedy=remedy)
+    if not folders:
+        raise ExportError(
+            f"{run.name}: no artefact in {shown(run.export)}",
+            rule="an artefact is a folder that `export` wrote",
+            remedy=f"`workbench export {run.name}` makes them",
+        )
+    return run, folders
 
 
 def open_artefact(path: str | Path, run: RunDirectory | None = None) -> Artefact:
@@ -130,40 +129,33 @@ def open_artefact(path: str | Path, run: RunDirectory | None = None) -> Artefact
 
     ExportError: there is no passport, or it belongs to another run than the given one.
     """
-    folder = resolve(path)
-    found = None
+    folder, passport = resolve(path), {}
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads((folder / PASSPORT).read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or found.get("format") not in FORMATS:
-        remedy = "give a folder of runs/RUN/export, or make one: `workbench export RUN`"
-        what = (
-            "its passport.json is not a passport"
-            if (folder / PASSPORT).exists()
-            else "no passport.json"
-        )
+        passport = json.loads((folder / PASSPORT).read_text(encoding="utf-8"))
+    if not isinstance(passport, dict) or passport.get("format") not in FORMATS:
+        there = (folder / PASSPORT).exists()
+        what = "its passport.json is not a passport" if there else "no passport.json"
         raise ExportError(
             f"{shown(folder)}: {what}",
             rule="an artefact is a folder that `export` wrote",
-            remedy=remedy,
+            remedy="give a folder of runs/RUN/export, or make one: `workbench export RUN`",
         )
 
     def made_it(one: RunDirectory) -> bool:
-        with contextlib.suppress(RunError):
-            return one.identity == found.get("run_id") and (
-                bool(one.identity) or one.name == found.get("run")
-            )
-        return False
+        try:
+            identity = one.identity
+        except RunError:
+            return False
+        named = identity or passport.get("run") == one.name
+        return bool(named) and identity == passport.get("run_id")
 
     if run is not None and not made_it(run):
-        value = f"{shown(folder)}: made from run {found.get('run')!r}, not from {run.name!r}"
         raise ExportError(
-            value,
+            f"{shown(folder)}: made from run {passport.get('run')!r}, not from {run.name!r}",
             rule="an artefact is compared with the run that it was made from",
             remedy="give that run",
         )
-    if run is None and made_it(parent := RunDirectory(folder.absolute().parent.parent)):
+    if run is None and made_it(parent := RunDirectory(folder.absolute().parents[1])):
         run = parent
-    base = str(found.get("base", ""))
-    return Artefact(
-        folder, found["format"], base_of(run) if run else base, found.get("into", "base"), run
-    )
+    base = base_of(run) if run else str(passport.get("base", ""))
+    return Artefact(folder, passport["format"], base, passport.get("into", "base"), run)

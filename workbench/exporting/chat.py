@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from workbench.errors import ExportError, WorkbenchError
 from workbench.exporting import serving
 from workbench.exporting.artefacts import Artefact, Exported, open_artefact
 from workbench.exporting.merging import sixteen_bit_base
 from workbench.exporting.passport import PASSPORT, read_passport
-from workbench.exporting.reading import open_reader
-from workbench.kinds import Fields
+from workbench.exporting.reading import Reader, open_reader
 from workbench.training.loading import find_model
 from workbench.workspace import resolve, shown
 
@@ -24,12 +22,12 @@ _MOST = 256  # tokens of an answer, where no run says how long its completions m
 
 
 def ask(
-    artefact: Any,
+    artefact: Exported | Artefact | str | Path,
     question: str,
     system_prompt: str | None = None,
     *,
     temperature: float = 0.0,
-    **limits: Any,
+    max_completion_length: int | None = None,
 ) -> str:
     """Ask an exported model one question.
 
@@ -42,18 +40,14 @@ def ask(
         system_prompt: None: the one that its run was trained with, from the run or the passport;
             "": none.
         temperature: 0 takes the likeliest token every time.
-        limits: `max_completion_length`, in tokens; None: the run's own.
+        max_completion_length: in tokens; None: the run's own.
 
     Raises:
         PolicyError, DataError, ExportError: if it cannot be loaded, its template refuses the
             messages, or they are too long.
     """
-    return (
-        Conversation(artefact, system_prompt, **limits)
-        .reply(question, temperature)
-        .answers[TRAINED]
-        .text
-    )
+    conversation = Conversation(artefact, system_prompt, max_completion_length)
+    return conversation.reply(question, temperature).answers[TRAINED].text
 
 
 @dataclass
@@ -84,29 +78,30 @@ class Conversation:
 
     def __init__(
         self,
-        artefact: Any,
+        artefact: Exported | Artefact | str | Path,
         system_prompt: str | None = None,
         max_completion_length: int | None = None,
     ) -> None:
         self.artefact = _opened(artefact)
-        told, settings = "", {}
+        trained, settings = "", {}
         if (run := self.artefact.run) is not None:
-            told = serving.system_prompt(run)
+            trained = serving.system_prompt(run)
             settings = run.manifest().get("settings", {}).get("in_force", {})
         else:
             # none, or a passport that was changed, says nothing
-            with contextlib.suppress(ExportError):
-                sample = read_passport(self.artefact.path).get("rollouts")
-                told = serving.system_of(sample[0]["prompt"]) if sample else ""
-        self._as_text = told is None  # the run's prompts were plain text, without a template
-        self.system_prompt = told or "" if system_prompt is None else system_prompt
+            with contextlib.suppress(ExportError, LookupError):
+                trained = serving.system_of(
+                    read_passport(self.artefact.path)["rollouts"][0]["prompt"]
+                )
+        self._as_text = trained is None  # the run's prompts were plain text, without a template
+        self.system_prompt = trained or "" if system_prompt is None else system_prompt
         self.max_completion_length = (
             max_completion_length or settings.get("max_completion_length") or _MOST
         )
         # at which the run sampled; 0 where that is not known
         self.temperature = float(settings.get("temperature") or 0.0)
         self.turns: list[Turn] = []
-        self._writers: Fields = {}
+        self._writers: dict[str, Reader] = {}
 
     def reply(self, question: str, temperature: float = 0.0, base: bool = False) -> Turn:
         """Answer a question, with the base beside if it is also asked. An Interrupt ends it; the
@@ -122,28 +117,26 @@ class Conversation:
             answer = turn.answers[who] = ChatAnswer()
             try:
                 self._write(who, self._prompt(who, earlier, question), answer, temperature)
+            except KeyboardInterrupt:
+                answer.ended = "stopped"
+                raise
+            except WorkbenchError as error:
+                answer.ended = f"failed: {error.value}"
+                raise
             except BaseException as error:
-                said = (
-                    error.value
-                    if isinstance(error, WorkbenchError)
-                    else f"{type(error).__name__}: {error}"
-                )
-                answer.ended = (
-                    "stopped" if isinstance(error, KeyboardInterrupt) else f"failed: {said}"
-                )
+                answer.ended = f"failed: {type(error).__name__}: {error}"
                 raise
         return turn
 
-    def _prompt(self, who: str, earlier: list[Turn], question: str) -> Any:
+    def _prompt(self, who: str, earlier: list[Turn], question: str) -> str | list[dict[str, str]]:
         if self._as_text:
             return question
         messages = [("system", self.system_prompt)] if self.system_prompt else []
         for turn in earlier:
             if who in turn.answers and (text := turn.answers[who].text):
                 messages += [("user", turn.question), ("assistant", text)]
-        return [
-            {"role": role, "content": content} for role, content in (*messages, ("user", question))
-        ]
+        messages.append(("user", question))
+        return [{"role": role, "content": content} for role, content in messages]
 
     def _write(self, who: str, prompt: object, answer: ChatAnswer, temperature: float) -> None:
         if who not in self._writers:
@@ -151,12 +144,10 @@ class Conversation:
         writer = self._writers[who]
         ids = writer.prompt_ids(prompt)
         if (room := writer.context - len(ids)) < 1:
-            value, rule = (
-                f"the conversation has {len(ids)} tokens",
-                f"the model reads {writer.context}, its answer included",
-            )
             raise ExportError(
-                value, rule=rule, remedy="start a new conversation, or ask something shorter"
+                f"the conversation has {len(ids)} tokens",
+                rule=f"the model reads {writer.context}, its answer included",
+                remedy="start a new conversation, or ask something shorter",
             )
         written = writer.write(ids, min(room, self.max_completion_length), temperature)
         answer.text, answer.length_tokens = writer.decode(written), len(written)
@@ -168,12 +159,11 @@ class Conversation:
             answer.ended = f"cut at {len(written)} tokens"
 
 
-def _load(artefact: Artefact, who: str) -> Fields:
+def _load(artefact: Artefact, who: str) -> dict[str, Reader]:
     # What writes, by who it is: an adapter and its base at once, everything else by itself.
     if who == BASE and not artefact.base:
-        value = f"{shown(artefact.path)}: its base is not known"
         raise ExportError(
-            value,
+            f"{shown(artefact.path)}: its base is not known",
             rule="an artefact's passport names its base",
             remedy="give an artefact of `wb.export`",
         )
@@ -183,19 +173,20 @@ def _load(artefact: Artefact, who: str) -> Fields:
         vars(alone)["alone"] = True
         return {TRAINED: reader, BASE: alone}
     if who == BASE:
-        artefact = Artefact(
-            Path(find_model(artefact.base)), "merged_16bit", artefact.base, run=artefact.run
-        )
+        artefact = replace(artefact, path=Path(find_model(artefact.base)), format="merged_16bit")
     return {who: open_reader(artefact)}
 
 
-def _opened(artefact: Any) -> Artefact:
-    if isinstance(artefact, (Exported, Artefact)):
-        whole = getattr(artefact, "artefacts", {"merged_16bit": artefact})
-        return whole.get("merged_16bit") or next(iter(whole.values()))
-    if ((folder := resolve(artefact)) / PASSPORT).is_file():
+def _opened(artefact: Exported | Artefact | str | Path) -> Artefact:
+    if isinstance(artefact, Exported):
+        first = next(iter(artefact.artefacts.values()))
+        return artefact.artefacts.get("merged_16bit", first)
+    if isinstance(artefact, Artefact):
+        return artefact
+    folder = resolve(artefact)
+    if (folder / PASSPORT).is_file():
         return open_artefact(folder)
-    if not (folder / "adapter_config.json").is_file():
+    if not (config := folder / "adapter_config.json").is_file():
         return Artefact(Path(find_model(artefact)), "merged_16bit", base="")
-    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    return Artefact(folder, "adapter", base=sixteen_bit_base(config["base_model_name_or_path"]))
+    base = json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    return Artefact(folder, "adapter", base=sixteen_bit_base(base))

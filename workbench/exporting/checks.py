@@ -42,11 +42,12 @@ CAUSES = {
     "merged_twice": "the adapter was merged more than once",
     "layer_skipped": "the adapter was merged into some layers, and not into others",
     "wrong_base": (
-        "what training left alone differs from the base: another base, or another adapter that"
-        " changes more layers"
+        "what training left alone differs from the base: another base, another adapter that"
+        " changes more layers or, in fewer bits, another quantiser"
     ),
     "other_adapter": (
-        "it holds another change than the run's adapter: from another adapter, base or scale"
+        "it holds another change than the run's adapter: from another adapter, base or scale or, in"
+        " fewer bits, another quantiser"
     ),
     "off_grid": (
         "the adapter was trained beside the 4-bit weights, and together with the 16-bit ones it is"
@@ -146,16 +147,18 @@ class Proofs(list[Proof]):
             proof.require()
 
     def __str__(self) -> str:
-        count, failed = len(self), [proof.format for proof in self if not proof.passed]
-        last = f"{count} artefacts: {count} passed ({', '.join(proof.format for proof in self)})"
+        failed = [proof.format for proof in self if not proof.passed]
+        formats = ", ".join(failed or [proof.format for proof in self])
+        last = f"{len(self)} artefacts: {len(self)} passed ({formats})"
+        if failed:
+            last = f"{len(failed)} of {len(self)} FAILED: {formats}"
         for proof in self:
-            share = proof.measured.get("of_the_run") or {}
-            if proof.passed and share.get("high", 1.0) < 0.5:
+            share = proof.measured.get("of_the_run")
+            if not failed and share and share["high"] < 0.5:
                 last += (
                     f"; {proof.format} keeps only {share['share']:.0%} of the run's change: take"
                     " the adapter"
                 )
-        last = f"{len(failed)} of {count} FAILED: {', '.join(failed)}" if failed else last
-        return "\n".join([*map(str, self), *[last] * (count > 1)])
+        return "\n".join([*map(str, self), *([last] if len(self) > 1 else [])])
 
     __repr__ = __str__

@@ -74,9 +74,10 @@ def converter() -> Path | None:
         if (folder / _CONVERTER).is_file() and (folder / "gguf-py" / "gguf").is_dir():
             return folder
     if given:
-        remedy = "set it to the folder of a llama.cpp checkout, or unset it"
         raise ExportError(
-            f"LLAMA_CPP={given}: no {_CONVERTER} with its gguf-py there", rule=_RULE, remedy=remedy
+            f"LLAMA_CPP={given}: no {_CONVERTER} with its gguf-py there",
+            rule=_RULE,
+            remedy="set it to the folder of a llama.cpp checkout, or unset it",
         )
     return None
 
@@ -87,33 +88,21 @@ def fetch() -> Path:
 
     pip downloads it from its configured index; ExportError if it cannot.
     """
-    pip = (
-        [sys.executable, "-m", "pip"]
-        if importlib.util.find_spec("pip")
-        else ["uv", "tool", "run", "pip"]
-    )
+    pip = f"{sys.executable} -m" if importlib.util.find_spec("pip") else "uv tool run"
+    command = f"{pip} pip download --quiet --no-deps --no-binary llama-cpp-python".split()
     package = f"llama-cpp-python=={_version()}"
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *pip,
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--no-binary",
-            "llama-cpp-python",
-            package,
-            "--dest",
-            folder,
-        ]
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
-            remedy = (
-                "connect to the network, or set LLAMA_CPP to the folder of a llama.cpp checkout"
+            subprocess.run(
+                [*command, package, "--dest", folder], check=True, capture_output=True, text=True
             )
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
             raise ExportError(
-                f"the source of {package} cannot be downloaded: {said}", rule=_RULE, remedy=remedy
+                f"the source of {package} cannot be downloaded: {why}",
+                rule=_RULE,
+                remedy="connect to the network, or set LLAMA_CPP to the folder of a llama.cpp"
+                " checkout",
             ) from error
         with (
             tarfile.open(next(Path(folder).glob("*.tar.gz"))) as tar,
@@ -140,6 +129,29 @@ def convert(merged: Path, out: Path, *, chat: bool = True, name: str = "") -> No
         "add_bos_token": ids[0] == tokenizer.bos_token_id,
         "add_eos_token": ids[-1] == tokenizer.eos_token_id,
     }
+    _run_converter(tools, merged, out, name or out.stem, tokenizer, adds)
+    library = llama_cpp()
+    reader = gguf_py(tools).GGUFReader(out, "r+")
+    # tokenizer.json has a say in these, too. What the converter left out keeps llama.cpp's default.
+    for key, value in (adds | {"eos_token_id": tokenizer.eos_token_id}).items():
+        field = reader.get_field(f"tokenizer.ggml.{key}")
+        if field is not None and value is not None:
+            field.parts[field.data[0]][0] = value
+    reader.data.flush()
+    if len(tokenizer.eos_ids) > 1:
+        with _log(library):
+            known = library.Llama(str(out), vocab_only=True, verbose=False)
+        # llama.cpp knows the usual ones by their texts. For others a file has two places besides
+        # that of EOS.
+        vocabulary, ends = known._model.vocab, tokenizer.eos_ids
+        unknown = [token for token in ends if not library.llama_vocab_is_eog(vocabulary, token)]
+        known.close()
+        add_ids(tools, out, dict(zip(("eom", "eot"), unknown, strict=False)))
+
+
+def _run_converter(
+    tools: Path, merged: Path, out: Path, name: str, tokenizer: Any, adds: dict[str, bool]
+) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as beside:
         links = Path(beside) / "model"  # the converter writes this name into the file
         links.mkdir()
@@ -154,42 +166,25 @@ def convert(merged: Path, out: Path, *, chat: bool = True, name: str = "") -> No
             index: token.__getstate__() for index, token in tokenizer.added_tokens_decoder.items()
         }
         (links / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-        options = ["--outfile", str(out), "--outtype", "f16", "--model-name", name or out.stem]
-        command = [sys.executable, str(tools / _CONVERTER), str(links), *options]
+        command = [sys.executable, tools / _CONVERTER, links, "--outfile", out]
         # it would run the code that a tokenizer names
         offline = os.environ | {"HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(command, env=offline, capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, "--outtype", "f16", "--model-name", name],
+            env=offline,
+            capture_output=True,
+            text=True,
+        )
     if done.returncode:
-        _check_written(said := done.stderr.strip() or f"exit code {done.returncode}")
-        what = next(
-            (means for words, means in _REFUSALS.items() if words in said),
-            "llama.cpp's converter failed",
-        )
-        value, rule = (
+        said = done.stderr.strip() or f"exit code {done.returncode}"
+        _check_written(said)
+        known = [means for words, means in _REFUSALS.items() if words in said]
+        what = known[0] if known else "llama.cpp's converter failed"
+        raise ExportError(
             f"{what}: {said.splitlines()[-1]}",
-            "llama.cpp's converter knows a model and its tokenizer",
+            rule="llama.cpp's converter knows a model and its tokenizer",
+            remedy=_ELSEWHERE,
         )
-        raise ExportError(value, rule=rule, remedy=_ELSEWHERE)
-    reader = gguf_py(tools).GGUFReader(out, "r+")
-    # tokenizer.json has a say in these, too. What the converter left out keeps llama.cpp's default.
-    for field_name, value in (adds | {"eos_token_id": tokenizer.eos_token_id}).items():
-        if (
-            field := reader.get_field(f"tokenizer.ggml.{field_name}")
-        ) is not None and value is not None:
-            field.parts[field.data[0]][0] = value
-    reader.data.flush()
-    if len(tokenizer.eos_ids) > 1:
-        with _log(llama_cpp()):
-            known = llama_cpp().Llama(str(out), vocab_only=True, verbose=False)
-        # llama.cpp knows the usual ones by their texts. For others a file has two places besides
-        # that of EOS.
-        ends = [
-            each
-            for each in tokenizer.eos_ids
-            if not llama_cpp().llama_vocab_is_eog(known._model.vocab, each)
-        ]
-        known.close()
-        add_ids(tools, out, dict(zip(("eom", "eot"), ends, strict=False)))
 
 
 def add_ids(tools: Path, file: Path, ids: dict[str, int]) -> None:
@@ -197,14 +192,13 @@ def add_ids(tools: Path, file: Path, ids: dict[str, int]) -> None:
     if not ids:
         return
     library, beside = gguf_py(tools), file.with_suffix(".part")
-    script, kind = (
-        importlib.import_module("gguf.scripts.gguf_new_metadata"),
-        library.GGUFValueType.UINT32,
-    )
+    script = importlib.import_module("gguf.scripts.gguf_new_metadata")
     reader = library.GGUFReader(file)
     new = {
-        f"tokenizer.ggml.{name}_token_id": script.MetadataDetails(kind, each)
-        for name, each in ids.items()
+        f"tokenizer.ggml.{name}_token_id": script.MetadataDetails(
+            library.GGUFValueType.UINT32, token
+        )
+        for name, token in ids.items()
     }
     writer = library.GGUFWriter(beside, reader.get_field("general.architecture").contents())
     with contextlib.redirect_stderr(io.StringIO()):  # a bar
@@ -221,7 +215,7 @@ def gguf_py(tools: Path) -> Any:
         sys.path.remove(str(tools / "gguf-py"))
 
 
-def rounded(rows: object, kind: Any) -> Any:
+def rounded(rows: Any, kind: Any) -> Any:
     """A matrix, numpy float32 `[rows, columns]`, quantised by llama.cpp to a `GGMLQuantizationType`
     and read back.
     """
@@ -229,12 +223,12 @@ def rounded(rows: object, kind: Any) -> Any:
 
     library = importlib.import_module("gguf")
     size, stored = library.GGML_QUANT_SIZES[kind]
-    rows = np.ascontiguousarray(rows, dtype=np.float32)
+    rows = np.ascontiguousarray(rows)
     out = np.empty((len(rows), rows.shape[1] // size * stored), dtype=np.uint8)
-    given, taken = rows.ctypes.data_as(ctypes.c_void_p), out.ctypes.data_as(ctypes.c_void_p)
-    count, columns = (ctypes.c_int64(each) for each in rows.shape)
+    given, taken = (each.ctypes.data_as(ctypes.c_void_p) for each in (rows, out))
+    start, count, columns = (ctypes.c_int64(each) for each in (0, *rows.shape))
     llama_cpp().llama_cpp._lib.ggml_quantize_chunk(
-        int(kind), given, taken, ctypes.c_int64(0), count, columns, None
+        int(kind), given, taken, start, count, columns, None
     )
     return library.quants.dequantize(out, kind)
 
@@ -244,22 +238,21 @@ def quantise(f16: Path, out: Path, kind: str) -> str:
     stored otherwise, or "".
     """
     library = llama_cpp()
-    asked = library.llama_model_quantize_default_params()
-    asked.ftype = getattr(library, KINDS[kind])
+    settings = library.llama_model_quantize_default_params()
+    settings.ftype = getattr(library, KINDS[kind])
     with _log(library) as lines:
         failed = library.llama_model_quantize(
-            str(f16).encode(), str(out).encode(), ctypes.byref(asked)
+            str(f16).encode(), str(out).encode(), ctypes.byref(settings)
         )
+    log = "".join(lines)
     if failed:
-        _check_written("".join(lines))
+        _check_written(log)
         remedy = "gguf_f16 and gguf_q8_0 take every model"
-        raise ExportError(f"{kind}: {''.join(lines)[-400:].strip()}", rule=_RULE, remedy=remedy)
-    found = Counter(
-        re.findall(r"not divisible by +(\d+) .*?falling back to +(\w+)", "".join(lines))
-    )
+        raise ExportError(f"{kind}: {log[-400:].strip()}", rule=_RULE, remedy=remedy)
+    kinds = Counter(re.findall(r"not divisible by +(\d+) .*?falling back to +(\w+)", log))
     return "; ".join(
         f"{count} tensors as {name}: rows not a multiple of {size}"
-        for (size, name), count in found.items()
+        for (size, name), count in kinds.items()
     )
 
 
@@ -272,51 +265,44 @@ class Gguf:
         self._library, self._file = llama_cpp(), file
         self._open(n_ctx)
         self.template = self._llama.metadata.get("tokenizer.chat_template")
+        ends = self._library.llama_vocab_is_eog
         self.ends = {
-            each
-            for each in range(self._llama.n_vocab())
-            if self._library.llama_vocab_is_eog(self._model.vocab, each)
+            token for token in range(self._llama.n_vocab()) if ends(self._model.vocab, token)
         }
-        self.eos, self.bos = (
-            None if token < 0 else token
-            for token in (self._llama.token_eos(), self._llama.token_bos())
-        )
+        eos, bos = self._llama.token_eos(), self._llama.token_bos()
+        self.eos = None if eos < 0 else eos
+        self.bos = None if bos < 0 else bos
 
     def _open(self, n_ctx: int) -> None:
         self.context = n_ctx
         threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // 2))
-        options = {
-            "n_ctx": n_ctx,
-            "n_threads": threads,
-            "n_threads_batch": threads,
-            "logits_all": True,
-            "verbose": False,
-        }
         with _log(self._library) as lines, _without_repacking(self._library):
             try:
-                self._llama = self._library.Llama(str(self._file), **options)
-            except Exception as error:  # a broken file: of every kind
-                said = "; ".join(
-                    [line.strip() for line in lines if re.search("error|fail", line)][:2]
+                self._llama = self._library.Llama(
+                    str(self._file),
+                    n_ctx=n_ctx,
+                    n_threads=threads,
+                    n_threads_batch=threads,
+                    logits_all=True,
+                    verbose=False,
                 )
-                value, remedy = f"{shown(self._file)}: {said or error}", "export it again"
+            except Exception as error:  # a broken file: of every kind
+                said = [line.strip() for line in lines if re.search("error|fail", line)][:2]
                 raise ExportError(
-                    value, rule="a GGUF file loads in llama.cpp", remedy=remedy
+                    f"{shown(self._file)}: {'; '.join(said) or error}",
+                    rule="a GGUF file loads in llama.cpp",
+                    remedy="export it again",
                 ) from error
         self._model = self._llama._model
         # at the latest when Python ends: too late for the library's own
         self.close = weakref.finalize(self, self._llama.close)
 
-    def render(self, prompt: object) -> str | None:
-        return (
-            prompt
-            if isinstance(prompt, str)
-            else self._formatter(messages=prompt).prompt
-            if self.template
-            else None
-        )
+    def render(self, prompt: Any) -> str | None:
+        if isinstance(prompt, str):
+            return prompt
+        return self._formatter(messages=prompt).prompt if self.template else None
 
-    def prompt_ids(self, prompt: object) -> list[int]:
+    def prompt_ids(self, prompt: Any) -> list[int]:
         """Rendered (without a template, in ChatML), with the BOS and EOS that the file asks for,
         regardless of the template.
 
@@ -348,14 +334,13 @@ class Gguf:
         return written
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
-        from scipy.special import logsumexp
+        from scipy.special import log_softmax
 
-        self._make_room(len(prompt_ids) + len(completion_ids))
-        self._llama.eval([*prompt_ids, *completion_ids])
-        first, count = len(prompt_ids) - 1, len(completion_ids)
-        logits = self._llama.scores[first : first + count].astype("float64")
-        chosen = logits[range(count), list(completion_ids)]
-        return (chosen - logsumexp(logits, axis=1)).tolist()
+        ids, count = [*prompt_ids, *completion_ids], len(completion_ids)
+        self._make_room(len(ids))
+        self._llama.eval(ids)
+        logits = self._llama.scores[len(prompt_ids) - 1 : len(ids) - 1].astype("float64")
+        return log_softmax(logits, axis=1)[range(count), list(completion_ids)].tolist()
 
     @functools.cached_property
     def _formatter(self) -> Any:
@@ -363,9 +348,8 @@ class Gguf:
             "" if token is None else self._model.token_get_text(token)
             for token in (self.eos, self.bos)
         )
-        return self._library.llama_chat_format.Jinja2ChatFormatter(
-            self.template or _CHATML, eos, bos
-        )
+        chat_format = self._library.llama_chat_format
+        return chat_format.Jinja2ChatFormatter(self.template or _CHATML, eos, bos)
 
     def _make_room(self, tokens: int) -> None:
         if tokens > self.context:

@@ -17,7 +17,6 @@ from workbench.exporting.public import public_name
 from workbench.exporting.risk import MergeRisk, merge_risk
 from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
-from workbench.run.rollouts import read_batches
 from workbench.training.loading import (
     adapter_sum,
     bars_for,
@@ -37,7 +36,6 @@ SIZES = {
     "gguf_q8_0": 0.53,
     "gguf_q4_k_m": 0.31,
 }
-_BITS = {"16": "base", "4": "dequantised"}  # that somebody may call them by
 
 
 def export(
@@ -72,49 +70,48 @@ def export(
             or a missing tool.
     """
     ordered = in_order(formats, "auto" if isinstance(into, MergeRisk) else into)
-    adapter, notes, verdict = run.check_ended().adapter, [], ""
+    notes, verdict = [], ""
+    weights = adapter_sum(run.check_ended().adapter)
     if into == "auto":
         into = "base" if ordered == ["adapter"] else merge_risk(run)
     if isinstance(into, MergeRisk):
         into, verdict = into.into, into.verdict
         notes.append(f"merged into {INTO[into]}; merge risk {verdict}")
-    base, weights = merging.base_of(run), adapter_sum(run.adapter)
     if differs := merging.merge_base_differs(run):
-        value, rule = (
+        raise ExportError(
             f"{shown(merging.source_of(run))}: not as {run.name} loaded it: {differs}",
-            "an adapter belongs to one base",
+            rule="an adapter belongs to one base",
+            remedy=merging.PUT_BACK,
         )
-        raise ExportError(value, rule=rule, remedy=merging.PUT_BACK)
-    chosen = {
-        each: Artefact(run.export / each, each, base, "base" if each == "adapter" else into, run)
-        for each in ordered
-    }
-    other = {each: _other(artefact, weights) for each, artefact in chosen.items()}
-    kept, making = (
-        [each for each in ordered if not other[each]],
-        [chosen[each] for each in ordered if other[each]],
-    )
-    notes += [f"{each}: kept, as nothing has changed since it was made" for each in kept]
-    if (there := next((each for each in making if each.path.exists()), None)) and not overwrite:
-        value, remedy = (
-            f"{shown(there.path)}: another export: {other[there.format]}",
-            "overwrite=True replaces it; or move it",
-        )
-        raise ExportError(value, rule="an export never overwrites another unasked", remedy=remedy)
+    base, chosen, making = merging.base_of(run), {}, []
+    for format in ordered:
+        artefact = Artefact(run.export / format, format, base, into, run)
+        if format == "adapter":
+            artefact = replace(artefact, into="base")
+        chosen[format] = artefact
+        other = _other(artefact, weights)
+        if not other:
+            notes.append(f"{format}: kept, as nothing has changed since it was made")
+            continue
+        making.append(artefact)
+        if artefact.path.exists() and not overwrite:
+            raise ExportError(
+                f"{shown(artefact.path)}: another export: {other}",
+                rule="an export never overwrites another unasked",
+                remedy="overwrite=True replaces it; or move it",
+            )
     if "merged_16bit" in ordered and "merged_16bit" not in formats:
-        notes.append(
-            "merged_16bit: needed for"
-            f" {', '.join(each for each in ordered if each not in FORMATS[:2])}"
-        )
+        made_of_it = [format for format in ordered if format not in FORMATS[:2]]
+        notes.append(f"merged_16bit: needed for {', '.join(made_of_it)}")
     update = progress or progress_line("export")
     with run.alone("export", ExportError):
         made(run.export)
         for left in [*run.export.glob(".*.part"), *run.export.glob(".*.before")]:  # by a kill
             shutil.rmtree(left, ignore_errors=True)
-        _check_room(run, adapter, making)
-        if any(each.format.startswith("gguf") for each in making):
+        _check_room(run, making)
+        if any(artefact.format.startswith("gguf") for artefact in making):
             gguf.check_tools()
-        for done, artefact in enumerate(making, start=len(kept)):
+        for done, artefact in enumerate(making, start=len(chosen) - len(making)):
             update(done, len(chosen))
             notes += _made(run, artefact, verdict)
         update(len(chosen), len(chosen))
@@ -123,15 +120,14 @@ def export(
 
 def _made(run: RunDirectory, artefact: Artefact, verdict: str) -> list[str]:
     with _written(artefact.path), replace_folder(artefact.path) as staged:
-        said = _MAKES[artefact.format](run, artefact, staged)
+        note = _MAKES[artefact.format](run, artefact, staged)
         serving.write(staged, artefact)
         passport.stamp(staged, artefact, verdict)
         usual = (staged / passport.PASSPORT).stat().st_mode
         for file in staged.rglob("*"):
-            # safetensors lets only the owner read
-            if file.is_file() and file.stat().st_mode != usual:
+            if file.is_file():  # safetensors lets only the owner read
                 file.chmod(usual)
-    return [f"{artefact.format}: {said}"] if said else []
+    return [f"{artefact.format}: {note}"] if note else []
 
 
 @contextlib.contextmanager
@@ -143,10 +139,10 @@ def _written(place: Path) -> Generator[None, None, None]:
         # as safetensors says it
         if not isinstance(error, OSError) and "(os error " not in str(error):
             raise
-        value = error.value if isinstance(error, DiskError) else f"{shown(place)}: {error}"
-        rule = "an artefact is written atomically"
         raise ExportError(
-            value, rule=rule, remedy="free some space, or reconnect the drive, and export again"
+            error.value if isinstance(error, DiskError) else f"{shown(place)}: {error}",
+            rule="an artefact is written atomically",
+            remedy="free some space, or reconnect the drive, and export again",
         ) from error
 
 
@@ -154,60 +150,57 @@ def in_order(formats: Sequence[str], into: str = "auto") -> list[str]:
     """The formats to make, each after the one that it is made from. ExportError for an unknown
     word, or no format.
     """
-    asked = [formats] if isinstance(formats, str) else list(formats)
-    for what, said, known in (
-        ("format", asked or [""], (*FORMATS, "gguf")),
-        ("into", [into], ("auto", *INTO)),
-    ):
-        if unknown := [each for each in said if each not in known]:
-            word = next(
-                (own for bits, own in _BITS.items() if what == "into" and bits in unknown[0]),
-                unknown[0],
-            )
-            remedy, rule = (
-                nearest(word, known, "choose one of them"),
-                f"{what} is one of {', '.join(known)}",
-            )
-            raise ExportError(f"{what} = {unknown[0]!r}", rule=rule, remedy=remedy)
-    wanted = {*asked, *(FORMATS[3:] if "gguf" in asked else ())}
-    wanted |= {"merged_16bit"} if wanted - {"adapter"} else set()
-    return [each for each in FORMATS if each in wanted]
+    wanted = {formats} if isinstance(formats, str) else {*formats}
+    _check_known("format", wanted or {""}, (*FORMATS, "gguf"))
+    _check_known("into", {into}, ("auto", *INTO))
+    if "gguf" in wanted:
+        wanted |= {*FORMATS[3:]}
+    if wanted != {"adapter"}:
+        wanted.add("merged_16bit")
+    return [format for format in FORMATS if format in wanted]
+
+
+def _check_known(what: str, words: set[str], known: tuple[str, ...]) -> None:
+    for word in words.difference(known):
+        raise ExportError(
+            f"{what} = {word!r}",
+            rule=f"{what} is one of {', '.join(known)}",
+            remedy=nearest(word, known, "choose one of them"),
+        )
 
 
 def _other(artefact: Artefact, weights: str) -> str:
     # In what the export that is there differs from the one asked for, of the adapter with the sum
     # `weights`; empty: in nothing.
     try:
-        found, changed = (
-            passport.read_passport(artefact.path),
-            passport.changed_files(artefact.path),
-        )
+        record = passport.read_passport(artefact.path)
+        changed = passport.changed_files(artefact.path)
     except ExportError as error:
         return f"its {error.value.removeprefix(f'{shown(artefact.path)}/')}"
-    if (base := public_name(artefact.base)) != found["base"]:
-        return f"its base is {found['base']}, not {base}"
-    if found["into"] != artefact.into:
-        return f"merged into {INTO[found['into']]}, not into {INTO[artefact.into]}"
-    if found["adapter"]["sha256"] != weights:
+    if (base := public_name(artefact.base)) != record["base"]:
+        return f"its base is {record['base']}, not {base}"
+    if record["into"] != artefact.into:
+        return f"merged into {INTO[record['into']]}, not into {INTO[artefact.into]}"
+    if record["adapter"]["sha256"] != weights:
         return "made from another adapter, from before the run resumed"
-    other_base = base_differs(found["base_files"], base_files(artefact.base))
+    other_base = base_differs(record["base_files"], base_files(artefact.base))
     return other_base or "; ".join(f"{name} {what}" for name, what in changed.items())
 
 
-def _check_room(run: RunDirectory, adapter: Path, making: Sequence[Artefact]) -> None:
-    whole = 2 * run.manifest()["policy"]["parameters"]
-    own = sum(file.stat().st_size for file in adapter.iterdir() if file.is_file())
-    sizes = [whole * SIZES[each.format] if each.format in SIZES else own for each in making]
-    beside = whole if any(each.format in ("gguf_q8_0", "gguf_q4_k_m") for each in making) else 0
-    needed, free = sum(sizes) + beside, shutil.disk_usage(run.path).free
+def _check_room(run: RunDirectory, making: Sequence[Artefact]) -> None:
+    formats = [artefact.format for artefact in making]
+    sizes = sum(SIZES.get(format, 0.0) for format in formats)
+    if {"gguf_q8_0", "gguf_q4_k_m"}.intersection(formats):
+        sizes += SIZES["gguf_f16"]
+    needed = 2 * run.manifest()["policy"]["parameters"] * sizes
+    if "adapter" in formats:
+        needed += (run.adapter / "adapter_model.safetensors").stat().st_size
+    free = shutil.disk_usage(run.path).free
     if needed > free:
-        value = (
-            f"{', '.join(each.format for each in making)}: about {needed / 1e9:.1f} GB, and"
-            f" {free / 1e9:.1f} GB are free"
-        )
-        remedy = f"free some space where {shown(run.export)} is, or choose fewer formats"
         raise ExportError(
-            value, rule="an export starts only if there is room for all of it", remedy=remedy
+            f"{', '.join(formats)}: about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
+            rule="an export starts only if there is room for all of it",
+            remedy=f"free some space where {shown(run.export)} is, or choose fewer formats",
         )
 
 
@@ -216,20 +209,21 @@ def _adapter(run: RunDirectory, artefact: Artefact, folder: Path) -> None:
         from transformers import GenerationConfig
 
     merging.copy_adapter(run.adapter, folder)
-    tokenizer = merging.save_tokenizer(
-        run.adapter, folder, kwargs=run.recipe().chat_template_kwargs
-    )
+    kwargs = run.recipe().chat_template_kwargs
+    tokenizer = merging.save_tokenizer(run.adapter, folder, kwargs=kwargs)
     ends = merging.one_or_list(merging.ended_with(run, tokenizer))
     GenerationConfig(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder)
 
 
 def _merged_16bit(run: RunDirectory, artefact: Artefact, folder: Path) -> None:
-    held = merging.four_bit(run) if artefact.into == "dequantised" else None
-    more = {
-        "chat_template_kwargs": run.recipe().chat_template_kwargs,
-        "eos_ids": run.manifest().get("eos_ids", ()),
-    }
-    merging.write_merged(artefact.base, run.adapter, folder, held=held, **more)
+    merging.write_merged(
+        artefact.base,
+        run.adapter,
+        folder,
+        held=merging.four_bit(run) if artefact.into == "dequantised" else None,
+        chat_template_kwargs=run.recipe().chat_template_kwargs,
+        eos_ids=run.manifest().get("eos_ids", ()),
+    )
 
 
 def _merged_4bit(run: RunDirectory, artefact: Artefact, folder: Path) -> None:
@@ -237,33 +231,32 @@ def _merged_4bit(run: RunDirectory, artefact: Artefact, folder: Path) -> None:
     with quiet_imports():
         from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
-    merged = artefact.path.with_name("merged_16bit")
-    with bars_for(str(merged)):
-        dtype = AutoConfig.from_pretrained(str(merged), trust_remote_code=False).dtype
+    merged = str(artefact.path.with_name("merged_16bit"))
+    with bars_for(merged):
+        dtype = AutoConfig.from_pretrained(merged, trust_remote_code=False).dtype
         nf4 = BitsAndBytesConfig(**merging.NF4, bnb_4bit_compute_dtype=dtype)
         model = AutoModelForCausalLM.from_pretrained(
-            str(merged), quantization_config=nf4, dtype=dtype, trust_remote_code=False
+            merged, quantization_config=nf4, dtype=dtype, trust_remote_code=False
         )
-        check_4bit(model, str(shown(merged)), asked=True)
+        check_4bit(model, shown(merged), asked=True)
         model.save_pretrained(folder)
     merging.save_tokenizer(merged, folder)
 
 
 def _gguf(run: RunDirectory, artefact: Artefact, folder: Path) -> str:
     merged, kind = artefact.path.with_name("merged_16bit"), artefact.format.removeprefix("gguf_")
-    out = folder / artefact.gguf.name
-    batches = read_batches(run) if any(run.rollouts.glob("step-*.parquet")) else []
-    chat = next((not isinstance(batch.prompts[0], str) for batch in batches), True)
+    out, chat = folder / artefact.gguf.name, serving.system_prompt(run) is not None
     if kind == "f16":
         gguf.convert(merged, out, chat=chat, name=run.name)
         return ""
-    whole = replace(artefact, path=artefact.path.with_name("gguf_f16"), format="gguf_f16")
-    f16 = folder / ".f16.gguf" if _other(whole, adapter_sum(run.adapter)) else whole.gguf
-    if f16.parent == folder:
-        gguf.convert(merged, f16, chat=chat, name=run.name)
-    said = gguf.quantise(f16, out, kind)
-    (folder / f16.name).unlink(missing_ok=True)
-    return said
+    f16 = replace(artefact, path=artefact.path.with_name("gguf_f16"), format="gguf_f16")
+    if not _other(f16, adapter_sum(run.adapter)):
+        return gguf.quantise(f16.gguf, out, kind)
+    whole = folder / ".f16.gguf"
+    gguf.convert(merged, whole, chat=chat, name=run.name)
+    note = gguf.quantise(whole, out, kind)
+    whole.unlink()
+    return note
 
 
 _MAKES = {

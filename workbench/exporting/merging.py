@@ -48,9 +48,9 @@ def copy_adapter(adapter: str | Path, out: str | Path) -> Path:
     """Copy a saved adapter (weights and tokenizer) without pickles, optimiser and state;
     PolicyError if there is none.
     """
-    adapter, out = find_adapter(adapter), resolve(out)
+    adapter, out = Path(find_adapter(adapter)), resolve(out)
     out.mkdir(parents=True, exist_ok=True)
-    for file in Path(adapter).iterdir():
+    for file in adapter.iterdir():
         state = file.stem in ("state", "trainer_state", "optimizer", "README")
         if file.is_file() and not state and file.suffix not in (".bin", ".pt", ".pth", ".pkl"):
             shutil.copyfile(file, out / file.name)
@@ -65,23 +65,22 @@ def is_quantised(source: str | Path) -> bool:
     )
 
 
+def without_bits(name: str) -> str:
+    """A hub name without `-bnb-4bit`."""
+    return re.sub(r"-(unsloth-)?bnb-4bit$", "", name, flags=re.IGNORECASE)
+
+
 def sixteen_bit_base(source: str | Path) -> str:
     """The 16-bit model behind a policy's source: its name without `-bnb-4bit`; ExportError for a
     4-bit folder.
     """
     if is_quantised(source):
-        value, rule = (
-            f"{shown(source)}: the weights are quantised",
-            "the 16-bit base is a model whose weights are not quantised",
-        )
         raise ExportError(
-            value, rule=rule, remedy='merge into the 4-bit weights themselves: into="dequantised"'
+            f"{shown(source)}: the weights are quantised",
+            rule="the 16-bit base is a model whose weights are not quantised",
+            remedy='merge into the 4-bit weights themselves: into="dequantised"',
         )
-    return (
-        str(source)
-        if Path(source).is_dir()
-        else re.sub(r"-(unsloth-)?bnb-4bit$", "", str(source), flags=re.IGNORECASE)
-    )
+    return str(source) if Path(source).is_dir() else without_bits(str(source))
 
 
 def source_of(run: RunDirectory) -> str:
@@ -136,20 +135,15 @@ def tensors_of(source: str | Path) -> Tensors:
     with quiet_imports():
         from huggingface_hub import snapshot_download
 
-    found = find_model(source)
+    folder = find_model(source)
     with reading(f"weights of {str(source)!r}"):
-        patterns = ["model*.safetensors", "*.json"]
-        folder = Path(
-            found if Path(found).is_dir() else snapshot_download(found, allow_patterns=patterns)
-        )
+        if not Path(folder).is_dir():
+            folder = snapshot_download(folder, allow_patterns=["model*.safetensors", "*.json"])
         # Beside them a repository may hold the same in another layout (consolidated.safetensors).
-        index = folder / "model.safetensors.index.json"
-        shards = (
-            json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            if index.is_file()
-            else []
-        )
-        return tensors_in(folder / name for name in sorted({*shards} or {"model.safetensors"}))
+        index, shards = Path(folder, "model.safetensors.index.json"), ["model.safetensors"]
+        if index.is_file():
+            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return tensors_in(Path(folder, name) for name in sorted(set(shards)))
 
 
 def deltas(adapter: str | Path) -> Tensors:
@@ -161,24 +155,16 @@ def deltas(adapter: str | Path) -> Tensors:
         from peft.utils.other import get_pattern_key
 
     with reading(f"adapter {shown(adapter)}"):
-        config, saved = (
-            PeftConfig.from_pretrained(str(adapter)),
-            tensors_in([Path(adapter) / "adapter_model.safetensors"]),
-        )
+        config = PeftConfig.from_pretrained(str(adapter))
+        saved = tensors_in([Path(adapter) / "adapter_model.safetensors"])
 
     def delta(layer: str) -> Tensor:
         a, b = (saved[f"base_model.model.{layer}.lora_{which}.weight"]().float() for which in "AB")
-        alpha = config.alpha_pattern.get(
-            get_pattern_key(list(config.alpha_pattern), layer), config.lora_alpha
-        )
+        pattern = get_pattern_key(list(config.alpha_pattern), layer)
+        alpha = config.alpha_pattern.get(pattern, config.lora_alpha)
         return alpha / (len(a) ** 0.5 if config.use_rslora else len(a)) * (b @ a)
 
-    end = ".lora_A.weight"
-    names = [
-        name.removeprefix("base_model.model.").removesuffix(end)
-        for name in saved
-        if name.endswith(end)
-    ]
+    names = re.findall(r"^base_model\.model\.(.*)\.lora_A\.weight$", "\n".join(saved), re.MULTILINE)
     # layer 10 after layer 9
     names.sort(key=lambda name: [part.zfill(6) for part in name.split(".")])
     return {name: functools.partial(delta, name) for name in names}
@@ -194,43 +180,35 @@ def four_bit(run: RunDirectory) -> FourBit:
 
     policy = run.manifest()["policy"]
     if policy["precision"] != "nf4":
-        value = f"{run.name}: its policy was stored in {policy['precision']}"
         raise ExportError(
-            value, rule="only 4-bit weights can be dequantised", remedy='merge into "base"'
+            f"{run.name}: its policy was stored in {policy['precision']}",
+            rule="only 4-bit weights can be dequantised",
+            remedy='merge into "base"',
         )
-    if stored := _quantised_source(run):
-        tensors = tensors_of(stored)
+    if source := _quantised_source(run):
+        tensors = tensors_of(source)
 
-        def held(layer: str, weight: object) -> Any:
-            return (
-                None if (four := dequantised(tensors, f"{layer}.weight")) is None else four.float()
-            )
+        def stored(layer: str, weight: object) -> Tensor | None:
+            name = f"{layer}.weight"
+            return dequantised(tensors, name).float() if f"{name}.absmax" in tensors else None
 
-        return held
+        return stored
     layers, computes = _quantised_in_loading(base_of(run)), getattr(torch, policy["compute_dtype"])
 
     def quantised(layer: str, weight: Tensor) -> Tensor | None:
-        if layer not in layers:
-            return None
-        return in_nf4(weight.detach().to(computes)).float()
+        return in_nf4(weight.detach().to(computes)).float() if layer in layers else None
 
     return quantised
 
 
-def dequantised(tensors: Tensors, name: str) -> Tensor | None:
-    """A stored 4-bit weight, in the 16-bit type that it was quantised from; None if it is stored
-    otherwise.
-    """
+def dequantised(tensors: Tensors, name: str) -> Tensor:
+    """A stored 4-bit weight, in the 16-bit type that it was quantised from."""
     with quiet_imports():
         import torch
         from bitsandbytes.functional import QuantState, dequantize_4bit
 
     state = {each: tensors[each]() for each in tensors if each.startswith(f"{name}.")}
-    return (
-        dequantize_4bit(tensors[name](), QuantState.from_dict(state, torch.device("cpu")))
-        if state
-        else None
-    )
+    return dequantize_4bit(tensors[name](), QuantState.from_dict(state, torch.device("cpu")))
 
 
 def in_nf4(weight: Tensor) -> Tensor:
@@ -249,13 +227,11 @@ def in_nf4(weight: Tensor) -> Tensor:
 def _quantised_source(run: RunDirectory) -> str:
     # Unsloth loads a ready-made 4-bit repository in the place of a 16-bit name that it knows; PEFT
     # writes down which.
-    said = json.loads((run.adapter / "adapter_config.json").read_text(encoding="utf-8")).get(
-        "base_model_name_or_path"
-    )
-    names = [str(name) for name in (run.manifest()["policy"]["source"], said) if name]
-    return next(
-        (name for name in names if is_quantised(name) or name.lower().endswith("-bnb-4bit")), ""
-    )
+    config = json.loads((run.adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    for name in (run.manifest()["policy"]["source"], config.get("base_model_name_or_path")):
+        if name and (is_quantised(name) or name.lower().endswith("-bnb-4bit")):
+            return name
+    return ""
 
 
 def _quantised_in_loading(base: str) -> set[str]:
@@ -265,14 +241,13 @@ def _quantised_in_loading(base: str) -> set[str]:
         from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
         from transformers.quantizers import AutoHfQuantizer
 
+    config = AutoConfig.from_pretrained(find_model(base), trust_remote_code=False)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(find_model(base), trust_remote_code=False)
-        )
+        model = AutoModelForCausalLM.from_config(config)
     quantiser = AutoHfQuantizer.from_config(BitsAndBytesConfig(**NF4), pre_quantized=False)
     quantiser.preprocess_model(model, device_map={"": "cpu"})
-    found = set(map(id, linear4bit_layers(model)))
-    return {name for name, module in model.named_modules() if id(module) in found}
+    layers = linear4bit_layers(model)
+    return {name for name, module in model.named_modules() if module in layers}
 
 
 def write_merged(
@@ -298,8 +273,6 @@ def write_merged(
         eos_ids: tokens that ended completions in training, besides the base's and the tokenizer's.
     """
     with quiet_imports():
-        import torch
-        from peft.tuners.tuners_utils import BaseTunerLayer
         from transformers import AutoModelForCausalLM
 
     source = find_model(base)
@@ -311,29 +284,9 @@ def write_merged(
         if held is None:
             sixteen_bit_base(source)
         stored = stored.dequantize()
-    dtype = stored.dtype if stored.dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
-    wrapped = with_adapter(stored, adapter)
-    for name, layer in wrapped.get_base_model().named_modules():
-        if isinstance(layer, BaseTunerLayer):
-            under = layer.get_base_layer().float()
-            if held is not None and (weight := held(name, under.weight)) is not None:
-                under.weight.data = weight
-            layer.merge()
-            under.to(dtype)
-        elif (
-            held is not None
-            and isinstance(layer, torch.nn.Linear)
-            and (weight := held(name, layer.weight)) is not None
-        ):
-            layer.weight.data = weight.to(dtype)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the layers are merged already
-        merged = wrapped.merge_and_unload().to(dtype)
-    _end_as(
-        save_tokenizer(adapter, folder, load_tokenizer(source), chat_template_kwargs),
-        merged,
-        eos_ids,
-    )
+    merged = _merged(with_adapter(stored, adapter), stored.dtype, held)
+    tokenizer = save_tokenizer(adapter, folder, load_tokenizer(source), chat_template_kwargs)
+    _end_as(tokenizer, merged, eos_ids)
     with bars_for(source):
         # which would want to undo the dequantising
         merged.save_pretrained(folder, save_original_format=not quantised)
@@ -343,6 +296,27 @@ def write_merged(
     if original.is_file():
         shutil.copyfile(original, folder / original.name)
     return folder
+
+
+def _merged(wrapped: Any, dtype: Any, held: FourBit | None) -> Any:
+    import torch
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if dtype not in (torch.float16, torch.bfloat16):
+        dtype = torch.bfloat16
+    for name, layer in wrapped.get_base_model().named_modules():
+        adapted = isinstance(layer, BaseTunerLayer)
+        under: Any = layer.get_base_layer().float() if adapted else layer
+        if held is not None and (adapted or isinstance(layer, torch.nn.Linear)):
+            weight = held(name, under.weight)
+            if weight is not None:
+                under.weight.data = weight if adapted else weight.to(dtype)
+        if adapted:
+            layer.merge()
+            under.to(dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the layers are merged already
+        return wrapped.merge_and_unload().to(dtype)
 
 
 def save_tokenizer(
@@ -360,14 +334,13 @@ def save_tokenizer(
             tokenizer = auto.from_pretrained(str(adapter), trust_remote_code=False)
         # Training sets these to its own ends: the length of its context, the side that its batches
         # are padded on.
-        for name in ("model_max_length", "padding_side") if base is not None else ():
-            setattr(tokenizer, name, getattr(base, name))
+        if base is not None:
+            tokenizer.model_max_length = base.model_max_length
+            tokenizer.padding_side = base.padding_side
     if kwargs and isinstance(tokenizer.chat_template, str):
         tokenizer.chat_template = with_defaults(tokenizer.chat_template, kwargs)
-    here = ("is_local", "local_files_only")  # how it was read on this machine
-    tokenizer.init_kwargs = {
-        name: own for name, own in tokenizer.init_kwargs.items() if name not in here
-    }
+    for how in ("is_local", "local_files_only"):  # it was read on this machine
+        tokenizer.init_kwargs.pop(how, None)
     tokenizer.save_pretrained(folder)
     return tokenizer
 
@@ -398,14 +371,11 @@ def one_or_list(ids: list[int]) -> int | list[int] | None:
 
 def _end_as(tokenizer: Any, model: Model, trained: Sequence[int] = ()) -> None:
     # Whoever generates stops where training did: at the base's EOS tokens, and at the tokenizer's.
-    said = model.generation_config
-    ids = with_eos(said.eos_token_id, tokenizer)
-    if ids := [*ids, *(each for each in trained if each not in ids)]:
-        said.eos_token_id = model.config.eos_token_id = one_or_list(ids)
+    settings = model.generation_config
+    if ids := list(dict.fromkeys([*with_eos(settings.eos_token_id, tokenizer), *trained])):
+        settings.eos_token_id = model.config.eos_token_id = one_or_list(ids)
     if tokenizer.pad_token_id is not None:
-        said.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
+        settings.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
     # Old bases say "temperature" and "greedy" at once, which transformers refuses to save.
-    if not said.do_sample and any(
-        getattr(said, name, None) not in (None, 1.0) for name in ("temperature", "top_p")
-    ):
-        said.do_sample = True
+    if settings.temperature not in (None, 1.0) or settings.top_p not in (None, 1.0):
+        settings.do_sample = True

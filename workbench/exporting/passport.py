@@ -53,11 +53,12 @@ def stamp(folder: Path, artefact: Artefact, merge_risk: str = "") -> None:
     its verdict, if it was measured.
     """
     for name, key in _NAMED_BASE.items():
-        if (file := folder / name).is_file() and (
-            config := json.loads(file.read_text(encoding="utf-8"))
-        ).get(key):
-            write_json(file, config | {key: public_name(config[key])})
-    write_card(folder, artefact, known := about(artefact) | {"merge_risk": merge_risk})
+        if (file := folder / name).is_file():
+            config = json.loads(file.read_text(encoding="utf-8"))
+            if config.get(key):
+                write_json(file, config | {key: public_name(config[key])})
+    known = about(artefact) | {"merge_risk": merge_risk}
+    write_card(folder, artefact, known)
     _write(folder, known | {"files": files_in(folder, PASSPORT)})
 
 
@@ -67,16 +68,15 @@ def add_proof(artefact: Artefact, proof: Proof) -> None:
     The three are first written whole beside the others; after a kill on their way into place,
     reading the passport finishes it.
     """
-    passport, content = read_passport(artefact.path), clean(to_json(proof))
+    passport = read_passport(artefact.path)
+    content = clean(to_json(proof)) | {"passed": proof.passed}
     with replace_folder(artefact.path / _PROVEN) as staged:
-        write_json(staged / PROOF, content | {"passed": proof.passed})
+        write_json(staged / PROOF, content)
         write_card(artefact.path, artefact, passport, proof, into=staged)
         passport["files"] |= {name: size_and_sum(staged / name) for name in (PROOF, CARD)}
-        short = [
-            {key: value for key, value in check.items() if key != "numbers"}
-            for check in content["checks"]
-        ]
-        _write(staged, passport | {"proof": content | {"passed": proof.passed, "checks": short}})
+        for check in content["checks"]:
+            del check["numbers"]
+        _write(staged, passport | {"proof": content})
     _into_place(artefact.path)
 
 
@@ -93,31 +93,24 @@ def read_passport(folder: Path) -> Fields:
     it was changed.
     """
     file, what = folder / PASSPORT, "it was changed after the export"
+    with contextlib.suppress(OSError):  # on a drive that can only be read
+        _into_place(folder)
     try:
-        with contextlib.suppress(OSError):  # on a drive that can only be read
-            _into_place(folder)
         content = file.read_bytes()
-        found = json.loads(content)
+        passport = json.loads(content)
         # as write_json
-        text = json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        if (
-            isinstance(found, dict)
-            and content == text.encode()
-            and found.pop("sha256") == _sum(found)
-        ):
-            return found
-        what = what if isinstance(found, dict) else "it holds no passport"
+        text = json.dumps(passport, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        if passport.pop("sha256") == _sum(passport) and content == text.encode():
+            return passport
     except OSError as error:
         what = f"it cannot be read: {error.strerror}"
-    except (ValueError, KeyError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         what = "it holds no passport"
-    remedy = (
-        "export again with overwrite=True, `workbench export`; or put the file back from a copy"
-    )
     raise ExportError(
         f"{shown(file)}: {what}",
         rule="a passport is a JSON file that holds its own sum",
-        remedy=remedy,
+        remedy="export again with overwrite=True, `workbench export`; or put the file back from a"
+        " copy",
     )
 
 
@@ -125,26 +118,27 @@ def changed_files(folder: Path) -> dict[str, str]:
     """Files of an artefact that differ from its passport -> how; ExportError as in
     `read_passport`.
     """
-    said, there, found = read_passport(folder)["files"], files_in(folder, PASSPORT), {}
-    for name in sorted(said.keys() | there.keys()):
-        if name not in there:
-            found[name] = "is missing"
-        elif name not in said:
-            found[name] = "is not in the passport"
-        elif (then := said[name]) != (now := there[name]):
-            found[name] = "was changed" + (
-                f": {then[0]:,} bytes then, {now[0]:,} now" if then[0] != now[0] else ""
-            )
-    return found
+    recorded, there, changed = read_passport(folder)["files"], files_in(folder, PASSPORT), {}
+    for name in sorted(recorded.keys() | there.keys()):
+        then, now = recorded.get(name), there.get(name)
+        if now is None:
+            changed[name] = "is missing"
+        elif then is None:
+            changed[name] = "is not in the passport"
+        elif then[0] != now[0]:
+            changed[name] = f"was changed: {then[0]:,} bytes then, {now[0]:,} now"
+        elif then != now:
+            changed[name] = "was changed"
+    return changed
 
 
-def _write(folder: Path, found: Fields) -> None:
-    found = to_json(found)
-    write_json(folder / PASSPORT, found | {"sha256": _sum(found)})
+def _write(folder: Path, passport: Fields) -> None:
+    content = to_json(passport)
+    write_json(folder / PASSPORT, content | {"sha256": _sum(content)})
 
 
-def _sum(found: Fields) -> str:
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+def _sum(content: Fields) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 # -- what it says
@@ -153,15 +147,11 @@ def files_in(folder: Path, without: str = "") -> dict[str, list[Any]]:
     """Path within the folder -> [bytes, SHA-256] of each file, including subfolders, but not of
     what a kill left.
     """
-    names = {
-        file.relative_to(folder).as_posix(): file
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }
+    files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*"))}
     return {
         name: size_and_sum(file)
-        for name, file in names.items()
-        if name != without and not _PARTIAL.search(name)
+        for name, file in files.items()
+        if file.is_file() and name != without and not _PARTIAL.search(name)
     }
 
 
@@ -172,98 +162,81 @@ def sample_of(run: RunDirectory) -> list[Fields]:
     if not any(run.rollouts.glob("step-*.parquet")):
         return []
     batch = next(read_batches(run, [span(parts(run.rollouts)[-1])[1]]))
-    rows = list(
-        zip(
-            batch.prompts,
-            batch.completions,
-            batch.scores.tolist(),
-            batch.advantages.tolist(),
-            strict=True,
-        )
-    )
     # one group may be all alike
-    chosen = sorted(range(len(rows)), key=lambda place: place % batch.num_generations)[:SAMPLED]
-    found = (
-        (p, c, dict(zip(batch.names, s, strict=True)), a)
-        for p, c, s, a in map(rows.__getitem__, chosen)
-    )
-    return to_json(
-        [
-            dict(zip(("prompt", "completion", "scores", "advantage"), own, strict=True))
-            for own in found
-        ]
-    )
+    places = sorted(range(len(batch.prompts)), key=lambda place: place % batch.num_generations)
+    return [
+        {
+            "prompt": batch.prompts[at],
+            "completion": batch.completions[at],
+            "scores": dict(zip(batch.names, to_json(batch.scores[at]), strict=True)),
+            "advantage": to_json(batch.advantages[at]),
+        }
+        for at in places[:SAMPLED]
+    ]
 
 
 def recipe_sum(run: RunDirectory) -> str:
     """The sum of a run's recipe as it is: on another machine, cleaning would remove other words."""
-    text = json.dumps(to_json(run.recipe().model_dump(mode="json")), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return _sum(to_json(run.recipe().model_dump(mode="json")))
 
 
 def about(artefact: Artefact) -> Fields:
     """All that is known of an artefact besides its own files: what it was made from, and by
     what.
     """
-    found: Fields = {
-        "format": artefact.format,
-        "base": public_name(artefact.base),
-        "into": artefact.into,
-    }
-    found["base_files"] = base_files(artefact.base)
-    if (run := artefact.run) is None:
-        return found
-    manifest, rows = run.manifest(), run.metrics()
-    task = dict(manifest.get("task") or {})
-    recipe, source = run.recipe(), str(task.pop("source", ""))
-    ships, kept = (source or recipe.task) in EMBEDDED, run.path / "task.py"
-    policy = manifest.get("policy") or {}
-    environment = {
-        **(manifest.get("versions") or {}),
-        "device": policy.get("device"),
-        "backend": policy.get("backend"),
-    }
-    task |= {
-        "ships": ships,
-        "file": PureWindowsPath(source).name,
-        "sha256": sum_of(kept) if kept.is_file() else None,
-    }
-    points = (
-        [rows[round(place * (len(rows) - 1) / (_CURVE - 1))]["step"] for place in range(_CURVE)]
-        if rows
-        else []
-    )
-    found |= {
-        "run": run.name, "created": manifest.get("created"), "result": run.result(),
-        "recipe": recipe.model_dump(mode="json"), "task": task,
-        "prompts": manifest.get("prompts") or {},
-        "rewards": {name: (manifest.get("rewards") or {}).get(name) for name in ("hash",
-        "functions", "weights")},
-        "template": manifest.get("template"),
-        "settings": (manifest.get("settings") or {}).get("in_force") or {},
-        "environment": environment, "attached": bool(manifest.get("attached")),
-        "trained_before": policy.get("trained_in") or [], "precision": policy.get("precision"),
-        "backend_name": policy.get("backend_name"),
-        "changes": RunState.of(run).changes,
-        "curve": [{name: row.get(name) for name in ("step", REWARD, GROUP_STD,
-        KL)} for row in rows if row["step"] in points],
-        "evaluation": last_measured(run), "warm_start": manifest.get("warm_start"),
-    }  # fmt: skip
-    # A revision looks like a key.
-    found = clean(to_json(found)) | {
-        "base_files": found["base_files"],
-        "trained_on": policy.get("base"),
-    }
-    found |= {
-        "run_id": run.identity,
-        "adapter": {"from": run.adapter.name, "sha256": adapter_sum(run.adapter)},
-        "recipe_sha256": recipe_sum(run),
-    }
-    return found | {"rollouts": clean(sample_of(run))}
+    run = artefact.run
+    facts: Fields = {"format": artefact.format, "into": artefact.into}
+    facts["base"] = public_name(artefact.base)
+    if run is not None:
+        facts |= clean(to_json(_about_run(run)))
+        # Not cleaned: a revision looks like a key.
+        facts |= {
+            "trained_on": run.manifest()["policy"].get("base"),
+            "run_id": run.identity,
+            "adapter": {"from": run.adapter.name, "sha256": adapter_sum(run.adapter)},
+            "recipe_sha256": recipe_sum(run),
+        }
+    return facts | {"base_files": base_files(artefact.base)}
 
 
 # -- comparing with it
 # -------------------------------------------------------------------------------------------------
+def _about_run(run: RunDirectory) -> Fields:
+    manifest, rows, recipe = run.manifest(), run.metrics(), run.recipe()
+    policy, rewards = manifest["policy"], manifest.get("rewards") or {}
+    task = dict(manifest.get("task") or {})
+    source, kept = str(task.pop("source", "")), run.path / "task.py"
+    task["ships"] = (source or recipe.task) in EMBEDDED
+    task["file"] = PureWindowsPath(source).name
+    task["sha256"] = sum_of(kept) if kept.is_file() else None
+    places = {round(part * (len(rows) - 1) / (_CURVE - 1)) for part in range(_CURVE)}
+    drawn = ("step", REWARD, GROUP_STD, KL)
+    return {
+        "run": run.name,
+        "created": manifest.get("created"),
+        "result": run.result(),
+        "recipe": recipe.model_dump(mode="json"),
+        "task": task,
+        "prompts": manifest.get("prompts") or {},
+        "rewards": {name: rewards.get(name) for name in ("hash", "functions", "weights")},
+        "template": manifest.get("template"),
+        "settings": (manifest.get("settings") or {}).get("in_force") or {},
+        "environment": (manifest.get("versions") or {})
+        | {name: policy.get(name) for name in ("device", "backend")},
+        "attached": bool(manifest.get("attached")),
+        "trained_before": policy.get("trained_in") or [],
+        "precision": policy.get("precision"),
+        "backend_name": policy.get("backend_name"),
+        "changes": RunState.of(run).changes,
+        "curve": [
+            {name: row.get(name) for name in drawn} for at, row in enumerate(rows) if at in places
+        ],
+        "evaluation": last_measured(run),
+        "warm_start": manifest.get("warm_start"),
+        "rollouts": sample_of(run),
+    }
+
+
 @dataclass(frozen=True)
 class Verified:
     """What of an artefact matches its passport, and what does not."""
@@ -278,13 +251,11 @@ class Verified:
         return not self.differs
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.artefact}: " + ("verified" if self.passed else "DIFFERS from its passport")
-        ]
-        marked = {"DIFFERS ": self.differs, "holds   ": self.holds, "cannot be told:": self.untold}
-        return "\n".join(
-            [*lines, *(f"  {mark} {line}" for mark, of in marked.items() for line in of)]
-        )
+        verdict = "verified" if self.passed else "DIFFERS from its passport"
+        lines = [f"  DIFFERS  {line}" for line in self.differs]
+        lines += [f"  holds    {line}" for line in self.holds]
+        lines += [f"  cannot be told: {line}" for line in self.untold]
+        return "\n".join([f"{self.artefact}: {verdict}", *lines])
 
 
 def verify(path: str | Path) -> list[Verified]:
@@ -295,27 +266,25 @@ def verify(path: str | Path) -> list[Verified]:
     """
     reports = []
     for folder in meant(path)[1]:
-        findings = list(_findings(folder, read_passport(folder)))
-        lines = (
-            tuple(line for same, line in findings if same is which) for which in (True, False, None)
-        )
-        reports.append(Verified(shown(folder), *lines))
+        lines: dict[bool | None, list[str]] = {True: [], False: [], None: []}
+        for same, line in _findings(folder, read_passport(folder)):
+            lines[same].append(line)
+        reports.append(Verified(shown(folder), *(tuple(lines[same]) for same in lines)))
     return reports
 
 
 def _findings(folder: Path, passport: Fields) -> Findings:
     wrong = changed_files(folder)
-    yield from ((False, f"{name} {what}") for name, what in wrong.items())
+    for name, what in wrong.items():
+        yield False, f"{name} {what}"
     if not wrong:
         yield True, f"{len(passport['files'])} files, byte by byte, and the passport itself"
     differs = base_differs(passport.get("trained_on"), passport["base_files"])
-    yield (
-        None if differs is None else not differs,
-        "the base as the run loaded it" + (f": {differs}" if differs else ""),
-    )
-    exports = folder.resolve().parent
-    if exports.name == "export" and (exports.parent / "recipe.yaml").is_file():
-        yield from _against_run(passport, RunDirectory(exports.parent))
+    same = None if differs is None else not differs
+    yield same, "the base as the run loaded it" + (f": {differs}" if differs else "")
+    run = RunDirectory(folder.resolve().parents[1])
+    if folder.resolve().parent.name == "export" and (run.path / "recipe.yaml").is_file():
+        yield from _against_run(passport, run)
 
 
 def _against_run(passport: Fields, run: RunDirectory) -> Findings:
@@ -323,12 +292,9 @@ def _against_run(passport: Fields, run: RunDirectory) -> Findings:
         yield False, f"it was made from another run than {run.name}, in whose folder it is"
         return
     same = passport["recipe_sha256"] == recipe_sum(run)
-    yield same, "the recipe is " + ("the run's" if same else "no longer the run's")
+    yield same, f"the recipe is {'the' if same else 'no longer the'} run's"
     # it trains, or its adapter was taken away: nothing to compare with
     with contextlib.suppress(RunError, OSError):
         same = adapter_sum(run.adapter) == passport["adapter"]["sha256"]
-        yield (
-            same,
-            "the adapter is "
-            + ("the run's" if same else "not the run's, which may have been trained further since"),
-        )
+        more = "" if same else ", which may have been trained further since"
+        yield same, f"the adapter is {'the' if same else 'not the'} run's{more}"

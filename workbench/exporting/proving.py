@@ -94,148 +94,143 @@ def _prove(
 ) -> Proof:
     run = artefact.run
     if run is None:
-        rule, remedy = (
-            "an artefact is compared with the policy of its run",
-            "give the run: run=wb.open_run(...), --run",
-        )
         raise ExportError(
             f"{shown(artefact.path)}: the run that it was made from is not here",
-            rule=rule,
-            remedy=remedy,
+            rule="an artefact is compared with the policy of its run",
+            remedy="give the run: run=wb.open_run(...), --run",
         )
     with contextlib.closing(suite_of_run(run, task)) as suite:
         request = request_of(run, suite, prompts)
-        checks, measured, kept = [_files(artefact), _base(artefact, run)], {}, None
-        if all(check.passed is not False for check in checks):
-            kept = measured_reference(run, suite, request, progress)
-        told = vars(artefact) | {"path": str(artefact.path), "run": str(run.path)}
-        request = replace(request, artefact=told, sampled_ids=kept and kept.sampled_ids)
+        checks, measured, reference = [_files(artefact), _base(artefact, run)], {}, None
+        if _sound(checks):
+            reference = measured_reference(run, suite, request, progress)
+        place = {"path": str(artefact.path), "run": str(run.path)}
+        request = replace(
+            request,
+            artefact=vars(artefact) | place,
+            sampled_ids=reference and reference.sampled_ids,
+        )
         # A process that was killed, or had no memory, says nothing of the artefact: that is raised,
         # and no proof is written.
-        answer = apart.run_apart(
-            "workbench.exporting.proving", vars(request), progress(artefact.format)
+        report = Examined(
+            **apart.run_apart(
+                "workbench.exporting.proving", vars(request), progress(artefact.format)
+            )
         )
-        examined = Examined(**answer)
-        checks += [Check(**each) for each in examined.checks]
-        if kept and examined.written is not None:
+        checks += [Check(**each) for each in report.checks]
+        if reference and report.written is not None:
             # No check failed, so the step survived rounding.
             vouched = all(
                 each.passed or each.rounding for each in checks if each.level == "weights"
             )
-            more, measured = check_behaviour(artefact, examined.written, kept, suite, vouched)
-            checks += more
-    if all(check.passed is not False for check in checks if check.level != "behaviour"):
-        checks = _named(artefact, checks)
-    made, failed = {each.level for each in checks}, any(each.passed is False for each in checks)
-    why = "a cheaper check failed" if failed else "it could not be loaded here"
-    unproven = [f"{level}: not checked, as {why}" for level in LEVELS if level not in made]
-    unproven += [*examined.unproven, _OLLAMA if artefact.format.startswith("gguf") else _ENGINES]
-    if artefact.format == "adapter" and run.manifest()["policy"].get("precision") == "nf4":
+            more, measured = check_behaviour(artefact, report.written, reference, suite, vouched)
+            checks += _off_grid(artefact, run, more)
+    is_adapter = artefact.format == "adapter"
+    why = "it could not be loaded here" if _sound(checks) else "a cheaper check failed"
+    levels = {each.level for each in checks}
+    unproven = [f"{level}: not checked, as {why}" for level in LEVELS if level not in levels]
+    unproven += [*report.unproven, _OLLAMA if artefact.format.startswith("gguf") else _ENGINES]
+    if is_adapter and run.manifest()["policy"].get("precision") == "nf4":
         unproven.append(_ON_16_BITS)
-    into = INTO.get(artefact.into, "") if artefact.format != "adapter" else ""
-    key = kept.key if kept else ""
     proof = Proof(
-        shown(artefact.path), artefact.format, tuple(checks), tuple(unproven), measured, into, key
+        shown(artefact.path),
+        artefact.format,
+        tuple(checks),
+        tuple(unproven),
+        measured,
+        "" if is_adapter else INTO.get(artefact.into, ""),
+        reference.key if reference else "",
     )
     return _recorded(artefact, proof)
+
+
+def _sound(checks: list[Check]) -> bool:
+    return all(check.passed is not False for check in checks)
 
 
 def _recorded(artefact: Artefact, proof: Proof) -> Proof:
     # The proof on record stays where it saw more; one that failed, or was made against something
     # else, is recorded all the same.
-    with contextlib.suppress(ExportError):  # a passport that was changed takes no proof
+    try:
         record = passport.read_passport(artefact.path).get("proof") or {}
-        before, over = (
-            record.get("measured", {}).get("prompts", 0),
-            proof.measured.get("prompts", 0),
-        )
-        if not proof.passed or before <= over or record.get("reference") != proof.reference:
-            passport.add_proof(artefact, proof)
-        elif record["passed"]:
-            return replace(proof, note=f"the proof on record, over {before} prompts, was kept")
-        else:  # of the same files: fewer prompts see less
-            cause = next(
-                (each["cause"] for each in record["checks"] if each["passed"] is False), ""
-            )
-            name = f"the proof on record, over {before} prompts"
-            failed = Check(
-                "behaviour", name, False, "FAILED", cause, f"prove it over {before} prompts again"
-            )
-            return replace(proof, checks=(*proof.checks, failed))
-    return proof
+    except ExportError:  # a passport that was changed takes no proof
+        return proof
+    seen = record.get("measured", {}).get("prompts", 0)
+    fewer = proof.measured.get("prompts", 0) < seen
+    if not proof.passed or not fewer or record["reference"] != proof.reference:
+        passport.add_proof(artefact, proof)
+        return proof
+    if record["passed"]:
+        return replace(proof, note=f"the proof on record, over {seen} prompts, was kept")
+    # of the same files: fewer prompts see less
+    cause = next(each["cause"] for each in record["checks"] if each["passed"] is False)
+    name, again = f"the proof on record, over {seen} prompts", f"prove it over {seen} prompts again"
+    failed = Check("behaviour", name, False, "FAILED", cause, again)
+    return replace(proof, checks=(*proof.checks, failed))
 
 
 def _files(artefact: Artefact) -> Check:
-    name, again = "sums of its files", "export it again, with --overwrite, or put the file back"
     try:
-        wrong, count = (
-            passport.changed_files(artefact.path),
-            len(passport.read_passport(artefact.path)["files"]),
-        )
+        wrong = passport.changed_files(artefact.path)
+        count = len(passport.read_passport(artefact.path)["files"])
+        found = f"{count} files and the passport are as exported"
+        if wrong:
+            found = f"not as exported: {', '.join(wrong)}"
     except ExportError as error:
-        return Check("files", name, False, error.value, "changed_file", again)
+        wrong, found = True, error.value
+    name, again = "sums of its files", "export it again, with --overwrite, or put the file back"
     if wrong:
-        return Check(
-            "files", name, False, f"not as exported: {', '.join(wrong)}", "changed_file", again
-        )
-    return Check("files", name, True, f"{count} files and the passport are as exported")
+        return Check("files", name, False, found, "changed_file", again)
+    return Check("files", name, True, found)
 
 
 def _base(artefact: Artefact, run: RunDirectory) -> Check:
-    name, source, differs = (
-        "the base that it was trained on",
-        merging.source_of(run),
-        merging.merge_base_differs(run),
-    )
+    source, differs = merging.source_of(run), merging.merge_base_differs(run)
+    name, base = "the base that it was trained on", public_name(source)
     if differs:
-        found = f"{public_name(source)} is not as the run loaded it: {differs}"
+        found = f"{base} is not as the run loaded it: {differs}"
         return Check("files", name, False, found, "wrong_base", merging.PUT_BACK)
     if differs is None:
-        return Check(
-            "files",
-            name,
-            None,
-            f"{public_name(source)}: what the run loaded is not on record, or not here",
-        )
+        found = f"{base}: what the run loaded is not on record, or not here"
+        return Check("files", name, None, found)
+    found = f"{base} is as the run loaded it"
     if artefact.format != "adapter" and artefact.into == "base" and artefact.base != source:
-        return Check(
-            "files",
-            name,
-            None,
-            f"{public_name(source)} is as the run loaded it; its 16-bit base is not on record",
-        )
-    return Check("files", name, True, f"{public_name(source)} is as the run loaded it")
+        return Check("files", name, None, f"{found}; its 16-bit base is not on record")
+    return Check("files", name, True, found)
 
 
-def _named(artefact: Artefact, checks: list[Check]) -> list[Check]:
+def _off_grid(artefact: Artefact, run: RunDirectory, checks: list[Check]) -> list[Check]:
     # The tensors are right, and yet it is worse: was it merged into weights that the run never had
     # beside its adapter?
-    if (
-        artefact.into != "base"
-        or artefact.format == "adapter"
-        or not any(check.cause == "worse" for check in checks)
-    ):
+    worse = any(check.cause == "worse" for check in checks)
+    if not worse or artefact.into != "base" or artefact.format == "adapter":
         return checks
-    assert artefact.run is not None
-    found = risk.merge_risk(artefact.run)
-    if found.layers and found.quantiles()[1] <= risk.LOW:
+    report = risk.merge_risk(run)
+    if report.layers and report.quantiles()[1] <= risk.LOW:
         return checks
-    command = (
-        f"`workbench export {artefact.run.name} --format {artefact.format} --into dequantised"
-        " --overwrite`"
+    remedy = (
+        "merge into the weights that it was trained beside:"
+        f" `workbench export {run.name} --format {artefact.format} --into dequantised --overwrite`"
     )
-    more = {
-        "cause": "off_grid",
-        "remedy": f"merge into the weights that it was trained beside: {command}",
-    }
-    return [
-        (
-            replace(each, found=f"{each.found}; {found.verdict}", **more)
-            if each.cause == "worse"
-            else each
-        )
-        for each in checks
-    ]
+
+    def named(check: Check) -> Check:
+        found = f"{check.found}; {report.verdict}"
+        return replace(check, found=found, cause="off_grid", remedy=remedy)
+
+    return [named(check) if check.cause == "worse" else check for check in checks]
+
+
+def _unloaded(error: WorkbenchError) -> Check:
+    if _NO_MEMORY.search(error.value):
+        raise ExportError(
+            error.value,
+            rule="an artefact is proven where it has room",
+            remedy="free memory (on a GPU, end other notebooks' kernels first), and prove it again",
+        ) from error
+    if isinstance(error, BaseUnread):
+        found = f"its base cannot be loaded here: {error.value}"
+        return Check("tokens", "loads", None, found)
+    return Check("tokens", "loads", False, error.value, "unreadable", error.remedy)
 
 
 class Examined(NamedTuple):
@@ -251,36 +246,24 @@ def examine(request: Fields, progress: Progress) -> Fields:
     writes.
     """
     asked, written, unproven = ProofRequest(**request), None, []
-    told: Fields = {"path": Path(asked.artefact["path"]), "run": RunDirectory(Path(asked.run))}
-    artefact = Artefact(**{**asked.artefact, **told})
+    place: Fields = {"path": Path(asked.artefact["path"]), "run": RunDirectory(Path(asked.run))}
+    artefact = Artefact(**asked.artefact | place)
     checks = check_weights(artefact)
     try:
         reader = open_reader(artefact)
     except WorkbenchError as error:
-        if _NO_MEMORY.search(error.value):
-            remedy = (
-                "free memory (on a GPU, end other notebooks' kernels first), and prove it again"
-            )
-            raise ExportError(
-                error.value, rule="an artefact is proven where it has room", remedy=remedy
-            ) from error
-        if isinstance(error, BaseUnread):
-            checks.append(
-                Check("tokens", "loads", None, f"its base cannot be loaded here: {error.value}")
-            )
-        else:
-            checks.append(Check("tokens", "loads", False, error.value, "unreadable", error.remedy))
-    else:
-        checks += check_tokens(artefact, reader)
-        if {*(instead := getattr(reader, "of_base", reader.ends))} != {*reader.ends}:
-            theirs, own = map(merging.one_or_list, (sorted(instead), sorted(reader.ends)))
-            ends = (
-                f"PEFT takes EOS from the base's generation_config.json, which says {theirs}; the"
-                f" adapter's says {own}"
-            )
-            unproven.append(f"{ends}: generate with eos_token_id={own}")
-        if asked.sampled_ids is not None and all(check.passed is not False for check in checks):
-            written = written_by(reader, asked, asked.sampled_ids, progress)
+        checks.append(_unloaded(error))
+        return Examined(checks, None, [])._asdict()
+    checks += check_tokens(artefact, reader)
+    of_base = getattr(reader, "of_base", reader.ends)
+    if {*of_base} != {*reader.ends}:
+        theirs, own = (merging.one_or_list(sorted(ends)) for ends in (of_base, reader.ends))
+        unproven.append(
+            f"PEFT takes EOS from the base's generation_config.json, which says {theirs}; the"
+            f" adapter's says {own}: generate with eos_token_id={own}"
+        )
+    if asked.sampled_ids is not None and _sound(checks):
+        written = written_by(reader, asked, asked.sampled_ids, progress)
     return Examined(checks, written, unproven)._asdict()
 
 

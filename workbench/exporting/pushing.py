@@ -49,49 +49,45 @@ def push(artefact: Artefact, repo: str, *, unproven: bool = False) -> str:
         ) from error
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else None
-        value = (
-            f"{repo}: the hub answers {status}:"
-            f" {error.server_message or str(error).splitlines()[0]}"
-        )
-        rule = "a push needs a token that may write to the owner's repositories"
-        remedy = "set HF_TOKEN to such a token" if status in (401, 403) else "try again later"
-        raise ExportError(value, rule=rule, remedy=remedy) from error
+        said = error.server_message or str(error).splitlines()[0]
+        refused = status in (401, 403)
+        raise ExportError(
+            f"{repo}: the hub answers {status}: {said}",
+            rule="a push needs a token that may write to the owner's repositories",
+            remedy="set HF_TOKEN to such a token" if refused else "try again later",
+        ) from error
     except Exception as error:  # of the client's HTTP library, of many kinds
-        value, rule = (
+        raise ExportError(
             f"{repo}: the hub cannot be reached ({type(error).__name__})",
-            "an artefact is uploaded over the network",
-        )
-        remedy = (
-            "connect to the network, unset HF_HUB_OFFLINE, and push again: what was uploaded is not"
-            " sent twice"
-        )
-        raise ExportError(value, rule=rule, remedy=remedy, network=True) from error
+            rule="an artefact is uploaded over the network",
+            remedy="connect to the network, unset HF_HUB_OFFLINE, and push again: what was uploaded"
+            " is not sent twice",
+            network=True,
+        ) from error
 
 
 def _check(artefact: Artefact, unproven: bool) -> None:
+    place = shown(artefact.path)
     if others := passport.changed_files(artefact.path):
-        value = f"{shown(artefact.path)}: {', '.join(others)}: not as exported"
         raise ExportError(
-            value,
+            f"{place}: {', '.join(others)}: not as exported",
             rule="what is uploaded is what was exported",
             remedy="export again with overwrite=True",
         )
     proof = passport.read_passport(artefact.path).get("proof") or {}
     if not unproven and not proof.get("passed"):
-        value = f"{shown(artefact.path)}: {'its proof failed' if proof else 'not proven'}"
-        remedy = f"`workbench prove {shown(artefact.path)}`; unproven=True uploads it all the same"
         raise ExportError(
-            value,
+            f"{place}: {'its proof failed' if proof else 'not proven'}",
             rule="an artefact is uploaded only once it is proven to be what was trained",
-            remedy=remedy,
+            remedy=f"`workbench prove {place}`; unproven=True uploads it all the same",
         )
     for file in sorted(artefact.path.rglob("*")):
         if file.is_file() and (kind := secret_in(file)):
-            rule, remedy = (
-                "nothing of a machine or an account is uploaded",
-                "take it out, and export again",
+            raise ExportError(
+                f"{shown(file)}: {kind}",
+                rule="nothing of a machine or an account is uploaded",
+                remedy="take it out, and export again",
             )
-            raise ExportError(f"{shown(file)}: {kind}", rule=rule, remedy=remedy)
 
 
 def secret_in(file: Path) -> str:
@@ -99,15 +95,12 @@ def secret_in(file: Path) -> str:
     if file.suffix in (".safetensors", ".gguf", ".model"):
         return ""
     text = file.read_text(encoding="utf-8", errors="replace")
-    if any(own in text for own in secret_variables()):
+    if any(secret in text for secret in secret_variables()):
         return "the content of a secret variable of the environment"
-    # A folder of one part may be a word of the vocabulary: "/root", "/content". What lies in it is
-    # none.
-    here = [(re.escape(str(folder)), len(folder.parts)) for folder in (Path.home(), workspace())]
-    if any(
-        re.search(folder + (r"(?![\w-])" if parts > 2 else r"/\w"), text)
-        for folder, parts in here
-        if parts > 1
-    ):
-        return "a path of this machine"
+    for folder in (Path.home(), workspace()):
+        # A folder of one part may be a word of the vocabulary: "/root", "/content". What lies in it
+        # is none.
+        end = r"(?![\w-])" if len(folder.parts) > 2 else r"/\w"
+        if len(folder.parts) > 1 and re.search(re.escape(str(folder)) + end, text):
+            return "a path of this machine"
     return next((kind for pattern, kind in _HELD.items() if re.search(pattern, text)), "")

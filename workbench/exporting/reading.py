@@ -13,7 +13,6 @@ from workbench.data.rendering import prompt_text
 from workbench.errors import ExportError, WorkbenchError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.merging import source_of
-from workbench.kinds import Fields
 from workbench.training import plain
 from workbench.training.loading import bars_for, find_model, reading, with_adapter
 from workbench.training.sampling import logprobs_of, until_eos
@@ -36,44 +35,43 @@ def open_reader(artefact: Artefact) -> Reader:
     quantised to NF4 again where the run trained in 4 bits. On a CPU 16-bit weights compute in 32
     bits.
     """
-    run, adapter = artefact.run, artefact.format == "adapter"
+    run, folder = artefact.run, artefact.path
     policy = run.manifest()["policy"] if run else {}
+    context = policy.get("max_seq_length")
     if artefact.format.startswith("gguf"):
         from workbench.exporting.gguf import Gguf
 
-        return Gguf(artefact.gguf, n_ctx=policy.get("max_seq_length") or 4096)
+        return Gguf(artefact.gguf, n_ctx=context or 4096)
     plain.version()  # imports what must come first
     from transformers import AutoTokenizer
 
     def loaded(source: str, in_4bit: bool) -> Any:
         with reading(f"model {source!r}"), bars_for(source):
-            how = {
-                "load_in_4bit": in_4bit,
-                "max_seq_length": policy.get("max_seq_length") or 2**20,
-                "dtype": None,
-            }
-            return plain.load_base(source, **how)[0]
+            return plain.load_base(
+                source, load_in_4bit=in_4bit, max_seq_length=context or 2**20, dtype=None
+            )[0]
 
-    if adapter:
+    is_adapter, ends = artefact.format == "adapter", None
+    if is_adapter:
         try:
-            model = loaded(
-                find_model(source_of(run) if run else artefact.base),
-                policy.get("precision") == "nf4",
-            )
+            base = find_model(source_of(run) if run else artefact.base)
+            model = loaded(base, policy.get("precision") == "nf4")
         except WorkbenchError as error:
             raise BaseUnread(error.value, rule=error.rule, remedy=error.remedy) from error
-        model = with_adapter(model, artefact.path)
+        model = with_adapter(model, folder)
     else:
-        model = loaded(find_model(artefact.path), False)
-    with reading(f"tokenizer and generation_config.json in {artefact.path.name}"):
-        tokenizer, ends = (
-            AutoTokenizer.from_pretrained(artefact.path, trust_remote_code=False),
-            None,
-        )
-        if adapter and (said := artefact.path / "generation_config.json").is_file():
-            ends = json.loads(said.read_text(encoding="utf-8")).get("eos_token_id")
+        model = loaded(find_model(folder), False)
+    with reading(f"tokenizer and generation_config.json in {folder.name}"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        settings = folder / "generation_config.json"
+        if is_adapter and settings.is_file():
+            ends = json.loads(settings.read_text(encoding="utf-8")).get("eos_token_id")
     model.config.use_cache = True
     return HFReader(model.eval(), tokenizer, ends)
+
+
+def _ids(ids: int | list[int] | None) -> list[int]:
+    return [ids] if isinstance(ids, int) else list(ids or [])
 
 
 class HFReader:
@@ -81,23 +79,19 @@ class HFReader:
 
     def __init__(self, model: Any, tokenizer: Any, ends: int | list[int] | None = None) -> None:
         self.model, self.tokenizer = model, tokenizer
-        models = model.generation_config.eos_token_id
-        self.of_base, self.ends = (
-            [each] if isinstance(each, int) else list(each or [])
-            for each in (models, models if ends is None else ends)
-        )
-        # tokens
-        self.context = (
-            getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
-        )
+        self.of_base = _ids(model.generation_config.eos_token_id)
+        self.ends = self.of_base if ends is None else _ids(ends)
+        config = model.config.get_text_config()
+        self.context = getattr(config, "max_position_embeddings", None) or 2**20  # tokens
         self.alone = False  # whether an adapter's base writes, without it
 
     def render(self, prompt: object) -> str | None:
         """A prompt's text by the artefact's own chat template; None if it has none. Text stays as
         it is.
         """
-        no_template = not isinstance(prompt, str) and not self.tokenizer.chat_template
-        return None if no_template else prompt_text(prompt, self.tokenizer)
+        if isinstance(prompt, str) or self.tokenizer.chat_template:
+            return prompt_text(prompt, self.tokenizer)
+        return None
 
     def prompt_ids(self, prompt: object) -> list[int]:
         """What software that loads this artefact feeds it for a prompt: rendered, tokenised, with
@@ -132,28 +126,22 @@ class HFReader:
         import torch
 
         pad, width = self.tokenizer.pad_token_id or 0, max(map(len, prompts))
-        ids = torch.tensor(
-            [[pad] * (width - len(own)) + list(own) for own in prompts], device=self.model.device
-        )
-        mask = torch.tensor(
-            [[0] * (width - len(own)) + [1] * len(own) for own in prompts], device=self.model.device
-        )
-        shape: Fields = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
-        shape = shape if temperature else dict.fromkeys(shape)
-        # What its generation_config asks for besides is not what it was trained under.
-        shape |= {
-            "do_sample": temperature > 0,
-            "min_p": None,
-            "repetition_penalty": 1.0,
-            "no_repeat_ngram_size": 0,
-        }
-        more = {
-            "max_new_tokens": max_completion_length,
-            "pad_token_id": pad,
-            "eos_token_id": self.ends or None,
-        }
+        ids = [[pad] * (width - len(own)) + list(own) for own in prompts]
+        mask = [[0] * (width - len(own)) + [1] * len(own) for own in prompts]
         with torch.inference_mode():
-            written = self.model.generate(input_ids=ids, attention_mask=mask, **shape, **more)[
-                :, width:
-            ].tolist()
-        return [until_eos(row, self.ends)[0] for row in written]
+            written = self.model.generate(
+                input_ids=torch.tensor(ids, device=self.model.device),
+                attention_mask=torch.tensor(mask, device=self.model.device),
+                max_new_tokens=max_completion_length,
+                pad_token_id=pad,
+                eos_token_id=self.ends or None,
+                # What its generation_config asks for besides is not what it was trained under.
+                do_sample=temperature > 0,
+                temperature=temperature or None,
+                top_k=0 if temperature else None,
+                top_p=1.0 if temperature else None,
+                min_p=None,
+                repetition_penalty=1.0,
+                no_repeat_ngram_size=0,
+            )
+        return [until_eos(row, self.ends)[0] for row in written[:, width:].tolist()]

@@ -79,31 +79,27 @@ def suite_of_run(run: RunDirectory, task: Task | None) -> RewardSuite:
             None.
         DataError: if there are no held-out prompts.
     """
-    if task is None and run.manifest().get("attached"):
-        value = (
-            f"{run.name}: recorded from your own trainer, so no task of the workbench belongs to it"
-        )
-        remedy = "pass one: wb.prove(artefact, task=wb.Task(..., held_out=rows))"
-        raise RunError(
-            value, rule="held-out prompts are scored by a task's reward functions", remedy=remedy
-        )
     recipe = run.recipe()
+    if task is None and run.manifest().get("attached"):
+        raise RunError(
+            f"{run.name}: recorded from your own trainer, so no task of the workbench belongs to"
+            " it",
+            rule="held-out prompts are scored by a task's reward functions",
+            remedy="pass one: wb.prove(artefact, task=wb.Task(..., held_out=rows))",
+        )
     try:
         task = task or begun_task(run, recipe)
     except WorkbenchError as error:  # what it says is about going on with the run
-        remedy = "put it back; or pass the task: wb.prove(artefact, task=wb.load_task(...))"
         raise RunError(
             error.value,
             rule="an export is proven with its run's own rewards and prompts",
-            remedy=remedy,
+            remedy="put it back; or pass the task: wb.prove(artefact, task=wb.load_task(...))",
         ) from error
     if len(task.held_out) < 2:
-        value = f"task {task.name!r}: {len(task.held_out)} held-out prompts"
-        remedy = "give a task that has some: wb.prove(artefact, task=wb.Task(..., held_out=rows))"
         raise DataError(
-            value,
+            f"task {task.name!r}: {len(task.held_out)} held-out prompts",
             rule="a proof compares answers to prompts that were not trained on, at least 2",
-            remedy=remedy,
+            remedy="give a task that has some: task=wb.Task(..., held_out=rows)",
         )
     return RewardSuite(task, 2, recipe.reward_weights)
 
@@ -127,38 +123,37 @@ def measured_reference(
     """
     from pydantic import TypeAdapter
 
-    recipe, rows = run.recipe(), suite.task.held_out[: (count := len(request.prompts))]
+    recipe, task, count = run.recipe(), suite.task, len(request.prompts)
     key = {
         "run": run.identity,
         "adapter": adapter_sum(run.adapter),
         "base": base_now(run),
-        "held_out": fingerprint(suite.task.held_out),
-        "rendered": _rendered(recipe, suite.task.held_out),
+        "held_out": fingerprint(task.held_out),
+        "rendered": _rendered(recipe, task.held_out),
         "policy": recipe.policy.model_dump(mode="json"),
         "chat_template_kwargs": recipe.chat_template_kwargs,
-        "rewards": [suite.hash, suite.task.right_rule],
+        "rewards": [suite.hash, task.right_rule],
         "max_completion_length": request.max_completion_length,
         "eos_ids": run.manifest().get("eos_ids"),
-        "versions": {name: found for name, found in versions().items() if name != "commit"},
+        "versions": {name: own for name, own in versions().items() if name != "commit"},
     }
     kept = run.read_json(FILE) if (run.path / FILE).is_file() else {}
     if kept.get("key") != key or len(kept["sampled_ids"]) < count:
-        found = apart.run_apart(
+        report = apart.run_apart(
             "workbench.exporting.reference", vars(request), progress(f"the policy of {run.name}")
         )
-        scores = {who: scored(suite, rows, **found[who]) for who in ("policy", "base")}
-        run.write_json(FILE, {"key": key, **found, **scores})
+        for who in ("policy", "base"):
+            report[who] = scored(suite, task.held_out[:count], **report[who])
+        run.write_json(FILE, report | {"key": key})
         kept = run.read_json(FILE)
 
     def first(own: Any) -> Any:
-        return (
-            own[:count]
-            if isinstance(own, list)
-            else {name: first(each) for name, each in own.items()}
-        )
+        if isinstance(own, dict):
+            return {name: first(each) for name, each in own.items()}
+        return own[:count]
 
-    content = {name: first(own) for name, own in kept.items() if name != "key"}
-    return TypeAdapter(Reference).validate_python(content | {"key": fingerprint([key])})
+    del kept["key"]
+    return TypeAdapter(Reference).validate_python(first(kept) | {"key": fingerprint([key])})
 
 
 def _rendered(recipe: Recipe, rows: Sequence[Row]) -> str:
@@ -190,37 +185,34 @@ def measure(request: Fields, progress: Progress) -> Fields:
     asked = ProofRequest(**request)
     run, prompts = RunDirectory(Path(asked.run)), asked.prompts
     policy = load_policy(run.recipe(), adapter=run.adapter)
-    tokenizer, found = policy.tokenizer, {}
-    how: Fields = {"max_completion_length": asked.max_completion_length}
-    shapes = {
-        "policy": {"temperature": 0.0},
-        "base": {"temperature": 0.0, "base": True},
-        "sampled": {"temperature": 1.0},
-    }
-    for turn, (who, shape) in enumerate(shapes.items()):
 
-        def told(done: int, count: int, before: int = turn) -> None:
-            progress(before * count + done, len(shapes) * count)
-
-        written = [own for [own] in sample(policy, prompts, progress=told, **how, **shape)]
-        ids, texts, ended = (
-            [own.ids for own in written],
-            [own.text for own in written],
-            [own.finished for own in written],
+    def written(turn: int, temperature: float, base: bool = False) -> Fields:
+        completions = sample(
+            policy,
+            prompts,
+            temperature=temperature,
+            base=base,
+            max_completion_length=asked.max_completion_length,
+            progress=lambda done, count: progress(turn * count + done, 3 * count),
         )
-        found[who] = {"ids": ids, "texts": texts, "ended": ended}
-    found["sampled_ids"] = found.pop("sampled")["ids"]
-    texts = [prompt_text(prompt, tokenizer) for prompt in prompts]
-    prompt_ids = tokenizer(texts, add_special_tokens=isinstance(prompts[0], str))["input_ids"]
-    for who in ("policy", "base"):
-        with policy.generating(base=who == "base") as model:
-            found[f"{who}_logprobs"] = logprobs_of(
-                model, list(zip(prompt_ids, found["sampled_ids"], strict=True))
-            )
-            if who == "policy":
-                greedy = list(zip(prompt_ids, found["policy"]["ids"], strict=True))
-                found["ties"] = ties_of(model, greedy, policy.compute_dtype)
-    return found
+        columns = (
+            [getattr(own, name) for [own] in completions] for name in ("ids", "text", "finished")
+        )
+        return dict(zip(("ids", "texts", "ended"), columns, strict=True))
+
+    report: Fields = {"policy": written(0, 0.0), "base": written(1, 0.0, base=True)}
+    sampled = report["sampled_ids"] = written(2, 1.0)["ids"]
+    texts = [prompt_text(prompt, policy.tokenizer) for prompt in prompts]
+    is_text = isinstance(prompts[0], str)
+    prompt_ids = policy.tokenizer(texts, add_special_tokens=is_text)["input_ids"]
+    pairs = list(zip(prompt_ids, sampled, strict=True))
+    greedy = list(zip(prompt_ids, report["policy"]["ids"], strict=True))
+    with policy.generating() as model:
+        report["policy_logprobs"] = logprobs_of(model, pairs)
+        report["ties"] = ties_of(model, greedy, policy.compute_dtype)
+    with policy.generating(base=True) as model:
+        report["base_logprobs"] = logprobs_of(model, pairs)
+    return report
 
 
 if __name__ == "__main__":

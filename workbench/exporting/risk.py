@@ -40,13 +40,12 @@ class MergeRisk:
     def __str__(self) -> str:
         if self.quantiles()[:1] in ([], [math.inf]):
             return self.verdict
-        least, median, most = self.quantiles()
+        least, median, most = map(_rounded, self.quantiles())
         worst = max(self.layers, key=self.layers.__getitem__)
-        spread = (
-            f"{len(self.layers)} layers: {_said(least)} to {_said(most)}, median {_said(median)};"
-            f" highest: {worst}"
+        return (
+            f"{self.verdict}\n  shift of the base / what training added, {len(self.layers)} layers:"
+            f" {least} to {most}, median {median}; highest: {worst}"
         )
-        return f"{self.verdict}\n  shift of the base / what training added, {spread}"
 
 
 def merge_risk(run: RunDirectory) -> MergeRisk:
@@ -58,72 +57,61 @@ def merge_risk(run: RunDirectory) -> MergeRisk:
     RunError: the run is training, or has no adapter.
     """
     adapter = run.check_ended().adapter
-    policy, base = run.manifest()["policy"], merging.base_of(run)
-    if policy["precision"] != "nf4":
-        said = (
-            f"none: it was trained beside {policy['precision']} weights, which are the base's;"
+    precision, base = run.manifest()["policy"]["precision"], merging.base_of(run)
+    if precision != "nf4":
+        verdict = (
+            f"none: it was trained beside {precision} weights, which are the base's;"
             " `prove` measures what 16 bits keep"
         )
-        return MergeRisk(dict.fromkeys(merging.deltas(adapter), 0.0), said, "base")
+        return MergeRisk(dict.fromkeys(merging.deltas(adapter), 0.0), verdict, "base")
     if merging.is_quantised(base):
-        return MergeRisk(
-            {},
-            "not measured: the policy's folder holds 4-bit weights, and no 16-bit base is known",
-            "dequantised",
+        verdict = (
+            "not measured: the policy's folder holds 4-bit weights, and no 16-bit base is known"
         )
+        return MergeRisk({}, verdict, "dequantised")
     held, deltas, stored = merging.four_bit(run), merging.deltas(adapter), merging.tensors_of(base)
-    there = [layer for layer in deltas if f"{layer}.weight" in stored]
-    found, moved, update = {}, [], progress_line("merge risk")
-    for done, layer in enumerate(there, start=1):
+    layers = [layer for layer in deltas if f"{layer}.weight" in stored]
+    if not layers:
+        raise ExportError(
+            f"{base}: none of its tensors has the name of an adapted layer"
+            f" ({next(iter(deltas), 'there is none')})",
+            rule="merge risk compares tensors by name",
+            remedy='choose yourself: into="base" or into="dequantised"',
+        )
+    ratios, moved, update = {}, [], progress_line("merge risk")
+    for done, layer in enumerate(layers, start=1):
         weight = stored[f"{layer}.weight"]().float()
         four, added = held(layer, weight), float(deltas[layer]().norm())
         shift = 0.0 if four is None else float((weight - four).norm())
-        found[layer] = shift / added if added else math.inf if shift else 0.0
+        ratios[layer] = shift / added if added else math.inf if shift else 0.0
         moved.append(added / (float(weight.norm()) or 1.0))
-        update(done, len(there))
-    if not found:
-        value = (
-            f"{base}: none of its tensors has the name of an adapted layer"
-            f" ({next(iter(deltas), 'there is none')})"
-        )
-        remedy = 'choose yourself: into="base" or into="dequantised"'
-        raise ExportError(value, rule="merge risk compares tensors by name", remedy=remedy)
-    return _judged(found, sorted(moved)[(len(moved) - 1) // 2])
+        update(done, len(layers))
+    return _judged(ratios, sorted(moved)[(len(moved) - 1) // 2])
 
 
 def _judged(layers: dict[str, float], moved: float) -> MergeRisk:
     # `moved`: norm(s B A) / norm(W) of the median layer.
     median = sorted(layers.values())[len(layers) // 2]
     if median <= LOW:
-        return MergeRisk(
-            layers,
-            "low: the 16-bit base is close enough to the weights of training to merge into it"
-            " safely",
-            "base",
-        )
+        why = "low: the 16-bit base is close enough to the weights of training to merge into it"
+        return MergeRisk(layers, f"{why} safely", "base")
     if median <= HIGH:
-        return MergeRisk(
-            layers,
-            "moderate: merged into the 16-bit base, it may differ from what was trained",
-            "base",
-        )
-    said = (
-        f"the 16-bit base lies {_said(median)} times as far from the weights of training as"
-        " training moved them"
+        why = "moderate: merged into the 16-bit base, it may differ from what was trained"
+        return MergeRisk(layers, why, "base")
+    why = (
+        f"the 16-bit base lies {_rounded(median)} times as far from the weights of training as"
+        " training moved them; several times or more is usual for a large model in NF4"
     )
-    said += "; several times or more is usual for a large model in NF4"
-    if moved < _NOTHING:
-        few = (
-            "next to nothing (under 0.01 % of their size): its steps were few, or its learning"
-            " rate low"
+    if not moved:
+        why = "training moved these layers by nothing"
+    elif moved < _NOTHING:
+        why = (
+            "training moved these layers by next to nothing (under 0.01 % of their size): its"
+            " steps were few, or its learning rate low"
         )
-        said = f"training moved these layers by {few if moved else 'nothing'}"
-    return MergeRisk(
-        layers,
-        f"high: {said}. Unless told otherwise, the merge goes into the dequantised weights",
-        "dequantised",
-    )
+    verdict = f"high: {why}. Unless told otherwise, the merge goes into the dequantised weights"
+    return MergeRisk(layers, verdict, "dequantised")
 
 
-def _said(ratio: float) -> str:
+def _rounded(ratio: float) -> str:
     return f"{float(f'{ratio:.2g}'):,.12g}" if ratio < math.inf else "infinite"

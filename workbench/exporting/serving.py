@@ -13,7 +13,6 @@ from workbench.data.template import ids_that_end
 from workbench.errors import WorkbenchError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.public import clean
-from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place, stage_in
 from workbench.training.loading import load_tokenizer
@@ -26,29 +25,30 @@ _TEMPLATE = """\
 
 def commands(artefact: Artefact) -> dict[str, str]:
     """Name of the software -> the line that serves or converts this artefact, in its folder."""
-    name = artefact.run.name.lower() if artefact.run else "policy"
+    run = artefact.run
+    name = run.name.lower() if run else "policy"
     if artefact.format.startswith("gguf"):
-        serve = f"llama-server --model {shlex.quote(f'./{artefact.gguf.name}')} --jinja"
+        file = shlex.quote(f"./{artefact.gguf.name}")
         return {
-            "llama.cpp": serve,
+            "llama.cpp": f"llama-server --model {file} --jinja",
             "Ollama": f"ollama create {name} -f ./Modelfile && ollama run {name}",
         }
     if artefact.format == "adapter":
-        rank = artefact.run.recipe().lora.r if artefact.run else 16
+        rank = run.recipe().lora.r if run else 16
         # vLLM knows no other
         most = next((each for each in (8, 16, 32, 64, 128, 256, 320) if rank <= each), 512)
-        serve = (
-            f"vllm serve {shlex.quote(artefact.base)} --enable-lora --max-lora-rank {most}"
-            f" --lora-modules {name}=."
-        )
-        return {"vLLM": serve, "transformers": "peft.AutoPeftModelForCausalLM.from_pretrained('.')"}
-    found = {
+        return {
+            "vLLM": f"vllm serve {shlex.quote(artefact.base)} --enable-lora --max-lora-rank {most}"
+            f" --lora-modules {name}=.",
+            "transformers": "peft.AutoPeftModelForCausalLM.from_pretrained('.')",
+        }
+    lines = {
         "vLLM": "vllm serve .",
         "transformers": "transformers.pipeline(\"text-generation\", model='.')",
     }
-    return found | (
-        {"MLX": "mlx_lm.convert --hf-path . -q"} if artefact.format == "merged_16bit" else {}
-    )
+    if artefact.format == "merged_16bit":
+        lines["MLX"] = "mlx_lm.convert --hf-path . -q"
+    return lines
 
 
 def write(folder: Path, artefact: Artefact) -> None:
@@ -58,22 +58,20 @@ def write(folder: Path, artefact: Artefact) -> None:
     The tokens that end a completion are read from the `merged_16bit` beside the artefact's final
     place.
     """
-    if not artefact.format.startswith("gguf"):
-        return
     run = artefact.run
-    manifest = run.manifest() if run else {}
+    if run is None or not artefact.format.startswith("gguf"):
+        return
+    manifest = run.manifest()
     trained = stage_in(manifest, (manifest.get("stages") or [{}])[-1].get("name"))["settings"]
-    values: Fields = {"num_ctx": run.recipe().policy.max_seq_length} if run else {}
-    values |= {
+    values = {
+        "num_ctx": run.recipe().policy.max_seq_length,
         "temperature": trained.get("temperature") or 1.0,
         "top_p": trained.get("top_p") or 1.0,
-    }
-    values |= {
         "top_k": trained.get("top_k") or 0,
         "repeat_penalty": trained.get("repetition_penalty") or 1.0,
     }
     lines = [f"FROM ./{next(folder.glob('*.gguf')).name}", _TEMPLATE]
-    system = system_prompt(run) if run else None
+    system = system_prompt(run)
     if system and '"""' not in system:
         lines.append(f'SYSTEM """{clean(system)}"""')
     lines += [f"PARAMETER {name} {value}" for name, value in values.items()]
@@ -94,8 +92,6 @@ def system_prompt(run: RunDirectory) -> str | None:
 
 def system_of(prompt: Any) -> str | None:
     """A prompt's system message, "" if it has none; None if it is plain text."""
-    return (
-        None
-        if isinstance(prompt, str)
-        else next((own["content"] for own in prompt if own["role"] == "system"), "")
-    )
+    if isinstance(prompt, str):
+        return None
+    return next((each["content"] for each in prompt if each["role"] == "system"), "")

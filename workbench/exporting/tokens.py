@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from workbench.data.rendering import prompt_text
@@ -51,27 +52,20 @@ def check_tokens(artefact: Artefact, reader: Reader, most: int = 1000) -> list[C
     """
     run = artefact.run
     if run is None:
-        return [
-            _check(
-                "ids",
-                "the run that it was made from is not at hand, and so neither is its tokenizer",
-                None,
-            )
-        ]
+        why = "the run that it was made from is not at hand, and so neither is its tokenizer"
+        return [_untold("ids", why)]
+    recipe = run.recipe()
     try:
-        tokenizer = load_tokenizer(run.recipe().policy.name, run.recipe().chat_template_kwargs)
+        tokenizer = load_tokenizer(recipe.policy.name, recipe.chat_template_kwargs)
     except WorkbenchError as error:
-        return [_check("ids", f"the tokenizer of training cannot be loaded: {error.value}", None)]
+        return [_untold("ids", f"the tokenizer of training cannot be loaded: {error.value}")]
     checks = [_eos(artefact, reader, tokenizer)]
     for name, compared in (("prompts", _prompts), ("recorded completions", _completions)):
         try:
             checks += compared(run, reader, tokenizer, most)
         except (WorkbenchError, LookupError) as error:
-            checks.append(
-                _check(
-                    f"ids of {name}", f"they cannot be read: {getattr(error, 'value', error)}", None
-                )
-            )
+            why = f"they cannot be read: {getattr(error, 'value', error)}"
+            checks.append(_untold(f"ids of {name}", why))
     return checks
 
 
@@ -79,73 +73,60 @@ def _eos(artefact: Artefact, reader: Reader, tokenizer: Tokenizer) -> Check:
     assert artefact.run is not None
     ends, wrong = ended_with(artefact.run, tokenizer), []
     # a GGUF file has one above others
-    if not {*ends} <= {*reader.ends} or getattr(reader, "eos", None) not in {None, *ends}:
+    if not {*ends} <= {*reader.ends} or getattr(reader, "eos", None) not in (None, *ends):
         wrong.append(f"{', '.join(map(str, sorted(reader.ends))) or None} as it is loaded")
     for file, key in _NAMES_EOS.items():
         with contextlib.suppress(OSError, ValueError):  # a GGUF file has none of them
-            said = json.loads((artefact.path / file).read_text(encoding="utf-8")).get(key)
-            said = said.get("content") if isinstance(said, dict) else said
-            ids = {*said} if isinstance(said, list) else {said}
-            named = said == tokenizer.eos_token if key == "eos_token" else {*ends} <= ids
-            wrong += (
-                [] if named or (said is None and file == "config.json") else [f"{said!r} in {file}"]
-            )
+            eos = json.loads((artefact.path / file).read_text(encoding="utf-8")).get(key)
+            if isinstance(eos, dict):
+                eos = eos.get("content")
+            if key == "eos_token":
+                right = eos == tokenizer.eos_token
+            else:
+                right = {*ends} <= {*(eos if isinstance(eos, list) else [eos])}
+                right = right or (eos is None and file == "config.json")
+            if not right:
+                wrong.append(f"{eos!r} in {file}")
     words = ", ".join(f"{each} ({tokenizer.convert_ids_to_tokens(each)})" for each in ends)
     found = "; ".join([*wrong, f"training ended completions with {words or None}"])
-    return _check("EOS", found, "eos_missing" if wrong else "")
+    return _judged("EOS", found, "eos_missing" if wrong else "")
 
 
 def _prompts(run: RunDirectory, reader: Reader, tokenizer: Tokenizer, most: int) -> list[Check]:
     if run.manifest().get("attached"):
-        rule, remedy = "a run of your own trainer has no task of the workbench", "none is needed"
-        raise RunError(f"{run.name}: {rule}", rule=rule, remedy=remedy)
+        rule = "a run of your own trainer has no task of the workbench"
+        raise RunError(f"{run.name}: {rule}", rule=rule, remedy="none is needed")
     task = begun_task(run, run.recipe())
-    rows = [*task.held_out[:most], *task.rows[: max(0, most - len(task.held_out))]]
-    prompts, bos = [row["prompt"] for row in rows], tokenizer.bos_token
-
-    def bare(text: str) -> str:
-        # how many there are is seen in the ids, whoever added them
-        while bos and text.startswith(bos):
-            text = text.removeprefix(bos)
-        return text
-
-    texts, theirs = (
-        [prompt_text(prompt, tokenizer) for prompt in prompts],
-        [_rendered(reader, prompt) for prompt in prompts],
-    )
-    other = [
-        at
-        for at, own in enumerate(theirs)
-        if not isinstance(own, str) or bare(own) != bare(texts[at])
-    ]
+    prompts = [row["prompt"] for row in [*task.held_out, *task.rows][:most]]
+    # how many BOS there are is seen in the ids, whoever added them
+    bare = re.compile(f"^(?:{re.escape(tokenizer.bos_token or '')})*")
+    same, other = [], []
+    for number, prompt in enumerate(prompts, start=1):
+        text, own = prompt_text(prompt, tokenizer), _rendered(reader, prompt)
+        if isinstance(own, str) and bare.sub("", own) == bare.sub("", text):
+            same.append((prompt, text))
+        else:
+            other.append((number, text, own))
     found = "equal"
     if other:
-        ours, own = bare(texts[other[0]]), theirs[other[0]]
-        parted = (
-            _parting(ours, bare(own))
-            if isinstance(own, str)
-            else f"is refused: {getattr(own, 'value', own)}"
-        )
-        found = f"{len(other)} of {len(texts)} differ; prompt {other[0] + 1} {parted}"
-        found = "the chat template is missing" if own is None else found
-    checks = [
-        _check(f"text of {len(texts):,} rendered prompts", found, "template_lost" if other else "")
-    ]
-    if not (same := [at for at in range(len(texts)) if at not in {*other}]):
-        return checks
-    # The template writes special tokens itself; a prompt that is plain text gets those that the
-    # tokenizer adds, as in TRL.
-    plain, kept = isinstance(prompts[0], str), [texts[at] for at in same]
-    return [
-        *checks,
-        _equal(
-            "rendered prompts",
-            kept,
-            tokenizer,
-            plain,
-            lambda at: reader.prompt_ids(prompts[same[at]]),
-        ),
-    ]
+        number, text, own = other[0]
+        found = f"{len(other)} of {len(prompts)} differ; prompt {number} "
+        if own is None:
+            found = "the chat template is missing"
+        elif isinstance(own, str):
+            found += _parting(bare.sub("", text), bare.sub("", own))
+        else:
+            found += f"is refused: {getattr(own, 'value', own)}"
+    name = f"text of {len(prompts):,} rendered prompts"
+    checks = [_judged(name, found, "template_lost" if other else "")]
+    if same:
+        # The template writes special tokens itself; a prompt that is plain text gets those that
+        # the tokenizer adds, as in TRL.
+        prompts, texts = zip(*same, strict=True)
+        ids = tokenizer(list(texts), add_special_tokens=isinstance(prompts[0], str))["input_ids"]
+        own_ids = map(reader.prompt_ids, prompts)
+        checks.append(_same_ids("rendered prompts", texts, ids, own_ids, tokenizer.bos_token_id))
+    return checks
 
 
 def _rendered(reader: Reader, prompt: object) -> str | Exception | None:
@@ -157,64 +138,48 @@ def _rendered(reader: Reader, prompt: object) -> str | Exception | None:
 
 def _completions(run: RunDirectory, reader: Reader, tokenizer: Tokenizer, most: int) -> list[Check]:
     # In an order that has nothing to do with theirs in the run, and is the same every time.
-    asked = (
+    texts = query(
+        run.rollouts,
         "select completion from (select distinct completion from rollouts where completion <> '')"
-        " order by hash(completion)"
-    )
-    texts = query(run.rollouts, f"{asked} limit {int(most)}")["completion"].tolist()
-    return [
-        _equal("recorded completions", texts, tokenizer, False, lambda at: reader.ids(texts[at]))
-    ]
+        f" order by hash(completion) limit {int(most)}",
+    )["completion"].tolist()
+    what = "recorded completions"
+    if not texts:
+        return [_untold(f"ids of 0 {what}", "there are none to compare")]
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return [_same_ids(what, texts, ids, map(reader.ids, texts), tokenizer.bos_token_id)]
 
 
-def _equal(
+def _same_ids(
     what: str,
     texts: Sequence[str],
-    tokenizer: Tokenizer,
-    adds: bool,
-    theirs: Callable[[int], list[int]],
+    ids: list[list[int]],
+    own_ids: Iterable[list[int]],
+    bos: int | None,
 ) -> Check:
-    name, bos = f"ids of {len(texts):,} {what}", tokenizer.bos_token_id
-    if not texts:
-        return _check(name, "there are none to compare", None)
-    pairs = [
-        (own, list(theirs(at)))
-        for at, own in enumerate(tokenizer(list(texts), add_special_tokens=adds)["input_ids"])
-    ]
-    apart = [at for at, (own, other) in enumerate(pairs) if own != other]
-    if not apart:
-        return _check(name, "equal")
-    own, other = pairs[apart[0]]
-    found = (
-        f"{len(apart)} of {len(texts)} differ; {texts[apart[0]][:_AROUND]!r} {_parting(own, other)}"
-    )
-    if bos is not None and other[:2] == [bos, bos] != own[:2]:
-        counts = [
-            next((at for at, id_ in enumerate(ids) if id_ != bos), len(ids)) for ids in (other, own)
-        ]
-        return _check(
-            name, f"{found}: {counts[0]} BOS tokens, where training had {counts[1]}", "double_bos"
-        )
-    return _check(name, found, "tokenizer_differs")
+    name = f"ids of {len(texts):,} {what}"
+    triples = zip(texts, ids, map(list, own_ids), strict=True)
+    other = [triple for triple in triples if triple[1] != triple[2]]
+    if not other:
+        return _judged(name, "equal")
+    text, theirs, own = other[0]
+    found = f"{len(other)} of {len(texts)} differ; {text[:_AROUND]!r} {_parting(theirs, own)}"
+    if bos is not None and own[:2] == [bos, bos] != theirs[:2]:
+        return _judged(name, f"{found}: two BOS tokens, which training had not", "double_bos")
+    return _judged(name, found, "tokenizer_differs")
 
 
-def _parting(ours: Any, theirs: Any) -> str:
+def _parting(trained: Any, own: Any) -> str:
     # Where two texts, or lists of ids, part, and what follows in each.
-    shorter = min(len(ours), len(theirs))
-    at = next((at for at in range(shorter) if ours[at] != theirs[at]), shorter)
-    return (
-        f"parts at {at}: {ours[at : at + _AROUND]!r} in training, {theirs[at : at + _AROUND]!r}"
-        " here"
-    )
+    pairs = enumerate(zip(trained, own, strict=False))
+    at = next((at for at, (one, other) in pairs if one != other), min(len(trained), len(own)))
+    here = slice(at, at + _AROUND)
+    return f"parts at {at}: {trained[here]!r} in training, {own[here]!r} here"
 
 
-def _check(name: str, found: str, cause: str | None = "") -> Check:
-    # Without a cause it passed; with None it cannot be told.
-    return Check(
-        "tokens",
-        name,
-        None if cause is None else not cause,
-        found,
-        cause or "",
-        _REMEDIES.get(cause or "", ""),
-    )
+def _judged(name: str, found: str, cause: str = "") -> Check:
+    return Check("tokens", name, not cause, found, cause, _REMEDIES.get(cause, ""))
+
+
+def _untold(name: str, why: str) -> Check:
+    return Check("tokens", name, None, why)

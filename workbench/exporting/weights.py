@@ -14,9 +14,9 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from workbench.errors import ExportError, WorkbenchError
 from workbench.exporting import gguf, merging
@@ -24,6 +24,9 @@ from workbench.exporting.artefacts import Artefact
 from workbench.exporting.checks import Check
 from workbench.kinds import Fields, Tensor
 from workbench.training.loading import quiet_imports, reading
+
+if TYPE_CHECKING:
+    import torch
 
 HEAD = "lm_head.weight"
 _EMBEDDINGS = re.compile(r"(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
@@ -40,106 +43,77 @@ _DECIDING = (
 # llama.cpp's architectures whose tensors are those of transformers, but for the order of rows of
 # q_proj and k_proj in the first.
 _KNOWN = ("llama", "qwen2", "qwen3")
-_ROWS = 2**21  # weights of a quantised matrix that are looked at: whole rows, spread over it
 _REMEDY = (
     "export the run again, with overwrite, beside the exact base and revision that it was"
     " trained on"
 )
-
-
-def _as_well(stored: Tensor, quantised: Tensor, wanted: Tensor) -> bool:
-    # True if the error is within the quantiser's own, with room for another version of it.
-    return bool((stored - wanted).norm() <= 3 * (quantised - wanted).norm())
+Store = Callable[[Tensor], Tensor]  # what a format makes of a tensor, read back
 
 
 def few_apart(stored: Tensor, quantised: Tensor, wanted: Tensor) -> bool:
     """True if at most a few weights are quantised differently.
 
-    NF4 takes the nearest of 16 numbers: another version, or a GPU, rounds only a few weights
-    differently.
+    A quantiser takes the nearest of a few numbers: another version, or a GPU, rounds only some
+    weights differently.
     """
     return bool((stored - quantised).norm(1) <= _CLOSE * (quantised - wanted).norm(1))
 
 
 class _Model:
-    """A saved model's tensors by name and its config; the head of a tied one is its embeddings,
-    where it is not stored.
+    """A saved model's tensors by name and its config; with `in_nf4`, matrices that bitsandbytes
+    keeps in NF4 are dequantised. The head of a tied one is its embeddings, unless it is stored.
     """
 
-    as_well = staticmethod(_as_well)
-
-    def __init__(self, source: str | Path) -> None:
+    def __init__(self, source: str | Path, in_nf4: bool = False) -> None:
         with quiet_imports():
             from transformers import AutoConfig
 
-        self.tensors = merging.tensors_of(source)
+        stored = merging.tensors_of(source)
         with reading(f"config of {Path(source).name}"):
             self.config = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
         # A 4-bit weight has its scales beside it: they are no tensors of the model.
-        self.names = {name for name in self.tensors if ".weight." not in name}
-        self.embeddings = next(filter(_EMBEDDINGS.search, sorted(self.names)), "")
+        self.tensors = {name: read for name, read in stored.items() if ".weight." not in name}
+        self.coarse = {name for name in self.tensors if in_nf4 and f"{name}.absmax" in stored}
+        for name in self.coarse:
+            self.tensors[name] = functools.partial(merging.dequantised, stored, name)
+        self.embeddings = next(filter(_EMBEDDINGS.search, sorted(self.tensors)), "")
         self.tied = bool(self.config.get_text_config().tie_word_embeddings and self.embeddings)
-        self.stores_head = HEAD in self.names
-        self.names |= {HEAD} if self.tied else set()
+        self._take_head()
+
+    def _take_head(self) -> None:
+        self.stores_head = HEAD in self.tensors
+        if self.tied:
+            self.tensors.setdefault(HEAD, self.tensors[self.embeddings])
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.tensors[self.embeddings if name == HEAD and not self.stores_head else name]()
+        return self.tensors[name]()
 
-    def part(self, name: str, tensor: Tensor) -> Tensor:
-        """The part of a base tensor to compare: here all."""
-        return tensor
-
-    def held(self, name: str, tensor: Tensor) -> Tensor:
-        """What a tensor becomes where it is stored under this name."""
-        return tensor.to(self[name].dtype)
-
-    def dtype(self, name: str) -> Any:
-        """Of the 16 bits that its sum was rounded to."""
+    def dtype(self, name: str) -> torch.dtype:
+        """The 16-bit type that its sum was rounded to."""
         return self[name].dtype
 
-    def coarse(self, name: str) -> bool:
-        """Whether a tensor is stored in fewer than 16 bits."""
-        return False
+    def stored_as(self, name: str, tensor: Tensor) -> Tensor:
+        """What a tensor becomes where it is stored under this name."""
+        tensor = tensor.to(self.dtype(name))
+        return merging.in_nf4(tensor) if name in self.coarse else tensor
 
     def same(self, name: str, expected: Tensor) -> bool:
-        if (mine := self[name]).shape != expected.shape:
+        stored = self[name]
+        if stored.shape != expected.shape:
             return False
-        once = self.held(name, expected)
-        return bool((mine == once).all()) or (
-            self.coarse(name) and self.as_well(mine.float(), once.float(), expected.float())
+        once = self.stored_as(name, expected)
+        return stored.equal(once) or (
+            name in self.coarse and few_apart(stored.float(), once.float(), expected.float())
         )
 
     def parameters(self) -> set[str]:
-        """What loading wants, by name."""
+        """Names of what loading wants."""
         import torch
         from transformers import AutoModelForCausalLM
 
         with reading(f"config of {Path(self.config.name_or_path).name}"), torch.device("meta"):
-            return {
-                *AutoModelForCausalLM.from_config(self.config, trust_remote_code=False).state_dict()
-            }
-
-
-class _FourBits(_Model):
-    """A model whose matrices bitsandbytes keeps in NF4: dequantised, and compared with its
-    quantiser's result for the sum.
-    """
-
-    as_well = staticmethod(few_apart)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return (
-            super().__getitem__(name)
-            if (four := merging.dequantised(self.tensors, name)) is None
-            else four
-        )
-
-    def held(self, name: str, tensor: Tensor) -> Tensor:
-        tensor = super().held(name, tensor)
-        return merging.in_nf4(tensor) if self.coarse(name) else tensor
-
-    def coarse(self, name: str) -> bool:
-        return f"{name}.absmax" in self.tensors
+            model = AutoModelForCausalLM.from_config(self.config, trust_remote_code=False)
+        return set(model.state_dict())
 
 
 class _Gguf(_Model):
@@ -156,76 +130,62 @@ class _Gguf(_Model):
             kind = reader.get_field("general.architecture").contents()
         self.config = base.config.get_text_config()
         if kind not in _KNOWN or self.config.model_type not in (*_KNOWN, "mistral"):
-            rule, remedy = f"known are {', '.join(_KNOWN)}", "trust what is measured instead"
             raise ExportError(
                 f"how llama.cpp stores the tensors of {kind!r} is not known here",
-                rule=rule,
-                remedy=remedy,
+                rule=f"known are {', '.join(_KNOWN)}",
+                remedy="trust what is measured instead",
             )
         architecture = next(key for key, name in library.MODEL_ARCH_NAMES.items() if name == kind)
         names = library.get_tensor_name_map(architecture, self.config.num_hidden_layers)
-        wanted = {
+        stored = {tensor.name: tensor for tensor in reader.tensors}
+        inside = {
             name: names.get_name(name, try_suffixes=(".weight", ".bias"))
-            for name in base.names | {*whole, HEAD}
+            for name in {*base.tensors, *whole, HEAD}
         }
-        self.stored = {tensor.name: tensor for tensor in reader.tensors}
-        self.mapped = {name: found for name, found in wanted.items() if found}
-        self.names = {name for name, found in self.mapped.items() if found in self.stored}
-        self.embeddings, self.stores_head = base.embeddings, HEAD in self.names
+        self._known = {name for name, place in inside.items() if place}
+        self._stored = {name: stored[place] for name, place in inside.items() if place in stored}
+        self.tensors = {name: functools.partial(self._read, name) for name in self._stored}
+        self.embeddings = base.embeddings
         # llama.cpp takes the embeddings for a head that is not stored.
-        self.tied, self.permuted = not self.stores_head, kind == "llama"
-        self.names |= {HEAD} if self.tied else set()
-        self._dequantise, self._kinds = library.quants.dequantize, library.GGMLQuantizationType
-        said = self.config.dtype
-        self._sixteen = said if said in (torch.float16, torch.bfloat16) else torch.bfloat16
+        self.tied = HEAD not in self.tensors
+        self._take_head()
+        if self.tied:
+            self._stored[HEAD] = self._stored[self.embeddings]
+        self._library = library
+        self._permuted = kind == "llama"
+        self._type = self.config.dtype
+        if self._type not in (torch.float16, torch.bfloat16):
+            self._type = torch.bfloat16
+        exact = (library.GGMLQuantizationType.F32, library.GGMLQuantizationType.F16)
+        self.coarse = {
+            name for name, tensor in self._stored.items() if tensor.tensor_type not in exact
+        }
 
-    def _stored(self, name: str) -> Any:
-        return self.stored[
-            self.mapped[self.embeddings if name == HEAD and not self.stores_head else name]
-        ]
-
-    def coarse(self, name: str) -> bool:
-        return self._stored(name).tensor_type not in (self._kinds.F32, self._kinds.F16)
-
-    def __getitem__(self, name: str) -> Tensor:
+    def _read(self, name: str) -> Tensor:
         import torch
 
-        stored = self._stored(name)
-        mine = torch.from_numpy(self._dequantise(stored.data, stored.tensor_type).copy())
-        if self.permuted and (which := re.search(r"\.([qk])_proj\.\w+$", name)):
-            heads = (
-                self.config.num_attention_heads
-                if which[1] == "q"
-                else self.config.num_key_value_heads
-            )
-            mine = mine.reshape(heads, -1, 2, *mine.shape[1:]).transpose(1, 2).reshape(mine.shape)
-        return self.part(name, mine)
+        stored = self._stored[name]
+        numbers = self._library.quants.dequantize(stored.data, stored.tensor_type)
+        tensor = torch.from_numpy(numbers.copy())
+        if self._permuted and (which := re.search(r"\.([qk])_proj\.\w+$", name)):
+            many = "num_attention_heads" if which[1] == "q" else "num_key_value_heads"
+            by_head = tensor.reshape(getattr(self.config, many), -1, 2, *tensor.shape[1:])
+            tensor = by_head.transpose(1, 2).reshape(tensor.shape)
+        return tensor
 
-    def part(self, name: str, tensor: Tensor) -> Tensor:
-        return (
-            tensor
-            if tensor.ndim != 2 or not self.coarse(name)
-            else tensor[:: -(-tensor.numel() // _ROWS)]
-        )
+    def dtype(self, name: str) -> torch.dtype:
+        return self._type
 
-    def held(self, name: str, tensor: Tensor) -> Tensor:
+    def stored_as(self, name: str, tensor: Tensor) -> Tensor:
         import torch
 
-        kind, tensor = self._stored(name).tensor_type, tensor.to(self._sixteen)
-        if kind == self._kinds.F32:
-            return tensor.float()
-        tensor = tensor.half().float()
-        return (
-            tensor
-            if kind == self._kinds.F16
-            else torch.from_numpy(gguf.rounded(tensor.numpy(), kind))
-        )
-
-    def dtype(self, name: str) -> Any:
-        return self._sixteen
+        kind, tensor = self._stored[name].tensor_type, tensor.to(self._type).float()
+        if kind == self._library.GGMLQuantizationType.F32:
+            return tensor
+        return torch.from_numpy(gguf.rounded(tensor.half().float().numpy(), kind))
 
     def parameters(self) -> set[str]:
-        return {*self.mapped}
+        return self._known
 
 
 class _Adapter:
@@ -239,20 +199,20 @@ class _Adapter:
             self.tensors = merging.tensors_in([folder / "adapter_model.safetensors"])
             steps = {} if self.config.get("use_dora") else merging.deltas(folder)
         self.added = {f"{layer}.weight": step for layer, step in steps.items()}
-        self.whole, otherwise = {}, set()
-        for key in self.tensors:
-            parts = re.split(
-                r"\.(lora_|token_adapter|base_layer)",
-                key.removeprefix("base_model.model."),
-                maxsplit=1,
-            )
-            layer, kind, end = [*parts, "", ""][:3]
-            if not kind or (kind, end) == ("base_layer", ".bias"):
-                self.whole[layer + end] = key
-            elif kind != "base_layer" and not (layer in steps and end in ("A.weight", "B.weight")):
+        self.whole: merging.Tensors = {}
+        self.otherwise: set[str] = set()
+        for key, read in self.tensors.items():
+            name = key.removeprefix("base_model.model.").replace(".base_layer.", ".")
+            layer, kind, _ = re.split(r"\.((?:lora_|token_adapter).*)|$", name, maxsplit=1)
+            if not kind:
+                self.whole[layer] = read
+            elif layer not in steps or kind not in ("lora_A.weight", "lora_B.weight"):
                 # DoRA's magnitudes, LoRA of embeddings, of a bias or of stacked experts
-                otherwise.add(f"{layer}.")
-        self.otherwise = tuple(sorted(otherwise))
+                self.otherwise.add(layer)
+
+    def changes(self) -> bool:
+        """Whether anything but LoRA's A is not zero."""
+        return any(read().any() for name, read in self.tensors.items() if "_A." not in name)
 
 
 def check_weights(artefact: Artefact) -> list[Check]:
@@ -265,309 +225,238 @@ def check_weights(artefact: Artefact) -> list[Check]:
         ]
     own, in_gguf = None, artefact.format.startswith("gguf")
     try:
-        if not in_gguf:
-            own = {"adapter": _Adapter, "merged_4bit": _FourBits}.get(artefact.format, _Model)(
-                artefact.path
-            )
+        if artefact.format == "adapter":
+            own = _Adapter(artefact.path)
+        elif not in_gguf:
+            own = _Model(artefact.path, in_nf4=artefact.format == "merged_4bit")
     except WorkbenchError as error:
         return [_judged("its files", error.value, "unreadable")]
     try:
         adapter = _Adapter(artefact.run.adapter)
         if isinstance(own, _Adapter):
             return _same_adapter(own, adapter)
-        held = (
-            merging.four_bit(artefact.run)
-            if artefact.into == "dequantised"
-            else lambda layer, weight: None
-        )
         base = _Model(merging.base_of(artefact.run))
+        if more := adapter.otherwise | (adapter.added.keys() - base.tensors.keys()):
+            return [
+                _untold(
+                    "the adapter does more than add s B A to layers that the base stores under"
+                    f" their names{_some(more)}"
+                )
+            ]
+        held = merging.four_bit(artefact.run) if artefact.into == "dequantised" else None
         # another llama.cpp than ours may refuse
         with reading(artefact.gguf.name) if in_gguf else contextlib.nullcontext():
-            return _merged(own or _Gguf(artefact.gguf, base, adapter.whole), base, adapter, held)
+            own = own or _Gguf(artefact.gguf, base, adapter.whole)
+            return _Merge(own, base, adapter, held).checks()
     except WorkbenchError as error:
         return [_untold(f"what it is compared with cannot be read: {error.value}")]
 
 
 def _same_adapter(own: _Adapter, adapter: _Adapter) -> list[Check]:
-    import torch
-
-    def changes(one: _Adapter) -> bool:
-        return any(
-            tensor().any()
-            for name, tensor in one.tensors.items()
-            if not re.search(r"lora_(embedding_)?A", name)
-        )
-
     # a run that learnt nothing has such an adapter itself
-    if not changes(own) and changes(adapter):
+    if not own.changes() and adapter.changes():
         return [
             _judged("its tensors", "every B is zero: the adapter changes nothing", "equals_base")
         ]
     mine, theirs = own.tensors, adapter.tensors
-    either, both = mine.keys() | theirs, mine.keys() & theirs
-    other = [
-        name
-        for name in sorted(either)
-        if name not in both or not torch.equal(mine[name](), theirs[name]())
-    ]
-    found = (
-        f"{len(other)} of {len(either)} are not the run's{_some(other)}"
-        if other
-        else f"all {len(either)} are the run's"
-    )
-    changed = _changed(
-        own.config,
-        adapter.config,
-        sorted({*own.config, *adapter.config} - {"base_model_name_or_path"}),
-    )
+    other = [name for name in mine.keys() & theirs if not mine[name]().equal(theirs[name]())]
+    other += mine.keys() ^ theirs
+    settings = sorted({*own.config, *adapter.config} - {"base_model_name_or_path"})
     return [
-        _judged("its tensors", found, "other_adapter" if other else ""),
-        _judged("its settings", changed or "all are the run's", "other_adapter" if changed else ""),
+        _compared("its tensors", mine.keys() | theirs, other, "run's", "other_adapter"),
+        _settings("its settings", own.config, adapter.config, settings, "other_adapter"),
     ]
 
 
-def _merged(own: _Model, base: _Model, adapter: _Adapter, held: merging.FourBit) -> list[Check]:
-    def before(name: str) -> Any:
-        stored = base[name]
-        four = held(name.removesuffix(".weight"), stored)
-        return own.part(name, stored if four is None else four)
+class _Merge:
+    """A merged artefact beside its base and the run's adapter; `held`: the 4-bit weights that it
+    was merged into.
+    """
 
-    @functools.cache
-    def how(name: str) -> str:
-        step = adapter.added[name]()
-        step = own.part(name, step.T if adapter.config.get("fan_in_fan_out") else step)
+    def __init__(
+        self, own: _Model, base: _Model, adapter: _Adapter, held: merging.FourBit | None
+    ) -> None:
+        self.own, self.base, self.adapter, self.held = own, base, adapter, held
+        self.how = functools.cache(self._how)
+
+    def checks(self) -> list[Check]:
+        own, base = self.own.tensors.keys(), self.base.tensors.keys()
+        steps, whole = self.adapter.added.keys(), self.adapter.whole.keys()
+        head = self.base.tied or self.own.tied or HEAD not in own
+        names = (base | whole) - ({HEAD} if head else set())
+        checks = self._names(names - own, own - base - whole)
+        if head and HEAD in base:
+            checks.append(self._head())
+        names &= own
+        bases = names - steps - whole
+        other = {name for name in names - steps if not self._right(name)}
+        if layers := {name: self.how(name) for name in steps if name in names}:
+            # Another adapter, or this one at another scale, changes no other tensor; another base
+            # does.
+            checks.append(_layers(layers, "wrong_base" if bases & other else "other_adapter"))
+        for whose, some, cause in (
+            ("base's", bases, "wrong_base"),
+            ("adapter's", names & whole, "module_lost"),
+        ):
+            if some:
+                checks.append(
+                    _compared(f"other tensors, the {whose}", some, some & other, whose, cause)
+                )
+        if not isinstance(self.own, _Gguf):
+            configs = [each.config.get_text_config().to_dict() for each in (self.own, self.base)]
+            checks.append(_settings("config.json", *configs, _DECIDING, "wrong_base"))
+        return checks
+
+    def _before(self, name: str) -> Tensor:
+        # What the step was added to.
+        stored = self.base[name]
+        four = self.held(name.removesuffix(".weight"), stored) if self.held else None
+        return stored if four is None else four
+
+    def _how(self, name: str) -> str:
+        own, before, step = self.own, self._before(name), self.adapter.added[name]()
+        step = step.T if self.adapter.config.get("fan_in_fan_out") else step
         stored = own[name]
-        store = functools.partial(own.held, name)
-        seen = added(stored, before(name), step, own.dtype(name), store, own.as_well)
+        store = functools.partial(own.stored_as, name)
+        seen = added(stored, before, step, own.dtype(name), store)
         if seen in (ONCE, LOST):
             return seen
         # Not merged is not merged, also where the sum was to be made with the dequantised weight.
-        return NEVER if _equal(stored, store(own.part(name, base[name]))) else seen
+        return NEVER if stored.float().equal(store(self.base[name]).float()) else seen
 
-    def right(name: str) -> bool:
-        if name in adapter.added:
-            return how(name) in (ONCE, LOST)
-        return own.same(
-            name,
-            (
-                own.part(name, adapter.tensors[adapter.whole[name]]())
-                if name in adapter.whole
-                else before(name)
-            ),
-        )
+    def _right(self, name: str) -> bool:
+        if name in self.adapter.added:
+            return self.how(name) in (ONCE, LOST)
+        whole = self.adapter.whole.get(name)
+        return self.own.same(name, whole() if whole else self._before(name))
 
-    steps, whole, checks = adapter.added.keys() & base.names, adapter.whole.keys(), []
-    # Whether training gave a tied head and its embeddings different values; a merge that ties them
-    # again loses one of them.
-    untied = (
-        base.tied
-        and bool({HEAD, base.embeddings} & (steps | whole))
-        and not adapter.config.get("ensure_weight_tying")
-    )
-    apart = {HEAD} if base.tied or own.tied or HEAD not in own.names else set()
-    apart |= {base.embeddings} if untied else set()
-    names = {
-        name for name in (base.names | whole) - apart if not name.startswith(adapter.otherwise)
-    }
-    if differs := (names - own.names) | (extra := own.names - base.names - whole):
-        # a model stores more than it loads: buffers of old versions, parts for other tasks
-        known = own.parameters()
-        if gone := [(name, "module_lost") for name in differs & known] + [
-            (name, "wrong_base") for name in extra - known
-        ]:
-            found = (
-                f"{len(gone)} missing, and invented in loading, or not in the"
-                f" base{_some(name for name, _ in gone)}"
-            )
-            checks.append(_judged("names of its tensors", found, gone[0][1]))
-    if apart and HEAD in base.names:
-        checks.append(_head(own, base, untied, right))
-    names &= own.names
-    bases = names - steps - whole
-    other = [name for name in sorted(names - steps) if not right(name)]
-    # Another adapter, or this one at another scale, changes no other tensor; another base does.
-    foreign = "wrong_base" if bases & {*other} else "other_adapter"
-    if layers := {name: how(name) for name in sorted(names & steps)}:
-        checks.append(_layers(layers, foreign))
-    for whose, of, cause in (
-        ("base's", bases, "wrong_base"),
-        ("adapter's", names & whole, "module_lost"),
-    ):
-        differ = [name for name in other if name in of]
-        found = (
-            f"{len(differ)} of {len(of)} differ{_some(differ)}"
-            if differ
-            else f"all {len(of)} are the {whose}"
-        )
-        checks += (
-            [_judged(f"other tensors, the {whose}", found, cause if differ else "")] if of else []
-        )
-    if unseen := [*adapter.otherwise, *sorted(adapter.added.keys() - steps)]:
-        checks = [check for check in checks if check.cause not in ("wrong_base", "other_adapter")]
-        checks.append(
-            _untold(
-                "it does more than add s B A to layers that the base stores under their"
-                f" names{_some(unseen)}"
-            )
-        )
-    if isinstance(own, _Gguf):
-        return checks
-    changed = _changed(
-        *(each.config.get_text_config().to_dict() for each in (own, base)), _DECIDING
-    )
-    return [
-        *checks,
-        _judged(
-            "config.json",
-            changed or "decides what the base's does",
-            "wrong_base" if changed else "",
-        ),
-    ]
+    def _names(self, missing: set[str], extra: set[str]) -> list[Check]:
+        if missing or extra:
+            # a model stores more than it loads: buffers of old versions, parts for other tasks
+            wanted = self.own.parameters()
+            missing, extra = missing & wanted, extra - wanted
+        if not missing and not extra:
+            return []
+        what = f"{len(missing)} missing, and invented in loading; {len(extra)} not in the base"
+        what += _some([*missing, *extra])
+        return [_judged("names of its tensors", what, "module_lost" if missing else "wrong_base")]
 
-
-def _head(own: _Model, base: _Model, untied: bool, right: Callable[[str], bool]) -> Check:
-    if HEAD not in own.names:
-        lost = (
-            "it is not stored, and the config does not tie it to the embeddings: loading"
-            " invents one"
-        )
-    elif base.tied and not untied:
-        lost = (
-            ""
-            if own.same(HEAD, own[own.embeddings])
-            else "it differs from the embeddings, to which the base ties it"
-        )
-    else:
-        wrong = [name for name in (HEAD, *[base.embeddings] * untied) if not right(name)]
-        lost = (
-            f"{' and '.join(wrong)}: not as trained{', but tied' * (not own.stores_head)}"
-            if wrong
-            else ""
-        )
-    good = "tied to the embeddings" if own.tied else "as trained"
-    return _judged("output head", lost or good, "tied_head_lost" if lost else "")
+    def _head(self) -> Check:
+        # A head that was trained apart from the embeddings, to which the base ties it, is lost
+        # where they are tied again.
+        own, adapter = self.own, self.adapter
+        trained = {HEAD, self.base.embeddings} & {*adapter.added, *adapter.whole}
+        if HEAD not in own.tensors:
+            lost = "not stored, and not tied to the embeddings: loading invents one"
+        elif not self.base.tied or (trained and not adapter.config.get("ensure_weight_tying")):
+            lost = "" if self._right(HEAD) else "not as trained"
+        else:
+            same = own.same(HEAD, own[own.embeddings])
+            lost = "" if same else "it differs from the embeddings, to which the base ties it"
+        good = "tied to the embeddings" if own.tied else "as trained"
+        return _judged("output head", lost or good, "tied_head_lost" if lost else "")
 
 
 def _layers(layers: dict[str, str], foreign: str) -> Check:
     # One verdict on how s B A was added to each.
     what = f"merged - base = the adapter's change (s B A) in {len(layers)} layers"
-    told = {name: how for name, how in layers.items() if how != LOST}
-    small = (
-        f"; in {len(layers) - len(told)} it is lost in rounding" if len(told) < len(layers) else ""
-    )
-    wrong = {name: how for name, how in told.items() if how != ONCE}
-    if not told:
-        return Check(
-            "weights",
-            what,
-            None,
-            "it is lost in rounding in all of them",
-            numbers={"added": layers},
-            rounding=True,
-        )
+    clear = {name: how for name, how in layers.items() if how != LOST}
+    wrong = {name: how for name, how in clear.items() if how != ONCE}
+    kinds = set(clear.values())
+    if not clear:
+        why = "it is lost in rounding in all of them"
+        return Check("weights", what, None, why, numbers={"added": layers}, rounding=True)
     if not wrong:
-        return _judged(what, f"once in {len(told)}{small}", added=layers)
-    kinds = {*told.values()}
-    if len(kinds) == 1 and OTHER not in kinds:
-        cause = "not_merged" if NEVER in kinds else "merged_twice"
-        return _judged(what, f"added {kinds.pop()} in all {len(told)}{small}", cause, added=layers)
-    listed = _some(f"{_place(name)}: {how}" for name, how in wrong.items())
-    cause = foreign if OTHER in kinds else "layer_skipped"
-    return _judged(
-        what, f"not added once in {len(wrong)} of {len(told)}{listed}{small}", cause, added=layers
-    )
+        cause, verdict = "", f"once in {len(clear)}"
+    elif kinds in ({NEVER}, {TWICE}):
+        cause = "not_merged" if kinds == {NEVER} else "merged_twice"
+        verdict = f"added {kinds.pop()} in all {len(clear)}"
+    else:
+        cause = foreign if OTHER in kinds else "layer_skipped"
+        listed = _some(f"{_place(name)}: {how}" for name, how in wrong.items())
+        verdict = f"not added once in {len(wrong)} of {len(clear)}{listed}"
+    if lost := len(layers) - len(clear):
+        verdict += f"; in {lost} it is lost in rounding"
+    return _judged(what, verdict, cause, added=layers)
 
 
 def added(
-    stored: Any,
-    base: Any,
-    step: Any,
-    dtype: Any = None,
-    store: Callable[[Any], Any] | None = None,
-    as_well: Any = _as_well,
+    stored: Tensor,
+    base: Tensor,
+    step: Tensor,
+    dtype: torch.dtype | None = None,
+    store: Store = lambda tensor: tensor,
 ) -> str:
     """How `step` (32 bits) was added to `base` before the sum was rounded to `dtype`, by default
     that of `stored`.
 
-    `store`: what became of the rounded sum where it was stored, if more did; `as_well`: whether
-    another version of that may have made this. LOST: the step is too small for that type to tell.
-    OTHER: nothing known explains what is there.
+    `store`: what became of the rounded sum where it was stored, if more did. LOST: the step is too
+    small for that type to tell. OTHER: nothing known explains what is there.
     """
     import torch
 
     if not stored.shape == base.shape == step.shape:
         return OTHER
-    dtype, store, own, base = (
-        dtype or stored.dtype,
-        store or (lambda tensor: tensor),
-        stored.float(),
-        base.float(),
-    )
+    dtype = dtype or stored.dtype
+    own, base = stored.float(), base.float()
     total = (base + step).to(dtype)
     never, once = store(base.to(dtype)).float(), store(total).float()
-    coarse = not _equal(once, total, 2**-24)
-    moved = float((once - never).abs().sum(dtype=torch.float64))
-    telling = int((once != never).sum()) >= _TELLING
+    coarse = bool(((once - total.float()).abs() > 2**-24).any())
+    moved = (once - never).abs().sum(dtype=torch.float64)
     # One unit of its type, and what sums in 32 bits leave.
-    room = torch.finfo(dtype).eps * (own.abs() + torch.finfo(dtype).smallest_normal) + 2**-24
-    room += 2**-18 * (base.abs() + 2 * float(step.abs().max()))
+    limits = torch.finfo(dtype)
+    room = limits.eps * (own.abs() + limits.smallest_normal) + 2**-24
+    room += 2**-18 * (base.abs() + 2 * step.abs().max())
 
-    def is_like(expected: object) -> bool:
-        apart = (own - expected).abs()
-        return (
-            bool(coarse or (apart <= room).all())
-            and float(apart.sum(dtype=torch.float64)) <= _CLOSE * moved
-        )
+    def within(expected: Tensor) -> bool:
+        return coarse or bool(((own - expected).abs() <= room).all())
+
+    def is_like(expected: Tensor) -> bool:
+        apart = (own - expected).abs().sum(dtype=torch.float64)
+        return within(expected) and bool(apart <= _CLOSE * moved)
 
     if is_like(once):
-        return ONCE if telling else LOST
-    if int((own != once).sum()) < _TELLING and (coarse or bool(((own - once).abs() <= room).all())):
+        return ONCE if int((once != never).sum()) >= _TELLING else LOST
+    if int((own != once).sum()) < _TELLING and within(once):
         return LOST
     if is_like(never):
         return NEVER
+    # rounded between the two, or once
     if any(
-        is_like(store(twice.to(dtype)).float()) for twice in (total.float() + step, base + 2 * step)
+        is_like(store(sum_.to(dtype)).float()) for sum_ in (total.float() + step, base + 2 * step)
     ):
         return TWICE
-    if not coarse or not as_well(own, once, total.float()):
-        return OTHER
-    # By another version of the quantiser: what it leaves has nothing to do with the step.
-    shift = total.double() - base.to(dtype).double()
-    along = (own.double() - total.double()) * shift
-    return (
-        OTHER
-        if float(along.sum().abs()) > 0.5 * float(shift.square().sum()) + 6 * float(along.norm())
-        else LOST
-    )
+    return LOST if coarse and few_apart(own, once, total.float()) else OTHER
 
 
-def _equal(mine: Tensor, expected: Tensor, room: float = 0) -> bool:
-    return mine.shape == expected.shape and bool(
-        ((mine.float() - expected.float()).abs() <= room).all()
-    )
+def _settings(what: str, own: Fields, other: Fields, names: Iterable[str], cause: str) -> Check:
+    changed = [
+        f"{name} = {own.get(name)!r}, not {other.get(name)!r}"
+        for name in names
+        if (own.get(name) or None) != (other.get(name) or None)
+    ]
+    return _judged(what, "; ".join(changed) or "as they were", cause if changed else "")
 
 
-def _changed(own: Fields, other: Fields, names: Iterable[str]) -> str:
-    both = [(name, own.get(name) or None, other.get(name) or None) for name in names]
-    return "; ".join(
-        f"{name} = {mine!r}, not {others!r}" for name, mine, others in both if mine != others
-    )
+def _compared(
+    what: str, names: Collection[str], other: Collection[str], whose: str, cause: str
+) -> Check:
+    if other:
+        return _judged(what, f"{len(other)} of {len(names)} differ{_some(other)}", cause)
+    return _judged(what, f"all {len(names)} are the {whose}")
 
 
 def _place(name: str) -> str:
     # `layer 7, down_proj` for `model.layers.7.mlp.down_proj.weight`.
     name = re.sub(r"\.(lora_.*|weight)?$", "", name).replace(".bias", " bias")
-    found = re.search(r"\.(\d+)\.(?:.+\.)?([\w ]+)$", name)
-    return f"layer {found[1]}, {found[2]}" if found else name
+    numbered = re.search(r"\.(\d+)\.(?:.+\.)?([\w ]+)$", name)
+    return f"layer {numbered[1]}, {numbered[2]}" if numbered else name
 
 
 def _some(names: Iterable[str]) -> str:
-    listed = [*dict.fromkeys(map(_place, names))]
-    return (
-        ": " + "; ".join(listed[:3]) + (f"; and {len(listed) - 3} more" if len(listed) > 3 else "")
-        if listed
-        else ""
-    )
+    listed = sorted(set(map(_place, names)))
+    more = f"; and {len(listed) - 3} more" if len(listed) > 3 else ""
+    return f": {'; '.join(listed[:3])}{more}"
 
 
 def _untold(why: str) -> Check:
