@@ -65,6 +65,7 @@ SHOWN: dict[str, Callable[[], object]] = {
     "recipe: an unknown algorithm": lambda: wb.plan(wb.Recipe(algorithm="grop", grpo=SMALL)),
     "policy: no such folder": lambda: wb.plan(wb.Recipe(policy={"name": "./models/none"}, grpo=SMALL)),
     "task: no functions": lambda: wb.Task("empty", [{"prompt": "?", "answer": "1"}], []),
+    "task: weights in a dict": lambda: task_of(reward_weights={"correctness_reward": 1.0}),
     "rows": lambda: wb.check([row for row, _ in BAD]),
     "rewards": lambda: wb.score(
         wb.rewards.correctness_reward, {"prompt": "6 * 7?", "answer": "42"}, ["<answer>42</answer>", "42"]

@@ -115,7 +115,11 @@ class Task:
             value = f"two reward functions are called {twice[0]!r}"
             rule = "a function's name is its curve's label and its column in the record"
             yield value, rule, "give each its own __name__"
-        if weights is not None and len(weights) != len(names):
+        numbers = all(isinstance(weight, (int, float)) for weight in weights or ())
+        if isinstance(weights, Mapping) or not numbers:
+            remedy = f"give {len(names)} weights in a list, in the order {', '.join(names)}"
+            yield f"reward_weights = {weights!r}", "weights are numbers, one per function", remedy
+        elif weights is not None and len(weights) != len(names):
             value = f"{len(weights)} reward_weights for {len(names)} reward functions"
             remedy = f"give {len(names)} weights, in the order {', '.join(names)}"
             yield value, "one weight per function", remedy

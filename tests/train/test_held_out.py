@@ -117,6 +117,20 @@ def test_it_measures_base_every_so_many_steps_and_the_end(whole):
 
 
 @pytest.mark.slow
+def test_the_closing_line_says_the_share_of_the_time_that_the_manifest_has(home):
+    class Heard:
+        def begin(self, *_: object) -> None: ...
+        def update(self, *_: object) -> None: ...
+
+        def end(self, message: str) -> None:
+            self.words = message
+
+    heard = Heard()
+    share = trained(recipe(max_steps=2), [heard]).result()["held_out"]["share"]
+    assert 0 < share < 1
+    assert f" {100 * share:.1f} % of the time" in heard.words
+
+
 def test_the_best_adapter_outlasts_the_rotation(whole):
     best = best_of(held_out(whole.events()))
     assert [folder.name for folder in whole.saved()] == ["checkpoint-5"]

@@ -155,8 +155,10 @@ class Feature:
     def closing(self, step: int) -> None:
         """The run is over after `step` steps; its last line and its result come next."""
 
-    def words(self) -> str:
-        """For the run's closing line, starting with its punctuation; empty: nothing."""
+    def words(self, seconds: float) -> str:
+        """For the run's closing line, starting with its punctuation; empty: nothing. `seconds`: of
+        the whole run.
+        """
         return ""
 
     def result(self, seconds: float) -> Fields:

@@ -244,7 +244,8 @@ class Session:
             print(f"{run.name}: {ended}", flush=True)
             return
         self.around.each("closing", step)
-        words = "".join(self.around.each("words"))
+        result = self._result(status, step, seconds)
+        words = "".join(self.around.each("words", 60 * result["minutes"]))
         ended = f"{status} after {step} step{'' if step == 1 else 's'}{words}"
         if self.lost:
             lost = ", ".join(f"{what} ({times} times)" for what, times in self.lost.items())
@@ -254,7 +255,7 @@ class Session:
             run.discard()
             print(f"{run.name}: ended before its first step, so nothing of it is kept", flush=True)
             return
-        run.update_manifest(result=self._result(status, step, seconds))
+        run.update_manifest(result=result)
         self.control.refuse_rest(step)  # after the result: who asks later sees it
         run.log_event(status, step, **details)
         if not self.policy:

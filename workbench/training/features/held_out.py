@@ -258,9 +258,9 @@ class HeldOut(Feature):
             if folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def words(self) -> str:
+    def words(self, seconds: float) -> str:
         """The best adapter, and what was measured last."""
-        report = self.result(0.0)
+        report = self.result(seconds)
         return f"; {told(report['held_out'])}" if report else ""
 
     def result(self, seconds: float) -> Fields:

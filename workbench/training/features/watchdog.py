@@ -155,7 +155,7 @@ class HealthWatch(Feature):
         """The alarms and warnings of the last check."""
         return {"health": self.working.found() if self.working else []}
 
-    def words(self) -> str:
+    def words(self, seconds: float) -> str:
         """Words on a run that cannot have learnt, on scores that functions failed to give, and on
         what the verdicts found.
         """
