@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from workbench.run.metrics import (
     ALL_RIGHT,
@@ -26,14 +28,15 @@ from workbench.run.metrics import (
     per_function,
     weight_of,
 )
+from workbench.views import curves
 from workbench.views.chart import MAX_POINTS, tick_label
 from workbench.views.curves import KL_UNMEASURED, MOST_MARKS, MOST_NAMED, MOST_NUMBERS, NO_ENTROPY, RunFigure
+from workbench.views.figure import COLOURS
 from workbench.views.history import (
     ADAPTIVE,
     CHANGE,
     CHECKPOINT,
     KL_PER_COMPLETION,
-    LENGTHS,
     STAGE,
     History,
     Mark,
@@ -42,6 +45,7 @@ from workbench.views.history import (
     weighted,
 )
 
+LENGTHS = ("completions/min_length", "completions/max_length")  # logged by TRL
 FIVE = [f"{letter}_reward" for letter in "abcde"]
 NUMBERS = (
     REWARD, REWARD_STD, GROUP_STD, KL, ENTROPY, MEAN_LENGTH, *LENGTHS, CLIPPED, STEP_S, GENERATE_S, REWARD_S,
@@ -194,6 +198,20 @@ def test_a_change_at_the_boundary_where_a_run_stopped_stays_marked():
 def test_a_stage_that_a_continued_run_begins_again_is_marked_once():
     stage = {"event": "stage", "step": 5, "stage": "b"}
     assert [mark.text for mark in marks_of(stage, {"event": "continued", "step": 5}, stage)] == ["stage b", "continued"]
+
+
+def test_the_charts_draw_metrics_that_are_known_in_the_palette():
+    """charts.yaml is data: a key that nothing logs would be an empty curve, and nobody would see it."""
+    spec = yaml.safe_load(Path(curves.__file__).with_name("charts.yaml").read_text(encoding="utf-8"))
+    known = {*NUMBERS, MIXED, ALL_RIGHT, ALL_WRONG, DEAD, KL_PER_COMPLETION}
+    drawn = set()
+    for chart in spec["charts"].values():
+        drawn |= {key for line in chart.get("lines", ()) for key in (line["key"], *line.get("shaded", ()))}
+        drawn |= {key for key, _, _ in chart.get("stack", ())}
+    assert drawn == known
+    assert tuple(spec["colours"]) == COLOURS
+    memory = yaml.safe_load(Path(curves.__file__).with_name("memory.yaml").read_text(encoding="utf-8"))
+    assert {group["colour"] for group in memory.values()} <= {*COLOURS, "#cccccc"}
 
 
 # -- the figure --------------------------------------------------------------------------------------------------------
@@ -446,7 +464,7 @@ def test_held_out_points_have_intervals_and_the_line_of_base():
     base, bars, points = figure.held_out.base, figure.held_out.bars, figure.held_out.points
     assert points.get_xydata().tolist() == [[0, 0.4], [10, 0.5], [20, 0.7]]
     assert list(base.get_ydata()) == [0.4, 0.4]
-    assert list(bars.get_ydata()[3:5]) == pytest.approx([0.4, 0.6])
+    assert bars.get_segments()[1].tolist() == [[10, pytest.approx(0.4)], [10, pytest.approx(0.6)]]
     assert "held-out correct" in reward.shown_legend.get_texts()[-1].get_text()
     figure.draw(filled)
     assert not len(points.get_xdata())

@@ -4,10 +4,11 @@ bounded space.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from workbench.errors import RunError
 from workbench.run.batch import ScoredBatch
@@ -16,7 +17,6 @@ from workbench.run.parts import parts, span
 from workbench.run.rollouts import read_part
 from workbench.views.tables import (
     BAD,
-    GOOD,
     CellMark,
     Table,
     Verbatim,
@@ -25,6 +25,7 @@ from workbench.views.tables import (
     one_line,
     pre,
     short_name,
+    signed,
 )
 
 MOST_COMPLETIONS = 8  # of a group that are shown; the best and the worst are among them
@@ -45,11 +46,7 @@ class ShownGroup:
     @property
     def best_first(self) -> list[int]:
         """Numbers of the completions, by advantage."""
-        advantages = self.batch.groups.advantages
-        return sorted(
-            range(len(advantages)),
-            key=lambda n: -advantages[n] if advantages[n] == advantages[n] else 0.0,
-        )
+        return np.argsort(-np.nan_to_num(self.batch.groups.advantages), kind="stable").tolist()
 
     @property
     def title(self) -> str:
@@ -66,9 +63,8 @@ class ShownGroup:
 
 def group_of(batch: ScoredBatch, turn: int) -> ShownGroup:
     """One group of a batch: another one with each turn, so that all kinds are seen."""
-    return ShownGroup(
-        batch.group(turn % batch.group_count), turn % batch.group_count, batch.group_count
-    )
+    number = turn % batch.group_count
+    return ShownGroup(batch.group(number), number, batch.group_count)
 
 
 def newest_part(run: RunDirectory) -> tuple[int, Path] | None:
@@ -85,7 +81,7 @@ def read_batch(part: Path) -> ScoredBatch | None:
     file.
     """
     try:
-        return next(iter(deque(read_part(part, steps=[span(part)[1]]), 1)), None)
+        return [None, *read_part(part, steps=[span(part)[1]])][-1]
     except (RunError, OSError):
         return None
 
@@ -103,13 +99,11 @@ def group_html(group: ShownGroup) -> str:
     if (left_out := len(batch.names) - MOST_FUNCTIONS) > 0:
         title += f"; {left_out} functions omitted"
     heads = []
-    for name, weight in zip(batch.names[:MOST_FUNCTIONS], batch.weights, strict=False):
+    for name, weight in zip(batch.names[:MOST_FUNCTIONS], batch.weights):
         short = one_line(short_name(name), 24)
         heads.append(short if weight == 1 else f"{short} x {number(weight)}")
-    table = Table(
-        ["completion", *heads, "total", "advantage", "tokens, end"],
-        [_row(batch, index) for index in shown],
-    )
+    header = ["completion", *heads, "total", "advantage", "tokens, end"]
+    table = Table(header, [_row(batch, index) for index in shown])
     return no_formulas(
         f"<details open><summary><b>{group.title}</b>: {title}</summary>"
         f"{pre(_prompt_text(group.messages), 'margin:4px 0')}{table._repr_html_()}</details>"
@@ -121,25 +115,21 @@ def group_text(group: ShownGroup, most: int = 3) -> str:
     batch, order = group.batch, group.best_first
     lines = [f"{group.title}: {one_line(group.messages[-1][1], 100)}"]
     for index in order if len(order) <= most else [*order[: most - 1], order[-1]]:
-        advantage, total = (
-            number(batch.groups.advantages[index], "+.2f"),
-            number(batch.groups.totals[index]),
-        )
-        lines.append(
-            f"  {advantage:>6}  total {total:>5}  {one_line(batch.completions[index], 100)}"
-        )
+        advantage = number(batch.groups.advantages[index], "+.2f")
+        total = number(batch.groups.totals[index])
+        text = one_line(batch.completions[index], 100)
+        lines.append(f"  {advantage:>6}  total {total:>5}  {text}")
     return "\n".join(lines)
 
 
 def _row(batch: ScoredBatch, index: int) -> list[Any]:
     cells: list[Any] = [Verbatim(middle_cut(batch.completions[index] or "", *_LONGEST_COMPLETION))]
-    for place, name in enumerate(batch.names[:MOST_FUNCTIONS]):
+    for name, score in zip(batch.names[:MOST_FUNCTIONS], batch.scores[index].tolist()):
         error = batch.errors.get(name, {}).get(index)
-        score = float(batch.scores[index, place])
         cells.append(CellMark(one_line(str(error), 60), BAD) if error else score)
     advantage = batch.groups.advantages[index]
-    colour = GOOD if advantage > 0 else BAD if advantage < 0 else "inherit"
-    cells += [float(batch.groups.totals[index]), CellMark(number(advantage, "+.2f"), colour)]
+    cells.append(float(batch.groups.totals[index]))
+    cells.append(CellMark(number(advantage, "+.2f"), signed(advantage)))
     finished = None if batch.finished is None else bool(batch.finished[index])
     ending = f"{batch.lengths[index]}, {_ENDS[finished]}"
     return [*cells, CellMark(ending, BAD) if finished is False else ending]
@@ -152,9 +142,8 @@ def middle_cut(text: str, most: int, most_lines: int) -> str:
     lines = text.split("\n")
     if (hidden := len(lines) - most_lines) > 0:
         end = most_lines // 3
-        text = "\n".join(
-            [*lines[: most_lines - end], f"… ({hidden} line{'s' * (hidden > 1)}) …", *lines[-end:]]
-        )
+        lines[most_lines - end : -end] = [f"… ({hidden} line{'s' * (hidden > 1)}) …"]
+        text = "\n".join(lines)
     if (hidden := len(text) - most) <= 0:
         return text
     end = most // 3
@@ -167,6 +156,7 @@ def _prompt_text(messages: list[tuple[str, str]]) -> str:
     asked = middle_cut(question, *_LONGEST_PROMPT)
     if not before:
         return asked
-    told = [f"[{role}]\n{middle_cut(text, *_LONGEST_BEFORE)}" for role, text in before[-3:]]
-    left_out = [f"… ({len(before) - 3} messages) …"] if len(before) > 3 else []
-    return "\n".join([*left_out, *told, f"[{role}]\n{asked}"])
+    parts = [f"[{role}]\n{middle_cut(text, *_LONGEST_BEFORE)}" for role, text in before[-3:]]
+    if len(before) > 3:
+        parts.insert(0, f"… ({len(before) - 3} messages) …")
+    return "\n".join([*parts, f"[{role}]\n{asked}"])

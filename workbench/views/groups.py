@@ -29,14 +29,11 @@ def explained_view(group: ExplainedGroup) -> View:
     them.
     """
     tables = group_tables(group)
-    bars = advantage_bars(
-        _labels(group), np.nan_to_num(group.totals).tolist(), group.advantages.tolist()
-    )
+    totals = np.nan_to_num(group.totals).tolist()
+    bars = advantage_bars(_labels(group), totals, group.advantages.tolist())
     parts = [inline_image(bars, "rewards and advantages of the group")]
-    parts += [
-        inline_image(contribution_bars(group), group.verdict),
-        *(table._repr_html_() for table in tables),
-    ]
+    parts.append(inline_image(contribution_bars(group), group.verdict))
+    parts += [table._repr_html_() for table in tables]
     return View("".join(parts), "\n\n".join(map(str, tables)))
 
 
@@ -44,65 +41,44 @@ def group_tables(group: ExplainedGroup, completions: bool = True) -> list[Table]
     """Three tables: scores (and texts) with advantages under every scaling, what each function
     adds, the functions' shares.
     """
+    import pandas
+
     short = list(map(short_name, group.names))
-    scales = group.by_scale
-    places = list(group.labels) or [*range(len(group.texts))]
-    texts = [[Verbatim(text)] if completions else [] for text in group.texts]
+    places = list(group.labels) or list(range(len(group.texts)))
+    numbers = np.column_stack([group.scores, group.totals, *group.by_scale.values()]).tolist()
+    rows = [
+        [place, Verbatim(text), *own] if completions else [place, *own]
+        for place, text, own in zip(places, group.texts, numbers, strict=True)
+    ]
+    head = ["", "completion"] if completions else [""]
+    head += [*short, "total", *(f"advantage, {scale}" for scale in group.by_scale)]
     caption = (
         f"scores, weighted total (mean {group.mean:.3g}, std {group.std:.3g}), and the advantage"
         " under each scale_rewards"
     )
-    numbers = zip(places, texts, *group.scores.T, group.totals, *scales.values(), strict=True)
-    head = [
-        "",
-        *(["completion"] if completions else []),
-        *short,
-        "total",
-        *(f"advantage, {scale}" for scale in scales),
-    ]
-    scored = Table(
-        head, [[place, *text, *map(float, own)] for place, text, *own in numbers], caption
-    )
-    added = zip(places, group.contributions, group.advantages, strict=True)
-    rows = [[place, *map(float, [*parts, advantage])] for place, parts, advantage in added]
-    added = Table(
-        ["", *short, "advantage"], rows, "what each function adds to the advantage; rows sum to it"
-    )
-    rows = []
-    for name, weight, scores, share in zip(
-        group.names, group.weights, group.scores.T, group.shares, strict=True
-    ):
-        there = scores[~np.isnan(scores)]
-        std = float(there.std(ddof=1)) if len(there) > 1 else 0.0
-        rows.append(
-            [
-                name,
-                weight,
-                *((float(there.mean()), std) if len(there) else (None, None)),
-                number(share, ".0%"),
-            ]
-        )
-    header = [
-        "function",
-        "weight",
-        "mean score",
-        "std of scores",
-        "share of the advantages' variance",
-    ]
-    return [scored, added, Table(header, rows, group.verdict)]
+    scored = Table(head, rows, caption)
+    numbers = np.column_stack([group.contributions, group.advantages]).tolist()
+    rows = [[place, *own] for place, own in zip(places, numbers, strict=True)]
+    caption = "what each function adds to the advantage; rows sum to it"
+    added = Table(["", *short, "advantage"], rows, caption)
+    scores = pandas.DataFrame(group.scores)
+    functions = zip(group.names, group.weights, scores.mean(), scores.std(), group.shares)
+    rows = [[*own, number(share, ".0%")] for *own, share in functions]
+    head = ["function", "weight", "mean score", "std of scores"]
+    head.append("share of the advantages' variance")
+    return [scored, added, Table(head, rows, group.verdict)]
 
 
 def contribution_bars(group: ExplainedGroup) -> Any:
     """Each completion's advantage as the sum of what the functions add: to the right of 0 up, to
     the left down.
     """
-    figure, axis = new_figure(9, 0.42 * len(group.texts) + 1.3)
-    stacked_bars(
-        axis, _labels(group), zip(map(short_name, group.names), group.contributions.T, strict=True)
-    )
-    axis.plot(
-        group.advantages, range(len(group.texts)), "D", color=BLACK, markersize=5, label="advantage"
-    )
+    count = len(group.texts)
+    figure, axis = new_figure(9, 0.42 * count + 1.3)
+    parts = zip(map(short_name, group.names), group.contributions.T, strict=True)
+    stacked_bars(axis, _labels(group), parts)
+    look = {"color": BLACK, "markersize": 5, "label": "advantage"}
+    axis.plot(group.advantages, range(count), "D", **look)
     axis.axvline(0, color=GREY, linewidth=0.8)
     return with_legend(figure, axis, x="advantage", title=textwrap.fill(group.verdict, 110))
 
@@ -116,17 +92,17 @@ def advantage_bars(
 ) -> Any:
     """A group: each completion's reward with the group's mean, and the resulting advantage."""
     figure, (left, right) = new_figure(9, 0.42 * len(labels) + 1.1, 1, 2)
-    places = range(len(labels))
+    places, mean = range(len(labels)), np.mean(totals)
     left.barh(places, totals, color=BLUE)
-    mean = sum(totals) / len(totals)
     left.axvline(mean, color=BLACK, linestyle="--", label=f"group mean {mean:.2f}")
     left.set_title("reward (weighted total)", fontsize=9, loc="left")
     left.legend(fontsize=8, frameon=False, loc="lower right")
     right.barh(places, advantages, color=[GREEN if value > 0 else RED for value in advantages])
     right.axvline(0, color=GREY, linewidth=0.8)
     right.set_title("advantage: above 0 reinforced, below 0 suppressed", fontsize=9, loc="left")
-    for axis, label, names in ((left, "reward", labels), (right, "advantage", [""] * len(labels))):
-        axis.set_xlabel(label, fontsize=8)
-        lying(axis, places, names)
+    left.set_xlabel("reward")
+    right.set_xlabel("advantage")
+    lying(left, places, labels)
+    lying(right, places, [""] * len(labels))
     figure.tight_layout()
     return figure
