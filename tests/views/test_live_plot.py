@@ -14,7 +14,7 @@ from workbench.rewards.groups import batch_of
 from workbench.run.metrics import GROUP_STD, REWARD, STEP_S
 from workbench.views import live
 from workbench.views.curves import RunFigure
-from workbench.views.group_view import ShownGroup, group_html, group_of, group_text
+from workbench.views.groups import ShownGroup, group_html, group_of, group_text
 from workbench.views.run_view import RunView
 
 

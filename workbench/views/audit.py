@@ -10,14 +10,24 @@ import numpy as np
 
 from workbench.audit.examination import RewardAudit
 from workbench.views.figure import GREY, inline_image, new_figure, stacked_bars, with_legend
-from workbench.views.tables import Table, Verbatim, View, item, number, one_line, pre, short_name
+from workbench.views.tables import (
+    Table,
+    Verbatim,
+    View,
+    item,
+    joined,
+    number,
+    one_line,
+    pre,
+    short_name,
+)
 
 MOST_PROBES = 12  # in the table and the chart
 
 
 def audit_view(audit: RewardAudit, chart: bool = True) -> View:
     """The whole audit, as a page and as text."""
-    tables = [table for table in (functions_table(audit), probes_table(audit)) if table.rows]
+    tables = joined(table for table in (functions_table(audit), probes_table(audit)) if table.rows)
     counted = {
         "prompt": audit.rows,
         "completion": audit.completions,
@@ -27,7 +37,7 @@ def audit_view(audit: RewardAudit, chart: bool = True) -> View:
     title = f"{audit.task}: {audit.verdict}"
     tried = f"expected format: {audit.format}; {counts}, {audit.seconds:.1f} s"
     findings = "\n".join(map(str, audit.findings))
-    text = "\n\n".join(filter(None, [f"{title}\n{tried}", findings, *map(str, tables)]))
+    text = "\n\n".join(filter(None, [f"{title}\n{tried}", findings, tables.text]))
     image = ""
     if chart and audit.probes:
         image = inline_image(leaderboard_chart(audit), audit.verdict)
@@ -36,7 +46,7 @@ def audit_view(audit: RewardAudit, chart: bool = True) -> View:
         for each in audit.findings
     ]
     head = f"<b>{pre(title)}</b>{pre(tried)}{image}<ul>{''.join(items)}</ul>"
-    return View(head + "".join(table._repr_html_() for table in tables), text)
+    return View(head + tables.html, text)
 
 
 def functions_table(audit: RewardAudit) -> Table:

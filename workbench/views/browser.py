@@ -13,7 +13,7 @@ from workbench.inspection.browsing import EXAMPLES, PAGE, browse
 from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place
-from workbench.views.group_view import group_html, group_of
+from workbench.views.groups import group_html, group_of
 from workbench.views.tables import MUTED, Table, Verbatim, coloured, one_line, short_name
 from workbench.views.widgets import Parts, no_widgets, widget_view
 

@@ -14,7 +14,7 @@ from workbench.inspection.tokens import TokenView
 from workbench.printable import printable
 from workbench.run.metrics import GROUP_STD, KL, REWARD
 from workbench.views.figure import BLUE, ORANGE, inline_image, new_figure, with_legend
-from workbench.views.group_view import middle_cut
+from workbench.views.groups import middle_cut
 from workbench.views.tables import (
     BAD,
     GOOD,
@@ -23,6 +23,7 @@ from workbench.views.tables import (
     Verbatim,
     View,
     as_html,
+    joined,
     pre,
     signed,
 )
@@ -97,6 +98,5 @@ def comparison_view(comparison: Comparison) -> View:
             axis.set_title(key, fontsize=9, loc="left")
     with_legend(figure, axes[-1], x="step", title=KL)
     parts = (comparison.settings, comparison.held_out, comparison.prompts)
-    tables = [listing_table(part)._repr_html_() for part in parts]
     image = inline_image(figure, ", ".join(run.name for run in comparison.runs))
-    return View("".join([image, *tables]), str(comparison))
+    return View(image + joined(map(listing_table, parts)).html, str(comparison))

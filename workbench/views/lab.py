@@ -29,7 +29,9 @@ from workbench.views.tables import (
     BAD,
     LONGEST_SHOWN,
     MUTED,
+    View,
     coloured,
+    joined,
     number,
     one_line,
     plain_text,
@@ -124,9 +126,9 @@ class Lab:
     def _static(self) -> dict[str, str]:
         asked = question(self.row["prompt"]).strip()
         *tables, report = self.bench.tables(self.row, self.texts)
-        page = "".join([pre(asked), *(table._repr_html_() for table in tables), _fold(report)])
-        text = "\n\n".join([plain_text(asked), *map(str, tables), str(report)])
-        return {"text/html": page, "text/plain": text}
+        words, audit = View(pre(asked), plain_text(asked)), View(_fold(report), str(report))
+        view = joined([words, *tables, audit])
+        return {"text/html": view.html, "text/plain": view.text}
 
     def _repr_mimebundle_(self, **_: object) -> object:
         # The tables go along for readers of the saved notebook, where no kernel answers the

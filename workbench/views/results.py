@@ -29,6 +29,7 @@ from workbench.views.tables import (
     as_html,
     coloured,
     cut,
+    joined,
     number,
     plain_text,
     pre,
@@ -64,11 +65,8 @@ def lengths_picture(lengths: Any) -> Picture:
     shortest, longest, most = min(lengths.lengths), max(lengths.lengths), lengths.max_tokens
     bins = np.arange(shortest, longest + 2) - 0.5 if longest - shortest < 60 else 60
     axis.hist(lengths.lengths, bins=bins, color=BLUE)
-    shares: dict[int, list[str]] = {}
-    for share, limit in sorted(lengths.covering.items()):
-        shares.setdefault(limit, []).append(f"{share:.0%}")
-    for limit, style in zip(shares, (":", "--", "-")):
-        label = f"at most {limit} tokens: {' and '.join(shares[limit])} of the prompts"
+    for (share, limit), style in zip(sorted(lengths.covering.items()), (":", "--", "-")):
+        label = f"at most {limit} tokens: {share:.0%} of the prompts"
         axis.axvline(limit, color=ORANGE, linestyle=style, label=label)
     if most is not None and most < longest:
         axis.axvspan(most + 0.5, longest + 0.5, color=RED, alpha=0.15, label="left out")
@@ -240,18 +238,14 @@ def proof_table(proof: Proof | Proofs) -> View:
     for one in proofs:
         mark = CellMark("passed" if one.passed else "FAILED")
         rows.append([one.format, mark, *_numbers(one.measured, "artefact")])
-        inner = _joined(_checked(one))
+        inner = joined(_checked(one))
         style = f"color:{mark.colour};cursor:pointer;margin:4px 0"
         summary = f"<summary style='{style}'>{as_html(one.verdict)}</summary>"
         shown = "" if one.passed and len(proofs) > 1 else " open"
         page = f"<details{shown}>{summary}{inner.html}</details>"
         views.append(View(page, f"{one.verdict}\n\n{inner}"))
     header = ["", "verdict", "share of the run's change", "reward", "pass@1", "ended by EOS"]
-    return _joined([Table([*header, "KL per token"], rows), *views])
-
-
-def _joined(views: Sequence[View | Table]) -> View:
-    return View("".join(view._repr_html_() for view in views), "\n\n".join(map(str, views)))
+    return joined([Table([*header, "KL per token"], rows), *views])
 
 
 def _numbers(measured: Fields, who: str) -> list[str]:

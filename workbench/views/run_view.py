@@ -22,7 +22,7 @@ from workbench.run.held_out import held_out
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle
-from workbench.views.group_view import ShownGroup, group_html, group_of, newest_part, read_batch
+from workbench.views.groups import ShownGroup, group_html, group_of, newest_part, read_batch
 from workbench.views.health import health_view
 from workbench.views.history import History, Mark, add_mark
 from workbench.workspace import Tail

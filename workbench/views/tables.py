@@ -82,6 +82,13 @@ class View:
     __repr__ = __str__
 
 
+def joined(views: Iterable[View | Table]) -> View:
+    """Views one after the other, as one."""
+    shown = list(views)
+    page = "".join(view._repr_html_() for view in shown)
+    return View(page, "\n\n".join(map(str, shown)))
+
+
 class Verbatim(str):
     """Text written by a model or taken from a dataset: shown in `<pre>`."""
 

@@ -14,7 +14,7 @@ from workbench.progress import clock
 from workbench.run.control_file import ACTIONS, answer_to, send
 from workbench.run.directory import RunDirectory
 from workbench.views.controls import answer_line
-from workbench.views.group_view import group_text
+from workbench.views.groups import group_text
 from workbench.views.health import verdict_lines
 from workbench.views.run_view import GAP, FollowedRun
 from workbench.views.tables import plain_text
@@ -37,10 +37,8 @@ def snapshot(run: FollowedRun) -> Fields:
         "stage": state.stage or None,
         "to_go_s": run.left_s() if running else None,
         "metrics": _latest(run),
-        "weights": state.weights,
         "muted": sorted(state.muted),
-        "beta": state.beta,
-        "learning_rate": state.learning_rate,
+        **{key: getattr(state, key) for key in ("weights", "beta", "learning_rate")},
         "changes": [mark._asdict() for mark in run.marks],
         "verdicts": [{key: getattr(each, key) for key in keys} for each in verdicts],
     }
