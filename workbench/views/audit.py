@@ -67,8 +67,10 @@ def probes_table(audit: RewardAudit) -> Table:
         return Table([], [])
     reference = _reference(audit)
     whole = "100%" if any(probe.share is not None for probe in audit.probes) else "-"
-    name, example = "(the reference completion)", Verbatim(one_line(audit.reference, 60))
-    rows = [[name, audit.reference_total, whole, *reference.values(), example]]
+    example = Verbatim(one_line(audit.reference, 60))
+    rows = [
+        ["(the reference completion)", audit.reference_total, whole, *reference.values(), example]
+    ]
     for probe in audit.probes[:MOST_PROBES]:
         name = probe.name
         if probe.own:

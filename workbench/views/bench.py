@@ -69,7 +69,8 @@ class Bench:
         for each that failed).
         """
         texts = list(texts) or [""]  # nothing written yet
-        names, count = self.suite.names, len(texts)
+        names = self.suite.names
+        count = len(texts)
         scored = self.suite.score_each([row] * count, texts, quiet=True)
         scores = np.array([scored[name].scores for name in names], dtype=float).T
         right = self.task.is_right(scored[self.task.right_function].scores)

@@ -105,7 +105,8 @@ class Chart:
         """Add the curve of one column, behind those that are there: on the right axis, or with a
         faint area from the least of one column to the greatest of another.
         """
-        axis, depth = self.right if right else self.axis, 2.5 - 0.001 * len(self.lines)
+        axis = self.right if right else self.axis
+        depth = 2.5 - 0.001 * len(self.lines)
         label = None if key in shaded else "min to max"
         shade = self._area(look["color"], 0.22, label) if shaded else None
         (artist,) = axis.plot([], [], zorder=depth, **look)
@@ -130,7 +131,8 @@ class Chart:
     def fill(self, history: History, last_step: float) -> None:
         """Draw the history as it is now, with an x axis up to `last_step`."""
         column = partial(history.curve, points=self.points)
-        left, right = [np.zeros(1)], [np.zeros(1)]  # what the axes have to reach
+        left = [np.zeros(1)]  # what the axes have to reach
+        right = [np.zeros(1)]
         for line in self.lines:
             curve = column(line.key)
             line.artist.set_data(curve.x, curve.mean)

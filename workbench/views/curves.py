@@ -17,7 +17,7 @@ from workbench.kinds import Fields
 from workbench.run import metrics
 from workbench.run.rollouts import unstated_right
 from workbench.views.chart import Chart
-from workbench.views.figure import GREEN, GREY, SERIES, as_text, mosaic, png
+from workbench.views.figure import GREEN, SERIES, as_text, mosaic, png
 from workbench.views.history import ADAPTIVE, CHECKPOINT, History, Mark, weighted
 from workbench.views.tables import cut, short_name
 
@@ -34,7 +34,6 @@ _NO_KL = (
 KL_UNMEASURED = f"{_NO_KL}the recipe,\nfor example grpo.beta = 0.001."
 KL_UNMEASURED_ATTACHED = f"{_NO_KL}GRPOConfig,\nfor example beta=0.001."
 _SPECIFIED = Path(__file__).with_name("charts.yaml")
-_LAYOUT = [["reward", "reward", "raw"], ["std", "groups", "kl"], ["length", "entropy", "time"]]
 
 
 class RunFigure:
@@ -43,17 +42,16 @@ class RunFigure:
     def __init__(self, name: str = "", beta: float = 0.0) -> None:
         self.name = name
         self.beta = beta
-        edges = {"left": 0.052, "right": 0.955, "top": 0.845, "bottom": 0.098}
-        self.figure, axes = mosaic(10, 7.6, _LAYOUT, hspace=0.72, wspace=0.36, **edges)
-        text = partial(self.figure.text, s="", va="top")
-        self.title = text(0.052, 0.985, fontsize=11, weight="bold")
-        self.note = text(0.052, 0.96, fontsize=8.5, linespacing=1.35)
-        self.key = text(0.052, 0.012, fontsize=7.5, va="bottom", color="#444444")
-        self.reduced = text(0.955, 0.985, fontsize=7.5, ha="right", color=GREY)
-        charts = yaml.safe_load(_SPECIFIED.read_text(encoding="utf-8"))["charts"]
-        self.charts = {key: Chart(axes[key], **settings) for key, settings in charts.items()}
+        specified = yaml.safe_load(_SPECIFIED.read_text(encoding="utf-8"))
+        layout = specified["layout"]
+        self.figure, axes = mosaic(10, 7.6, layout, **specified["grid"])
+        texts = (self.figure.text(s="", **look) for look in specified["texts"])
+        self.title, self.note, self.key, self.reduced = texts
+        self.charts = {
+            key: Chart(axes[key], **settings) for key, settings in specified["charts"].items()
+        }
         for key, axis in axes.items():
-            middle = key in _LAYOUT[1]  # whose steps are those beneath it
+            middle = key in layout[1]  # whose steps are those beneath it
             axis.tick_params(labelbottom=not middle)
             axis.set_xlabel("" if middle else "step", labelpad=1)
         self.marks = _Marks(self.charts)
@@ -206,10 +204,12 @@ class _Marks:
         for text in self._numbers:
             text.set_visible(False)
         words = []
-        level, before = 0, -np.inf
+        level = 0
+        before = -np.inf
         for number, (text, step) in enumerate(zip(self._numbers, steps[-MOST_NUMBERS:]), start=1):
             near = step - before < 0.025 * last_step
-            level, before = (level + 1) % 3 if near else 0, step  # neighbours stand lower
+            level = (level + 1) % 3 if near else 0  # neighbours stand below one another
+            before = step
             text.set(text=str(number), position=(step, 0.94 - 0.11 * level), visible=True)
             words.append(f"({number}) step {step}: {cut(', '.join(by_step[step]), 44)}")
         return _wrapped("   ".join(words), 195)

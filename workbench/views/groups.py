@@ -119,7 +119,8 @@ def advantage_bars(
 ) -> Any:
     """A group: each completion's reward with the group's mean, and the resulting advantage."""
     figure, (left, right) = new_figure(9, 0.42 * len(labels) + 1.1, 1, 2)
-    places, mean = range(len(labels)), np.mean(totals)
+    places = range(len(labels))
+    mean = np.mean(totals)
     left.barh(places, totals, color=BLUE)
     left.axvline(mean, color=BLACK, linestyle="--", label=f"group mean {mean:.2f}")
     left.set_title("reward (weighted total)", fontsize=9, loc="left")
@@ -212,7 +213,8 @@ def group_html(group: ShownGroup) -> str:
 
 def group_text(group: ShownGroup, most: int = 3) -> str:
     """The group in a few lines, for a terminal."""
-    batch, order = group.batch, group.best_first
+    batch = group.batch
+    order = group.best_first
     lines = [f"{group.title}: {one_line(group.messages[-1][1], 100)}"]
     for index in order if len(order) <= most else [*order[: most - 1], order[-1]]:
         advantage = number(batch.groups.advantages[index], "+.2f")

@@ -5,7 +5,7 @@ marks of events.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -34,10 +34,8 @@ class History:
     appears later (another task, a reloaded file) gets its column then.
     """
 
-    def __init__(self, weights: Mapping[str, float] | Iterable[str] = ()) -> None:
-        self.weights: dict[str, float] = dict.fromkeys(weights, 1.0)
-        if isinstance(weights, Mapping):
-            self.weights.update(weights)
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self.weights = dict(weights or {})
         self.functions = list(self.weights)
         self.steps = array("d")
         self.columns: dict[str, array] = {}
@@ -135,7 +133,8 @@ def envelope(x: np.ndarray, y: np.ndarray, buckets: int) -> Envelope:
             ~np.isnan(y), starts, dtype=int
         )
     # These two pass over NaN, unless there is nothing else.
-    low, high = np.fmin.reduceat(y, starts), np.fmax.reduceat(y, starts)
+    low = np.fmin.reduceat(y, starts)
+    high = np.fmax.reduceat(y, starts)
     return Envelope((x[starts] + x[ends]) / 2, low, mean, high)
 
 

@@ -126,7 +126,8 @@ class Lab:
     def _static(self) -> dict[str, str]:
         asked = question(self.row["prompt"]).strip()
         *tables, report = self.bench.tables(self.row, self.texts)
-        words, audit = View(pre(asked), plain_text(asked)), View(_fold(report), str(report))
+        words = View(pre(asked), plain_text(asked))
+        audit = View(_fold(report), str(report))
         view = joined([words, *tables, audit])
         return {"text/html": view.html, "text/plain": view.text}
 
@@ -176,7 +177,8 @@ class Lab:
         # The prompts and functions of the task, to choose from.
         rows = self.bench.task.rows
         numbers = sorted({*range(min(len(rows), MOST_PROMPTS)), self.number})
-        prompts, marks = self.parts["prompts"], self.parts["marks"]
+        prompts = self.parts["prompts"]
+        marks = self.parts["marks"]
         with self.parts.quietly():
             prompts.options = [
                 (one_line(f"{number}: {question(rows[number]['prompt']).strip()}", 84), number)

@@ -21,7 +21,8 @@ def memory_picture(estimate: MemoryEstimate) -> Picture:
     """
     figure, axis = new_figure(9.5, 2.7)
     spans = [estimate.total(phase) for phase in PHASES]
-    parts, colours = [], []
+    parts = []
+    colours = []
     for name, group in GROUPS.items():
         own = [
             [part for part in estimate.of(phase) if part.name in group["parts"]] for phase in PHASES

@@ -30,7 +30,8 @@ def merge_risk_picture(risk: MergeRisk) -> Picture:
     axis.set_ylim(low, high)
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 50 else (1,)))
     axis.yaxis.set_major_formatter("{x:,.12g}")
-    place, ticks = 0, {}
+    place = 0
+    ticks = {}
     for kind, ratios in kinds.items():
         places = place + np.arange(len(ratios))
         colours = [ORANGE if ratio > 1 else BLUE for ratio in ratios]

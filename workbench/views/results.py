@@ -131,7 +131,8 @@ def card_view(card: Any) -> View:
         else as_html(token.text)
         for token in card.tokens
     )
-    verdict, worries = "<p>Nothing to worry about.</p>", ["nothing to worry about"]
+    verdict = "<p>Nothing to worry about.</p>"
+    worries = ["nothing to worry about"]
     if card.problems:
         listed = "".join(f"<li>{pre(problem)}</li>" for problem in card.problems)
         verdict = f"<p><b>Check this:</b></p><ul>{listed}</ul>"
@@ -165,7 +166,8 @@ def evaluation_picture(evaluation: Evaluation) -> View:
     """
     from workbench.inspection.statistics import bootstrap_interval, share_interval
 
-    text, numbers = str(evaluation), evaluation.found
+    text = str(evaluation)
+    numbers = evaluation.found
     labels, *sides = zip(*evaluation.pairs)
     colours = {"base": GREY, "trained": BLUE}
     twins: Fields = {}

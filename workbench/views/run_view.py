@@ -208,7 +208,8 @@ class FollowedRun(RunView):
                 return []
             self._open(self.started.run)
         live = self.run.live  # first: what it wrote before it ended is then read for certain
-        rows, events = self._metrics.take(), self._events.take()
+        rows = self._metrics.take()
+        events = self._events.take()
         if self._metrics.rewritten:  # the run was continued
             self.history = History(self.state.weights)
         for row in rows:
