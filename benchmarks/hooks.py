@@ -82,7 +82,7 @@ def redraws(
     functions = ["correctness_reward", "format_reward", "length_reward"]
     figures = []
     for length in (lengths[0], *lengths):
-        chance, history = random.Random(length), History(functions)
+        chance, history = random.Random(length), History(dict.fromkeys(functions, 1.0))
         for step in range(1, length + 1):
             history.add(step, metrics_row(step, length, functions, chance))
         figures.append((RunFigure("hooks", 0.001), history))

@@ -95,7 +95,7 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
         return explain_group(run, last, 0).explained.verdict
 
     def newest(run: Any, last: int) -> int:
-        from workbench.views.group_view import newest_part, read_batch
+        from workbench.views.groups import newest_part, read_batch
 
         return len(read_batch(newest_part(run)[1]).group(0).completions)
 

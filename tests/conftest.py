@@ -76,9 +76,9 @@ def patience() -> None:
     """What a function is given by default suits people, 5 or 10 s; a machine that stands still for a while is no finding."""
     from workbench.audit import examination
     from workbench.rewards import compare
-    from workbench.views import lab
+    from workbench.views import bench
 
-    compare.DEADLINE_S = lab._DEADLINE_S = 120.0
+    compare.DEADLINE_S = bench._DEADLINE_S = 120.0
     compare.same_answer.__defaults__ = compare.verdicts.__defaults__ = (120.0,)
     examination.audit_rewards.__kwdefaults__["deadline_s"] = 120.0
 

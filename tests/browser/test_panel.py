@@ -38,7 +38,7 @@ def picture(page) -> str | None:
 
 @pytest.mark.slow
 def test_a_run_of_another_process_is_watched_and_steered(jupyterlab, page, other):
-    cell = nbformat.v4.new_code_cell('from workbench.views.live import RunPanel\nRunPanel("latest", group_every=2)')
+    cell = nbformat.v4.new_code_cell('from workbench.views.live import RunPanel\nRunPanel("latest")')
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=kernel), jupyterlab.folder / "panel.ipynb")
     page.set_viewport_size({"width": 1300, "height": 2200})

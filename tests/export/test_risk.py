@@ -105,7 +105,7 @@ def test_the_picture_has_a_bar_for_each_layer_on_a_log_axis_and_the_line_at_1():
     assert sum(patch.get_height() > 1 for patch in axis.patches) == 5
     assert [label.get_text() for label in axis.get_xticklabels()] == ["q_proj", "v_proj", "down_proj"]
     assert any(list(line.get_ydata()) == [1.0, 1.0] for line in axis.lines)
-    assert [text.get_text().split(":")[0] for text in axis.texts] == ["1"]
+    assert [text.get_text().split(":")[0] for text in axis.get_legend().get_texts()] == ["1"]
     picture.figure.canvas.draw()
     assert "0.1" in [label.get_text() for label in axis.get_yticklabels()]
     assert axis.get_ylabel().startswith("shift of the base")

@@ -11,6 +11,7 @@ from workbench.audit.examination import audit_rewards
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.rewards.library import correctness_reward, length_reward, strict_format_reward
 from workbench.task import Task
+from workbench.views import audit
 from workbench.views.audit import audit_view, functions_table, leaderboard_chart, probes_table
 
 HOSTILE = "<script>alert(1)</script> $x$ \u202egnp"
@@ -45,8 +46,9 @@ def test_as_text_the_verdict_comes_first_then_the_findings_then_the_tables(flawe
     assert "\n  -> " in text
 
 
-def test_as_html_everything_is_escaped_and_completions_stand_in_pre(flawed):
-    page = audit_view(flawed, most=40)._repr_html_()
+def test_as_html_everything_is_escaped_and_completions_stand_in_pre(flawed, monkeypatch):
+    monkeypatch.setattr(audit, "MOST_PROBES", 40)
+    page = audit_view(flawed)._repr_html_()
     assert "<script" not in page
     assert "<i>mine" not in page
     assert "<b>flawed" not in page
@@ -57,9 +59,10 @@ def test_as_html_everything_is_escaped_and_completions_stand_in_pre(flawed):
     assert "\u202e" not in page
 
 
-def test_a_cheats_name_with_mathematics_in_it_cannot_run_as_such():
+def test_a_cheats_name_with_mathematics_in_it_cannot_run_as_such(monkeypatch):
+    monkeypatch.setattr(audit, "MOST_PROBES", 40)
     found = audit_rewards(Task("t", ROWS, [tag_reward], probes={"$y$": "x"}))
-    page = audit_view(found, most=40)._repr_html_()
+    page = audit_view(found)._repr_html_()
     assert "$y$" not in re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)
 
 
@@ -71,8 +74,9 @@ def test_the_functions_and_what_they_pay(sound):
     ]
 
 
-def test_the_cheats_under_the_honest_answer(sound):
-    table = probes_table(sound, 3)
+def test_the_cheats_under_the_honest_answer(sound, monkeypatch):
+    monkeypatch.setattr(audit, "MOST_PROBES", 3)
+    table = probes_table(sound)
     assert table.header == ["completion", "earns", "share", "correctness", "strict_format", "for example"]
     assert table.rows[0][:5] == ["(the reference completion)", 3.0, "100%", 2.0, 1.0]
     assert len(table.rows) == 4
@@ -93,9 +97,10 @@ def test_without_scores_there_are_no_tables_of_them_and_no_error():
 
 
 @pytest.mark.parametrize("which", ["sound", "flawed"])
-def test_the_chart_has_a_bar_for_each_and_a_line_for_honesty(which, request):
+def test_the_chart_has_a_bar_for_each_and_a_line_for_honesty(which, request, monkeypatch):
+    monkeypatch.setattr(audit, "MOST_PROBES", 5)
     found = request.getfixturevalue(which)
-    figure = leaderboard_chart(found, 5)
+    figure = leaderboard_chart(found)
     [axis] = figure.axes
     labels = [label.get_text() for label in axis.get_yticklabels()]
     assert labels == ["the reference completion", *(cheat.name for cheat in found.probes[:5])]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from workbench.run.metrics import (
     ALL_RIGHT,
@@ -26,14 +28,15 @@ from workbench.run.metrics import (
     per_function,
     weight_of,
 )
+from workbench.views import curves
 from workbench.views.chart import MAX_POINTS, tick_label
 from workbench.views.curves import KL_UNMEASURED, MOST_MARKS, MOST_NAMED, MOST_NUMBERS, NO_ENTROPY, RunFigure
+from workbench.views.figure import COLOURS
 from workbench.views.history import (
     ADAPTIVE,
     CHANGE,
     CHECKPOINT,
     KL_PER_COMPLETION,
-    LENGTHS,
     STAGE,
     History,
     Mark,
@@ -42,6 +45,7 @@ from workbench.views.history import (
     weighted,
 )
 
+LENGTHS = ("completions/min_length", "completions/max_length")  # logged by TRL
 FIVE = [f"{letter}_reward" for letter in "abcde"]
 NUMBERS = (
     REWARD, REWARD_STD, GROUP_STD, KL, ENTROPY, MEAN_LENGTH, *LENGTHS, CLIPPED, STEP_S, GENERATE_S, REWARD_S,
@@ -51,7 +55,7 @@ NUMBERS = (
 
 def history(steps: int, functions: list[str] = FIVE) -> History:
     rng = np.random.default_rng(0)
-    filled = History(functions)
+    filled = History(dict.fromkeys(functions, 1.0))
     for step in range(1, steps + 1):
         values = dict(zip(NUMBERS, map(float, rng.random(len(NUMBERS))), strict=True))
         shares = {MIXED: 0.5, ALL_RIGHT: 0.2, ALL_WRONG: 0.3, DEAD: 0.1}
@@ -147,7 +151,7 @@ def test_a_run_that_was_continued_goes_back_to_its_checkpoint():
 
 
 def test_kl_of_a_completion_is_that_of_its_tokens_together():
-    filled = History([])
+    filled = History()
     filled.add(1, {KL: 0.02, MEAN_LENGTH: 50.0})
     filled.add(2, {MEAN_LENGTH: 50.0})
     assert filled[KL_PER_COMPLETION][0] == 1.0
@@ -155,7 +159,7 @@ def test_kl_of_a_completion_is_that_of_its_tokens_together():
 
 
 def test_the_latest_steps_say_how_long_the_next_ones_take():
-    filled = History([])
+    filled = History()
     assert filled.recent_step_s() is None
     for step in range(1, 60):
         filled.add(step, {STEP_S: 600.0 if step < 10 else 2.0})
@@ -196,12 +200,26 @@ def test_a_stage_that_a_continued_run_begins_again_is_marked_once():
     assert [mark.text for mark in marks_of(stage, {"event": "continued", "step": 5}, stage)] == ["stage b", "continued"]
 
 
+def test_the_charts_draw_metrics_that_are_known_in_the_palette():
+    """charts.yaml is data: a key that nothing logs would be an empty curve, and nobody would see it."""
+    spec = yaml.safe_load(Path(curves.__file__).with_name("charts.yaml").read_text(encoding="utf-8"))
+    known = {*NUMBERS, MIXED, ALL_RIGHT, ALL_WRONG, DEAD, KL_PER_COMPLETION}
+    drawn = set()
+    for chart in spec["charts"].values():
+        drawn |= {key for line in chart.get("lines", ()) for key in (line["key"], *line.get("shaded", ()))}
+        drawn |= {key for key, _, _ in chart.get("stack", ())}
+    assert drawn == known
+    assert tuple(spec["colours"]) == COLOURS
+    memory = yaml.safe_load(Path(curves.__file__).with_name("memory.yaml").read_text(encoding="utf-8"))
+    assert {group["colour"] for group in memory.values()} <= {*COLOURS, "#cccccc"}
+
+
 # -- the figure --------------------------------------------------------------------------------------------------------
 
 
 def test_unmeasured_kl_is_said_with_the_way_to_measure_it():
     figure = RunFigure("r", beta=0.0)
-    figure.draw(History(["a_reward"]))
+    figure.draw(History({"a_reward": 1.0}))
     assert figure.charts["kl"].words.get_text() == KL_UNMEASURED
     assert "grpo.beta = 0.001" in KL_UNMEASURED
     figure.draw(history(3))  # a later stage measures it
@@ -210,7 +228,7 @@ def test_unmeasured_kl_is_said_with_the_way_to_measure_it():
 
 def test_entropy_that_is_not_logged_is_said():
     """Unsloth's trainer on a GPU logs none."""
-    figure, empty = RunFigure("r", beta=0.1), History(["a_reward"])
+    figure, empty = RunFigure("r", beta=0.1), History({"a_reward": 1.0})
     figure.draw(empty)
     words = figure.charts["entropy"].words
     assert words.get_text() == "", "before the first step nothing is known"
@@ -240,7 +258,7 @@ def test_time_is_split_where_it_was_measured():
         return [text.get_text() for text in drawn(filled).charts["time"].shown_legend.get_texts()]
 
     assert named(history(3)) == ["generate", "rewards", "forward + backward", "whole step"]
-    whole = History([])
+    whole = History()
     whole.add(1, {STEP_S: 2.0})
     assert named(whole) == ["whole step"]
 
@@ -344,7 +362,7 @@ def test_points_are_bounded():
 
 def test_missing_numbers_are_gaps_not_errors():
     figure = RunFigure("r")
-    filled = History(["a_reward"])
+    filled = History({"a_reward": 1.0})
     assert figure.draw(filled).startswith(b"\x89PNG")
     filled.add(1, {})
     filled.add(2, {REWARD: None, KL: "inf", ENTROPY: float("inf")})
@@ -352,7 +370,7 @@ def test_missing_numbers_are_gaps_not_errors():
 
 
 def test_negative_rewards_have_room():
-    filled = History(["a_reward"])
+    filled = History({"a_reward": 1.0})
     for step in range(1, 5):
         filled.add(step, {REWARD: -3.0, per_function("a_reward"): -3.0})
     low, high = drawn(filled).charts["reward"].axis.get_ylim()
@@ -371,7 +389,7 @@ def test_ticks_are_short_numbers(value, top, text):
 
 @pytest.mark.parametrize("scale", [1e-5, 1e-3, 1.0])
 def test_no_text_leaves_the_figure_or_its_chart(scale):
-    filled = History(FIVE)
+    filled = History(dict.fromkeys(FIVE, 1.0))
     for step in range(1, 4):
         values = {REWARD: scale, GROUP_STD: scale, REWARD_STD: scale, KL: scale * step, MEAN_LENGTH: 40.0, CLIPPED: 0.1}
         filled.add(step, {**values, STEP_S: 3.0, GENERATE_S: 1.0, REWARD_S: 0.5, TRAIN_S: 1.0})
@@ -391,7 +409,7 @@ def test_no_text_leaves_the_figure_or_its_chart(scale):
 @pytest.mark.parametrize("scale", [8.8e-6, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.0046, 0.3))])
 def test_a_figure_that_was_drawn_before_is_the_one_drawn_at_once(scale):
     # Its artists are given new data; nothing of the old may stay.
-    grown, filled = RunFigure("r", 0.001), History(["a"])
+    grown, filled = RunFigure("r", 0.001), History({"a": 1.0})
     for step in range(1, 16):
         grows = scale * step**3
         filled.add(step, {REWARD: 1.0, KL: grows, ENTROPY: 10 * grows, STEP_S: 1 + grows, CLIPPED: 0.1, MEAN_LENGTH: 20.0})
@@ -420,7 +438,7 @@ def test_the_number_of_steps_in_a_bucket_is_said():
 
 
 def test_a_run_that_generates_every_fourth_step_is_drawn_with_lines():
-    filled = History(["a_reward"])
+    filled = History({"a_reward": 1.0})
     for step in range(1, 10):
         generated = {REWARD: step / 9, per_function("a_reward"): 1.0, MIXED: 1.0, GENERATE_S: 1.0, TRAIN_S: 1.0}
         filled.add(step, {KL: 0.1, STEP_S: 2.0, **(generated if step % 4 == 1 else {})})
@@ -446,7 +464,7 @@ def test_held_out_points_have_intervals_and_the_line_of_base():
     base, bars, points = figure.held_out.base, figure.held_out.bars, figure.held_out.points
     assert points.get_xydata().tolist() == [[0, 0.4], [10, 0.5], [20, 0.7]]
     assert list(base.get_ydata()) == [0.4, 0.4]
-    assert list(bars.get_ydata()[3:5]) == pytest.approx([0.4, 0.6])
+    assert bars.get_segments()[1].tolist() == [[10, pytest.approx(0.4)], [10, pytest.approx(0.6)]]
     assert "held-out correct" in reward.shown_legend.get_texts()[-1].get_text()
     figure.draw(filled)
     assert not len(points.get_xdata())

@@ -42,10 +42,6 @@ def test_every_illness_has_a_name_for_people():
     assert not [verdict.title for verdict in found if "_" in verdict.title]
 
 
-def test_without_causes_there_is_a_line_a_verdict():
-    assert len(verdict_lines(VERDICTS, causes=False).splitlines()) == 6
-
-
 def test_as_text_nothing_of_a_completion_reaches_the_terminal_as_a_command():
     text = str(health_view(VERDICTS))
     assert "\x1b" not in text

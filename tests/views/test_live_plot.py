@@ -14,7 +14,7 @@ from workbench.rewards.groups import batch_of
 from workbench.run.metrics import GROUP_STD, REWARD, STEP_S
 from workbench.views import live
 from workbench.views.curves import RunFigure
-from workbench.views.group_view import ShownGroup, group_html, group_of, group_text
+from workbench.views.groups import ShownGroup, group_html, group_of, group_text
 from workbench.views.run_view import RunView
 
 
@@ -108,11 +108,11 @@ def test_a_cell_shows_status_picture_verdicts_group_and_controls(running, cell, 
 
 def test_numbers_health_and_the_group_move_at_every_step_whatever_a_picture_costs(running, cell, monkeypatch):
     monkeypatch.setattr(live, "SHORTEST_WORDS_S", 0.0, raising=False)
-    plot = live.LivePlot(controls=False)
+    plot = live.LivePlot()
     watched(running, plot)
     plot.cost_s = 1000.0  # no share of this run pays for another picture
     running.step()
-    status, _, below = cell
+    status, *_, below = cell
     for step in range(2, 9):
         plot.verdicts([Verdict("truncation", "note", f"seen in step {step}")])
         running.step()
@@ -122,15 +122,15 @@ def test_numbers_health_and_the_group_move_at_every_step_whatever_a_picture_cost
     assert plot.draws < 8
 
 
-def test_the_group_stays_as_long_as_it_is_asked_to(running, cell, monkeypatch):
+def test_each_step_shows_its_own_group(running, cell, monkeypatch):
     monkeypatch.setattr(live, "SHORTEST_WORDS_S", 0.0)
-    plot = live.LivePlot(group_every=3)
+    plot = live.LivePlot()
     watched(running, plot)
     seen = []
-    for _ in range(7):
+    for _ in range(4):
         running.step()
-        seen.append(plot.view.group.batch.step)
-    assert seen == [1, 1, 1, 4, 4, 4, 7]
+        seen.append((plot.view.group.batch.step, plot.view.group.number))
+    assert seen == [(1, 1), (2, 2), (3, 3), (4, 0)]
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ class Clocked:
             self.drawn.append(history.step)
             return b"png"
 
-        self.plot = live.LivePlot(controls=False)
+        self.plot = live.LivePlot()
         on_a_clock(monkeypatch, lambda: self.now)
         monkeypatch.setattr(RunFigure, "draw", draw)
         self.plot.cost_s = picture_s
@@ -270,7 +270,7 @@ def test_changes_are_marked_and_a_pause_is_said_at_once(running, cell, buttons):
 
 def test_a_pause_is_no_time_that_drawing_has_a_share_of(running, cell, monkeypatch):
     clock = [0.0]
-    plot = live.LivePlot(controls=False)
+    plot = live.LivePlot()
     on_a_clock(monkeypatch, lambda: clock[0])
     watched(running, plot)
     change = {"event": "control", "applied": True, "step": 0}
@@ -284,7 +284,7 @@ def test_a_run_that_goes_on_shows_what_came_before(running, cell):
     for _ in range(5):
         running.step()
     running.run.log_event("continued", 3)
-    plot = live.LivePlot(controls=False)
+    plot = live.LivePlot()
     plot.begin(running.run, 40, {"beta": 0.01})
     plot.update(4, {REWARD: 9.0})
     assert list(plot.view.history.steps) == [1, 2, 3, 4]

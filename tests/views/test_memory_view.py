@@ -9,7 +9,7 @@ from workbench.memory.parts import GB, PHASES
 from workbench.recipe import Recipe
 from workbench.training.settings.values import DEFAULTS
 from workbench.views.figure import png
-from workbench.views.memory import _GROUPS, memory_picture
+from workbench.views.memory import GROUPS, memory_picture
 
 
 def made(vram_gb=16.0, *, name="Qwen/Qwen2.5-1.5B-Instruct", **grpo):
@@ -62,7 +62,7 @@ def test_the_picture_says_that_it_is_not_calibrated():
 
 def test_every_part_has_a_colour():
     cases = [*CASES, made(optim="adafactor", beta=0.1), made(use_vllm=True, use_liger_kernel=True)]
-    named = {name for _, names, _ in _GROUPS for name in names}
+    named = {name for group in GROUPS.values() for name in group["parts"]}
     assert {part.name for estimated in cases for part in estimated.parts} | {"reference adapter"} == named
 
 

@@ -145,7 +145,7 @@ def test_an_alarm_of_the_trainer_is_shown_at_once(running, shown, monkeypatch):
     panel = RunPanel("r")
     places = shown(panel)
     monkeypatch.setattr("workbench.health.examine_run", lambda *_, **__: [Verdict("non_finite", ALARM, "it is ill")])
-    panel.view.health_cost_s = panel.cost_s = 1000.0
+    panel.cost_s = 1000.0
     running.step()
     panel.look()
     assert "it is ill" not in places["below"].html
@@ -280,11 +280,7 @@ def test_where_nobody_clicks_there_is_a_sentence(running, shown, monkeypatch):
     places = shown(panel)
     assert panel.controls is None
     assert "WORKBENCH_WIDGETS=0" in places["controls"].shown[0]["text/plain"]
-    # Where the kernel stands in a folder of one's own, a terminal may stand anywhere; in one of the notebooks, the name is known.
     assert f"workbench control {running.run.path} stop" in repr(Controls(running.run))
-    (running.run.path.parents[1] / "notebooks").mkdir()
-    monkeypatch.chdir(running.run.path.parents[1] / "notebooks")
-    assert "workbench control r stop" in repr(Controls(running.run))
 
 
 # -- controls ----------------------------------------------------------------------------------------------------------

@@ -10,67 +10,68 @@ import numpy as np
 
 from workbench.audit.examination import RewardAudit
 from workbench.views.figure import GREY, inline_image, new_figure, stacked_bars, with_legend
-from workbench.views.tables import Table, Verbatim, View, item, number, one_line, pre, short_name
+from workbench.views.tables import (
+    Table,
+    Verbatim,
+    View,
+    item,
+    joined,
+    number,
+    one_line,
+    pre,
+    short_name,
+)
 
-MOST_PROBES = 12
+MOST_PROBES = 12  # in the table and the chart
 
 
-def audit_view(audit: RewardAudit, most: int = MOST_PROBES, chart: bool = True) -> View:
-    """The whole audit, with at most `most` probes in the table and the chart."""
-    tables = [table for table in (functions_table(audit), probes_table(audit, most)) if table.rows]
-    counted = [
-        (audit.rows, "prompt"),
-        (audit.completions, "completion"),
-        (audit.cases, "regression case"),
-    ]
-    counts = ", ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counted if count)
+def audit_view(audit: RewardAudit, chart: bool = True) -> View:
+    """The whole audit, as a page and as text."""
+    tables = joined(table for table in (functions_table(audit), probes_table(audit)) if table.rows)
+    counted = {
+        "prompt": audit.rows,
+        "completion": audit.completions,
+        "regression case": audit.cases,
+    }
+    counts = ", ".join(f"{n} {word}{'s' * (n > 1)}" for word, n in counted.items() if n)
     title = f"{audit.task}: {audit.verdict}"
     tried = f"expected format: {audit.format}; {counts}, {audit.seconds:.1f} s"
-    text = "\n\n".join(
-        filter(None, [f"{title}\n{tried}", "\n".join(map(str, audit.findings)), *map(str, tables)])
-    )
-    image = (
-        inline_image(leaderboard_chart(audit, most), audit.verdict)
-        if chart and audit.probes
-        else ""
-    )
-    items = []
-    for finding in audit.findings:
-        words = str(finding).partition(": ")[2].replace("\n  -> ", "\n→ ")
-        items.append(item(finding.severity, words))
+    findings = "\n".join(map(str, audit.findings))
+    text = "\n\n".join(filter(None, [f"{title}\n{tried}", findings, tables.text]))
+    image = ""
+    if chart and audit.probes:
+        image = inline_image(leaderboard_chart(audit), audit.verdict)
+    items = [
+        item(each.severity, str(each).partition(": ")[2].replace("\n  -> ", "\n→ "))
+        for each in audit.findings
+    ]
     head = f"<b>{pre(title)}</b>{pre(tried)}{image}<ul>{''.join(items)}</ul>"
-    return View(head + "".join(table._repr_html_() for table in tables), text)
+    return View(head + tables.html, text)
 
 
 def functions_table(audit: RewardAudit) -> Table:
     """What each function declares, pays the reference completion, and pays at least and at most
     over all that were tried.
     """
-    header = [
-        "function",
-        "weight",
-        "declared maximum",
-        "reference",
-        "lowest",
-        "highest",
-        "measured in",
-    ]
     rows = [
         [f.name, f.weight, f.maximum, f.reference, f.lowest, f.highest, f.unit]
         for f in audit.functions
     ]
-    return Table(header, rows, "What each function pays")
+    header = ["function", "weight", "declared maximum", "reference", "lowest", "highest"]
+    return Table([*header, "measured in"], rows, "What each function pays")
 
 
-def probes_table(audit: RewardAudit, most: int = MOST_PROBES) -> Table:
+def probes_table(audit: RewardAudit) -> Table:
     """The probes, best paid first."""
+    if not audit.probes:
+        return Table([], [])
     reference = _reference(audit)
     whole = "100%" if any(probe.share is not None for probe in audit.probes) else "-"
     example = Verbatim(one_line(audit.reference, 60))
     rows = [
         ["(the reference completion)", audit.reference_total, whole, *reference.values(), example]
     ]
-    for probe in audit.probes[:most]:
+    for probe in audit.probes[:MOST_PROBES]:
         name = probe.name
         if probe.own:
             name += " (yours)"
@@ -79,12 +80,11 @@ def probes_table(audit: RewardAudit, most: int = MOST_PROBES) -> Table:
         scores = [probe.scores[each] for each in reference]
         example = Verbatim(one_line(probe.example, 60))
         rows.append([Verbatim(name), probe.total, number(probe.share, ".0%"), *scores, example])
-    more = len(audit.probes) - most
     caption = "What reward hacks earn, compared with the reference completion"
-    if more > 0:
-        caption += f" (the {most} that earn most, of {len(audit.probes)})"
+    if len(audit.probes) > MOST_PROBES:
+        caption += f" (the {MOST_PROBES} that earn most, of {len(audit.probes)})"
     header = ["completion", "earns", "share", *map(short_name, reference), "for example"]
-    return Table(header, rows if audit.probes else [], caption)
+    return Table(header, rows, caption)
 
 
 def _reference(audit: RewardAudit) -> dict[str, float | None]:
@@ -95,22 +95,19 @@ def _reference(audit: RewardAudit) -> dict[str, float | None]:
     }
 
 
-def leaderboard_chart(audit: RewardAudit, most: int = MOST_PROBES) -> Any:
+def leaderboard_chart(audit: RewardAudit) -> Any:
     """What the reference completion and the best paid probes earn, by function: a bar each, with
     the reference as a line.
     """
-    reference, weights = (
-        _reference(audit),
-        {function.name: function.weight for function in audit.functions},
-    )
-    labels = ["the reference completion", *(probe.name for probe in audit.probes[:most])]
-    earned = [reference, *(probe.scores for probe in audit.probes[:most])]
+    reference = _reference(audit)
+    weights = {function.name: function.weight for function in audit.functions}
+    labels = ["the reference completion", *(probe.name for probe in audit.probes[:MOST_PROBES])]
+    scores = [reference, *(probe.scores for probe in audit.probes[:MOST_PROBES])]
+    earned = [
+        (name, weights[name] * np.nan_to_num(np.array([own[name] for own in scores], dtype=float)))
+        for name in reference
+    ]
     figure, axis = new_figure(8, 0.6 + 0.24 * len(labels))
-    scores = {
-        name: np.array([scores[name] for scores in earned], dtype=float) for name in reference
-    }
-    stacked_bars(
-        axis, labels, [(name, weights[name] * np.nan_to_num(own)) for name, own in scores.items()]
-    )
+    stacked_bars(axis, labels, earned)
     axis.axvline(audit.reference_total, color=GREY, linestyle="--", linewidth=1)
     return with_legend(figure, axis, x="weighted reward")

@@ -47,11 +47,7 @@ class Bench:
         self.suite = RewardSuite(
             self.task, 1, deadline_s=_DEADLINE_S, on_error="skip", keep_state=False
         )
-        try:
-            self.suite.check_signatures(self.task.rows)
-        except BaseException:
-            self.suite.close()
-            raise
+        self.suite.check_signatures(self.task.rows)
 
     def writer(self, row: int) -> CompletionBuilder:
         """How an honest policy writes for a prompt of the task."""
@@ -73,17 +69,18 @@ class Bench:
         for each that failed).
         """
         texts = list(texts) or [""]  # nothing written yet
-        scored = self.suite.score_each([row] * len(texts), texts, quiet=True)
-        scores = np.array([scored[name].scores for name in self.suite.names], dtype=float).T
+        names = self.suite.names
+        count = len(texts)
+        scored = self.suite.score_each([row] * count, texts, quiet=True)
+        scores = np.array([scored[name].scores for name in names], dtype=float).T
         right = self.task.is_right(scored[self.task.right_function].scores)
         problems = [
             (index, f"{name} {what}")
             for name, each in scored.items()
             for index, what in each.errors.items()
         ]
-        names, weights = self.suite.names, self.suite.weights
-        batch = batch_of(names, weights, scores, texts, right, len(texts), self.scale_rewards)
-        return explain_in(batch), sorted(problems, key=lambda problem: problem[0])
+        given = (names, self.suite.weights, scores, texts, right, count, self.scale_rewards)
+        return explain_in(batch_of(*given)), sorted(problems)
 
     def matched(self, row: Row, text: str, function: str) -> set[tuple[int, int]]:
         """(start, end) of what a function took out of a completion."""
@@ -93,12 +90,8 @@ class Bench:
     def tables(self, row: Row, texts: Sequence[str]) -> list[Any]:
         """The panel as plain tables, the audit last."""
         group, problems = self.group(row, texts)
-        tables = group_tables(group)
-        if problems:
-            tables.append(
-                Table(["completion", "what a function did instead of scoring it"], problems)
-            )
-        return [*tables, self.report]
+        failed = Table(["completion", "what a function did instead of scoring it"], problems)
+        return [*group_tables(group), *([failed] if problems else []), self.report]
 
     @cached_property
     def report(self) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.views.figure import BLUE, GREY, style
-from workbench.views.history import Envelope, History, envelope
+from workbench.views.figure import GREY
+from workbench.views.history import History
 
 MAX_POINTS = 300  # of a line that is as wide as the figure
 _ROOM = 1.04  # so that a curve does not run along the frame
@@ -21,23 +22,17 @@ def tick_label(value: float, top: float) -> str:
     """A tick's number on an axis that reaches up to `top`, short: 2e-5, 0.25, 100000."""
     if not value or top >= 0.002:
         return f"{value or 0:.6g}"
-    digits, _, power = f"{value:.1e}".partition("e")
-    return f"{digits.removesuffix('.0')}e{int(power)}"
+    return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
 
 
-@dataclass
-class Line:
+class Line(NamedTuple):
     """The curve of one column."""
 
     key: str
-    label: str
-    colour: str
-    width: float = 1.0
-    style: str = "-"
-    right: bool = False  # on the second axis
-    shaded: bool = False  # where it shows means, with a faint area from the least to the greatest
-    artist: Any = None
-    shade: Any = None
+    artist: Any
+    right: bool  # on the second axis
+    shaded: Sequence[str]  # columns of the least and the greatest
+    shade: Any  # the area between them
 
 
 @dataclass
@@ -46,10 +41,9 @@ class Chart:
 
     axis: Any  # of matplotlib
     title: str  # what is drawn, with its unit
-    lines: Sequence[Line] = ()  # from the front to the back
+    lines: Sequence[Any] = ()  # what `add` takes, from the front to the back
     stack: Sequence[tuple[str, str, str]] = ()  # (column, label, colour) of stacked areas
     alpha: float = 0.45  # of the stack
-    band: tuple[str, str] | None = None  # least and greatest: a faint area between two columns
     share: bool = False  # the left axis goes from 0 to 1
     right_share: bool = False  # the right one does
     peaks: bool = False  # a lone peak of the first line may leave the scale
@@ -58,43 +52,46 @@ class Chart:
     points: int = 2 * MAX_POINTS // 5  # of a line; a longer history is drawn as means of buckets
 
     def __post_init__(self) -> None:
-        from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+        from matplotlib.ticker import MaxNLocator
 
         axis = self.axis
-        style(axis)
         self.head(self.legend_rows)
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
-        two = self.right_share or any(line.right for line in self.lines)
-        # the axis of what is `right`; None: nothing is
-        self.right: Any = axis.twinx() if two else None
-        self.axes = [axis, self.right] if two else [axis]
-        if two:
+        self.right: Any = None  # the axis of what is `right`, if anything is
+        self._scale(axis, self.share)
+        if self.right_share or any(line.get("right") for line in self.lines):
+            self.right = axis.twinx()
             self.right.spines["top"].set_visible(False)
             self.right.spines["right"].set_color("#cccccc")
             self.right.tick_params(labelsize=7, colors=GREY)
-        for each, shared in zip(self.axes, (self.share, self.right_share)):
-            each.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-            # matplotlib's own formatter writes what the numbers have in common over the legend.
-            plain = FuncFormatter(
-                lambda value, _, each=each: tick_label(value, max(map(abs, each.get_ylim())))
-            )
-            each.yaxis.set_major_formatter(PercentFormatter(1.0) if shared else plain)
-            # At a fixed place: to look for a free one costs a tenth of a drawing.
-            each.xaxis.set_label_coords(0.5, -0.16)
-            each.yaxis.set_label_coords(-0.1, 0.5)
+            self._scale(self.right, self.right_share)
+        self.axes = [axis] if self.right is None else [axis, self.right]
         look = {"transform": axis.transAxes, "color": GREY}
         self.peak = axis.text(0.99, 0.97, "", fontsize=7, ha="right", va="top", **look)
         self.words = axis.text(0.5, 0.5, "", fontsize=8, ha="center", va="center", **look)
-        self.between = self._area(BLUE, 0.15, "min to max") if self.band else None
         self.areas = [self._area(colour, self.alpha, label) for _, label, colour in self.stack]
         self.shown_legend: Any = None
-        self._legend_of: list[tuple[Any, str]] = []
-        lines, self.lines = self.lines, []
-        for line in lines:
-            self.add(line)
+        self._entries: list[tuple[Any, str]] = []
+        settings, self.lines = self.lines, []
+        for line in settings:
+            self.add(**line)
         if self.columns:
             pairs = [zip(*each.get_legend_handles_labels(), strict=True) for each in self.axes]
             self.legend([entry for entries in pairs for entry in entries], self.columns)
+
+    @staticmethod
+    def _scale(axis: Any, share: bool) -> None:
+        from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+
+        def short(value: float, _: object) -> str:
+            return tick_label(value, max(map(abs, axis.get_ylim())))
+
+        # At a fixed place: to look for a free one costs a tenth of a drawing.
+        axis.xaxis.set_label_coords(0.5, -0.16)
+        axis.yaxis.set_label_coords(-0.1, 0.5)
+        axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+        # matplotlib's own formatter writes what the numbers have in common over the legend.
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0) if share else FuncFormatter(short))
 
     def head(self, legend_rows: int) -> None:
         """Place the title above a legend of this many rows."""
@@ -104,21 +101,22 @@ class Chart:
         look = {"color": colour, "alpha": alpha, "linewidth": 0, "label": label}
         return self.axis.fill_between([0, 1], [0, 0], [0, 0], **look)
 
-    def add(self, line: Line) -> Line:
-        """Add the curve of one column, behind those that are there."""
-        line.shade = self._area(line.colour, 0.22) if line.shaded else None
-        axis = self.right if line.right else self.axis
-        look = {"color": line.colour, "linewidth": line.width, "linestyle": line.style}
+    def add(self, key: str, right: bool = False, shaded: Sequence[str] = (), **look: Any) -> None:
+        """Add the curve of one column, behind those that are there: on the right axis, or with a
+        faint area from the least of one column to the greatest of another.
+        """
+        axis = self.right if right else self.axis
         depth = 2.5 - 0.001 * len(self.lines)
-        (line.artist,) = axis.plot([], [], label=line.label, zorder=depth, **look)
-        self.lines = [*self.lines, line]
-        return line
+        label = None if key in shaded else "min to max"
+        shade = self._area(look["color"], 0.22, label) if shaded else None
+        (artist,) = axis.plot([], [], zorder=depth, **look)
+        self.lines = [*self.lines, Line(key, artist, right, shaded, shade)]
 
     def legend(self, entries: Sequence[tuple[Any, str]], columns: int) -> None:
         """A legend of these artists and their labels, between title and axis."""
-        if entries == self._legend_of:
+        if entries == self._entries:
             return
-        self._legend_of = list(entries)
+        self._entries = list(entries)
         if self.shown_legend is not None:
             self.shown_legend.remove()
         self.shown_legend = self.axis.legend(
@@ -130,66 +128,47 @@ class Chart:
             if handle.get_marker() == ".":  # the curve's only point now, not its look
                 handle.set_marker("")
 
-    def fill(self, steps: np.ndarray, history: History, last_step: float) -> None:
+    def fill(self, history: History, last_step: float) -> None:
         """Draw the history as it is now, with an x axis up to `last_step`."""
-
-        def column(key: str) -> Envelope:
-            rows = history.measured(key)
-            return envelope(steps[rows], history[key][rows], self.points)
-
-        left: list[np.ndarray] = []
-        right: list[np.ndarray] = []
+        column = partial(history.curve, points=self.points)
+        left = [np.zeros(1)]  # what the axes have to reach
+        right = [np.zeros(1)]
         for line in self.lines:
             curve = column(line.key)
             line.artist.set_data(curve.x, curve.mean)
             lone = np.isfinite(curve.mean).sum() == 1  # one point is no line
             line.artist.set_marker("." if lone else "")
-            reach = right if line.right else left
-            reach.append(curve.mean)
+            (right if line.right else left).append(curve.mean)
             if line.shaded:
-                _fill_between(line.shade, curve.x, curve.low, curve.high)
-                reach += [curve.low, curve.high]
-        lower = 0.0
-        for area, (key, _, _) in zip(self.areas, self.stack if len(steps) else ()):
+                least, greatest = map(column, line.shaded)
+                line.shade.set_data(least.x, least.low, greatest.high)
+                left += [least.low, greatest.high]
+        lower = np.zeros(1)
+        for area, (key, _, _) in zip(self.areas, self.stack if len(history) else ()):
             curve = column(key)
             upper = lower + np.nan_to_num(curve.mean)
             area.set_data(curve.x, np.broadcast_to(lower, upper.shape), upper)
             left.append(upper)
             lower = upper
-        if self.band:
-            lowest, highest = map(column, self.band)
-            _fill_between(self.between, lowest.x, lowest.low, highest.high)
-            left.append(highest.high)
-        least, greatest = _span(left)
-        top = self._within_scale(steps, history, greatest)
+        reach = _finite(np.concatenate(left))
+        top = self._within_scale(history, reach.max())
         self.axis.set_xlim(0, last_step)
-        self.axis.set_ylim(*((0, 1) if self.share else (_ROOM * least, _ROOM * top or 1.0)))
+        self.axis.set_ylim(*((0, 1) if self.share else (_ROOM * reach.min(), _ROOM * top or 1.0)))
         if self.right is not None:
-            self.right.set_ylim(0, 1 if self.right_share else _ROOM * _span(right)[1] or 1.0)
+            top = 1 if self.right_share else _ROOM * _finite(np.concatenate(right)).max()
+            self.right.set_ylim(0, top or 1.0)
 
-    def _within_scale(self, steps: np.ndarray, history: History, top: float) -> float:
+    def _within_scale(self, history: History, top: float) -> float:
         self.peak.set_text("")
-        if not self.peaks:
-            return top
-        values = history[self.lines[0].key]
-        finite = values[np.isfinite(values)]
+        values = history[self.lines[0].key] if self.peaks else np.zeros(0)
+        finite = _finite(values)
         usual = float(np.percentile(finite, 99)) if len(finite) >= _ENOUGH else 0.0
         if not usual or finite.max() <= _PEAK * usual:
             return top
-        place = steps[int(np.nanargmax(values))]
+        place = history.steps[int(np.nanargmax(values))]
         self.peak.set_text(f"peak {finite.max():.3g} at step {place:.0f} (off the scale)")
         return 1.5 * usual
 
 
-def _span(curves: Sequence[np.ndarray]) -> tuple[float, float]:
-    """(minimum, maximum) of all finite numbers, 0 among them."""
-    values = np.concatenate([[0.0], *curves])
-    finite = values[np.isfinite(values)]
-    return float(finite.min()), float(finite.max())
-
-
-def _fill_between(area: Any, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    there = np.isfinite(low) & np.isfinite(high)
-    area.set_visible(bool(there.any()))
-    if there.any():
-        area.set_data(x[there], low[there], high[there])
+def _finite(values: np.ndarray) -> np.ndarray:
+    return values[np.isfinite(values)]

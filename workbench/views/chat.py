@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import html
-import os
 import signal
 from typing import Any
 
 from workbench.exporting.chat import BASE, TRAINED, Conversation, Turn
+from workbench.kinds import Fields
 from workbench.printable import printable
-from workbench.views.tables import MUTED, PRE, no_formulas
-from workbench.views.widgets import WIDGETS, widget_view
+from workbench.views.tables import MUTED, no_formulas, verbatim
+from workbench.views.widgets import Parts, no_widgets, widget_view
 from workbench.workspace import shown
 
 
@@ -51,24 +51,20 @@ class Chat:
         self.widget: Any = None
         self._place: Any = None
         self._loop: Any = None
-        if os.environ.get(WIDGETS) != "0":
-            with contextlib.suppress(ImportError):
-                self.widget = self._build(question)
-        if self.widget is None and question:
+        if not no_widgets():
+            self.widget = self._build(question)
+        elif question:
             self.send(question)
 
     def _build(self, question: str) -> Any:
         import ipywidgets as kit
 
-        self._box = kit.Textarea(
-            value=question, rows=3, placeholder="a question", layout={"width": "98%"}
-        )
-        self._box.add_class("workbench-question")
-        button = kit.Button(description="Send")
-        button.on_click(self._clicked)
-        return kit.VBox([self._box, button])
+        parts = Parts()
+        look: Fields = {"rows": 3, "placeholder": "a question", "layout": {"width": "98%"}}
+        self._box = parts.add("question", "Textarea", value=question, **look)
+        return kit.VBox([self._box, parts.add("send", "Button", self._clicked, description="Send")])
 
-    def _clicked(self, _: object) -> None:
+    def _clicked(self) -> None:
         # Some kernels handle clicks on another thread; an Interrupt reaches the main one alone,
         # where the cell was run.
         question, self._box.value = self._box.value, ""
@@ -85,18 +81,16 @@ class Chat:
 
     def send(self, question: str) -> None:
         """Ask, and show the answers. An error, or an Interrupt, is shown in place of the answer."""
-        self.said = (
-            "Writing …: interrupt the kernel to stop."
-            if question.strip()
-            else "Write a question first."
-        )
+        if not question.strip():
+            self.said = "Write a question first."
+            return self.look()
+        self.said = "Writing …: interrupt the kernel to stop."
         self.look()
-        if question.strip():
-            # the answer says what went wrong
-            with contextlib.suppress(Exception, KeyboardInterrupt):
-                self.talk.reply(question, self.temperature, self.base)
-            self.said = ""
-            self.look()
+        # the answer says what went wrong
+        with contextlib.suppress(Exception, KeyboardInterrupt):
+            self.talk.reply(question, self.temperature, self.base)
+        self.said = ""
+        self.look()
 
     def look(self) -> None:
         """Show the conversation as it is now."""
@@ -120,10 +114,8 @@ class Chat:
         if self.talk.artefact.run:
             title += "; asked each question alone, as in training"
         if self.temperature > 0:
-            title += (
-                f"; one sample at temperature {self.temperature:g}: another run of this cell may"
-                " answer differently"
-            )
+            title += f"; one sample at temperature {self.temperature:g}: another run of this cell"
+            title += " may answer differently"
         return title
 
     def _bundle(self) -> dict[str, str]:
@@ -133,41 +125,37 @@ class Chat:
     def __repr__(self) -> str:
         lines = [self._title]
         for turn in self.talk.turns:
-            lines += [
-                "",
-                turn.question,
-                *(f"[{who}: {end}]\n{text}" for who, text, end in _answers(turn)),
-            ]
+            lines += ["", turn.question]
+            lines += [f"[{who}: {end}]\n{text}" for who, text, end in _answers(turn)]
         return printable("\n".join([*lines, self.said]).strip())
 
 
 def _answers(turn: Turn) -> list[tuple[str, str, str]]:
     # (who wrote, what, how it ended), the base first.
-    written = [(who, turn.answers[who]) for who in (BASE, TRAINED) if who in turn.answers]
     return [
         (who, one.text, f"{one.length_tokens} tokens, {one.ended or 'writing …'}")
-        for who, one in written
+        for who in (BASE, TRAINED)
+        if (one := turn.answers.get(who)) is not None
     ]
 
 
+def _whole(text: str) -> str:
+    return verbatim(html.escape(printable(text)))  # however long
+
+
 def _small(text: str) -> str:
-    return (
-        f"<div style='color:{MUTED};margin:2px"
-        f" 0;overflow-wrap:anywhere'>{html.escape(printable(text))}</div>"
-    )
+    style = f"color:{MUTED};margin:2px 0;overflow-wrap:anywhere"
+    return f"<div style='{style}'>{html.escape(printable(text))}</div>"
 
 
 def _table(turn: Turn) -> str:
-    def cell(text: str) -> str:  # in whole, however long
-        return f"<pre style='{PRE}'>{html.escape(printable(text))}</pre>"
-
     style = "text-align:left;vertical-align:top"
-    told = (
-        f"<td style='{style}'><b>{who}</b>{cell(text)}{_small(end)}</td>"
+    cells = [
+        f"<td style='{style}'><b>{who}</b>{_whole(text)}{_small(end)}</td>"
         for who, text, end in _answers(turn)
-    )
-    row = f"<table style='width:100%;table-layout:fixed'><tr>{''.join(told)}</tr></table>"
-    return f"<div style='margin-top:8px;font-weight:bold'>{cell(turn.question)}</div>{row}"
+    ]
+    row = f"<table style='width:100%;table-layout:fixed'><tr>{''.join(cells)}</tr></table>"
+    return f"<div style='margin-top:8px;font-weight:bold'>{_whole(turn.question)}</div>{row}"
 
 
 chat = Chat  # a name of the face

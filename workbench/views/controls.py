@@ -11,7 +11,7 @@ import os
 import shlex
 import threading
 from collections import deque
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from packaging.version import Version
@@ -23,13 +23,11 @@ from workbench.run.directory import RunDirectory
 from workbench.views.history import change_text
 from workbench.views.tables import BAD, GOOD, MUTED, coloured
 from workbench.views.widgets import Parts, no_widgets, widget_view
-from workbench.workspace import workspace
 
 BY = "panel"
 MOST_ANSWERS = 6  # that are shown, the newest first
 _LONGEST_ANSWER = 400  # characters
 _NUMBERS = ("beta", "learning_rate")
-_MUTE = {True: "mute", False: "unmute"}
 _BUTTONS = {
     "stop": "Stop",
     "pause": "Pause",
@@ -37,6 +35,22 @@ _BUTTONS = {
     "sample": "Sample",
     "reload": "Reload rewards",
 }
+
+
+_WRAPPED = {"flex_flow": "row wrap"}
+_ACTION = {"width": "auto", "min_width": "84px"}
+_APPLY = {"width": "auto", "margin": "2px 16px 2px 2px"}
+_SEPARATE = (
+    "The run has its own process, so buttons work in every front end while this kernel is idle."
+)
+_BUSY = (
+    "In JupyterLab these buttons work while the cell trains; elsewhere, interrupt the cell to stop."
+)
+_WAITS = (
+    "a click waits until the cell is done. Interrupt the cell instead: once stops after the step"
+    " and saves, twice aborts. For everything else, run `workbench control` in a terminal, or train"
+    " in a separate process: wb.RunPanel(wb.start(recipe))."
+)
 
 
 def buttons_work(in_cell: bool) -> tuple[bool, str]:
@@ -48,44 +62,20 @@ def buttons_work(in_cell: bool) -> tuple[bool, str]:
     if reason := no_widgets():
         return False, f"There are no buttons: {reason}."
     if not in_cell:
-        return (
-            True,
-            (
-                "The run has its own process, so buttons work in every front end while this kernel"
-                " is idle."
-            ),
-        )
+        return True, _SEPARATE
     import ipykernel
 
-    kernel = Version(ipykernel.__version__).release[:2]
+    major, minor = Version(ipykernel.__version__).release[:2]
     # Kaggle's image is Colab's, variables included.
-    colab = "COLAB_RELEASE_TAG" in os.environ and "KAGGLE_KERNEL_RUN_TYPE" not in os.environ
-    where = (
-        "In Colab"
-        if colab
-        else "In VS Code"
-        if {"VSCODE_PID", "VSCODE_CWD"} & os.environ.keys()
-        else ""
-    )
+    if "COLAB_RELEASE_TAG" in os.environ and "KAGGLE_KERNEL_RUN_TYPE" not in os.environ:
+        return False, f"In Colab {_WAITS}"
+    if {"VSCODE_PID", "VSCODE_CWD"} & os.environ.keys():
+        return False, f"In VS Code {_WAITS}"
     # Measured: 7.0 to 7.3 handle a click on a thread beside the cell; 7.4 sends it to the busy one
     # again.
-    if not where and (7, 0) <= kernel < (7, 4):
-        return (
-            True,
-            (
-                "In JupyterLab these buttons work while the cell trains; elsewhere, interrupt the"
-                " cell to stop."
-            ),
-        )
-    return (
-        False,
-        (
-            f"{where or f'With ipykernel {kernel[0]}.{kernel[1]}'} a click waits until the cell is"
-            " done. Interrupt the cell instead: once stops after the step and saves, twice aborts."
-            " For everything else, run `workbench control` in a terminal, or train in a separate"
-            " process: wb.RunPanel(wb.start(recipe))."
-        ),
-    )
+    if (7, 0) <= (major, minor) < (7, 4):
+        return True, _BUSY
+    return False, f"With ipykernel {major}.{minor} {_WAITS}"
 
 
 class Controls:
@@ -109,7 +99,6 @@ class Controls:
         self._lock = threading.Lock()
         self._functions: list[str] = []  # that have a row
         self._shown: Fields = {}  # what this class wrote into each field
-        self._quiet = False  # a field that is set by an answer asks for nothing
         self.works, self.sentence = buttons_work(in_cell)
         # a button that cannot work is worse than none
         self.widget = self._build() if self.works else None
@@ -119,83 +108,58 @@ class Controls:
     def _build(self) -> Any:
         import ipywidgets as kit
 
-        wrapped = {"flex_flow": "row wrap"}
-        buttons = [
-            self._button(action, label, tooltip=ACTIONS[action][0])
-            for action, label in _BUTTONS.items()
-        ]
+        add = self.parts.add
+        buttons = []
+        for action, label in _BUTTONS.items():
+            look = {"description": label, "tooltip": ACTIONS[action][0], "layout": _ACTION}
+            buttons.append(add(action, "Button", partial(self._click, action), **look))
         self.parts["stop"].button_style = "danger"
-        fields = []
-        for action in _NUMBERS:
-            # A text, so that 1e-5 can be typed, and what is no number is answered and not
-            # swallowed.
-            look = {"style": {"description_width": "initial"}, "layout": {"width": "190px"}}
-            fields.append(
-                self.parts.add(
-                    action, kit.Text(description=action, continuous_update=False, **look)
-                )
-            )
-            fields.append(
-                self._button(
-                    f"apply {action}", "Apply", min_width="auto", margin="2px 16px 2px 2px"
-                )
-            )
-        self._rows = kit.VBox([])
-        answers = self.parts.add("answers", kit.HTML())
-        sentence = self.parts.add("sentence", kit.HTML(coloured(self.sentence, MUTED)))
+        rows = add("functions", "VBox")
+        # A text, so that 1e-5 can be typed, and what is no number is answered and not swallowed.
+        look: Fields = {"continuous_update": False, "layout": {"width": "190px"}}
+        numbers = [
+            part
+            for action in _NUMBERS
+            for part in self._applied(action, "Text", action, description=action, **look)
+        ]
+        answers = add("answers", "HTML")
+        sentence = add("sentence", "HTML", value=coloured(self.sentence, MUTED))
         self._show_state()
-        lines = [kit.HBox(buttons, layout=wrapped), self._rows, kit.HBox(fields, layout=wrapped)]
-        return kit.VBox([*lines, answers, sentence])
+        above, below = (kit.HBox(line, layout=_WRAPPED) for line in (buttons, numbers))
+        return kit.VBox([above, rows, below, answers, sentence])
 
-    def _button(self, name: str, label: str, tooltip: str = "", **layout: str) -> object:
-        import ipywidgets as kit
+    def _click(self, action: str) -> None:
+        self.ask("resume" if action == "pause" and self.state.paused else action)
 
-        button = kit.Button(
-            description=label,
-            tooltip=tooltip,
-            layout={"width": "auto", "min_width": "84px", **layout},
-        )
-        button.on_click(lambda _: self._clicked(name))
-        return self.parts.add(name, button)
+    def _applied(self, name: str, kind: str, action: str, function: str = "", **look: Any) -> list:
+        # A field, and the button that asks for what was typed in it.
+        of = {"function": function} if function else {}
+        field = self.parts.add(name, kind, **look)
+        button = {"description": "Apply", "layout": _APPLY}
 
-    def _clicked(self, name: str) -> None:
-        action, _, function = name.removeprefix("apply ").partition(" ")
-        if function:
-            self.ask(action, function=function, value=self.parts[f"weight {function}"].value)
-        elif action in _NUMBERS:
-            self.ask(action, value=self.parts[action].value)
-        else:
-            self.ask("resume" if action == "pause" and self.state.paused else action)
+        def then() -> None:
+            self.ask(action, **of, value=field.value)
+
+        return [field, self.parts.add(f"apply {name}", "Button", then, **button)]
 
     def _fill_functions(self) -> None:
         import ipywidgets as kit
 
         self._functions = list(self.state.weights)
         self._shown = {}
-        rows = [
-            kit.HTML(
-                coloured(
-                    "Weight of each reward function; a muted one is still scored and plotted.",
-                    MUTED,
-                )
-            )
-        ]
+        head = "Weight of each reward function; a muted one is still scored and plotted."
+        rows = [kit.HTML(coloured(head, MUTED))]
         for name in self._functions:
             label = kit.HTML(coloured(name), layout={"width": "240px", "overflow": "hidden"})
-            weight = self.parts.add(
-                f"weight {name}", kit.FloatText(step=0.1, layout={"width": "100px"})
-            )
-            apply = self._button(f"apply weight {name}", "Apply", min_width="auto")
-            mute = self.parts.add(
-                f"mute {name}",
-                kit.Checkbox(description="mute", indent=False, layout={"width": "90px"}),
-            )
-            mute.observe(
-                lambda box, name=name: self._quiet or self.ask(_MUTE[box["new"]], function=name),
-                "value",
-            )
-            rows.append(kit.HBox([label, weight, apply, mute]))
-        self._rows.children = rows
+            look = {"step": 0.1, "layout": {"width": "100px"}}
+            weight = self._applied(f"weight {name}", "FloatText", "weight", name, **look)
+            look = {"description": "mute", "indent": False, "layout": {"width": "90px"}}
+            mute = self.parts.add(f"mute {name}", "Checkbox", partial(self._mute, name), **look)
+            rows.append(kit.HBox([label, *weight, mute]))
+        self.parts["functions"].children = rows
+
+    def _mute(self, function: str, mute: bool) -> None:
+        self.ask("mute" if mute else "unmute", function=function)
 
     # -- asking and answers
     # ------------------------------------------------------------------------------------------
@@ -207,8 +171,9 @@ class Controls:
         try:
             identity = send(self.run, action, by=BY, **details)
         except Exception as error:  # a full disk, a folder that is gone: the panel stays
-            ours = isinstance(error, WorkbenchError)
-            why = f"{error.value}; {error.remedy}" if ours else f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, WorkbenchError):
+                why = f"{error.value}; {error.remedy}"
             self._say(f"not sent: {words}: {why}", BAD)
             self._show_fields()
             return None
@@ -261,8 +226,7 @@ class Controls:
         self._show_answers()
 
     def _show_fields(self) -> None:
-        self._quiet = True
-        try:
+        with self.parts.quietly():
             for name in self._functions:
                 if name in self.state.weights:
                     # Of a muted function, the weight that it will get back.
@@ -271,8 +235,6 @@ class Controls:
                     self.parts[f"mute {name}"].value = name in self.state.muted
             for action in _NUMBERS:
                 self._put(action, _written(getattr(self.state, action)))
-        finally:
-            self._quiet = False
 
     def _put(self, name: str, value: Any) -> None:
         # A field that somebody is writing in would lose what was typed, so only changes are
@@ -282,39 +244,33 @@ class Controls:
             self.parts[name].value = value
 
     def __repr__(self) -> str:
-        # A terminal that stands elsewhere knows no run of that name.
-        known = Path.cwd() != workspace() == self.run.path.parent.parent
-        run = self.run.name if known else shlex.quote(str(self.run.path))
-        return (
-            f"{self.sentence} In a terminal: workbench control {run} stop, pause, weight FUNCTION"
-            " VALUE, ..."
-        )
+        run = shlex.quote(str(self.run.path))  # a terminal may stand anywhere
+        settings = "stop, pause, weight FUNCTION VALUE, ..."
+        return f"{self.sentence} In a terminal: workbench control {run} {settings}"
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> object:
+    def _repr_mimebundle_(self, **_: object) -> object:
         bundle = {"text/plain": repr(self), "text/html": coloured(repr(self), MUTED)}
         return bundle if self.widget is None else {**bundle, **widget_view(self.widget)}
 
 
 def answer_line(event: Fields, own: str = BY) -> str:
     """One answer of the trainer, in a line; requests of others than `own` are marked as theirs."""
-    words = [
-        str(event.get("action", "")),
-        *(_written(event[key]) for key in ("function", "value") if key in event),
-    ]
-    change = change_text(event) if event.get("applied") else None
+    keys = [key for key in ("action", "function", "value") if key in event]
+    words = " ".join(_written(event[key]) for key in keys)
     by = "" if event.get("by") == own else f" (requested by {event.get('by', '?')})"
     why = " ".join(str(event.get("why", "")).split())
     if not event.get("applied"):
-        return f"refused: {' '.join(words)}{by}: {why}"
-    file = f" to {event['file']}" if event.get("file") and event.get("action") == "sample" else ""
-    when = (
-        f"from step {event.get('from_step', '?')}"
-        if change
-        else f"after step {event.get('step', '?')}"
-    )
-    return f"{when}: {change or ' '.join(words)}{file}{by}" + (f" ({why})" if why else "")
+        return f"refused: {words}{by}: {why}"
+    when = f"after step {event.get('step', '?')}"
+    if change := change_text(event):
+        words = change
+        when = f"from step {event.get('from_step', '?')}"
+    if event.get("action") == "sample" and event.get("file"):
+        words += f" to {event['file']}"
+    return f"{when}: {words}{by}" + (f" ({why})" if why else "")
 
 
 def _written(value: object) -> str:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return f"{value:g}" if number else "" if value is None else str(value)
+    if value is None:
+        return ""
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)

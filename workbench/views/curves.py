@@ -7,36 +7,18 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from workbench.kinds import Fields
 from workbench.run import metrics
 from workbench.run.rollouts import unstated_right
-from workbench.views.chart import MAX_POINTS, Chart, Line
-from workbench.views.figure import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
-    SERIES,
-    as_text,
-    bare_figure,
-    png,
-)
-from workbench.views.history import (
-    ADAPTIVE,
-    CHECKPOINT,
-    KL_PER_COMPLETION,
-    LENGTHS,
-    History,
-    Mark,
-    weighted,
-)
+from workbench.views.chart import Chart
+from workbench.views.figure import GREEN, SERIES, as_text, mosaic, png
+from workbench.views.history import ADAPTIVE, CHECKPOINT, History, Mark, weighted
 from workbench.views.tables import cut, short_name
 
 MOST_MARKS = 60  # vertical lines
@@ -51,79 +33,7 @@ _NO_KL = (
 )
 KL_UNMEASURED = f"{_NO_KL}the recipe,\nfor example grpo.beta = 0.001."
 KL_UNMEASURED_ATTACHED = f"{_NO_KL}GRPOConfig,\nfor example beta=0.001."
-
-
-def _charts() -> dict[str, tuple[int, Any, Fields]]:
-    """Name -> (row, column, settings of its `Chart`). The lines of the reward functions are added
-    later.
-    """
-    reward = [Line(metrics.REWARD, "total", BLACK, 2, shaded=True)]
-    std = [Line(metrics.GROUP_STD, "within groups (drives learning)", BLUE, 2, shaded=True)]
-    std += [Line(metrics.REWARD_STD, "whole batch (TRL's reward_std)", GREY, 1, ":")]
-    groups = [
-        (metrics.ALL_RIGHT, "all right", GREEN),
-        (metrics.MIXED, "mixed", BLUE),
-        (metrics.ALL_WRONG, "all wrong", RED),
-    ]
-    dead = [Line(metrics.DEAD, "dead (zero variance)", BLACK, 1.2, "--")]
-    kl = [Line(metrics.KL, "per token", ORANGE, 2, shaded=True)]
-    kl += [Line(KL_PER_COMPLETION, "per completion (right)", GREY, 1, ":", right=True)]
-    length = [
-        Line(metrics.MEAN_LENGTH, "mean", BLUE, 2),
-        Line(metrics.CLIPPED, "clipped (right)", RED, 1.2, "--", right=True),
-    ]
-    entropy = [Line(metrics.ENTROPY, "entropy", PURPLE, 1.5, shaded=True)]
-    stages = [(metrics.GENERATE_S, "generate", BLUE), (metrics.REWARD_S, "rewards", ORANGE)]
-    stages += [(metrics.TRAIN_S, "forward + backward", GREEN)]
-    step = [Line(metrics.STEP_S, "whole step", BLACK, 0.8)]
-    title = "reward: total, and the weighted mean of each function"
-    return {
-        "reward": (
-            0,
-            slice(0, 2),
-            dict(title=title, lines=reward, right_share=True, points=4 * MAX_POINTS // 5),
-        ),
-        "raw": (
-            0,
-            2,
-            dict(title="mean of each function,\nunweighted; colours as on the left", legend_rows=0),
-        ),
-        "std": (1, 0, dict(title="reward std", lines=std, legend_rows=2, columns=1)),
-        "groups": (
-            1,
-            1,
-            dict(title="groups", lines=dead, stack=groups, share=True, legend_rows=2, columns=2),
-        ),
-        "kl": (
-            1,
-            2,
-            dict(title="KL from the reference model, nats", lines=kl, peaks=True, legend_rows=2),
-        ),
-        "length": (
-            2,
-            0,
-            dict(
-                title="completion length, tokens",
-                lines=length,
-                band=LENGTHS,
-                right_share=True,
-                columns=4,
-            ),
-        ),
-        "entropy": (2, 1, dict(title="entropy, nats per token", lines=entropy, legend_rows=0)),
-        "time": (
-            2,
-            2,
-            dict(
-                title="wall time per step, s",
-                lines=step,
-                stack=stages,
-                alpha=0.6,
-                peaks=True,
-                legend_rows=2,
-            ),
-        ),
-    }
+_SPECIFIED = Path(__file__).with_name("charts.yaml")
 
 
 class RunFigure:
@@ -132,20 +42,18 @@ class RunFigure:
     def __init__(self, name: str = "", beta: float = 0.0) -> None:
         self.name = name
         self.beta = beta
-        self.figure = bare_figure(10, 7.6)
-        text = partial(self.figure.text, s="", va="top")
-        self.title = text(0.052, 0.985, fontsize=11, weight="bold")
-        self.note = text(0.052, 0.96, fontsize=8.5, linespacing=1.35)
-        self.key = text(0.052, 0.012, fontsize=7.5, va="bottom", color="#444444")
-        self.reduced = text(0.955, 0.985, fontsize=7.5, ha="right", color=GREY)
-        edges = {"left": 0.052, "right": 0.955, "top": 0.845, "bottom": 0.098}
-        spots = self.figure.add_gridspec(3, 3, hspace=0.72, wspace=0.36, **edges)
-        self.charts: dict[str, Chart] = {}
-        for key, (row, column, settings) in _charts().items():
-            axis = self.figure.add_subplot(spots[row, column])
-            axis.tick_params(labelbottom=row != 1)  # the second row's are those beneath it
-            axis.set_xlabel("" if row == 1 else "step", fontsize=8, labelpad=1)
-            self.charts[key] = Chart(axis, **settings)
+        specified = yaml.safe_load(_SPECIFIED.read_text(encoding="utf-8"))
+        layout = specified["layout"]
+        self.figure, axes = mosaic(10, 7.6, layout, **specified["grid"])
+        texts = (self.figure.text(s="", **look) for look in specified["texts"])
+        self.title, self.note, self.key, self.reduced = texts
+        self.charts = {
+            key: Chart(axes[key], **settings) for key, settings in specified["charts"].items()
+        }
+        for key, axis in axes.items():
+            middle = key in layout[1]  # whose steps are those beneath it
+            axis.tick_params(labelbottom=not middle)
+            axis.set_xlabel("" if middle else "step", labelpad=1)
         self.marks = _Marks(self.charts)
         self.held_out = _HeldOut(self.charts["reward"])
         self.unmeasured = KL_UNMEASURED
@@ -181,10 +89,9 @@ class RunFigure:
         self.note.set_text(as_text(_wrapped(note, 175)))
         means = f"lines: means of up to {-(-len(history) // points)} steps; shading: min to max"
         self.reduced.set_text(means if bucketed else "")
-        steps = np.array(history.steps)
         last_step = max(4.0, 1.02 * history.step)
         for chart in self.charts.values():
-            chart.fill(steps, history, last_step)
+            chart.fill(history, last_step)
         self._fit(history)
         self._fit_legend(history, bool(held_out))
         self.held_out.fill(held_out)
@@ -193,48 +100,43 @@ class RunFigure:
 
     def _add_functions(self, history: History) -> None:
         reward, raw = self.charts["reward"], self.charts["raw"]
-        for function in history.functions[len(raw.lines) :]:
+        drawn = [line.artist.get_label() for line in raw.lines]
+        for function in (name for name in history.functions if name not in drawn):
             turn, place = divmod(len(raw.lines), len(SERIES))
-            look: Fields = {"colour": SERIES[place], "style": ("-", "--", ":", "-.")[turn % 4]}
-            reward.add(Line(weighted(function), function, **look))
-            raw.add(Line(metrics.per_function(function), function, **look))
+            look: Fields = {"color": SERIES[place], "linestyle": ("-", "--", ":", "-.")[turn % 4]}
+            reward.add(weighted(function), label=function, linewidth=1, **look)
+            raw.add(metrics.per_function(function), label=function, linewidth=1, **look)
 
     def _fit(self, history: History) -> None:
         """Label what is not measured; name what is."""
-
-        def absent(key: str) -> bool:
-            return bool(np.isnan(history[key]).all())
-
         # A run may begin without a reference model and get one in a later stage, or the reverse.
         kl = self.charts["kl"]
-        measured = bool(self.beta) or not absent(metrics.KL)
+        measured = bool(self.beta) or not history.absent(metrics.KL)
         kl.words.set_text("" if measured else self.unmeasured)
         kl.axis.tick_params(labelleft=measured)
         kl.right.tick_params(labelright=measured)
         if measured:
-            per_token, per_completion = kl.lines
-            label = f"per token (beta {self.beta:.3g})" if self.beta else "per token"
-            entries = [(per_token.artist, label), (per_completion.artist, per_completion.label)]
-            kl.legend(entries, columns=1)
+            beta = f" (beta {self.beta:.3g})" if self.beta else ""
+            labels = (f"per token{beta}", "per completion (right)")
+            kl.legend([(line.artist, of) for line, of in zip(kl.lines, labels)], columns=1)
         time = self.charts["time"]
-        parts = [] if absent(metrics.TRAIN_S) else time.areas
+        parts = [] if history.absent(metrics.TRAIN_S) else time.areas
         whole = time.lines[0].artist
         time.legend([(artist, artist.get_label()) for artist in (*parts, whole)], columns=2)
-        silent = len(history) and absent(metrics.ENTROPY)
+        silent = len(history) and history.absent(metrics.ENTROPY)
         self.charts["entropy"].words.set_text(NO_ENTROPY if silent else "")
 
     def _fit_legend(self, history: History, held_out: bool) -> None:
         chart = self.charts["reward"]
-        total, *functions = chart.lines
-        names = []
-        for line in functions:
-            weight = history.weights.get(line.label, 1.0)
-            short = cut(short_name(line.label), _LONGEST_NAME)
+        artists = [line.artist for line in chart.lines]
+        names = ["total"]
+        for function in (artist.get_label() for artist in artists[1:]):
+            weight = history.weights.get(function, 1.0)
+            short = cut(short_name(function), _LONGEST_NAME)
             names.append(as_text(short if weight == 1 else f"{short} x {weight:.3g}"))
-        if len(names) > MOST_NAMED:
-            names[MOST_NAMED - 1 :] = [f"and {len(names) - MOST_NAMED + 1} more"]
-        entries = [(total.artist, total.label)]
-        entries += [(line.artist, name) for line, name in zip(functions, names)]
+        if (more := len(names) - MOST_NAMED - 1) > 0:
+            names[MOST_NAMED:] = [f"and {more + 1} more"]
+        entries = list(zip(artists, names))
         if held_out:
             entries.append((self.held_out.points, "held-out correct, base dashed (right)"))
         chart.head(-(-len(entries) // _LEGEND_COLUMNS))
@@ -248,44 +150,41 @@ class _HeldOut:
 
     def __init__(self, chart: Chart) -> None:
         self._axis = chart.right
-        plot = partial(self._axis.plot, [], [], color=VIOLET, linewidth=1.2)
-        (self.base,) = plot(linestyle="--")
-        (self.bars,) = plot(alpha=0.6)
+        look = {"color": VIOLET, "linewidth": 1.2}
+        (self.base,) = self._axis.plot([], [], linestyle="--", **look)
+        self.bars = self._axis.vlines([], 0, 1, alpha=0.6, **look)
         dots = {"marker": "o", "markersize": 5, "markeredgecolor": "white"}
-        (self.points,) = plot(clip_on=False, **dots)
+        (self.points,) = self._axis.plot([], [], clip_on=False, **dots, **look)
 
     def fill(self, measured: Sequence[Fields]) -> None:
         """Place the measurements, the base's (step 0) first."""
         self._axis.tick_params(labelright=bool(measured), right=bool(measured))
-        steps = [row["step"] for row in measured]
-        self.points.set_data(steps, [row["correct"] for row in measured])
-        nan = np.nan
-        self.bars.set_data(
-            [x for step in steps for x in (step, step, nan)],
-            [y for row in measured for y in (row["low"], row["high"], nan)],
+        self.points.set_data(
+            [row["step"] for row in measured], [row["correct"] for row in measured]
         )
+        ends = [[(row["step"], row[end]) for end in ("low", "high")] for row in measured]
+        self.bars.set_segments(ends)
         base = [row["correct"] for row in measured[:1]]
-        self.base.set_data([0, self._axis.get_xlim()[1]] if base else [], base * 2)
+        self.base.set_data([0, self._axis.get_xlim()[1]][: 2 * len(base)], base * 2)
 
 
 class _Marks:
     """Vertical lines where something was changed; the latest are numbered and explained beneath."""
 
     def __init__(self, charts: Mapping[str, Chart]) -> None:
-        reward = charts["reward"]
+        reward = charts["reward"].axis
         self.lines = []
-        for chart in charts.values():
-            look = {"color": "#555555", "linewidth": 0.8, "alpha": 0.9 if chart is reward else 0.35}
-            self.lines += chart.axis.plot(
-                [], [], transform=chart.axis.get_xaxis_transform(), **look
-            )
-        across = {"transform": reward.axis.get_xaxis_transform()}
-        plot = partial(reward.axis.plot, [], [], linestyle="none", clip_on=False, **across)
+        for axis in (chart.axis for chart in charts.values()):
+            look = {"color": "#555555", "linewidth": 0.8, "alpha": 0.9 if axis is reward else 0.35}
+            across = {"transform": axis.get_xaxis_transform()}
+            self.lines += axis.plot([], [], **look, **across)
+        across = {"transform": reward.get_xaxis_transform()}
+        plot = partial(reward.plot, [], [], linestyle="none", clip_on=False, **across)
         (self.checkpoints,) = plot(marker="^", markersize=4, color=GREEN)
         (self.adaptive,) = plot(marker="|", markersize=7, markeredgewidth=1.2, color="#444444")
         ring = {"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": "#777777"}
         look = {"fontsize": 7, "ha": "center", "va": "center", "bbox": {**ring, "linewidth": 0.6}}
-        self._numbers = [reward.axis.text(0, 1, "", **look, **across) for _ in range(MOST_NUMBERS)]
+        self._numbers = [reward.text(0, 1, "", **look, **across) for _ in range(MOST_NUMBERS)]
 
     def fill(self, marks: Sequence[Mark], last_step: float) -> str:
         """Place the marks; returns the words that explain them."""

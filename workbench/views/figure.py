@@ -9,16 +9,17 @@ import html
 import io
 import itertools
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from workbench.kinds import Axes, Figure
+from workbench.kinds import Axes, Fields, Figure
 from workbench.printable import printable
 from workbench.views.tables import cut
 
 # Okabe and Ito's palette: told apart by readers with any colour vision.
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = (
+COLOURS = (
     "#0072B2",
     "#E69F00",
     "#009E73",
@@ -26,34 +27,30 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = (
     "#CC79A7",
     "#56B4E9",
     "#222222",
+    "#888888",
 )
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = COLOURS
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
-GREY = "#888888"
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
     """(Figure, axes), drawn by Agg. Sizes in inches."""
-    figure = bare_figure(width, height)
-    axes = figure.subplots(rows, columns)
-    for axis in figure.axes:
-        style(axis)
-    return figure, axes
+    figure, axes = mosaic(width, height, np.arange(rows * columns).reshape(rows, columns))
+    return figure, list(axes.values()) if len(axes) > 1 else axes[0]
 
 
-def bare_figure(width: float, height: float) -> Any:
-    """A Figure without axes, drawn by Agg. Sizes in inches, of 100 pixels."""
+def mosaic(width: float, height: float, layout: Any, **grid: float) -> tuple[Any, dict[Any, Any]]:
+    """(Figure, axes by name), drawn by Agg. Sizes in inches, of 100 pixels."""
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    return FigureCanvasAgg(Figure(figsize=(width, height), dpi=100)).figure
-
-
-def style(axis: Axes) -> None:
-    """The look of every chart: no frame at the top and right, a faint grid behind the curves."""
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.tick_params(labelsize=8)
+    figure: Any = FigureCanvasAgg(Figure(figsize=(width, height), dpi=100)).figure
+    with rc_context(fname=Path(__file__).with_name("look.mplstyle")):
+        axes = figure.subplot_mosaic(layout, gridspec_kw=grid)
+    for axis in axes.values():
+        axis.tick_params(labelsize=8)
+    return figure, axes
 
 
 def as_text(text: object, most: int = 1000) -> str:
@@ -69,8 +66,7 @@ def with_legend(
     """The figure, laid out, with what its axes and their title say, and the legend (or these
     handles and labels) on its right.
     """
-    axis.set_xlabel(x, fontsize=8)
-    axis.set_ylabel(y, fontsize=8)
+    axis.set(xlabel=x, ylabel=y)
     axis.set_title(as_text(title), fontsize=9, loc="left")
     axis.legend(*entries, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.tight_layout()
@@ -79,29 +75,39 @@ def with_legend(
 
 def lying(axis: Any, places: Any, labels: Any) -> None:
     """An axis of horizontal bars: labels from the top down, the grid upright."""
-    axis.set_yticks(places, [as_text(label, 48) for label in labels], fontsize=8)
+    axis.set_yticks(places, [as_text(label, 48) for label in labels])
     axis.invert_yaxis()
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
     axis.grid(visible=False, axis="y")
 
 
 def stacked_bars(
-    axis: Axes, labels: Sequence[str], parts: Iterable[tuple[str, np.ndarray]]
+    axis: Axes,
+    labels: Sequence[str],
+    parts: Iterable[tuple[str, np.ndarray]],
+    colours: Iterable[str] = SERIES,
+    **look: Any,
 ) -> None:
     """Horizontal bars of named parts: positive values right of 0, negative ones left."""
     places = range(len(labels))
     right = left = np.zeros(len(labels))
-    for (name, added), colour in zip(parts, itertools.cycle(SERIES)):
-        axis.barh(
-            places,
-            added,
-            left=np.where(added >= 0, right, left),
-            color=colour,
-            height=0.7,
-            label=as_text(name, 48),
-        )
-        right, left = right + np.maximum(added, 0), left + np.minimum(added, 0)
+    for (name, added), colour in zip(parts, itertools.cycle(colours)):
+        start = np.where(added >= 0, right, left)
+        axis.barh(places, added, 0.7, start, color=colour, label=as_text(name, 48), **look)
+        right = right + np.maximum(added, 0)
+        left = left + np.minimum(added, 0)
     lying(axis, places, labels)
+
+
+def twin_bars(axis: Any, labels: Sequence[str], twins: Fields, **look: Any) -> list[Any]:
+    """Horizontal bars side by side, of two named series: {name: (colour, values, errors)}."""
+    places = np.arange(len(labels))
+    bars = [
+        axis.barh(places + offset, values, 0.36, color=colour, label=name, xerr=errors, **look)
+        for offset, (name, (colour, values, errors)) in zip((-0.2, 0.2), twins.items())
+    ]
+    lying(axis, places, labels)
+    return bars
 
 
 def png(figure: Any) -> bytes:
@@ -131,18 +137,11 @@ class Picture:
     def __init__(self, figure: Any, text: str) -> None:
         self.figure, self.text = figure, text
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return image_bundle(png(self.figure), self.text)
 
     def __str__(self) -> str:
         return printable(self.text)
-
-
-def inline_image(figure: object, text: str) -> str:
-    """The figure as HTML, for a view that shows it among other things; the text is for readers who
-    cannot see it.
-    """
-    return image_tag(base64.b64encode(png(figure)).decode("ascii"), text)
 
 
 # In a dark theme (JupyterLab's or VS Code's) a picture on white is turned dark, and its hues are
@@ -151,6 +150,13 @@ _DARK = (
     "[data-jp-theme-light=false] img.chart,body.vscode-dark img.chart{filter:invert(.93)"
     " hue-rotate(180deg)}"
 )
+
+
+def inline_image(figure: object, text: str) -> str:
+    """The figure as HTML, for a view that shows it among other things; the text is for readers who
+    cannot see it.
+    """
+    return image_tag(base64.b64encode(png(figure)).decode("ascii"), text)
 
 
 def image_tag(data: str, text: str) -> str:

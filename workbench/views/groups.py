@@ -1,14 +1,23 @@
-"""Where a group's advantages come from: tables and pictures."""
+"""Groups of completions: where advantages come from, as tables and pictures; and one group of a
+run's latest step, as text in a bounded space.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from workbench.errors import RunError
 from workbench.rewards.groups import ExplainedGroup
+from workbench.run.batch import ScoredBatch
+from workbench.run.directory import RunDirectory
+from workbench.run.parts import parts, span
+from workbench.run.rollouts import read_part
 from workbench.views.figure import (
     BLACK,
     BLUE,
@@ -21,88 +30,82 @@ from workbench.views.figure import (
     stacked_bars,
     with_legend,
 )
-from workbench.views.tables import Table, Verbatim, View, number, short_name
+from workbench.views.tables import (
+    BAD,
+    CellMark,
+    Table,
+    Verbatim,
+    View,
+    joined,
+    no_formulas,
+    number,
+    one_line,
+    pre,
+    short_name,
+    signed,
+)
+
+MOST_COMPLETIONS = 8  # of a group that are shown; the best and the worst are among them
+MOST_FUNCTIONS = 10
+_ENDS = {None: "-", True: "stop", False: "length"}  # by whether it was finished
+# characters, lines
+_LONGEST_COMPLETION, _LONGEST_PROMPT, _LONGEST_BEFORE = (600, 14), (800, 14), (240, 4)
 
 
 def explained_view(group: ExplainedGroup) -> View:
     """Rewards and advantages, and what each function adds to them, as bars; and the tables behind
     them.
     """
-    tables = group_tables(group)
-    bars = advantage_bars(
-        _labels(group), np.nan_to_num(group.totals).tolist(), group.advantages.tolist()
-    )
-    parts = [inline_image(bars, "rewards and advantages of the group")]
-    parts += [
-        inline_image(contribution_bars(group), group.verdict),
-        *(table._repr_html_() for table in tables),
-    ]
-    return View("".join(parts), "\n\n".join(map(str, tables)))
+    tables = joined(group_tables(group))
+    totals = np.nan_to_num(group.totals).tolist()
+    bars = advantage_bars(_labels(group), totals, group.advantages.tolist())
+    images = inline_image(bars, "rewards and advantages of the group")
+    images += inline_image(contribution_bars(group), group.verdict)
+    return View(images + tables.html, tables.text)
 
 
 def group_tables(group: ExplainedGroup, completions: bool = True) -> list[Table]:
     """Three tables: scores (and texts) with advantages under every scaling, what each function
     adds, the functions' shares.
     """
+    import pandas
+
     short = list(map(short_name, group.names))
-    scales = group.by_scale
-    places = list(group.labels) or [*range(len(group.texts))]
-    texts = [[Verbatim(text)] if completions else [] for text in group.texts]
+    places = list(group.labels) or list(range(len(group.texts)))
+    numbers = np.column_stack([group.scores, group.totals, *group.by_scale.values()]).tolist()
+    rows = [
+        [place, Verbatim(text), *own] if completions else [place, *own]
+        for place, text, own in zip(places, group.texts, numbers, strict=True)
+    ]
+    head = ["", "completion"] if completions else [""]
+    head += [*short, "total", *(f"advantage, {scale}" for scale in group.by_scale)]
     caption = (
         f"scores, weighted total (mean {group.mean:.3g}, std {group.std:.3g}), and the advantage"
         " under each scale_rewards"
     )
-    numbers = zip(places, texts, *group.scores.T, group.totals, *scales.values(), strict=True)
-    head = [
-        "",
-        *(["completion"] if completions else []),
-        *short,
-        "total",
-        *(f"advantage, {scale}" for scale in scales),
-    ]
-    scored = Table(
-        head, [[place, *text, *map(float, own)] for place, text, *own in numbers], caption
-    )
-    added = zip(places, group.contributions, group.advantages, strict=True)
-    rows = [[place, *map(float, [*parts, advantage])] for place, parts, advantage in added]
-    added = Table(
-        ["", *short, "advantage"], rows, "what each function adds to the advantage; rows sum to it"
-    )
-    rows = []
-    for name, weight, scores, share in zip(
-        group.names, group.weights, group.scores.T, group.shares, strict=True
-    ):
-        there = scores[~np.isnan(scores)]
-        std = float(there.std(ddof=1)) if len(there) > 1 else 0.0
-        rows.append(
-            [
-                name,
-                weight,
-                *((float(there.mean()), std) if len(there) else (None, None)),
-                number(share, ".0%"),
-            ]
-        )
-    header = [
-        "function",
-        "weight",
-        "mean score",
-        "std of scores",
-        "share of the advantages' variance",
-    ]
-    return [scored, added, Table(header, rows, group.verdict)]
+    scored = Table(head, rows, caption)
+    numbers = np.column_stack([group.contributions, group.advantages]).tolist()
+    rows = [[place, *own] for place, own in zip(places, numbers, strict=True)]
+    caption = "what each function adds to the advantage; rows sum to it"
+    added = Table(["", *short, "advantage"], rows, caption)
+    scores = pandas.DataFrame(group.scores)
+    functions = zip(group.names, group.weights, scores.mean(), scores.std(), group.shares)
+    rows = [[*own, number(share, ".0%")] for *own, share in functions]
+    head = ["function", "weight", "mean score", "std of scores"]
+    head.append("share of the advantages' variance")
+    return [scored, added, Table(head, rows, group.verdict)]
 
 
 def contribution_bars(group: ExplainedGroup) -> Any:
     """Each completion's advantage as the sum of what the functions add: to the right of 0 up, to
     the left down.
     """
-    figure, axis = new_figure(9, 0.42 * len(group.texts) + 1.3)
-    stacked_bars(
-        axis, _labels(group), zip(map(short_name, group.names), group.contributions.T, strict=True)
-    )
-    axis.plot(
-        group.advantages, range(len(group.texts)), "D", color=BLACK, markersize=5, label="advantage"
-    )
+    count = len(group.texts)
+    figure, axis = new_figure(9, 0.42 * count + 1.3)
+    parts = zip(map(short_name, group.names), group.contributions.T, strict=True)
+    stacked_bars(axis, _labels(group), parts)
+    look = {"color": BLACK, "markersize": 5, "label": "advantage"}
+    axis.plot(group.advantages, range(count), "D", **look)
     axis.axvline(0, color=GREY, linewidth=0.8)
     return with_legend(figure, axis, x="advantage", title=textwrap.fill(group.verdict, 110))
 
@@ -117,16 +120,145 @@ def advantage_bars(
     """A group: each completion's reward with the group's mean, and the resulting advantage."""
     figure, (left, right) = new_figure(9, 0.42 * len(labels) + 1.1, 1, 2)
     places = range(len(labels))
+    mean = np.mean(totals)
     left.barh(places, totals, color=BLUE)
-    mean = sum(totals) / len(totals)
     left.axvline(mean, color=BLACK, linestyle="--", label=f"group mean {mean:.2f}")
     left.set_title("reward (weighted total)", fontsize=9, loc="left")
     left.legend(fontsize=8, frameon=False, loc="lower right")
     right.barh(places, advantages, color=[GREEN if value > 0 else RED for value in advantages])
     right.axvline(0, color=GREY, linewidth=0.8)
     right.set_title("advantage: above 0 reinforced, below 0 suppressed", fontsize=9, loc="left")
-    for axis, label, names in ((left, "reward", labels), (right, "advantage", [""] * len(labels))):
-        axis.set_xlabel(label, fontsize=8)
-        lying(axis, places, names)
+    left.set_xlabel("reward")
+    right.set_xlabel("advantage")
+    lying(left, places, labels)
+    lying(right, places, [""] * len(labels))
     figure.tight_layout()
     return figure
+
+
+@dataclass(frozen=True)
+class ShownGroup:
+    """A group of a run's record or memory."""
+
+    batch: ScoredBatch  # P = 1
+    number: int  # of the group within its batch, from 0
+    groups: int  # in that batch
+
+    @property
+    def best_first(self) -> list[int]:
+        """Numbers of the completions, by advantage."""
+        return np.argsort(-np.nan_to_num(self.batch.groups.advantages), kind="stable").tolist()
+
+    @property
+    def title(self) -> str:
+        return f"step {self.batch.step}, group {self.number + 1} of {self.groups}"
+
+    @property
+    def messages(self) -> list[tuple[str, str]]:
+        """(role, text) of the prompt, in order; a prompt that is plain text has the role ""."""
+        prompt = self.batch.prompts[0]
+        if isinstance(prompt, str):
+            return [("", prompt)]
+        return [(str(message["role"]), str(message.get("content"))) for message in prompt]
+
+
+def group_of(batch: ScoredBatch, turn: int) -> ShownGroup:
+    """One group of a batch: another one with each turn, so that all kinds are seen."""
+    number = turn % batch.group_count
+    return ShownGroup(batch.group(number), number, batch.group_count)
+
+
+def newest_part(run: RunDirectory) -> tuple[int, Path] | None:
+    """(step, file) of the newest part of a run's rollouts; None while there is none."""
+    try:
+        part = parts(run.rollouts)[-1]
+    except (RunError, OSError):  # there is no folder, or nothing in it
+        return None
+    return span(part)[1], part
+
+
+def read_batch(part: Path) -> ScoredBatch | None:
+    """A part's last batch; None if it is not (or no longer) there, or is not a whole Parquet
+    file.
+    """
+    try:
+        return [None, *read_part(part, steps=[span(part)[1]])][-1]
+    except (RunError, OSError):
+        return None
+
+
+def group_html(group: ShownGroup) -> str:
+    """The group for a notebook. Model text is escaped, in `<pre>`, and cut in the middle where it
+    is long.
+    """
+    batch = group.batch
+    shown = group.best_first
+    title = f"{len(shown)} completions, best first"
+    if (left_out := len(shown) - MOST_COMPLETIONS) > 0:
+        shown[MOST_COMPLETIONS // 2 : -MOST_COMPLETIONS // 2] = []
+        title += f"; {left_out} between the best and the worst omitted"
+    if (left_out := len(batch.names) - MOST_FUNCTIONS) > 0:
+        title += f"; {left_out} functions omitted"
+    heads = []
+    for name, weight in zip(batch.names[:MOST_FUNCTIONS], batch.weights):
+        short = one_line(short_name(name), 24)
+        heads.append(short if weight == 1 else f"{short} x {number(weight)}")
+    header = ["completion", *heads, "total", "advantage", "tokens, end"]
+    table = Table(header, [_row(batch, index) for index in shown])
+    return no_formulas(
+        f"<details open><summary><b>{group.title}</b>: {title}</summary>"
+        f"{pre(_prompt_text(group.messages), 'margin:4px 0')}{table._repr_html_()}</details>"
+    )
+
+
+def group_text(group: ShownGroup, most: int = 3) -> str:
+    """The group in a few lines, for a terminal."""
+    batch = group.batch
+    order = group.best_first
+    lines = [f"{group.title}: {one_line(group.messages[-1][1], 100)}"]
+    for index in order if len(order) <= most else [*order[: most - 1], order[-1]]:
+        advantage = number(batch.groups.advantages[index], "+.2f")
+        total = number(batch.groups.totals[index])
+        text = one_line(batch.completions[index], 100)
+        lines.append(f"  {advantage:>6}  total {total:>5}  {text}")
+    return "\n".join(lines)
+
+
+def _row(batch: ScoredBatch, index: int) -> list[Any]:
+    cells: list[Any] = [Verbatim(middle_cut(batch.completions[index] or "", *_LONGEST_COMPLETION))]
+    for name, score in zip(batch.names[:MOST_FUNCTIONS], batch.scores[index].tolist()):
+        error = batch.errors.get(name, {}).get(index)
+        cells.append(CellMark(one_line(str(error), 60), BAD) if error else score)
+    advantage = batch.groups.advantages[index]
+    cells.append(float(batch.groups.totals[index]))
+    cells.append(CellMark(number(advantage, "+.2f"), signed(advantage)))
+    finished = None if batch.finished is None else bool(batch.finished[index])
+    ending = f"{batch.lengths[index]}, {_ENDS[finished]}"
+    return [*cells, CellMark(ending, BAD) if finished is False else ending]
+
+
+def middle_cut(text: str, most: int, most_lines: int) -> str:
+    """`text` in at most about `most` characters and lines: its beginning, and its end, where the
+    answer is.
+    """
+    lines = text.split("\n")
+    if (hidden := len(lines) - most_lines) > 0:
+        end = most_lines // 3
+        lines[most_lines - end : -end] = [f"… ({hidden} line{'s' * (hidden > 1)}) …"]
+        text = "\n".join(lines)
+    if (hidden := len(text) - most) <= 0:
+        return text
+    end = most // 3
+    return f"{text[: most - end]}\n… ({hidden} characters) …\n{text[-end:]}"
+
+
+def _prompt_text(messages: list[tuple[str, str]]) -> str:
+    # What stands before the question is the same for every group, and is not worth much room.
+    *before, (role, question) = messages
+    asked = middle_cut(question, *_LONGEST_PROMPT)
+    if not before:
+        return asked
+    parts = [f"[{role}]\n{middle_cut(text, *_LONGEST_BEFORE)}" for role, text in before[-3:]]
+    if len(before) > 3:
+        parts.insert(0, f"… ({len(before) - 3} messages) …")
+    return "\n".join([*parts, f"[{role}]\n{asked}"])

@@ -12,16 +12,14 @@ from workbench.views.tables import MUTED, View, coloured, item, one_line
 _MOST_PROMPTS = 3
 
 
-def verdict_lines(verdicts: Sequence[Verdict], causes: bool = True) -> str:
-    """The verdicts as text for a terminal: alarms, warnings and notes (with `causes` what is known
-    of each), then the rest.
+def verdict_lines(verdicts: Sequence[Verdict]) -> str:
+    """The verdicts as text for a terminal: alarms, warnings and notes with what is known of each,
+    then the rest.
     """
     lines = []
     for verdict in _wrong(verdicts):
-        lines += [
-            f"{verdict.state}: {_headline(verdict)}",
-            *(f"  {why}" for why in _reasons(verdict) if causes),
-        ]
+        lines.append(f"{verdict.state}: {_headline(verdict)}")
+        lines += [f"  {why}" for why in _reasons(verdict)]
     return "\n".join(lines + _rest(verdicts))
 
 
@@ -44,13 +42,8 @@ def _wrong(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 def _headline(verdict: Verdict) -> str:
     first, last = verdict.first_step, verdict.last_step
-    when = (
-        ""
-        if last is None
-        else f" (step {last})"
-        if first in (None, last)
-        else f" (steps {first} to {last})"
-    )
+    when = f" (steps {first} to {last})" if first not in (None, last) else f" (step {last})"
+    when = "" if last is None else when
     return f"{verdict.title}: {one_line(verdict.line)}{when}"
 
 

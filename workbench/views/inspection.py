@@ -14,7 +14,7 @@ from workbench.inspection.tokens import TokenView
 from workbench.printable import printable
 from workbench.run.metrics import GROUP_STD, KL, REWARD
 from workbench.views.figure import BLUE, ORANGE, inline_image, new_figure, with_legend
-from workbench.views.group_view import middle_cut
+from workbench.views.groups import middle_cut
 from workbench.views.tables import (
     BAD,
     GOOD,
@@ -22,9 +22,10 @@ from workbench.views.tables import (
     Table,
     Verbatim,
     View,
-    no_formulas,
-    plain_text,
+    as_html,
+    joined,
     pre,
+    signed,
 )
 
 _LONGEST = (600, 14)  # characters, lines of a text in a cell
@@ -40,24 +41,20 @@ def listing_table(listing: Listing) -> Table:
     """A `Listing`: its verdict, and some of its rows, texts as they are; of two texts the first,
     with a word diff.
     """
-    differs = {"text_before", "text_after"} <= set(listing.frame.columns)
-    names = [name for name in listing.frame.columns if not (differs and name == "text_after")]
+    names = list(listing.frame.columns)
+    differs = {"text_before", "text_after"} <= set(names)
+    if differs:
+        names.remove("text_after")
     rows = []
     for row in listing.some.to_dict("records"):
         rows.append([_cell(name, row[name]) for name in names])
         if differs:
             texts = [middle_cut(row[name], *_LONGEST) for name in ("text_before", "text_after")]
-            parts = "".join(
-                _DIFF[mark].format(html.escape(plain_text(words)))
-                for mark, words in word_diff(*texts)
-            )
-            rows[-1].append(Html(parts, diff_as_text(*texts)))
-    if differs:
-        names.append("words that changed")
-    caption = listing.verdict
-    if listing.left_out:
-        caption += f"\n{listing.left_out}"
-    return Table([name.replace("_", " ") for name in names] if rows else [], rows, caption)
+            parts = [_DIFF[mark].format(as_html(words)) for mark, words in word_diff(*texts)]
+            rows[-1].append(Html("".join(parts), diff_as_text(*texts)))
+    header = [name.replace("_", " ") for name in names] + ["words that changed"] * differs
+    caption = "\n".join(filter(None, [listing.verdict, listing.left_out]))
+    return Table(header if rows else [], rows, caption)
 
 
 def _cell(name: str, value: Any) -> object:
@@ -73,7 +70,7 @@ def token_page(view: TokenView) -> View:
     advantage.
     """
     most = float(view.kl.max()) or 1.0
-    line = GOOD if view.advantage > 0 else BAD if view.advantage < 0 else "transparent"
+    line = signed(view.advantage, "transparent")
     spans = []
     for text, base, trained, kl in zip(view.tokens, view.base, view.trained, view.kl, strict=True):
         colour = "230,159,0" if trained > base else "86,180,233"
@@ -84,11 +81,8 @@ def token_page(view: TokenView) -> View:
         "orange: likelier since training; blue: less likely; the deeper, the larger the token's"
         " share of the KL"
     )
-    page = (
-        f"{pre(view.verdict)}<pre"
-        f" style='white-space:pre-wrap;line-height:2'>{''.join(spans)}</pre>{pre(legend)}"
-    )
-    return View(no_formulas(page), str(view))
+    shaded = f"<pre style='white-space:pre-wrap;line-height:2'>{''.join(spans)}</pre>"
+    return View(f"{pre(view.verdict)}{shaded}{pre(legend)}", str(view))
 
 
 def comparison_view(comparison: Comparison) -> View:
@@ -98,20 +92,11 @@ def comparison_view(comparison: Comparison) -> View:
         colour = (BLUE, ORANGE)[number] if number < 2 else f"C{number}"
         rows = run.metrics()
         for axis, key in zip(axes, (REWARD, GROUP_STD, KL), strict=True):
-            points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-            axis.plot(
-                *zip(*points, strict=True) if points else ([], []),
-                color=colour,
-                linewidth=1,
-                label=run.name,
-            )
+            points = [row for row in rows if row.get(key) is not None]
+            x, y = ([row[of] for row in points] for of in ("step", key))
+            axis.plot(x, y, color=colour, linewidth=1, label=run.name)
             axis.set_title(key, fontsize=9, loc="left")
     with_legend(figure, axes[-1], x="step", title=KL)
-    tables = [
-        listing_table(part)
-        for part in (comparison.settings, comparison.held_out, comparison.prompts)
-    ]
-    page = inline_image(figure, ", ".join(run.name for run in comparison.runs)) + "".join(
-        table._repr_html_() for table in tables
-    )
-    return View(page, str(comparison))
+    parts = (comparison.settings, comparison.held_out, comparison.prompts)
+    image = inline_image(figure, ", ".join(run.name for run in comparison.runs))
+    return View(image + joined(map(listing_table, parts)).html, str(comparison))

@@ -9,37 +9,38 @@ While a cell runs, the panel waits.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import html
 import itertools
 import re
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from workbench.audit.prompt_format import parse_format
 from workbench.errors import RecipeError, TaskError, WorkbenchError
 from workbench.inspection.reading import question
-from workbench.kinds import Fields
 from workbench.rewards.groups import SCALES, ExplainedGroup
 from workbench.task import Row, Task
 from workbench.views.bench import Bench
 from workbench.views.groups import group_tables
 from workbench.views.tables import (
     BAD,
-    GOOD,
     LONGEST_SHOWN,
     MUTED,
-    PRE,
+    View,
     coloured,
+    joined,
     number,
     one_line,
     plain_text,
     pre,
     short_name,
+    signed,
+    verbatim,
 )
-from workbench.views.widgets import Parts, no_widgets, widget_view
+from workbench.views.widgets import Parts, keep_looking, no_widgets, widget_view
 from workbench.workspace import shown
 
 MOST_PROMPTS = 100  # offered in the list
@@ -53,8 +54,9 @@ _STARTERS = (
     "empty",
 )
 _MARK = "background:#ffe08a;color:#222"
-_ASKED = "border-bottom:2px solid #0072B2"
-_WIDE, _HALF, _WORDS = {"width": "98%"}, {"width": "50%"}, {"description_width": "initial"}
+_UNDERLINED = "border-bottom:2px solid #0072B2"
+_WIDE, _HALF = {"width": "98%"}, {"width": "50%"}
+_LEFT = {"width": "auto", "align_self": "flex-start"}
 # what looks after each task file, for a panel: run again, a cell replaces it
 _OPEN: dict[str, asyncio.Task] = {}
 
@@ -109,9 +111,9 @@ class Lab:
         first = [starters[name] for name in _STARTERS if name in starters][:4] or [""]
         self.texts = first if given is None else list(given)
         self.parts = Parts()
-        self._pending: Any = None
+        self._pending: asyncio.TimerHandle | None = None
         self._watching: asyncio.Task | None = None
-        self.widget = self._build()
+        self.widget = None if no_widgets() else self._build()
 
     @property
     def row(self) -> Row:
@@ -122,22 +124,24 @@ class Lab:
         return self._static()["text/plain"]
 
     def _static(self) -> dict[str, str]:
-        asked, (*parts, report) = (
-            question(self.row["prompt"]).strip(),
-            self.bench.tables(self.row, self.texts),
-        )
-        page = "".join([pre(asked), *(part._repr_html_() for part in parts), _fold(report)])
-        return {
-            "text/html": page,
-            "text/plain": "\n\n".join([plain_text(asked), *map(str, parts), str(report)]),
-        }
+        asked = question(self.row["prompt"]).strip()
+        *tables, report = self.bench.tables(self.row, self.texts)
+        words = View(pre(asked), plain_text(asked))
+        audit = View(_fold(report), str(report))
+        view = joined([words, *tables, audit])
+        return {"text/html": view.html, "text/plain": view.text}
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> object:
+    def _repr_mimebundle_(self, **_: object) -> object:
         # The tables go along for readers of the saved notebook, where no kernel answers the
         # widgets.
         if self.widget is None:
             return self._static()
-        self._watch()
+        if self.file is not None and self._watching is None:
+            self._watching = keep_looking(self._look, _LOOK_S, self._failed)
+            if before := _OPEN.pop(str(self.file), None):
+                before.cancel()
+            if self._watching is not None:
+                _OPEN[str(self.file)] = self._watching
         return {**self._static(), **widget_view(self.widget)}
 
     def close(self) -> None:
@@ -152,82 +156,67 @@ class Lab:
     # ----------------------------------------------------------------------------------------------
 
     def _build(self) -> Any:
-        if no_widgets():
-            return None
         import ipywidgets as kit
 
-        for name in ("prompt", "status", "verdict", "scores", "report"):
-            self.parts.add(name, kit.HTML(layout=_WIDE))
-        scale = {"options": list(SCALES), "value": self.bench.scale_rewards}
-        self.parts.add("prompts", kit.Dropdown(description="prompt", layout={"width": "70%"}))
-        self.parts.add("scale", kit.Dropdown(description="scale_rewards", style=_WORDS, **scale))
-        self.parts.add(
-            "marks", kit.Dropdown(description="highlight", style=_WORDS, layout={"width": "40%"})
-        )
-        self.parts.add("completions", kit.VBox([], layout=_WIDE))
-        self.parts["prompts"].observe(self._prompt_changed, "value")
+        add = self.parts.add
+        above = [add("prompts", "Dropdown", self._choose, description="prompt", layout=_WIDE)]
+        above += [add(name, "HTML", layout=_WIDE) for name in ("prompt", "status")]
+        above.append(add("completions", "VBox", layout=_WIDE))
+        scales = {"options": SCALES, "value": self.bench.scale_rewards}
+        choices = [
+            add("scale", "Dropdown", self._scale, description="scale_rewards", **scales),
+            add("marks", "Dropdown", self._soon, description="highlight"),
+        ]
+        below = [add(name, "HTML", layout=_WIDE) for name in ("verdict", "scores", "report")]
         self._offer()
-        self.parts["scale"].observe(self._scale_changed, "value")
-        self.parts["marks"].observe(self._soon, "value")
         self._fill()
         self.refresh(everything=True)
-        choices = kit.HBox([self.parts["scale"], self.parts["marks"]])
-        above = [self.parts[name] for name in ("prompts", "prompt", "status", "completions")]
-        below = [self.parts[name] for name in ("verdict", "scores", "report")]
-        return kit.VBox([*above, choices, *below])
+        return kit.VBox([*above, kit.HBox(choices), *below])
 
     def _offer(self) -> None:
         # The prompts and functions of the task, to choose from.
         rows = self.bench.task.rows
         numbers = sorted({*range(min(len(rows), MOST_PROMPTS)), self.number})
         prompts = self.parts["prompts"]
-        prompts.unobserve(self._prompt_changed, "value")
-        prompts.options = [
-            (one_line(f"{number}: {question(rows[number]['prompt']).strip()}", 84), number)
-            for number in numbers
-        ]
-        prompts.value = self.number
-        prompts.observe(self._prompt_changed, "value")
         marks = self.parts["marks"]
-        marks.options = [("what any function matched", ""), *_choices(self.bench.suite.names)]
-        marks.value = ""
+        with self.parts.quietly():
+            prompts.options = [
+                (one_line(f"{number}: {question(rows[number]['prompt']).strip()}", 84), number)
+                for number in numbers
+            ]
+            prompts.value = self.number
+            marks.options = _choices("what any function matched", self.bench.suite.names)
+            marks.value = ""
 
     def _fill(self) -> None:
         # One line per completion: what is typed, and what is found in it.
         import ipywidgets as kit
 
+        add = self.parts.add
         starters = self.bench.starters(self.number)
-        options = [("(choose a completion)", ""), *_choices(starters)]
+        options = _choices("(choose a completion)", starters)
+        typing = {"placeholder": "type a completion", "layout": {**_WIDE, "height": "9em"}}
         lines = []
         for index, text in enumerate(self.texts):
-            look = {"style": {"description_width": "1.5em"}, "layout": _WIDE}
-            starter = self.parts.add(
-                f"starter-{index}", kit.Dropdown(options=options, description=str(index), **look)
-            )
-            area = kit.Textarea(
-                value=text,
-                rows=6,
-                placeholder="type a completion",
-                layout={**_WIDE, "height": "9em"},
-            )
-            self.parts.add(f"completion-{index}", area)
-            seen = self.parts.add(f"seen-{index}", kit.HTML(layout=_HALF))
 
-            def typed(change: Fields, index: int = index) -> None:
-                self.texts[index] = change["new"]
-                self._soon()
+            def put(name: str, index: int = index) -> None:
+                if name:
+                    self.type(index, starters[name])
 
-            def put(change: Fields, area: Any = area) -> None:
-                area.value = starters.get(change["new"], area.value)
-
-            area.observe(typed, "value")
-            starter.observe(put, "value")
-            lines.append(kit.HBox([kit.VBox([starter, area], layout=_HALF), seen]))
-        more = kit.Button(
-            description="one more completion", layout={"width": "auto", "align_self": "flex-start"}
-        )
-        self.parts.add("add", more).on_click(lambda _: self.add())
+            choice = {"description": str(index), "options": options, "layout": _WIDE}
+            then = partial(self._typed, index)
+            left = [
+                add(f"starter-{index}", "Dropdown", put, **choice),
+                add(f"completion-{index}", "Textarea", then, value=text, rows=6, **typing),
+            ]
+            seen = add(f"seen-{index}", "HTML", layout=_HALF)
+            lines.append(kit.HBox([kit.VBox(left, layout=_HALF), seen]))
+        more = add("add", "Button", self.add, description="one more completion", layout=_LEFT)
         self.parts["completions"].children = [*lines, more]
+
+    def _typed(self, index: int, text: str) -> None:
+        self.texts[index] = text
+        self._soon()
 
     def type(self, index: int, text: str) -> None:
         """Put a text into a box, as if it were typed there."""
@@ -243,17 +232,17 @@ class Lab:
         self._fill()
         self.refresh()
 
-    def _prompt_changed(self, change: Fields) -> None:
+    def _choose(self, prompt: int) -> None:
         # Completions that were not touched follow the prompt; what was typed stays.
         before = {text: name for name, text in self.bench.starters(self.number).items()}
-        self.number = change["new"]
-        after = self.bench.starters(self.number)
+        self.number = prompt
+        after = self.bench.starters(prompt)
         self.texts = [after.get(before.get(text, ""), text) for text in self.texts]
         self._fill()
         self.refresh(everything=True)
 
-    def _scale_changed(self, change: Fields) -> None:
-        self.bench.scale_rewards = change["new"]
+    def _scale(self, scale: str) -> None:
+        self.bench.scale_rewards = scale
         self.refresh()
 
     def _soon(self, _: object = None) -> None:
@@ -274,7 +263,7 @@ class Lab:
             if everything:
                 self.parts["report"].value = _fold(self.bench.report)
         except Exception as error:  # a task's functions may do anything: the panel stays usable
-            self.parts["verdict"].value = _error(error)
+            self.parts["verdict"].value = coloured(_named(error), BAD)
 
     def _show_prompt(self) -> None:
         writer = self.bench.writer(self.number)
@@ -286,73 +275,54 @@ class Lab:
 
     def _show_scores(self) -> None:
         started = time.perf_counter()
-        unseen: list[str] = []  # functions that paid for something that cannot be shown
+        unseen: dict[str, None] = {}  # functions that paid for something that cannot be shown
         if self.texts:
             group, problems = self.bench.group(self.row, self.texts)
-            asked = [
-                mark
-                for block in parse_format(self.row).blocks
-                for mark in (block.opening, block.closing)
-            ]
-            marked = self.parts["marks"].value
+            blocks = parse_format(self.row).blocks
+            tags = [tag for block in blocks for tag in (block.opening, block.closing)]
             for index, text in enumerate(self.texts):
                 spans: set[tuple[int, int]] = set()
                 for name, score in zip(group.names, group.scores[index], strict=True):
-                    if marked in ("", name):
+                    if self.parts["marks"].value in ("", name):
                         matched = self.bench.matched(self.row, text, name)
                         spans |= matched
-                        if score > 0 and not matched and short_name(name) not in unseen:
-                            unseen.append(short_name(name))
-                page = highlighted(text, spans, asked)
-                self.parts[f"seen-{index}"].value = _one(group, index, page, problems)
+                        if score > 0 and not matched:
+                            unseen[short_name(name)] = None
+                failed = [coloured(what, BAD) for place, what in problems if place == index]
+                page = _scores_line(group, index) + highlighted(text, spans, tags)
+                self.parts[f"seen-{index}"].value = "".join([page, *failed])
             self.parts["verdict"].value = f"<b>{pre(group.verdict)}</b>"
             scored, added, _ = group_tables(group, completions=False)
             self.parts["scores"].value = scored._repr_html_() + added._repr_html_()
         self.parts["status"].value = self._status(unseen, time.perf_counter() - started)
 
-    def _status(self, unseen: Sequence[str], seconds: float) -> str:
+    def _status(self, unseen: Iterable[str], seconds: float) -> str:
         if self.problem:
-            return coloured(
-                f"{self.problem}\nThe last task that could be loaded is still shown.", BAD
-            )
-        text = "yellow: what a function matched"
-        if unseen:
-            text += f" (cannot see what {', '.join(unseen)} matched)"
-        text += "; underlined: what the prompt asks for. "
-        if self.file is not None:
-            text += f"{shown(self.file)}, reloaded when saved; "
+            stays = "The last task that could be loaded is still shown."
+            return coloured(f"{self.problem}\n{stays}", BAD)
+        names = ", ".join(unseen)
+        blind = f" (cannot see what {names} matched)" if names else ""
+        file = f"{shown(self.file)}, reloaded when saved; " if self.file is not None else ""
         return coloured(
-            f"{text}reward hash {self.bench.suite.hash}; scored in {1000 * seconds:.0f} ms", MUTED
+            f"yellow: what a function matched{blind}; underlined: what the prompt asks for."
+            f" {file}reward hash {self.bench.suite.hash}; scored in {1000 * seconds:.0f} ms",
+            MUTED,
         )
 
     # --- the task file
     # ------------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        if self.file is None or self._watching is not None:
-            return
-        # without an event loop nothing could be clicked either
-        with contextlib.suppress(RuntimeError):
-            self._watching = asyncio.get_running_loop().create_task(self._look_after())
-            before, _OPEN[str(self.file)] = _OPEN.get(str(self.file)), self._watching
-            if before is not None:
-                before.cancel()
+    async def _look(self) -> bool:
+        self.look()
+        return False  # a file can always be saved again
 
-    async def _look_after(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            try:
-                self.look()
-            except Exception as error:  # the next save may be better
-                self.parts["status"].value = _error(error)
+    def _failed(self, error: Exception) -> None:
+        self.parts["status"].value = coloured(_named(error), BAD)
 
     def _saved(self) -> tuple[int, int] | None:
-        if self.file is None:
+        if self.file is None or not self.file.exists():  # not at the moment, or not at all
             return None
-        try:
-            stat = self.file.stat()
-        except OSError:  # it is not there at the moment, or there is no file at all
-            return None
+        stat = self.file.stat()
         return stat.st_mtime_ns, stat.st_size
 
     def look(self) -> None:
@@ -360,17 +330,13 @@ class Lab:
         does this itself.
         """
         stamp = self._saved()
-        if self.file is None or stamp is None or stamp == self._stamp:
+        if self.file is None or stamp in (None, self._stamp):
             return
         self._stamp = stamp
         try:
             fresh = Bench(self.file, self.bench.scale_rewards)
         except (Exception, SystemExit) as error:  # anything may be written there: the panel stays
-            self.problem = (
-                str(error)
-                if isinstance(error, WorkbenchError)
-                else f"{type(error).__name__}: {error}"
-            )
+            self.problem = str(error) if isinstance(error, WorkbenchError) else _named(error)
         else:
             self.bench.suite.close()
             self.bench, self.problem = fresh, ""
@@ -381,56 +347,45 @@ class Lab:
 
 def _fold(report: Any) -> str:
     # Opened by a click, so that nobody reads a flaw before having looked for it.
-    return (
-        "<details><summary>what the audit finds in these"
-        f" rewards</summary>{report._repr_html_()}</details>"
-    )
+    head = "<summary>what the audit finds in these rewards</summary>"
+    return f"<details>{head}{report._repr_html_()}</details>"
 
 
-def _error(error: Exception) -> str:
-    return coloured(f"{type(error).__name__}: {error}", BAD)
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
-def _choices(names: Iterable[str]) -> list[tuple[str, str]]:
-    return [(one_line(name, 80), name) for name in names]
+def _choices(nothing: str, names: Iterable[str]) -> list[tuple[str, str]]:
+    return [(nothing, ""), *((one_line(name, 80), name) for name in names)]
 
 
-def _one(group: ExplainedGroup, index: int, page: str, problems: Sequence[tuple[int, str]]) -> str:
+def _scores_line(group: ExplainedGroup, index: int) -> str:
     pairs = zip(group.names, group.scores[index], strict=True)
     scores = ", ".join(
         f"{html.escape(plain_text(short_name(name)))} <b>{number(score)}</b>"
         for name, score in pairs
     )
     advantage = group.advantages[index]
-    colour = GOOD if advantage > 0 else BAD if advantage < 0 else MUTED
-    total = (
-        f"total <b>{number(group.totals[index])}</b>, advantage <b"
-        f" style='color:{colour}'>{advantage:+.2f}</b>"
-    )
-    failed = [coloured(problem, BAD) for place, problem in problems if place == index]
-    return f"{total}<br>{scores}{page}{''.join(failed)}"
+    style = f"color:{signed(advantage, MUTED)}"
+    total = f"total <b>{number(group.totals[index])}</b>"
+    return f"{total}, advantage <b style='{style}'>{advantage:+.2f}</b><br>{scores}"
 
 
-def highlighted(text: str, matched: Iterable[tuple[int, int]], asked: Iterable[str] = ()) -> str:
-    """HTML of a completion: matched parts, by (start, end), in yellow; the marks that the prompt
+def highlighted(text: str, matched: Iterable[tuple[int, int]], tags: Iterable[str] = ()) -> str:
+    """HTML of a completion: matched parts, by (start, end), in yellow; the tags that the prompt
     asks for underlined.
     """
     text, more = text[:LONGEST_SHOWN], len(text) - LONGEST_SHOWN
-    places = range(len(text))
-    found = {place for span in matched for place in places[slice(*span)]}
-    named = {
-        place
-        for mark in filter(None, asked)
-        for hit in re.finditer(re.escape(mark), text)
-        for place in range(*hit.span())
-    }
+    yellow = {place for span in matched for place in range(*span)}
+    hits = [hit for tag in tags if tag for hit in re.finditer(re.escape(tag), text)]
+    underlined = {place for hit in hits for place in range(*hit.span())}
     pieces = []
-    for (is_found, is_named), run in itertools.groupby(
-        places, lambda place: (place in found, place in named)
+    for (is_yellow, is_underlined), places in itertools.groupby(
+        range(len(text)), lambda place: (place in yellow, place in underlined)
     ):
-        body = html.escape(plain_text("".join(text[place] for place in run)))
-        if is_found:  # white space that was matched would not be seen
+        body = html.escape(plain_text("".join(text[place] for place in places)))
+        if is_yellow:  # white space that was matched would not be seen
             body = f"<mark style='{_MARK}'>{body.replace(chr(10), '↵' + chr(10))}</mark>"
-        pieces.append(f"<span style='{_ASKED}'>{body}</span>" if is_named else body)
+        pieces.append(f"<span style='{_UNDERLINED}'>{body}</span>" if is_underlined else body)
     tail = f" … ({more} more characters)" if more > 0 else ""
-    return f"<pre style='{PRE}'>{''.join(pieces)}{tail}</pre>"
+    return verbatim("".join(pieces) + tail)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import html
 import os
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from workbench.kinds import Fields
 from workbench.run.batch import ScoredBatch
@@ -23,20 +22,19 @@ from workbench.run.directory import RunDirectory, open_run
 from workbench.views.controls import Controls, buttons_work
 from workbench.views.figure import image_bundle
 from workbench.views.run_view import GAP, FollowedRun, RunView, oldest_s
-from workbench.views.tables import PRE, plain_text
-from workbench.views.widgets import WIDGETS, widget_view
+from workbench.views.tables import as_html, plain_text, verbatim
+from workbench.views.widgets import WIDGETS, keep_looking, widget_view
 
 # share of the run's time that pictures may take, as long as none of them grows older than
 # `oldest_s`
 BUDGET = 0.008
 SHORTEST_WORDS_S = 0.25  # between two status lines
 _LONGEST_MESSAGE = 1200  # characters
-Viewed = TypeVar("Viewed", bound=RunView)
 # the panel that shows each run: shown again, it replaces the one before
 _OPEN: dict[str, RunPanel] = {}
 
 
-class RunCell(Generic[Viewed]):
+class RunCell:
     """A `RunView` in a notebook cell: status, picture, controls, health and group, each updated in
     place when it changes.
 
@@ -46,9 +44,7 @@ class RunCell(Generic[Viewed]):
 
     share = 0.1  # of the time that pictures may take
     least_s = 1.0  # between two of them
-    view: Viewed
-    _elapsed_s: Callable[[], float]  # of the run
-    _display_controls: Callable[[], None]
+    view: Any  # RunView
 
     def __init__(self) -> None:
         self.draws = 0
@@ -59,9 +55,13 @@ class RunCell(Generic[Viewed]):
         self._shown: dict[str, dict[str, str]] = {}
         self._alarms: set[Any] = set()  # that a picture was drawn for
 
-    def _display(self, line: str) -> None:
-        """Make the places, with the controls below the picture. What the status line says now stays
-        in a saved terminal.
+    def _elapsed_s(self) -> float:
+        """Seconds since the run began."""
+        raise NotImplementedError
+
+    def _display(self, line: str, controls: Any) -> None:
+        """Make the places, with the controls (something to display, or a bundle) below the picture.
+        What the status line says now stays in a saved terminal.
         """
         from IPython.display import display
 
@@ -69,18 +69,20 @@ class RunCell(Generic[Viewed]):
         if status is None:  # no notebook: there is nothing to update
             return
         picture = display({"text/plain": ""}, raw=True, display_id=True)
-        self._display_controls()
+        if controls is not None:
+            display(controls, raw=isinstance(controls, dict))
         below = display({"text/plain": ""}, raw=True, display_id=True)
         self.places = {"status": status, "picture": picture, "below": below}
         self._shown = {"status": _status(line)}
 
     def _answered(self, events: Iterable[Fields], ended: str | None = None) -> None:
         """Show events, which the view has, in the controls; `ended`: how the run did."""
-        if self.controls is not None:
-            for event in events:
-                self.controls.answered(event)
-            if ended is not None:
-                self.controls.ended(ended)
+        if self.controls is None:
+            return
+        for event in events:
+            self.controls.answered(event)
+        if ended is not None:
+            self.controls.ended(ended)
 
     def _show(self, line: str, draw: bool | None = None) -> None:
         """Update the words, and the picture if it is due; `draw`: even if it is not."""
@@ -103,9 +105,7 @@ class RunCell(Generic[Viewed]):
             self.places[place].update(bundle, raw=True)
 
     def _due(self) -> bool:
-        alarms = {
-            verdict.key for verdict in self.view.verdicts if verdict.state == "alarm"
-        } - self._alarms
+        alarms = {each.key for each in self.view.verdicts if each.state == "alarm"} - self._alarms
         self._alarms |= alarms
         # One point is no curve: a first picture of it is for a first step that takes long.
         if alarms or (self.draws == 0 and len(self.view.history) > 1):
@@ -114,46 +114,40 @@ class RunCell(Generic[Viewed]):
         if not self.view.fresh or age < self.least_s:
             return False
         # Who changed something wants to see it marked.
-        return self.view.steered or age >= min(
-            self.cost_s / self.share, oldest_s(self._elapsed_s())
-        )
+        longest = min(self.cost_s / self.share, oldest_s(self._elapsed_s()))
+        return self.view.steered or age >= longest
 
 
 def _status(line: str) -> dict[str, str]:
     head, _, rest = line[:_LONGEST_MESSAGE].partition(GAP)
-    text = (
-        f"<pre style='{PRE}'><b>{html.escape(plain_text(head))}</b> "
-        f" {html.escape(plain_text(rest))}</pre>"
-    )
-    return {"text/html": text, "text/plain": plain_text(line)}
+    page = verbatim(f"<b>{as_html(head)}</b>  {as_html(rest)}")
+    return {"text/html": page, "text/plain": plain_text(line)}
 
 
-class LivePlot(RunCell[RunView]):
+class LivePlot(RunCell):
     """Shows a run in the notebook cell that trains it, in place, at a bounded cost.
 
     Pass it to `train(..., watchers=[LivePlot()])`. The status line, the verdicts on the run's
     health and one group move at every step. The curves are redrawn as often as 0.8 % of the run's
     time allows, but at the end of a step they are never older than 5 s or 2 % of the run, whichever
     is longer; a new alarm redraws them at once. Buttons steer the run where they work. The saved
-    notebook keeps the last picture and the last group, which stays for `group_every` steps.
-    `drawing_s` is the wall time of all of this.
+    notebook keeps the last picture and the last group. `drawing_s` is the wall time of all of this.
     """
 
     share = BUDGET
 
-    def __init__(self, group_every: int = 1, controls: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.drawing_s = 0.0
         self.started = 0.0
         self._said_at = 0.0
         self._paused_at = 0.0
-        self._wants_controls = controls
         self._batch: ScoredBatch | None = None  # the newest
         # What is slow the first time (libraries, fonts) is done here, before the run's time begins;
         # the second draw says what one costs.
-        if controls and buttons_work(in_cell=True)[0]:
+        if buttons_work(in_cell=True)[0]:
             import ipywidgets  # noqa: F401
-        self.view = RunView(group_every)
+        self.view = RunView()
         for _ in range(2):
             started = time.perf_counter()
             self.view.figure.draw(self.view.history)
@@ -176,15 +170,9 @@ class LivePlot(RunCell[RunView]):
                 self.view.row(row["step"], row)
             for event in run.events():
                 self.view.event(event)
-            self._display(f"{run.name}: waiting for the first step")
+            self.controls = Controls(run, in_cell=True, state=self.view.state)
+            self._display(f"{run.name}: waiting for the first step", self.controls)
         self.started = self.drawn_at = time.monotonic()
-
-    def _display_controls(self) -> None:
-        from IPython.display import display
-
-        if self._wants_controls:
-            self.controls = Controls(self.view.run, in_cell=True, state=self.view.state)
-            display(self.controls)
 
     def update(self, step: int, values: Fields) -> None:
         with self._paid():
@@ -223,8 +211,6 @@ class LivePlot(RunCell[RunView]):
     def end(self, message: str) -> None:
         with self._paid():
             self._answered([], ended=message)
-            # the group of the end is shown, however young the one before it is
-            self.view.group_every = 1
             self._say(message, draw=True)
 
     def _elapsed_s(self) -> float:
@@ -234,14 +220,13 @@ class LivePlot(RunCell[RunView]):
         self._said_at = time.monotonic()
         if self.places and self._batch is not None:
             self.view.show_group(self._batch)
+        line = self.view.words(self._elapsed_s(), message)
         if message is not None and not len(self.view.history):
             line = f"{self.view.name}: {message}"
-        else:
-            line = self.view.words(self._elapsed_s(), message)
         self._show(line, draw)
 
 
-class RunPanel(RunCell[FollowedRun]):
+class RunPanel(RunCell):
     """A run's picture, health, latest group and controls, kept up to date from its files until it
     ends.
 
@@ -255,12 +240,12 @@ class RunPanel(RunCell[FollowedRun]):
         run: a run, its name or path, "latest", or what `start(...)` returned.
         root: the folder of runs opened by name.
         every_s: seconds between two updates.
-        group_every: steps between two groups.
-        controls: with buttons and fields.
 
     Raises:
         RunError: if there is no such run.
     """
+
+    view: FollowedRun
 
     def __init__(
         self,
@@ -268,22 +253,15 @@ class RunPanel(RunCell[FollowedRun]):
         *,
         root: str | Path = "runs",
         every_s: float = 1.0,
-        group_every: int = 1,
-        controls: bool = True,
     ) -> None:
         super().__init__()
-        self.every_s = every_s
-        self.least_s = every_s
-        works, self._sentence = buttons_work(in_cell=False)
-        self.wants_controls = controls and works
+        self.every_s = self.least_s = every_s
+        self.works, self._sentence = buttons_work(in_cell=False)
         self.box: Any = None  # where the controls appear once there is a run
         self._task: asyncio.Task | None = None
-        run = (
-            open_run(os.fspath(run), root, latest="training")
-            if isinstance(run, (str, os.PathLike))
-            else run
-        )
-        self.view = FollowedRun(run, group_every)
+        if isinstance(run, (str, Path)):
+            run = open_run(run, root, latest="training")
+        self.view = FollowedRun(run)
         self._make_controls()
 
     @property
@@ -304,7 +282,7 @@ class RunPanel(RunCell[FollowedRun]):
     # -- keeping up
     # ----------------------------------------------------------------------------------------------
     def _make_controls(self) -> None:
-        if self.wants_controls and self.run is not None and not self.over:
+        if self.works and self.run is not None and not self.over:
             self.controls = Controls(self.run, state=self.view.state)
             if self.box is not None:
                 self.box.children = [self.controls.widget]
@@ -331,8 +309,7 @@ class RunPanel(RunCell[FollowedRun]):
     def _refresh(self) -> None:
         if self.places:
             self.view.read_group()
-        last = self.over and self.view.fresh
-        self._show(self.line(), draw=True if last else None)
+        self._show(repr(self), draw=True if self.over and self.view.fresh else None)
 
     def wait(self, timeout_s: float | None = None) -> str:
         """Follow the run here and now, until it ends (or `timeout_s` is over): for a notebook that
@@ -348,16 +325,15 @@ class RunPanel(RunCell[FollowedRun]):
                     time.sleep(min(self.every_s, max(0.0, until - time.monotonic())))
         return self.status
 
-    async def _keep_looking(self) -> None:
-        while not self.over:
-            await asyncio.sleep(self.every_s)
-            try:
-                self.look(health=False)
-                # It reads the record, which may take a while: the buttons are answered meanwhile.
-                await asyncio.to_thread(self._examine)
-                self._refresh()
-            except Exception as error:  # the next look may succeed
-                self._show(f"{self.line()}\n{type(error).__name__}: {error}")
+    async def _look(self) -> bool:
+        self.look(health=False)
+        # It reads the record, which may take a while: the buttons are answered meanwhile.
+        await asyncio.to_thread(self._examine)
+        self._refresh()
+        return self.over
+
+    def _failed(self, error: Exception) -> None:
+        self._show(f"{self!r}\n{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Stop following; keep the last display."""
@@ -368,20 +344,19 @@ class RunPanel(RunCell[FollowedRun]):
 
     # -- showing
     # ----------------------------------------------------------------------------------------------
-    def line(self) -> str:
-        """The status line; while there is no run, the last output of its process."""
+    def __repr__(self) -> str:
         return self.view.line()
 
     def _elapsed_s(self) -> float:
         return self.view.elapsed_s() or 0.0
 
     def _ipython_display_(self) -> None:
-        key = str(self.run.path) if self.run is not None else str(id(self.view.started))
+        key = str(self.run.path if self.run is not None else id(self.view.started))
         if (before := _OPEN.get(key)) not in (None, self):
             before.close()
         _OPEN[key] = self
         self.look(health=False)
-        self._display(self.line())
+        self._display(repr(self), self._controls())
         if not self.places:
             return
         self._examine()
@@ -389,29 +364,20 @@ class RunPanel(RunCell[FollowedRun]):
         self.view.fresh = True
         self.drawn_at = float("-inf")
         self._refresh()
-        if (
-            not self.over
-            and os.environ.get(WIDGETS) != "0"
-            and (self._task is None or self._task.done())
-        ):
-            # Where a notebook is executed and then only read, `wait` follows the run.
-            # without an event loop there is nobody to follow it
-            with contextlib.suppress(RuntimeError):
-                self._task = asyncio.get_running_loop().create_task(self._keep_looking())
+        # Where a notebook is executed and then only read, `wait` follows the run.
+        idle = self._task is None or self._task.done()
+        if idle and not self.over and os.environ.get(WIDGETS) != "0":
+            self._task = keep_looking(self._look, self.every_s, self._failed)
 
-    def _display_controls(self) -> None:
-        from IPython.display import display
-
+    def _controls(self) -> Fields | None:
         if self.over:
-            return
-        shown: Fields = {"text/plain": self._sentence}
-        if self.wants_controls:
+            return None
+        # A saved notebook has no kernel to answer the buttons, and shows the sentence instead.
+        bundle: Fields = {"text/plain": self._sentence}
+        if self.works:
             import ipywidgets
 
             if self.box is None:
                 self.box = ipywidgets.VBox([] if self.controls is None else [self.controls.widget])
-            # A saved notebook has no kernel to answer the buttons, and shows the sentence instead.
-            shown.update(widget_view(self.box))
-        display(shown, raw=True)
-
-    __repr__ = line
+            bundle |= widget_view(self.box)
+        return bundle

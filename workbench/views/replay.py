@@ -10,29 +10,20 @@ import numpy as np
 
 from workbench.replaying import DEAD, Replay
 from workbench.views.chart import MAX_POINTS
-from workbench.views.figure import BLUE, GREY, ORANGE, inline_image, lying, new_figure, with_legend
+from workbench.views.figure import (
+    BLUE,
+    GREY,
+    ORANGE,
+    inline_image,
+    new_figure,
+    twin_bars,
+    with_legend,
+)
+from workbench.views.history import envelope
 from workbench.views.tables import Table, Verbatim, View, number, one_line, pre, short_name
 
 _NONE = "none (zero std)"
 MOST_ALIVE = 10  # groups that are listed
-_FUNCTIONS = [
-    "function",
-    "code",
-    "reward hash",
-    "weight",
-    "mean score",
-    "share of the advantages",
-    "completions rescored",
-]
-_FUNCTIONS += ["groups it decides"]
-_EXAMPLES = [
-    "step/group/generation",
-    "prompt",
-    "completion",
-    "total",
-    "advantage",
-    "scores that differ",
-]
 
 
 def replay_view(replay: Replay, charts: bool = True) -> View:
@@ -51,65 +42,67 @@ def replay_tables(replay: Replay) -> list[Table]:
     """The functions, who decides, the groups that come alive, and the completions whose advantage
     changes most.
     """
-    functions = []
-    examples = []
-    for row in replay.functions:
-        hashes = f"{row['old_hash'] or '-'} -> {row['new_hash'] or '-'}"
-        decided = f"{row['old_decided']} -> {row['new_decided']}"
-        changed = [_pair(row[f"old_{of}"], row[f"new_{of}"]) for of in ("weight", "mean")]
-        shares = " -> ".join(
-            "-" if (of := row[f"{side}_share"]) is None else f"{of:.0%}" for side in ("old", "new")
-        )
-        functions.append(
-            [row["name"], row["change"], hashes, *changed, shares, row["rescored"], decided]
-        )
-    named = {
-        pair: [_NONE if name == DEAD else name for name in pair]
-        for pair in replay.deciders
-        if pair[0] != pair[1]
-    }
-    deciders = [
-        [*names, replay.deciders[pair], f"{replay.deciders[pair] / replay.groups:.0%}"]
-        for pair, names in named.items()
+
+    def pair(row: Any, of: str, form: str = ".3g") -> str:
+        return f"{number(row[f'old_{of}'], form)} -> {number(row[f'new_{of}'], form)}"
+
+    functions = [
+        {
+            "function": row["name"],
+            "code": row["change"],
+            "reward hash": f"{row['old_hash'] or '-'} -> {row['new_hash'] or '-'}",
+            "weight": pair(row, "weight"),
+            "mean score": pair(row, "mean"),
+            "share of the advantages": pair(row, "share", ".0%"),
+            "completions rescored": row["rescored"],
+            "groups it decides": pair(row, "decided", ""),
+        }
+        for row in replay.functions
     ]
-    for row in replay.examples:
-        place = f"{row['step']}/{row['group']}/{row['generation']}"
-        texts = [Verbatim(one_line(row[of], 60)) for of in ("prompt", "completion")]
-        changed = [_pair(row[f"old_{of}"], row[f"new_{of}"]) for of in ("total", "advantage")]
-        examples.append(
-            [place, *texts, *changed, _changed_scores(row["old_scores"], row["new_scores"])]
-        )
-    alive = [list(row.values()) for row in replay.alive[:MOST_ALIVE]]
-    shown = (
-        f"the first {len(alive)} of {replay.came_alive}"
-        if replay.came_alive > len(alive)
-        else str(len(alive))
-    )
-    tables = {  # caption -> (columns, rows)
-        "reward functions, old -> new": (_FUNCTIONS, functions),
-        "groups in which another function decides": (
-            ["decided by", "now decided by", "groups", "share"],
-            deciders,
-        ),
-        f"groups that come alive: {shown}": (
-            ["step", "group", "prompt_id", "was dead", "now decided by"],
-            alive,
-        ),
-        "the largest changes of advantage, old -> new, one per group": (_EXAMPLES, examples),
+    deciders = [
+        {
+            "decided by": _NONE if old == DEAD else old,
+            "now decided by": _NONE if new == DEAD else new,
+            "groups": count,
+            "share": f"{count / replay.groups:.0%}",
+        }
+        for (old, new), count in replay.deciders.items()
+        if old != new
+    ]
+    alive = [
+        dict(zip(("step", "group", "prompt_id", "was dead", "now decided by"), row.values()))
+        for row in replay.alive[:MOST_ALIVE]
+    ]
+    examples = [
+        {
+            "step/group/generation": f"{row['step']}/{row['group']}/{row['generation']}",
+            **{of: Verbatim(one_line(row[of], 60)) for of in ("prompt", "completion")},
+            **{of: pair(row, of) for of in ("total", "advantage")},
+            "scores that differ": _changed_scores(row["old_scores"], row["new_scores"]),
+        }
+        for row in replay.examples
+    ]
+    shown = str(len(alive))
+    if replay.came_alive > len(alive):
+        shown = f"the first {shown} of {replay.came_alive}"
+    tables = {
+        "reward functions, old -> new": functions,
+        "groups in which another function decides": deciders,
+        f"groups that come alive: {shown}": alive,
+        "the largest changes of advantage, old -> new, one per group": examples,
     }
-    return [Table(columns, rows, caption) for caption, (columns, rows) in tables.items() if rows]
+    return [
+        Table(rows[0], [row.values() for row in rows], caption)
+        for caption, rows in tables.items()
+        if rows
+    ]
 
 
 def _changed_scores(old: dict[str, float], new: dict[str, float]) -> str:
-    pairs = [
-        (short_name(name), _pair(old.get(name), new.get(name)))
-        for name in dict.fromkeys([*new, *old])
+    sides = [
+        (name, number(old.get(name)), number(new.get(name))) for name in dict.fromkeys([*new, *old])
     ]
-    return ", ".join(f"{name} {pair}" for name, pair in pairs if len(set(pair.split(" -> "))) > 1)
-
-
-def _pair(old: float | None, new: float | None) -> str:
-    return f"{number(old)} -> {number(new)}"
+    return ", ".join(f"{short_name(name)} {was} -> {now}" for name, was, now in sides if was != now)
 
 
 def replay_chart(replay: Replay) -> Any:
@@ -119,38 +112,26 @@ def replay_chart(replay: Replay) -> Any:
     from matplotlib.ticker import PercentFormatter
 
     figure, axis = new_figure(8, 2.6)
-    steps = np.array([list(row.values()) for row in replay.steps], dtype=float)
-    size = max(1, -(-len(steps) // MAX_POINTS))
-    chunks = [steps[start : start + size] for start in range(0, len(steps), size)]
-    places = [chunk[:, 0].mean() for chunk in chunks]
-    for column, label, colour in ((2, "as trained", GREY), (3, "with the new rewards", BLUE)):
-        shares = [chunk[:, column].sum() / chunk[:, 1].sum() for chunk in chunks]
-        style = {"marker": "o", "markersize": 3} if len(chunks) < 30 else {}
-        axis.plot(places, shares, color=colour, label=label, linewidth=1.6, **style)
+    step, groups, *dead = np.array([list(row.values()) for row in replay.steps], dtype=float).T
+    size = max(1, -(-len(step) // MAX_POINTS))
+    style = {"marker": "o", "markersize": 3} if len(step) < 30 else {}
+    for counts, label, colour in zip(dead, ("as trained", "with the new rewards"), (GREY, BLUE)):
+        shares = envelope(step, counts / groups, MAX_POINTS)
+        axis.plot(shares.x, shares.mean, color=colour, label=label, linewidth=1.6, **style)
     axis.set_ylim(-0.02, 1.02)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
     axis.locator_params("x", integer=True)
-    steps_label = "step" if size == 1 else f"step, means of {size}"
-    return with_legend(
-        figure, axis, x=steps_label, title="share of dead groups, on the same completions"
-    )
+    steps = "step" if size == 1 else f"step, means of {size}"
+    title = "share of dead groups, on the same completions"
+    return with_legend(figure, axis, x=steps, title=title)
 
 
 def decider_bars(replay: Replay) -> Any:
     """How many groups each function decides, old against new."""
     figure, axis = new_figure(8, 0.5 * (len(replay.functions) + 1) + 0.9)
-    rows = [
-        (short_name(row["name"]), row["old_decided"], row["new_decided"])
-        for row in replay.functions
-    ]
-    rows.append((_NONE, sum(replay.old_dead.values()), sum(replay.new_dead.values())))
-    places = np.arange(len(rows))
-    for offset, column, label, colour in (
-        (-0.2, 1, "as trained", GREY),
-        (0.2, 2, "with the new rewards", ORANGE),
-    ):
-        axis.barh(
-            places + offset, [row[column] for row in rows], height=0.36, color=colour, label=label
-        )
-    lying(axis, places, [row[0] for row in rows])
+    old = [row["old_decided"] for row in replay.functions] + [sum(replay.old_dead.values())]
+    new = [row["new_decided"] for row in replay.functions] + [sum(replay.new_dead.values())]
+    labels = [short_name(row["name"]) for row in replay.functions] + [_NONE]
+    twins = {"as trained": (GREY, old, None), "with the new rewards": (ORANGE, new, None)}
+    twin_bars(axis, labels, twins)
     return with_legend(figure, axis, x="groups whose advantages it decides")

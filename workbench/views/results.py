@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from workbench.kinds import Fields
 from workbench.views.figure import (
@@ -14,19 +15,21 @@ from workbench.views.figure import (
     RED,
     Picture,
     inline_image,
-    lying,
     new_figure,
+    twin_bars,
     with_legend,
 )
 from workbench.views.groups import contribution_bars, group_tables
 from workbench.views.tables import (
     BAD,
-    GOOD,
     CellMark,
     Table,
     Verbatim,
     View,
+    as_html,
     coloured,
+    cut,
+    joined,
     number,
     plain_text,
     pre,
@@ -60,18 +63,11 @@ def lengths_picture(lengths: Any) -> Picture:
     """
     figure, axis = new_figure(8, 2.6)
     shortest, longest, most = min(lengths.lengths), max(lengths.lengths), lengths.max_tokens
-    bins = [edge - 0.5 for edge in range(shortest, longest + 2)] if longest - shortest < 60 else 60
+    bins = np.arange(shortest, longest + 2) - 0.5 if longest - shortest < 60 else 60
     axis.hist(lengths.lengths, bins=bins, color=BLUE)
-    by_limit: dict[int, list[str]] = {}
-    for share, limit in sorted(lengths.covering.items()):
-        by_limit.setdefault(limit, []).append(f"{share:.0%}")
-    for (limit, shares), style in zip(by_limit.items(), (":", "--", "-"), strict=False):
-        axis.axvline(
-            limit,
-            color=ORANGE,
-            linestyle=style,
-            label=f"at most {limit} tokens: {' and '.join(shares)} of the prompts",
-        )
+    for (share, limit), style in zip(sorted(lengths.covering.items()), (":", "--", "-")):
+        label = f"at most {limit} tokens: {share:.0%} of the prompts"
+        axis.axvline(limit, color=ORANGE, linestyle=style, label=label)
     if most is not None and most < longest:
         axis.axvspan(most + 0.5, longest + 0.5, color=RED, alpha=0.15, label="left out")
     axis.locator_params(integer=True)
@@ -84,81 +80,63 @@ def difficulty_picture(profile: Any) -> Any:
     """
     if not profile.solved:
         return Table(["difficulty"], [[str(profile)]])
-    size, most = (
-        profile.settings["num_generations"],
-        max(solved.of for solved in profile.solved.values()),
-    )
+    size = profile.settings["num_generations"]
+    most = max(solved.of for solved in profile.solved.values())
     right = [round(solved.rate * most) for solved in profile.solved.values()]
+    counts = np.bincount(right, minlength=most + 1)
     figure, axis = new_figure(8, 2.6)
     kinds = {"never": ([0], ORANGE), "sometimes": (range(1, most), BLUE), "always": ([most], GREEN)}
-    for which, (places, colour) in kinds.items():
-        label = f"{which} solved: {profile.shares[which]:.0%}"
-        axis.bar(
-            places, [right.count(place) for place in places], color=colour, width=0.85, label=label
-        )
+    for kind, (places, colour) in kinds.items():
+        label = f"{kind} solved: {profile.shares[kind]:.0%}"
+        axis.bar(places, counts[list(places)], color=colour, width=0.85, label=label)
     axis.locator_params(integer=True)
-    title = (
-        f"about {profile.dead_groups(size):.0%} of groups of {size} would be all right or all wrong"
-    )
-    return Picture(
-        with_legend(figure, axis, x=f"right completions of {most}", y="prompts", title=title),
-        str(profile),
-    )
+    dead = f"about {profile.dead_groups(size):.0%} of groups of {size}"
+    axes = {"x": f"right completions of {most}", "y": "prompts"}
+    title = f"{dead} would be all right or all wrong"
+    return Picture(with_legend(figure, axis, **axes, title=title), str(profile))
 
 
 def card_view(card: Any) -> View:
     """A `TemplateCard`: the exact text with its special tokens marked, what a trainer makes of it,
     and what to worry about.
     """
-    survive, lost = (
-        " ".join(tag for tag, survives in card.survives.items() if survives == own)
-        for own in (True, False)
-    )
+
+    def tags(survive: bool) -> str:
+        return " ".join(tag for tag, survives in card.survives.items() if survives == survive)
+
+    special = dict.fromkeys(token.text for token in card.tokens if token.special)
+    lost = f"; LOST: {tags(False)}" if tags(False) else ""
     words = {True: "yes", False: "NO", None: "-"}
-    rows = [
-        ["tokens", str(len(card.tokens))],
-        [
-            "special tokens",
-            " ".join(dict.fromkeys(token.text for token in card.tokens if token.special)) or "none",
-        ],
-        [
-            "tags that survive decoding",
-            (survive + (f"; LOST: {lost}" if lost else "")) or "none expected",
-        ],
-        [
-            "tokens that end a completion",
-            ", ".join(f"{text} ({id_})" for id_, text in card.eos_tokens.items()) or "none",
-        ],
-        ["the template ends the assistant's turn with one of them", words[card.ends_turns]],
-        [
-            "tag opened by the template itself",
-            f"<{card.prefilled}>{', and closed' * card.closed}" if card.prefilled else "none",
-        ],
-        ["the system message is in the text", words[card.keeps_system]],
-    ]
-    if card.thinks:
-        rows.append(["completions begin by themselves with", f"<{card.thinks}>"])
-    if card.adds:
-        rows.append(
-            [
-                "the template adds words of its own",
-                card.adds if len(card.adds) < 90 else f"{card.adds[:88]} …",
-            ]
+    opened = f"<{card.prefilled}>" if card.prefilled else "none"
+    facts = {
+        "tokens": str(len(card.tokens)),
+        "special tokens": " ".join(special) or "none",
+        "tags that survive decoding": tags(True) + lost or "none expected",
+        "tokens that end a completion": ", ".join(
+            f"{text} ({identity})" for identity, text in card.eos_tokens.items()
         )
-    table = Table(["what a trainer makes of it", ""], rows)
-    marks = {True: f"<span style='{_SPECIAL}'>{{}}</span>", False: "{}"}
+        or "none",
+        "the template ends the assistant's turn with one of them": words[card.ends_turns],
+        "tag opened by the template itself": opened + (", and closed" if card.closed else ""),
+        "the system message is in the text": words[card.keeps_system],
+    }
+    if card.thinks:
+        facts["completions begin by themselves with"] = f"<{card.thinks}>"
+    if card.adds:
+        facts["the template adds words of its own"] = cut(card.adds, 90)
+    table = Table(["what a trainer makes of it", ""], facts.items())
     marked = "".join(
-        marks[bool(token.special)].format(html.escape(plain_text(token.text)))
+        f"<span style='{_SPECIAL}'>{as_html(token.text)}</span>"
+        if token.special
+        else as_html(token.text)
         for token in card.tokens
     )
-    listed = (
-        "<p><b>Check"
-        f" this:</b></p><ul>{''.join(f'<li>{pre(problem)}</li>' for problem in card.problems)}</ul>"
-    )
-    verdict = listed if card.problems else "<p>Nothing to worry about.</p>"
-    worries = [plain_text(f"check: {problem}") for problem in card.problems] or [
-        "nothing to worry about"
-    ]
+    verdict = "<p>Nothing to worry about.</p>"
+    worries = ["nothing to worry about"]
+    if card.problems:
+        listed = "".join(f"<li>{pre(problem)}</li>" for problem in card.problems)
+        verdict = f"<p><b>Check this:</b></p><ul>{listed}</ul>"
+        worries = [plain_text(f"check: {problem}") for problem in card.problems]
     text = "\n".join([plain_text(card.text), "", str(table), *worries])
     return View(f"<pre style='{_TEXT}'>{marked}</pre>{table._repr_html_()}{verdict}", text)
 
@@ -177,10 +155,9 @@ def group_view(group: RecordedGroup) -> View:
     """
     table = group_tables(group.explained)[0]
     table.caption = group.title
-    bars = inline_image(
-        contribution_bars(group.explained), f"step {group.step}: {group.explained.verdict}"
-    )
-    return View(f"{table._repr_html_()}<div>{bars}</div>", f"{table}\n{group.explained.verdict}")
+    verdict = group.explained.verdict
+    bars = inline_image(contribution_bars(group.explained), f"step {group.step}: {verdict}")
+    return View(f"{table._repr_html_()}<div>{bars}</div>", f"{table}\n{verdict}")
 
 
 def evaluation_picture(evaluation: Evaluation) -> View:
@@ -189,56 +166,37 @@ def evaluation_picture(evaluation: Evaluation) -> View:
     """
     from workbench.inspection.statistics import bootstrap_interval, share_interval
 
-    text, found = str(evaluation), evaluation.found
-    figure, axis = new_figure(8, 0.75 * len(evaluation.pairs) + 0.9)
-    for which, (label, offset, colour) in enumerate(
-        (("base", -0.18, GREY), ("trained", 0.18, BLUE)), 1
-    ):
-        for place, pair in enumerate(evaluation.pairs):
-            share, low, high = share_interval(pair[1] if which == 1 else pair[2])
-            drawn = {
-                "xerr": [[share - low], [high - share]],
-                "error_kw": {"elinewidth": 1, "capsize": 3},
-            }
-            axis.barh(
-                place + offset,
-                share,
-                height=0.32,
-                color=colour,
-                label=None if place else label,
-                **drawn,
-            )
-            axis.text(
-                min(high + 0.015, 1.0), place + offset, f"{share:.0%}", va="center", fontsize=8
-            )
-    lying(axis, range(len(evaluation.pairs)), [label for label, _, _ in evaluation.pairs])
+    text = str(evaluation)
+    numbers = evaluation.found
+    labels, *sides = zip(*evaluation.pairs)
+    colours = {"base": GREY, "trained": BLUE}
+    twins: Fields = {}
+    for (label, colour), side in zip(colours.items(), sides):
+        share, low, high = np.array([share_interval(right) for right in side]).T
+        twins[label] = (colour, share, [share - low, high - share])
+    figure, axis = new_figure(8, 0.75 * len(labels) + 0.9)
+    for bars in twin_bars(axis, labels, twins, error_kw={"elinewidth": 1, "capsize": 3}):
+        axis.bar_label(bars, fmt="{:.0%}", padding=4, fontsize=8)
     axis.set_xlim(0, 1.08)
     with_legend(figure, axis, x="share of held-out completions")
     images = [inline_image(figure, text.partition(";")[0])]
-    if (n := found["samples"]) > 1:
-        both = {
-            "base": (evaluation.before.pass_at_k(), GREY),
-            "trained": (evaluation.after.pass_at_k(), BLUE),
-        }
-        curves = {
-            label: (own.mean(axis=0), *bootstrap_interval(own.T), colour)
-            for label, (own, colour) in both.items()
-        }
-        last = " -> ".join(f"{own[-1]:.0%}" for own in found["pass_at_k"].values())
-        axes = {
-            "x": "k, tries at a prompt",
-            "y": "pass@k",
-            "title": f"{found['verdict']['word']}: pass@{n} {last}",
-        }
-        images.append(
-            _shares(range(1, n + 1), curves, axes, [2**power for power in range(n.bit_length())])
-        )
-    if found["curve"]:
-        steps, *own = (
-            [point[name] for point in found["curve"]] for name in ("step", "correct", "low", "high")
-        )
+    if (n := numbers["samples"]) > 1:
+        curves = {}
+        for (label, colour), measured in zip(
+            colours.items(), (evaluation.before, evaluation.after)
+        ):
+            share = measured.pass_at_k()
+            curves[label] = (share.mean(axis=0), *bootstrap_interval(share.T), colour)
+        last = " -> ".join(f"{share[-1]:.0%}" for share in numbers["pass_at_k"].values())
+        title = f"{numbers['verdict']['word']}: pass@{n} {last}"
+        axes = {"x": "k, tries at a prompt", "y": "pass@k", "title": title}
+        tries = [2**power for power in range(n.bit_length())]
+        images.append(_shares(range(1, n + 1), curves, axes, tries))
+    if numbers["curve"]:
+        names = ("step", "correct", "low", "high")
+        steps, *curve = ([point[name] for point in numbers["curve"]] for name in names)
         axes = {"x": "step", "y": "correct, strict format", "title": "checkpoint by checkpoint"}
-        images.append(_shares(steps, {"correct": (*own, BLUE)}, axes, steps))
+        images.append(_shares(steps, {"correct": (*curve, BLUE)}, axes, steps))
     return View(f"{''.join(images)}{pre(text)}", text)
 
 
@@ -263,9 +221,8 @@ def checklist_table(boxes: Sequence[Any]) -> Table:
         [box.when, box.what, CellMark(box.state), Verbatim(box.why), Verbatim(box.call)]
         for box in boxes
     ]
-    return Table(
-        ["when", "be sure that", "", "seen", "to tick it"], rows, str(boxes).rpartition("\n")[2]
-    )
+    caption = str(boxes).rpartition("\n")[2]
+    return Table(["when", "be sure that", "", "seen", "to tick it"], rows, caption)
 
 
 def proof_table(proof: Proof | Proofs) -> View:
@@ -274,64 +231,46 @@ def proof_table(proof: Proof | Proofs) -> View:
     """
     from workbench.exporting.checks import Proofs
 
-    several = list(proof) if isinstance(proof, Proofs) else [proof]
-    measured = next((one.measured for one in several if one.measured), {})
-    rows = [[who, "", *_numbers(measured, who)] for who in ("policy", "base") if measured]
-    rows += [
-        [
-            one.format,
-            CellMark("passed" if one.passed else "FAILED"),
-            *_numbers(one.measured, "artefact"),
-        ]
-        for one in several
-    ]
-    header = [
-        "",
-        "verdict",
-        "share of the run's change",
-        "reward",
-        "pass@1",
-        "ended by EOS",
-        "KL per token",
-    ]
-    views: list[View | Table] = [Table(header, rows)]
-    for one in several:
-        inner, shown = _joined(_checked(one)), "" if one.passed and len(several) > 1 else " open"
-        style = f"color:{GOOD if one.passed else BAD};cursor:pointer;margin:4px 0"
-        summary = f"<summary style='{style}'>{html.escape(plain_text(one.verdict))}</summary>"
-        views.append(
-            View(f"<details{shown}>{summary}{inner.html}</details>", f"{one.verdict}\n\n{inner}")
-        )
-    return _joined(views)
-
-
-def _joined(views: Sequence[View | Table]) -> View:
-    return View("".join(view._repr_html_() for view in views), "\n\n".join(map(str, views)))
+    proofs = list(proof) if isinstance(proof, Proofs) else [proof]
+    measured = next((one.measured for one in proofs if one.measured), {})
+    rows: list[list[Any]] = []
+    if measured:
+        rows += [[who, "", *_numbers(measured, who)] for who in ("policy", "base")]
+    views: list[View | Table] = []
+    for one in proofs:
+        mark = CellMark("passed" if one.passed else "FAILED")
+        rows.append([one.format, mark, *_numbers(one.measured, "artefact")])
+        inner = joined(_checked(one))
+        style = f"color:{mark.colour};cursor:pointer;margin:4px 0"
+        summary = f"<summary style='{style}'>{as_html(one.verdict)}</summary>"
+        shown = "" if one.passed and len(proofs) > 1 else " open"
+        page = f"<details{shown}>{summary}{inner.html}</details>"
+        views.append(View(page, f"{one.verdict}\n\n{inner}"))
+    header = ["", "verdict", "share of the run's change", "reward", "pass@1", "ended by EOS"]
+    return joined([Table([*header, "KL per token"], rows), *views])
 
 
 def _numbers(measured: Fields, who: str) -> list[str]:
     # A proof may come from a file that somebody else wrote: what is not there is left out.
     forms = {"reward": ".2f", "pass@1": ".0%", "ended": ".0%", "kl_per_token": ".2g"}
     numbers = [
-        number(own.get(who, 0) if (own := measured.get(name)) else None, form)
+        number(measured[name].get(who, 0) if measured.get(name) else None, form)
         for name, form in forms.items()
     ]
-    share = (
-        "{share:.0%} ({low:.0%} to {high:.0%})".format(**measured["of_the_run"])
-        if "of_the_run" in measured
-        else "-"
-    )
-    return [{"policy": "100%", "base": "0%"}.get(who, share), *numbers]
+    share = {"policy": "100%", "base": "0%"}.get(who, "-")
+    if who == "artefact" and "of_the_run" in measured:
+        share = "{share:.0%} ({low:.0%} to {high:.0%})".format(**measured["of_the_run"])
+    return [share, *numbers]
 
 
 def _checked(proof: Proof) -> list[View | Table]:
     from workbench.exporting.checks import CAUSES
 
     rows = [[each.level, each.name, CellMark(each.mark), each.found] for each in proof.checks]
-    said = [
-        (f"{each.name}: {'; '.join(filter(None, [CAUSES.get(each.cause), each.remedy]))}", BAD)
-        for each in proof.failed
-    ]
-    said += [(f"unproven: {line}", "inherit") for line in proof.unproven]
-    lines = [View(coloured(line.replace("`", ""), colour), line) for line, colour in said]
-    return [Table(["level", "check", "", "found"], rows), *lines]
+    views: list[View | Table] = [Table(["level", "check", "", "found"], rows)]
+    for each in proof.failed:
+        line = f"{each.name}: {'; '.join(filter(None, [CAUSES.get(each.cause), each.remedy]))}"
+        views.append(View(coloured(line.replace("`", ""), BAD), line))
+    for line in (f"unproven: {what}" for what in proof.unproven):
+        views.append(View(coloured(line.replace("`", "")), line))
+    return views

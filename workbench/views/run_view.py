@@ -22,14 +22,12 @@ from workbench.run.held_out import held_out
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle
-from workbench.views.group_view import ShownGroup, group_html, group_of, newest_part, read_batch
+from workbench.views.groups import ShownGroup, group_html, group_of, newest_part, read_batch
 from workbench.views.health import health_view
 from workbench.views.history import History, Mark, add_mark
 from workbench.workspace import Tail
 
 OLDEST_S, OLDEST_SHARE = 5.0, 0.02
-# of the time that examining may take, as long as the verdicts are younger than `oldest_s`
-HEALTH_SHARE = 0.05
 GAP = "   "  # between the parts of a status line
 _NUMBERS = (
     ("reward", REWARD, ".2f"),
@@ -41,57 +39,54 @@ _CONTINUE = "`workbench continue {name}` resumes from its latest checkpoint"
 _ATTACHED = "only its own trainer's resume_from_checkpoint can resume it"
 _AFTER = {
     "finished": "notebook 04 measures what training gained",
-    **dict.fromkeys(("stopped", "aborted"), _CONTINUE),
-    "failed": "events.jsonl says why; " + _CONTINUE,
-    "killed": "its process is gone; " + _CONTINUE,
+    "stopped": "{resume}",
+    "aborted": "{resume}",
+    "failed": "events.jsonl says why; {resume}",
+    "killed": "its process is gone; {resume}",
     "gone": "nothing of it was kept",
 }
 
 
 def oldest_s(elapsed_s: float) -> float:
-    """Maximum age of a picture at the end of a step, regardless of its cost: 5 s, or 2 % of the run
-    if longer.
+    """Maximum age of a picture at the end of a step, regardless of its cost, and of verdicts that
+    are read from files: 5 s, or 2 % of the run if longer.
     """
     return max(OLDEST_S, OLDEST_SHARE * elapsed_s)
 
 
 class RunView:
-    """A run's curves, marks, verdicts and latest group (another one after `group_every` steps), fed
-    by its caller.
-    """
+    """A run's curves, marks, verdicts and one group of its latest step, fed by its caller."""
 
-    def __init__(self, group_every: int = 1) -> None:
-        self.group_every = max(1, group_every)
+    def __init__(self) -> None:
         self.figure = RunFigure()
-        self.history = History()
-        self.state = RunState()
-        self.marks: list[Mark] = []
-        self.held_out: list[Fields] = []  # measurements of held-out prompts
-        self.verdicts: list[Any] = []
-        self.group: ShownGroup | None = None
         self.run: Any = None  # RunDirectory
         self.name = ""
         self.total = 0
         self.stages = False
+        self.attached = False  # somebody else's trainer
         self.fresh = False  # something came since the last picture
         self.steered = False  # somebody changed something
+        self._clear(RunState())
+
+    def _clear(self, state: RunState) -> None:
+        self.state = state
+        self.history = History(state.weights)
+        self.marks: list[Mark] = []
+        self.held_out: list[Fields] = []  # measurements of held-out prompts
+        self.verdicts: list[Any] = []
+        self.group: ShownGroup | None = None
 
     def begin(self, run: RunDirectory, total: int | None = None, beta: float | None = None) -> None:
         """Show this run. Its total steps and initial beta are the recipe's, unless given."""
+        manifest = run.manifest()
         self.run = run
-        self.name = run.name
+        self.name = self.figure.name = run.name
         self.stages = len(run.recipe().stages) > 1
         self.total = run.planned_steps if total is None else total
-        manifest = run.manifest()
+        self.attached = bool(manifest.get("attached"))
         self.figure.about(manifest)
-        self.figure.name = run.name
         begun = RunState.begun(manifest)
-        self.state = begun if beta is None else replace(begun, beta=beta)
-        self.history = History(self.state.weights)
-        self.marks = []
-        self.held_out = []
-        self.verdicts = []
-        self.group = None
+        self._clear(begun if beta is None else replace(begun, beta=beta))
 
     def row(self, step: int, values: Mapping[str, object]) -> None:
         """Take note of one row of metrics."""
@@ -104,19 +99,16 @@ class RunView:
         self.held_out = held_out([*self.held_out, event])
         self.state.apply(event)
         self.fresh = True
-        self.steered |= bool(
-            event.get("event") == "control"
-            and event.get("applied")
-            and event.get("by") != "adaptive"
-        )
+        if event.get("event") == "control" and event.get("applied"):
+            self.steered |= event.get("by") != "adaptive"
 
     def show_group(self, batch: ScoredBatch) -> None:
-        """Show one group of a batch, if the one shown is older by `group_every`."""
-        if self._wants_group(batch.step) and batch.group_count:
-            self.group = group_of(batch, batch.step // self.group_every)
+        """Show one group of a batch: another one of each step."""
+        if batch.group_count and self._shows_other(batch.step):
+            self.group = group_of(batch, batch.step)
 
-    def _wants_group(self, step: int) -> bool:
-        return self.group is None or not 0 <= step - self.group.batch.step < self.group_every
+    def _shows_other(self, step: int) -> bool:
+        return self.group is None or self.group.batch.step != step
 
     # -- shown
     # ----------------------------------------------------------------------------------------------
@@ -133,13 +125,9 @@ class RunView:
             if (value := self.history.last(key)) is not None or key != DEAD:
                 parts.append(f"{label} {'not measured' if value is None else format(value, form)}")
         if self.held_out:
-            base = f"base {self.held_out[0]['correct']:.0%}"
-            measured = len(self.held_out) > 1
-            parts.append(
-                f"held-out {self.held_out[-1]['correct']:.0%} ({base})"
-                if measured
-                else f"held-out {base}"
-            )
+            base, newest = (f"{self.held_out[place]['correct']:.0%}" for place in (0, -1))
+            only = len(self.held_out) == 1
+            parts.append(f"held-out base {base}" if only else f"held-out {newest} (base {base})")
         if elapsed_s is not None:
             parts.append(f"took {clock(elapsed_s)}" if message else f"{clock(elapsed_s)} elapsed")
         if not message and not paused and (left := self.left_s(elapsed_s)):
@@ -154,20 +142,17 @@ class RunView:
         all); None: not known.
         """
         step, step_s = self.history.step, self.history.recent_step_s()
-        if step_s is None and elapsed_s is not None and step:
+        if not step or not self.total:
+            return None
+        if step_s is None and elapsed_s is not None:
             step_s = elapsed_s / step
-        return (
-            step_s * max(0, self.total - step)
-            if step_s is not None and step and self.total
-            else None
-        )
+        return None if step_s is None else step_s * max(0, self.total - step)
 
     def picture(self, heading: str = "") -> tuple[bytes, str]:
         """(the figure as PNG bytes, its title): a status line, for a picture that stands alone, or
         the step that it shows.
         """
-        self.fresh = False
-        self.steered = False
+        self.fresh = self.steered = False
         self.figure.beta = self.state.beta or 0.0
         title, _, note = (heading or f"{self.name}: picture of {self._place()}").partition(GAP)
         return self.figure.draw(self.history, title, note, self.marks, self.held_out), title
@@ -188,15 +173,14 @@ class FollowedRun(RunView):
     "gone" if nothing of it was kept, or "not begun" if its process ended before there was a run.
     """
 
-    def __init__(self, run: RunDirectory | Any, group_every: int = 1) -> None:
-        super().__init__(group_every)
+    def __init__(self, run: RunDirectory | Any) -> None:
+        super().__init__()
         self.started: Any = None if isinstance(run, RunDirectory) else run
         self.status = "loading"
         self._since = time.monotonic()
         self._begun: float | None = None  # time.time() at which the session began
         self._unexamined = False  # something was read since the run's health was looked at
         self._examined_at = float("-inf")
-        self.health_cost_s = 0.0
         self._summaries: dict[Any, Any] = {}  # of the parts that were examined before
         if self.started is None:
             self._open(run)
@@ -240,8 +224,6 @@ class FollowedRun(RunView):
                 self._examined_at = float("-inf")  # the trainer has found one: it is shown at once
         self._unexamined |= bool(rows or events)
         self.status = "running" if live else self._ended()
-        if self.over:
-            self.group_every = 1  # the last group is shown, however young the one before it is
         return events
 
     def _ended(self) -> str:
@@ -255,19 +237,17 @@ class FollowedRun(RunView):
     def read_group(self) -> None:
         """Read a group of the newest step, if another one is due."""
         newest = None if self.run is None or self.status == "gone" else newest_part(self.run)
-        if (
-            newest is not None
-            and self._wants_group(newest[0])
-            and (batch := read_batch(newest[1])) is not None
-        ):
-            self.show_group(batch)
+        if newest is not None and self._shows_other(newest[0]):
+            batch = read_batch(newest[1])
+            if batch is not None:
+                self.show_group(batch)
 
     def time_to_examine(self) -> bool:
-        """Whether there is something new to examine, at an acceptable share of the time."""
+        """Whether there is something new to examine, and the verdicts are older than `oldest_s`."""
         if not len(self.history) or not self._unexamined:
             return False
-        pause = min(self.health_cost_s / HEALTH_SHARE, oldest_s(self.elapsed_s() or 0.0))
-        return self.over or time.monotonic() - self._examined_at >= pause
+        age = time.monotonic() - self._examined_at
+        return self.over or age >= oldest_s(self.elapsed_s() or 0.0)
 
     def examine(self) -> list[Any]:
         """The verdicts on the run's health, from its record. Reads files only, so it may run on
@@ -275,13 +255,11 @@ class FollowedRun(RunView):
         """
         from workbench.health import examine_run
 
-        started = time.monotonic()
         self._unexamined = False
         # A part that is being written, a run that is taken away: the next look may find it whole.
         with contextlib.suppress(Exception):
             self.verdicts = list(examine_run(self.run, last=200, known=self._summaries))
         self._examined_at = time.monotonic()
-        self.health_cost_s = self._examined_at - started
         return self.verdicts
 
     def elapsed_s(self) -> float | None:
@@ -299,37 +277,24 @@ class FollowedRun(RunView):
         how = f"{self.status} after {self.history.step} step{'s' * (self.history.step != 1)}"
         if self.status == "gone":
             how = "ended before its first step"
-        after = _AFTER.get(self.status, "").format(name=self.name)
-        # nothing of it may have been kept
-        with contextlib.suppress(OSError, ValueError, RuntimeError):
-            if self.run.manifest().get("attached"):
-                after = after.replace(_CONTINUE.format(name=self.name), _ATTACHED)
-        return f"{how}; {after}"
+        resume = _ATTACHED if self.attached else _CONTINUE.format(name=self.name)
+        return f"{how}; {_AFTER.get(self.status, '').format(resume=resume)}"
 
     def line(self) -> str:
         """The status line; while there is no run, the last output of its process."""
+        error = self.started.error if self.started is not None else ""
         if self.status == "not begun":
-            return (
-                "the process ended before the run"
-                f" began\n{self.started.error or self.started.log_tail().strip()}"
-            )
+            error = error or self.started.log_tail().strip()
+            return f"the process ended before the run began\n{error}"
         if self.run is None:
-            printed = [
-                line.strip() for line in self.started.log_tail().splitlines() if line.strip()
-            ]
-            return "\n".join(
-                [f"loading the policy ... {clock(time.monotonic() - self._since)}", *printed[-1:]]
-            )
+            printed = self.started.log_tail().split("\n")
+            loading = f"loading the policy ... {clock(time.monotonic() - self._since)}"
+            return "\n".join([loading, *[line.strip() for line in printed if line.strip()][-1:]])
         if not len(self.history) and not self.over:
             return f"{self.name}: waiting for the first step"
         line = self.words(self.elapsed_s(), self.message())
-        if (
-            self.started is not None
-            and self.status in ("failed", "killed", "gone")
-            and self.started.error
-        ):
-            line += f"\n{self.started.error}"
-        return line
+        failed = error and self.status in ("failed", "killed", "gone")
+        return f"{line}\n{error}" if failed else line
 
 
 class RunCurves:
@@ -341,5 +306,5 @@ class RunCurves:
     def __repr__(self) -> str:
         return f"{self.view.name}: {len(self.view.history)} steps"
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return image_bundle(*self.view.picture(repr(self)))

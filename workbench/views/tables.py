@@ -5,20 +5,26 @@ characters made visible.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from workbench.printable import printable
 
 LONGEST_SHOWN = 2000
 _NUMBER_WIDE = 12  # characters
 _PADDED = "padding:2px 8px"
+_HEAD = f"text-align:left;white-space:nowrap;{_PADDED}"
 GOOD, BAD, WARNING = "#1e8449", "#c0392b", "#b9770e"  # of words
 # no one grey reads well on white and on a dark theme's ground
 MUTED = "color-mix(in srgb, currentcolor 72%, transparent)"
-_COLOURS = {"alarm": BAD, "error": BAD, "warning": WARNING, "note": MUTED}
-_COLOURS |= {
+_COLOURS = {
+    "alarm": BAD,
+    "error": BAD,
+    "warning": WARNING,
+    "note": MUTED,
     "passed": GOOD,
     "FAILED": BAD,
     "cannot be told": WARNING,
@@ -27,29 +33,23 @@ _COLOURS |= {
     "open": BAD,
 }
 # JupyterLab breaks lines of <pre> inside words, and makes all columns of a table equally wide.
-PRE = "margin:0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;background:transparent;color:inherit"  # noqa: E501
+PRE = "margin:0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;background:transparent;color:inherit;"  # noqa: E501
 
 
 class Table:
     """A small table: HTML in a notebook, aligned text elsewhere."""
 
     def __init__(
-        self, header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = ""
+        self, header: Iterable[str], rows: Iterable[Iterable[Any]], caption: str = ""
     ) -> None:
         self.header, self.rows, self.caption = list(header), [list(row) for row in rows], caption
 
     def _repr_html_(self) -> str:
-        names = [html.escape(plain_text(str(name))) for name in self.header]
-        head = "".join(
-            f"<th style='text-align:left;white-space:nowrap;{_PADDED}'>{name}</th>"
-            for name in names
-        )
+        head = "".join(f"<th style='{_HEAD}'>{as_html(str(name))}</th>" for name in self.header)
         body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows)
         caption = pre(self.caption, "margin:6px 0;font-weight:bold") if self.caption else ""
-        table = (
-            "<table"
-            f" style='border-collapse:collapse'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"  # noqa: E501
-        )
+        parts = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+        table = f"<table style='border-collapse:collapse'>{parts}</table>"
         return no_formulas(f"{caption}<div style='overflow-x:auto'>{table}</div>")
 
     def __str__(self) -> str:
@@ -58,11 +58,10 @@ class Table:
             for row in (self.header, *self.rows)
         ]
         widths = [max(map(len, column)) for column in zip(*flat, strict=True)]
-        lines = [
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-            for row in flat
-        ]
-        return "\n".join([printable(self.caption), *lines] if self.caption else lines)
+        lines = [printable(self.caption)] if self.caption else []
+        for row in flat:
+            lines.append("  ".join(map(str.ljust, row, widths)).rstrip())
+        return "\n".join(lines)
 
     __repr__ = __str__
 
@@ -83,30 +82,40 @@ class View:
     __repr__ = __str__
 
 
+def joined(views: Iterable[View | Table]) -> View:
+    """Views one after the other, as one."""
+    shown = list(views)
+    page = "".join(view._repr_html_() for view in shown)
+    return View(page, "\n\n".join(map(str, shown)))
+
+
 class Verbatim(str):
     """Text written by a model or taken from a dataset: shown in `<pre>`."""
 
 
-class Html(str):
+@dataclass
+class Html:
     """HTML that was made, and escaped, here, for a cell in `<pre>`; `text` is the same as text."""
 
+    page: str
     text: str
 
-    def __new__(cls, page: str, text: str) -> Html:
-        cell = super().__new__(cls, page)
-        cell.text = text
-        return cell
+    def __str__(self) -> str:
+        return self.text
 
 
-class CellMark(str):
+@dataclass
+class CellMark:
     """A verdict in a word, in its colour; or a number or word in a given colour."""
 
-    colour: str
+    text: str
+    colour: str = ""
 
-    def __new__(cls, text: str, colour: str = "") -> CellMark:
-        mark = super().__new__(cls, text)
-        mark.colour = colour or _COLOURS[text]
-        return mark
+    def __post_init__(self) -> None:
+        self.colour = self.colour or _COLOURS[self.text]
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def no_formulas(page: str) -> str:
@@ -116,11 +125,26 @@ def no_formulas(page: str) -> str:
     return f"<div class='tex2jax_ignore mathjax_ignore'>{page}</div>"
 
 
+def as_html(text: str) -> str:
+    """HTML of text as it is, cut to a bounded length."""
+    return html.escape(plain_text(text))
+
+
+def verbatim(page: str, style: str = "") -> str:
+    """HTML that was escaped, in `<pre>`, where MathJax makes no formula of it."""
+    return f"<pre style='{PRE}{style}'>{page}</pre>"
+
+
 def pre(text: str, style: str = "") -> str:
     """HTML of text as it is, in `<pre>`: neither markup in it nor a formula between two dollars
     runs.
     """
-    return f"<pre style='{PRE}{';' if style else ''}{style}'>{html.escape(plain_text(text))}</pre>"
+    return verbatim(as_html(text), style)
+
+
+def signed(value: float, zero: str = "inherit") -> str:
+    """The colour of an advantage: good above 0, bad below."""
+    return GOOD if value > 0 else BAD if value < 0 else zero
 
 
 def coloured(text: str, colour: str = "inherit") -> str:
@@ -167,31 +191,25 @@ def plain_text(text: str) -> str:
 
 
 def _text(value: object) -> str:
-    value = value.text if isinstance(value, Html) else value
     if value is None or value != value:
         return "-"
-    return (
-        format(value, ".3g" if abs(value) < 100 else ".0f")
-        if isinstance(value, float)
-        else plain_text(str(value))
-    )
+    if isinstance(value, float):
+        return format(value, ".3g" if abs(value) < 100 else ".0f")
+    return plain_text(str(value))
 
 
 def _cell(value: object) -> str:
-    text = str(value) if isinstance(value, Html) else html.escape(_text(value), quote=True)
+    text = value.page if isinstance(value, Html) else html.escape(_text(value))
     if isinstance(value, (Verbatim, Html)):
-        return (
-            f"<td style='text-align:left;vertical-align:top;min-width:12em;{_PADDED}'><pre"
-            f" style='{PRE}'>{text}</pre></td>"
-        )
+        style = f"text-align:left;vertical-align:top;min-width:12em;{_PADDED}"
+        return f"<td style='{style}'>{verbatim(text)}</td>"
     side = "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
     # A word is not broken for the sake of a narrow column, and neither is "100 %".
-    wrap = (
-        "white-space:nowrap"
-        if len(text) <= _NUMBER_WIDE
-        else "overflow-wrap:normal;word-break:keep-all"
-    )
-    text = f"<b style='color:{value.colour}'>{text}</b>" if isinstance(value, CellMark) else text
+    wrap = "overflow-wrap:normal;word-break:keep-all"
+    if len(text) <= _NUMBER_WIDE:
+        wrap = "white-space:nowrap"
+    if isinstance(value, CellMark):
+        text = f"<b style='color:{value.colour}'>{text}</b>"
     return f"<td style='text-align:{side};vertical-align:top;{wrap};{_PADDED}'>{text}</td>"
 
 
@@ -199,8 +217,6 @@ def score_table(scored: Any) -> Table:
     """The completions of a `ScoredBatch` beside each function's score, their weighted total and
     their advantage.
     """
-    numbers = zip(
-        scored.completions, *scored.scores.T, scored.totals, scored.advantages, strict=True
-    )
-    rows = [[Verbatim(text), *map(float, own)] for text, *own in numbers]
+    numbers = np.column_stack([scored.scores, scored.totals, scored.advantages]).tolist()
+    rows = [[Verbatim(text), *own] for text, own in zip(scored.completions, numbers, strict=True)]
     return Table(["completion", *map(short_name, scored.names), "total", "advantage"], rows)

@@ -104,20 +104,16 @@ class TerminalProgress:
         further text.
         """
         self._latest |= {key: values[key] for _, key, _ in _NUMBERS if values.get(key) is not None}
-        wide = self.bar.console.width >= _WIDE or not self.bar.console.is_terminal
-        numbers = [each for each in _NUMBERS if wide or each[1] in (REWARD, DEAD)]
-        text = (
-            "  ".join(
-                f"{label} {number(self._latest.get(key), form)}" for label, key, form in numbers
-            )
-            + more
+        drawn = self.bar.console.is_terminal
+        wide = self.bar.console.width >= _WIDE or not drawn
+        text = "  ".join(
+            f"{label} {number(self._latest.get(key), form)}"
+            for label, key, form in _NUMBERS
+            if wide or key in (REWARD, DEAD)
         )
+        text += more
         self.bar.update(self.task, completed=step, numbers=text)
-        if (
-            not self.bar.console.is_terminal
-            and step != self._step
-            and (step == 1 or step % self._every == 0)
-        ):
+        if not drawn and step != self._step and (step == 1 or step % self._every == 0):
             print(f"step {step}: {text}", file=sys.stderr, flush=True)
         self._step = step
 

@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from workbench.health.verdicts import OK, SKIPPED
 from workbench.kinds import Fields
 from workbench.progress import clock
 from workbench.run.control_file import ACTIONS, answer_to, send
 from workbench.run.directory import RunDirectory
 from workbench.views.controls import answer_line
-from workbench.views.group_view import group_text
+from workbench.views.groups import group_text
 from workbench.views.health import verdict_lines
 from workbench.views.run_view import GAP, FollowedRun
 from workbench.views.tables import plain_text
@@ -27,18 +28,17 @@ def snapshot(run: FollowedRun) -> Fields:
     running = run.status == "running"
     keys = ("name", "state", "function", "line", "remedy")
     verdicts = run.examine() if len(run.history) else []
+    state = run.state
     return {
         "run": str(run.run.path),
-        "status": "paused" if running and run.state.paused else run.status,
+        "status": "paused" if running and state.paused else run.status,
         "step": run.history.step,
         "steps": run.total or None,
-        "stage": run.state.stage or None,
+        "stage": state.stage or None,
         "to_go_s": run.left_s() if running else None,
         "metrics": _latest(run),
-        "weights": run.state.weights,
-        "muted": sorted(run.state.muted),
-        "beta": run.state.beta,
-        "learning_rate": run.state.learning_rate,
+        "muted": sorted(state.muted),
+        **{key: getattr(state, key) for key in ("weights", "beta", "learning_rate")},
         "changes": [mark._asdict() for mark in run.marks],
         "verdicts": [{key: getattr(each, key) for key in keys} for each in verdicts],
     }
@@ -104,15 +104,14 @@ def _changed(verdicts: Iterable[Any], states: dict[Any, str]) -> list[str]:
     """The verdicts whose state differs from what was shown before, in lines; `states` is
     updated.
     """
-    lines, quiet = [], ("ok", "skipped")  # states that are not worth a line
+    lines = []
     for verdict in verdicts:
         before, states[verdict.key] = states.get(verdict.key), verdict.state
-        if verdict.state not in (*quiet, before):
+        if verdict.state not in (OK, SKIPPED, before):
             lines.append(verdict_lines([verdict]))
-        elif verdict.state == "ok" and before not in (None, *quiet):
-            lines.append(
-                f"no longer: {verdict.title}{f' ({verdict.function})' if verdict.function else ''}"
-            )
+        elif verdict.state == OK and before not in (None, OK, SKIPPED):
+            of = f" ({verdict.function})" if verdict.function else ""
+            lines.append(f"no longer: {verdict.title}{of}")
     return lines
 
 
