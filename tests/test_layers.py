@@ -152,7 +152,7 @@ CORE = (
 INSTRUMENTS = ("audit", "replaying", "memory", "health", "views", "inspection", "exporting")
 
 
-CLOSURE_TOKENS = 106_600  # code tokens (tools/size.py), so that no line is packed; to be lowered, never raised
+CLOSURE_TOKENS = 102_700  # code tokens (tools/size.py), so that no line is packed; to be lowered, never raised
 
 
 def test_the_core_is_small_and_imports_no_instrument():
