@@ -109,28 +109,20 @@ class RewardAudit:
         if best is None:
             earned = "no reward hack could be tried"
         elif best.share is None:
-            earned = (
-                f"the reference completion earns {self.reference_total:g}, the best reward hack"
-                f" {best.total:g} ({best.name})"
-            )
+            reference = f"the reference completion earns {self.reference_total:g}"
+            earned = f"{reference}, the best reward hack {best.total:g} ({best.name})"
         else:
-            earned = (
-                f"the best reward hack ({best.name}) earns {best.share:.0%} of the reference"
-                " completion"
-            )
-        if (
-            waste
-            and waste.total > self.reference_total + 1e-6
-            and (best is None or waste.total > best.total)
-        ):
-            earned += f", a padded one ({waste.name}) " + (
-                f"{waste.share:.0%}" if waste.share else f"{waste.total:g}"
-            )
+            share = f"{best.share:.0%} of the reference completion"
+            earned = f"the best reward hack ({best.name}) earns {share}"
+        more = max(self.reference_total + 1e-6, best.total if best else -np.inf)
+        if waste and waste.total > more:
+            padded = f"{waste.share:.0%}" if waste.share else f"{waste.total:g}"
+            earned += f", a padded one ({waste.name}) {padded}"
         errors = sum(finding.severity == "error" for finding in self.findings)
+        if errors:
+            return f"{earned}; {errors} error{'s' if errors > 1 else ''}"
         known = "no error, but the reference was guessed" if self.guessed else "nothing is wrong"
-        return f"{earned}; " + (
-            known if not errors else f"{errors} error{'s' if errors > 1 else ''}"
-        )
+        return f"{earned}; {known}"
 
     def __str__(self) -> str:
         return "\n".join([f"{self.task}: {self.verdict}", *map(str, self.findings)])

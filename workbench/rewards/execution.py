@@ -185,8 +185,16 @@ class RewardExecutor:
         first = quote(prompts[0], completions[0])
         raise failure.error(name, f"on a batch of {count} completions; the first was {first}")
 
-    def call(self, name: str, call: Call, deadline_s: float | None, quiet: bool = False) -> Any:
-        """What a function (not a coroutine) returns, tensors and generators as lists.
+    def call(
+        self,
+        name: str,
+        call: Call,
+        deadline_s: float | None,
+        quiet: bool = False,
+        follow: bool = False,
+    ) -> Any:
+        """What a function (not a coroutine) returns, tensors and generators as lists; or with
+        `follow` its trace.
 
         RewardFailure if it raised or was not back in time, RewardError if it changed its inputs.
         """
@@ -194,7 +202,7 @@ class RewardExecutor:
         if self._worker is not None and self.places[name] == WORKER:
             try:
                 result, changed, logged = self._worker(
-                    name, _picklable(call), deadline_s=deadline_s, quiet=quiet
+                    name, _picklable(call), follow, deadline_s=deadline_s, quiet=quiet
                 )
             except tuple(_DID) as error:
                 in_time = not isinstance(error, DeadlineError)
@@ -212,7 +220,7 @@ class RewardExecutor:
             try:
                 # Those of the workbench change nothing, and copies of a million completions take
                 # their time.
-                result, changed = _run(self.functions[name], call, copied=not own)
+                result, changed = _run(self.functions[name], call, follow, copied=not own)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -230,14 +238,8 @@ class RewardExecutor:
         if self.places[name] in (AWAITED, HOLDS_MODEL):
             return None
         try:
-            if self._worker is not None and self.places[name] == WORKER:
-                given = _picklable(call)
-                trace, *_ = self._worker(name, given, True, deadline_s=self.deadline_s, quiet=True)
-            else:
-                with contextlib.redirect_stdout(io.StringIO()):
-                    trace, _ = _run(self.functions[name], call, follow=True)
-            return Trace(*trace)
-        except tuple(_DID):
+            return Trace(*self.call(name, call, self.deadline_s, quiet=True, follow=True))
+        except RewardFailure:
             return None
 
     def _one_by_one(self, name: str, call: Call, whole: RewardFailure, started: float) -> Scored:
@@ -342,19 +344,17 @@ def _with_own_metrics(function: str, call: Call) -> Call:
     return {**call, "log_metric": logged}
 
 
-def _call_one(functions: dict[str, Function], name: str, call: Call, follow: bool = False) -> tuple:
+def _call_one(functions: dict[str, Function], name: str, call: Call, follow: bool) -> tuple:
     # In the worker. What the function logs is collected, and logged where the trainer is.
     logged: list[tuple[str, Sequence[Any], dict]] = []
     for key in call.keys() & {"log_extra", "log_metric"}:
         call[key] = lambda *args, _key=key, **kwargs: logged.append(
             (_key, [*map(plain_result, args)], kwargs)
         )
-    return *_run(functions[name], call, follow=follow), logged
+    return *_run(functions[name], call, follow), logged
 
 
-def _run(
-    function: Function, call: Call, copied: bool = True, follow: bool = False
-) -> tuple[Any, str]:
+def _run(function: Function, call: Call, follow: bool, copied: bool = True) -> tuple[Any, str]:
     """(What the function returned, or with `follow` its trace; the input that it changed, "" if it
     changed none).
     """

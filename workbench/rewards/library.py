@@ -423,10 +423,10 @@ def style_reward(completions: Column, **kwargs: object) -> list[float]:
     [0.25, 0.0]
     """
     answers = [extract_answer(completion_text(completion)) or "" for completion in completions]
-    bare = [
-        len(each) <= 20 and len(each.split()) == 1 and not each.endswith(".") for each in answers
+    return [
+        0.25 if len(each) <= 20 and len(each.split()) == 1 and not each.endswith(".") else 0.0
+        for each in answers
     ]
-    return [0.25 * each for each in bare]
 
 
 def make_repetition_reward(

@@ -355,7 +355,10 @@ def _misfits(name: str, function: Function, rows: Sequence[Row]) -> Iterator[tup
                     continue
             example = json.dumps({"label": str(row[column])[:40]}, ensure_ascii=False)
             value = f"needs JSON text in {column!r}, and row {number} has {row[column]!r:.80}"
-            remedy = f"write an object there, such as {example}, or compare the word yourself"
+            remedy = (
+                f"write an object there, such as {example}, or compare the word in your own"
+                " function"
+            )
             yield value, "it reads that column of every row as JSON", remedy
     extra = sorted(keywords - {p.name for p in own if p.kind is not p.POSITIONAL_ONLY})
     if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -55,11 +55,11 @@ def _validator(schema: str) -> Any:
 
 
 def _json_scores(completions: Column, schemas: Iterable[str], maximum: float) -> list[float]:
-    valid = [
-        value is not None and _validator(schema).is_valid(value)
-        for value, schema in zip(map(json_of, completions), schemas, strict=True)
+    pairs = zip(map(json_of, completions), schemas, strict=True)
+    return [
+        maximum if value is not None and _validator(schema).is_valid(value) else 0.0
+        for value, schema in pairs
     ]
-    return [maximum * each for each in valid]
 
 
 @max_score(1.0)
