@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 
+from workbench.audit import completions, examination
 from workbench.audit.examination import audit_rewards
-from workbench.data.prompts import to_messages
+from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.rewards import library
 from workbench.task import Task
 
@@ -19,6 +22,28 @@ def found_in(task: Task, **options) -> dict[str, list[str]]:
     for finding in audit_rewards(task, **options).findings:
         said.setdefault(finding.kind, []).append(str(finding))
     return said
+
+
+AUDIT = Path(examination.__file__).parent
+
+
+def test_every_rule_of_the_tables_is_complete_and_used():
+    code = "".join(file.read_text(encoding="utf-8") for file in AUDIT.glob("*.py"))
+    rules = yaml.safe_load((AUDIT / "findings.yaml").read_text(encoding="utf-8"))
+    assert [rule for rule in rules if f'"{rule}"' not in code] == []
+    for rule in rules.values():
+        assert [*rule] == ["severity", "text", "remedy"]
+        assert rule["severity"] in ("error", "warning", "note")
+        assert rule["text"]
+    named = re.findall(r'finding\(\s*"([\w.]+)"|rule = "([\w.]+)"|_refusal\("([\w.]+)"', code)
+    assert {rule for found in named for rule in found if rule} <= set(rules)
+
+
+def test_every_probe_of_the_table_can_be_made():
+    task = table(SYSTEM_PROMPT, ["42", "43"], library.correctness_reward)
+    builder = completions.builders(task, task.rows)[0]
+    made = {probe.name for probe in completions.probes(builder)}
+    assert made == set(yaml.safe_load((AUDIT / "probes.yaml").read_text(encoding="utf-8")))
 
 
 TAGGED = "Answer in this format:\n<answer>\n[answer]\n</answer>"

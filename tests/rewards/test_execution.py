@@ -20,9 +20,10 @@ import pytest
 from driving import waited_for
 
 from workbench.errors import RecipeError, RewardError
-from workbench.rewards.execution import check_scores, plain_result
+from workbench.rewards.execution import check_scores
 from workbench.rewards.library import correctness_reward
 from workbench.rewards.suite import RewardSuite
+from workbench.rewards.worker import plain_result
 from workbench.task import Task
 from workbench.teaching.exercises import EXERCISES
 
@@ -887,7 +888,7 @@ def test_columns_that_are_logged_come_as_lists(suite):
     assert [entry[2] for entry in logged[:2]] == [[1.5, 2.5], ["a", "b"]]
     assert logged[2][2][0] == 0.5
     assert "Scorer" in logged[2][2][1]
-    assert type(logged[2][2][1]) is str
+    assert isinstance(logged[2][2][1], str)
 
 
 def test_a_column_that_is_none_names_the_function(suite):

@@ -8,7 +8,9 @@ import functools
 import importlib
 import inspect
 import math
-from types import SimpleNamespace
+import re
+import sys
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -309,6 +311,46 @@ def test_the_hash_does_not_change_with_use():
     before = reward_hash(library.boxed_correctness_reward)
     assert library.boxed_correctness_reward(["\\boxed{x + 1}"], ["1 + x"]) == [2.0]  # judged in a worker, and remembered
     assert reward_hash(library.boxed_correctness_reward) == before
+
+
+DOCUMENTED = """
+class Scorer:
+    DOC
+    def __call__(self, completions, **kwargs):
+        DOC
+        return [SCORE for _ in completions]
+
+def a_reward(completions, **kwargs):
+    DOC
+    return [SCORE for _ in completions]
+"""
+
+
+@pytest.mark.parametrize("has_source", [True, False])
+@pytest.mark.parametrize("name", ["a_reward", "Scorer"])
+def test_the_hash_does_not_read_docstrings(tmp_path, monkeypatch, name, has_source):
+    def hash_of(docstring: str, score: str = "1.0") -> str:
+        source = re.sub(r" *DOC\n", "", DOCUMENTED) if not docstring else DOCUMENTED.replace("DOC", docstring)
+        source = source.replace("SCORE", score)
+        module = ModuleType(f"documented_{len(list(tmp_path.iterdir()))}")
+        module.__file__ = str(tmp_path / f"{module.__name__}.py")
+        (tmp_path / f"{module.__name__}.py").write_text(source if has_source else "")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(source, module.__file__, "exec"), vars(module))
+        made = getattr(module, name)
+        return reward_hash(made() if isinstance(made, type) else made)
+
+    first = hash_of("'Pays one.'")
+    assert hash_of('"""Pays a point.\n\n    For any text.\n    """') == first
+    assert hash_of("") == first
+    if has_source or name == "a_reward":  # of a class without source nothing but its name is known
+        assert hash_of("'Pays one.'", score="2.0") != first
+
+
+def test_the_hash_of_a_lambda_sees_its_source():
+    one = lambda completions, **kwargs: [1.0]  # noqa: E731
+    two = lambda completions, **kwargs: [2.0]  # noqa: E731
+    assert reward_hash(one) != reward_hash(two)
 
 
 def test_the_hash_changes_with_source_and_weight():

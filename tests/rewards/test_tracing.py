@@ -8,7 +8,8 @@ import re
 
 import pytest
 
-from workbench.rewards.tracing import broad_handlers, code_objects, traced, unreached
+from workbench.rewards.code import code_objects
+from workbench.rewards.tracing import broad_handlers, traced, unreached
 from workbench.teaching.exercises import EXERCISES
 
 

@@ -11,32 +11,41 @@ import functools
 import inspect
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+import pandas
 
-from workbench.audit import findings as rules
 from workbench.audit.completions import AS_ASKED, CompletionBuilder, builders, probes, spellings
 from workbench.audit.findings import (
+    PROBE,
     REFERENCE,
+    RIGHT,
+    SPELLING,
+    WRONG,
     Finding,
+    Findings,
     ProbeResult,
     ScoreTable,
     Text,
     finding,
-    mean_of_known,
+    hackable,
+    leaderboard,
+    overlaps,
+    paying,
+    spelling,
 )
 from workbench.audit.lengths import length_findings, token_findings
 from workbench.audit.prompt_format import asking_text, format_advice
-from workbench.audit.regression_cases import failed_cases, load_cases
+from workbench.audit.regression_cases import RegressionCase, failed_cases, load_cases
 from workbench.data.prompts import to_messages
 from workbench.errors import RewardError, TaskError, WorkbenchError
-from workbench.kinds import Fields, Function
+from workbench.kinds import Fields, Function, Tokenizer
 from workbench.rewards.chat_or_text import InputFormat
-from workbench.rewards.execution import OWN, UNJUDGED
+from workbench.rewards.execution import OWN, UNJUDGED, Scored
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, unreached
@@ -100,28 +109,20 @@ class RewardAudit:
         if best is None:
             earned = "no reward hack could be tried"
         elif best.share is None:
-            earned = (
-                f"the reference completion earns {self.reference_total:g}, the best reward hack"
-                f" {best.total:g} ({best.name})"
-            )
+            reference = f"the reference completion earns {self.reference_total:g}"
+            earned = f"{reference}, the best reward hack {best.total:g} ({best.name})"
         else:
-            earned = (
-                f"the best reward hack ({best.name}) earns {best.share:.0%} of the reference"
-                " completion"
-            )
-        if (
-            waste
-            and waste.total > self.reference_total + 1e-6
-            and (best is None or waste.total > best.total)
-        ):
-            earned += f", a padded one ({waste.name}) " + (
-                f"{waste.share:.0%}" if waste.share else f"{waste.total:g}"
-            )
+            share = f"{best.share:.0%} of the reference completion"
+            earned = f"the best reward hack ({best.name}) earns {share}"
+        more = max(self.reference_total + 1e-6, best.total if best else -np.inf)
+        if waste and waste.total > more:
+            padded = f"{waste.share:.0%}" if waste.share else f"{waste.total:g}"
+            earned += f", a padded one ({waste.name}) {padded}"
         errors = sum(finding.severity == "error" for finding in self.findings)
+        if errors:
+            return f"{earned}; {errors} error{'s' if errors > 1 else ''}"
         known = "no error, but the reference was guessed" if self.guessed else "nothing is wrong"
-        return f"{earned}; " + (
-            known if not errors else f"{errors} error{'s' if errors > 1 else ''}"
-        )
+        return f"{earned}; {known}"
 
     def __str__(self) -> str:
         return "\n".join([f"{self.task}: {self.verdict}", *map(str, self.findings)])
@@ -136,7 +137,7 @@ def audit_rewards(
     *,
     rows: int = 6,
     weights: dict[str, float] | None = None,
-    tokenizer: object = None,
+    tokenizer: Tokenizer | None = None,
     max_completion_length: int = 512,
     cases: str | None = None,
     deadline_s: float = 10.0,
@@ -176,374 +177,351 @@ def audit_rewards(
         task.rows[round(index * (len(task.rows) - 1) / max(1, count - 1))] for index in range(count)
     ]
     with contextlib.closing(suite):
-        audit = _Audit(task, suite, tried, builders(task, tried), tokenizer, max_completion_length)
-        return audit.run(cases, progress or (lambda done, of: None), started)
+        trial = _Trial(task, suite, tried, builders(task, tried), max_completion_length)
+        audit = _audit(trial, tokenizer, cases, progress or (lambda done, of: None))
+    return replace(audit, seconds=time.monotonic() - started)
 
 
-@dataclass
-class _Audit:
+@dataclass(frozen=True)
+class _Trial:
+    """A task's rewards, the prompts that they are tried on, and how an honest policy answers."""
+
     task: Task
     suite: RewardSuite
     rows: list[Row]
     builders: list[CompletionBuilder]
-    tokenizer: Any
-    limit: int
-    findings: list[Finding] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)  # by function
-    late: set[str] = field(default_factory=set)
+    limit: int  # tokens of a completion
 
-    def _add(
-        self, rule: str, function: str = "", severity: str | None = None, **values: object
-    ) -> None:
-        self.findings.append(finding(rule, function, severity, **values))
+    def scored(self, name: str, rows: Sequence[Row], texts: Sequence[str]) -> Scored:
+        return self.suite.score_each(rows, texts, names=[name], quiet=True)[name]
 
-    def _refused(self, rule: str, name: str, error: WorkbenchError) -> None:
-        self._add(rule, name, value=error.value.removeprefix(f"{name} "), remedy=error.remedy)
 
-    def run(
-        self, cases: str | None, progress: Callable[[int, int], None], started: float
-    ) -> RewardAudit:
-        suite, first = self.suite, self.builders[0]
-        if not first.column and first.guessed:
-            self._add("answer_column.constant")
-        elif first.column not in ("", self.task.answer_column):
-            self._add("answer_column", column=first.column, named=self.task.answer_column)
-        usable = []
-        for name in suite.names:
-            try:
-                suite.check_signatures(self.task.rows, [name])
-                usable.append(name)
-            except TaskError as error:
-                self._refused(
-                    "signature" if "does not accept" in error.value else "needs_column", name, error
-                )
-        there = set(os.listdir())
-        # starts the worker, whose imports are no function's seconds
-        readings = suite.input_formats(self.rows)
-        self._choose_style(usable)
-        self.texts = [
-            text
-            for number, builder in enumerate(self.builders)
-            for text in self._texts(number, builder)
-        ]
-        by_name = {}
-        for done, name in enumerate(usable):
-            progress(done, len(usable))
-            if (scored := self._scored(name)) is not None:
-                by_name[name] = scored
-        progress(len(usable), len(usable))
-        weights, names = dict(zip(suite.names, suite.weights, strict=True)), [*by_name]
-        scores = np.array([*by_name.values()], dtype=float).T.reshape(len(self.texts), len(names))
-        name_weights = np.array([weights[name] for name in names], dtype=float)
-        maxima = [max_score_of(suite.functions[name]) for name in names]
-        self.table = ScoreTable(
-            self.texts, names, scores, name_weights, maxima, first.guessed, first.format.shown
-        )
-        if first.free and names:
-            self._choose_reference(self.table)
-        self.reference = next(
-            text.text for text in self.texts if text.kind == REFERENCE and text.name == AS_ASKED
-        )
-        units = {name: self._look(name) for name in names}
-        self._look_at_all(names, readings)
-        paid = [name for name, weight in weights.items() if weight]
-        if len(paid) == 1 and (weights[paid[0]] != 1 or _has_state(suite.functions[paid[0]])):
-            self._add("scale", paid[0])
-        wrong_kinds = {each.kind for each in self.findings if each.severity == "error"}
-        row = {**first.row, "answer": first.answer} if first.has_answer else first.row
-        if wrong_kinds & {*_UNPAID, "needs_column"} and (line := format_advice(row)):
-            self._add("other_rewards", advice=line)
-        # the groups panel and the measurement afterwards take its word for what is right
-        right = self.task.right_function
-        wrong = (
-            self.table.column(right)[self.table.at(rules.PROBE, "a wrong answer")]
-            if right in names
-            else np.zeros(0)
-        )
-        if self.task.is_right(wrong).any():
-            chosen = "right_by" if self.task.right_by else "no right_by, so the first function"
-            self._add(
-                "right_by",
-                right,
-                score=np.nanmax(wrong),
-                chosen=chosen,
-                counts=self.task.right_words,
-            )
-        known = load_cases(self.task, cases)
-        if len(usable) == len(suite.names) == len(names):
-            try:  # totals are expected for the task's own weights
-                own = suite if suite.weights == self.task.weights else None
-                for _, said in failed_cases(self.task, known, own, quiet=True):
-                    self._add("case", case=said)
-            except RewardError as error:
-                self._refused("case.fails", "", error)
-        if new := sorted(set(os.listdir()) - there):
-            self._add("writes", files=", ".join(map(repr, new[:3])))
-        return RewardAudit(
-            task=self.task.name,
-            format=str(first.format),
-            rows=len(self.rows),
-            completions=len(self.texts),
-            reference=self.reference,
-            reference_total=self.table.reference_total if names else 0.0,
-            guessed=not self.table.confirmed if names else first.guessed,
-            functions=[
-                self._report(name, weights[name], units.get(name, "")) for name in suite.names
-            ],
-            probes=rules.leaderboard(self.table) if names else [],
-            findings=sorted(
-                self.findings,
-                key=lambda finding: ("error", "warning", "note").index(finding.severity),
-            ),
-            cases=len(known),
-            seconds=time.monotonic() - started,
-        )
+class _Measured(NamedTuple):
+    """How one function scored all completions."""
 
-    def _texts(self, number: int, builder: CompletionBuilder) -> list[Text]:
-        found = [Text(number, REFERENCE, *each) for each in builder.reference_completions().items()]
-        found += [
-            Text(number, rules.PROBE, *probe)
-            for probe in probes(builder, self.task.probes, self.limit)
-        ]
-        answer = builder.answer
-        others = [(each, each) for each in spellings(answer)] if self.task.ideal is None else []
-        # In the layouts of two reference completions, so that nothing but the answer differs.
-        for compact in (False, True) if others else ():
-            reasoning = builder.reasoning(answer, 1 if compact else 2)
-            for name, other in ((rules.RIGHT, answer), (rules.WRONG, builder.wrong), *others):
-                found.append(
-                    Text(
-                        number,
-                        rules.SPELLING,
-                        name,
-                        builder.write(reasoning, other, compact=compact),
-                    )
-                )
-        return found
+    scores: list[float] | None = None  # None: it scored none of them
+    seconds: float = 0.0
+    late: bool = False
+    failure: Finding | None = None
 
-    def _choose_style(self, names: list[str]) -> None:
-        # What a prompt leaves open (line breaks around tags that are only named, numbered steps) is
-        # written as it pays.
-        styles = self.builders[0].styles()
-        texts, woken = [copy.copy(self.builders[0]).adopt(style) for style in styles], {}
-        for name in names if len(texts) > 1 else ():
-            with contextlib.suppress(RewardError):  # it is named when all texts are scored
-                scored = self.suite.score_each(
-                    [self.rows[0]] * len(texts), texts, names=[name], quiet=True
-                )
-                scores = np.nan_to_num(np.array(scored[name].scores, dtype=float))
-                if scores[0] <= 0 < scores.max():
-                    woken[name] = scores > 0
-        if not woken:
-            return
-        # of equals the first, which is nearest to the prompt
-        chosen = int(np.argmax(sum(woken.values())))
-        for builder in self.builders:
-            builder.adopt(styles[chosen])
-        for name, paid in woken.items():
-            if paid[chosen]:
-                self._add("layout", name, style=styles[chosen].name)
 
-    def _choose_reference(self, table: ScoreTable) -> None:
-        # Where no format is asked for, the way of answering that is paid best stands for the
-        # reference.
-        names = self.builders[0].reference_completions()
-        totals = {name: mean_of_known(table.totals[table.at(REFERENCE, name)]) for name in names}
-        best = max(
-            totals, key=lambda name: (np.nan_to_num(totals[name], nan=-np.inf), name == AS_ASKED)
-        )
-        other = {best: AS_ASKED, AS_ASKED: "after its reasoning"} if best != AS_ASKED else {}
-        for index, text in enumerate(table.texts):
-            if text.kind == REFERENCE:
-                table.texts[index] = text._replace(name=other.get(text.name, text.name))
+def _audit(
+    trial: _Trial,
+    tokenizer: Tokenizer | None,
+    cases: str | None,
+    progress: Callable[[int, int], None],
+) -> RewardAudit:
+    suite, first, files = trial.suite, trial.builders[0], set(os.listdir())
+    refused = _not_callable(trial)
+    usable = [name for name in suite.names if name not in refused]
+    # starts the worker, whose imports are no function's seconds
+    formats = suite.input_formats(trial.rows)
+    findings = [*_answer_column(trial), *refused.values(), *_adopt_style(trial, usable)]
+    texts = [
+        text for row, builder in enumerate(trial.builders) for text in _texts(trial, row, builder)
+    ]
+    measured: dict[str, _Measured] = dict.fromkeys(suite.names, _Measured())
+    for done, name in enumerate(usable):
+        progress(done, len(usable))
+        measured[name] = _measure(trial, name, texts)
+    progress(len(usable), len(usable))
+    findings += [each.failure for each in measured.values() if each.failure]
+    table = _table(trial, texts, measured)
+    names, units = [*table.scores], dict.fromkeys(suite.names, "")
+    for name in names:
+        units[name], about_length = _length(trial, table, name, measured[name].late)
+        findings += about_length
+        findings += _of_function(trial, table, name, measured[name], bool(units[name]))
+    findings += _of_all(trial, table, formats)
+    try:
+        if tokenizer is not None and names:
+            findings += token_findings(suite, trial.builders, names, tokenizer, trial.limit)
+    except RewardError as error:
+        findings.append(_refusal("returns", "", error))
+    findings += _of_task(trial, table, findings)
+    known = load_cases(trial.task, cases)
+    if names == suite.names:
+        findings += _of_cases(trial, known)
+    if new := sorted(set(os.listdir()) - files):
+        findings.append(finding("writes", files=", ".join(map(repr, new[:3]))))
+    return RewardAudit(
+        trial.task.name,
+        str(first.format),
+        len(trial.rows),
+        len(texts),
+        _reference(table),
+        table.reference_total if names else 0.0,
+        not table.confirmed,
+        [_report(trial, table, name, measured[name], units[name]) for name in suite.names],
+        leaderboard(table) if names else [],
+        sorted(findings, key=lambda each: ("error", "warning", "note").index(each.severity)),
+        len(known),
+        seconds=0.0,
+    )
 
-    def _scored(self, name: str) -> list[float] | None:
-        rows, began = [self.rows[text.row] for text in self.texts], time.perf_counter()
+
+def _refusal(rule: str, name: str, error: WorkbenchError) -> Finding:
+    return finding(rule, name, value=error.value.removeprefix(f"{name} "), remedy=error.remedy)
+
+
+def _answer_column(trial: _Trial) -> Findings:
+    first, stated = trial.builders[0], trial.task.answer_column
+    if not first.column and first.guessed:
+        yield finding("answer_column.constant")
+    elif first.column not in ("", stated):
+        yield finding("answer_column", column=first.column, named=stated)
+
+
+def _not_callable(trial: _Trial) -> dict[str, Finding]:
+    refused = {}
+    for name in trial.suite.names:
         try:
-            scored = self.suite.score_each(
-                rows, [text.text for text in self.texts], names=[name], quiet=True
-            )[name]
-        except RewardError as error:
-            self._refused("returns", name, error)
-            return None
-        self.seconds[name] = time.perf_counter() - began
-        if not scored.errors:
-            return scored.scores
-        first, error = min(scored.errors.items())
-        rule, text = (
-            "returns.value" if error.startswith("returned ") else "raises",
-            self.texts[first],
-        )
-        if any(words in error for words in ("not back", "not asked", "in time", "blocks")):
-            rule = "late"
-            self.late.add(name)
-        values = {
-            "failed": len(scored.errors),
-            "tried": len(self.texts),
-            "deadline": self.suite.deadline_s,
-        }
-        severity = "warning" if error == UNJUDGED else None
-        self._add(rule, name, severity, error=error, name=text.name, text=text.text[:80], **values)
-        return scored.scores if len(scored.errors) < len(self.texts) else None
+            trial.suite.check_signatures(trial.task.rows, [name])
+        except TaskError as error:
+            rule = "signature" if "does not accept" in error.value else "needs_column"
+            refused[name] = _refusal(rule, name, error)
+    return refused
 
-    def _look(self, name: str) -> str:
-        # Everything about one function; the unit in which it counts lengths.
-        first, function, unit = self.builders[0], self.suite.functions[name], ""
-        with contextlib.suppress(RewardError):
-            if name not in self.late:
-                texts = [text.text for text in self.texts if text.row == 0]
-                again = self.suite.score_each(
-                    self.rows[:1] * len(texts), texts, names=[name], quiet=True
-                )[name].scores
-                before = self.table.column(name)[[text.row == 0 for text in self.texts]]
-                if np.array_equal(before, np.array(again, dtype=float), equal_nan=True):
-                    unit, found = length_findings(self.suite, name, first)
-                    self.findings += found
-                else:
-                    self._add("random", name)
-        found = list(rules.paying(self.table, name, self._unreached, bool(unit)))
-        kinds = {each.kind for each in found}
-        if kinds & _UNPAID and name not in self.late and (cause := self._cause(name)):
-            unpaid = next(each for each in found if each.kind in _UNPAID)
-            found = [
-                replace(
-                    unpaid,
-                    text=f"{unpaid.text}; {cause.text}",
-                    severity=cause.severity,
-                    remedy=cause.remedy,
-                )
-            ]
-        # it decides nothing, so it need not pay
-        if not self.table.weights[self.table.names.index(name)]:
-            found = [replace(each, severity="note") for each in found]
-        self.findings += found
-        if not kinds & _UNPAID and max_score_of(function) is None:
-            for branch in self._unreached(name):
-                if branch.pays > 0:
-                    self._add("unreached", name, branch=branch)
-        self.findings += rules.spelling(self.table, name)
-        for place in calls_of(function, ("eval", "exec")):
-            self._add("evaluates", name, place=place)
-        for place in broad_handlers(function):
-            self._add("swallows", name, place=place)
-        place = self.suite.functions.places[name]
-        if place != OWN and place.startswith("here: "):
-            self._add("no_deadline", name, reason=place.removeprefix("here: "))
-        for method in vars(type(function)) if _has_state(function) else ():
-            if not method.startswith("_") and callable(getattr(function, method)):
-                self._add("state", name, method=method)
-        if (each := self.seconds[name] / len(self.texts)) > SLOW_S:
-            self._add("slow", name, each=each, step=64 * each)
-        return unit
 
-    def _cause(self, name: str) -> Finding | None:
-        # Why it does not pay: what it is handed is changed, one thing at a time, until it pays the
-        # reference.
-        first, rows, texts = (
-            self.builders[0],
-            self.rows,
-            [builder.reference for builder in self.builders],
-        )
-        right, reads = first.row.get(first.column), ("chat messages", "plain text")
-        if plain := isinstance(first.row["prompt"], str):
-            reads = reads[::-1]
-        prompts = [
-            to_messages(row["prompt"]) if plain else asking_text(row["prompt"]) for row in rows
-        ]
-        changed = [("cause.form", "prompt", prompts)]
-        if isinstance(right, (int, float)):
-            changed.append(("cause.number", first.column, [each.answer for each in self.builders]))
+def _adopt_style(trial: _Trial, names: Sequence[str]) -> list[Finding]:
+    # What a prompt leaves open (line breaks around tags that are only named, numbered steps) is
+    # written as it pays.
+    first = trial.builders[0]
+    styles = first.styles()
+    texts = [copy.copy(first).adopt(style) for style in styles]
+    woken: dict[str, np.ndarray] = {}  # function that the first style does not wake -> which do
+    for name in names if len(texts) > 1 else ():
+        with contextlib.suppress(RewardError):  # it is named when all texts are scored
+            scores = np.nan_to_num(trial.scored(name, [first.row] * len(texts), texts).scores)
+            if scores[0] <= 0 < scores.max():
+                woken[name] = scores > 0
+    if not woken:
+        return []
+    # of equals the first, which is nearest to the prompt
+    chosen = int(np.argmax(sum(woken.values())))
+    for builder in trial.builders:
+        builder.adopt(styles[chosen])
+    style = styles[chosen].name
+    return [finding("layout", name, style=style) for name, pays in woken.items() if pays[chosen]]
 
-        def earned(rows: Sequence[Row], texts: Sequence[str]) -> float:
-            scores = self.suite.score_each(rows, texts, names=[name], quiet=True)[name].scores
-            return float(np.nan_to_num(scores, nan=-np.inf).max())
 
-        with contextlib.suppress(RewardError):
-            now = earned(rows, texts)
-            for rule, column, values in changed:
-                others = [{**row, column: value} for row, value in zip(rows, values, strict=True)]
-                if (paid := earned(others, texts)) > max(now, earned(others, [""] * len(texts))):
-                    return finding(
-                        rule,
-                        name,
-                        paid=paid,
-                        answer=right,
-                        type=type(right).__name__,
-                        given=reads[0],
-                        reads=reads[1],
-                    )
-            alone, empty = (earned(rows[:1], [text]) for text in (texts[0], ""))
-            if alone > empty and earned([rows[0]] * 2, [texts[0], ""]) < alone:
-                return finding("cause.batch", name, paid=alone, empty=empty)
-        return None
+def _texts(trial: _Trial, row: int, builder: CompletionBuilder) -> Iterator[Text]:
+    for name, text in builder.reference_completions().items():
+        yield Text(row, REFERENCE, name, text)
+    for probe in probes(builder, trial.task.probes, trial.limit):
+        yield Text(row, PROBE, *probe)
+    others = spellings(builder.answer) if trial.task.ideal is None else []
+    answers = {RIGHT: builder.answer, WRONG: builder.wrong, **dict(zip(others, others))}
+    # In the layouts of two reference completions, so that nothing but the answer differs.
+    for compact in (False, True) if others else ():
+        reasoning = builder.reasoning(lines=1 if compact else 2)
+        for name, answer in answers.items():
+            yield Text(row, SPELLING, name, builder.write(reasoning, answer, compact=compact))
 
-    def _unreached(self, name: str) -> list[Unreached]:
-        trace = (
-            None if name in self.late else self.suite.trace(name, self.rows[:1], [self.reference])
-        )
-        return unreached(self.suite.functions[name], trace) if trace is not None else []
 
-    def _report(self, name: str, weight: float, unit: str) -> FunctionReport:
-        scores = (
-            self.table.column(name)
-            if name in self.table.names
-            else np.full(len(self.texts), np.nan)
-        )
-        reference, known = (
-            mean_of_known(scores[self.table.at(REFERENCE, AS_ASKED)]),
-            scores[~np.isnan(scores)],
-        )
-        lowest, highest = (float(known.min()), float(known.max())) if known.size else (None, None)
-        pays = (
-            max_score_of(self.suite.functions[name]),
-            reference if np.isfinite(reference) else None,
-            lowest,
-            highest,
-        )
-        return FunctionReport(
-            name, weight, *pays, unit, self.suite.hashes[name], self.seconds.get(name, 0.0)
-        )
+def _measure(trial: _Trial, name: str, texts: Sequence[Text]) -> _Measured:
+    rows, began = [trial.rows[text.row] for text in texts], time.perf_counter()
+    try:
+        scored = trial.scored(name, rows, [text.text for text in texts])
+    except RewardError as error:
+        return _Measured(failure=_refusal("returns", name, error))
+    seconds, failed = time.perf_counter() - began, len(scored.errors)
+    if not failed:
+        return _Measured(scored.scores, seconds)
+    index, error = min(scored.errors.items())
+    late = any(words in error for words in ("not back", "not asked", "in time", "blocks"))
+    rule = "returns.value" if error.startswith("returned ") else "raises"
+    failure = finding(
+        "late" if late else rule,
+        name,
+        "warning" if error == UNJUDGED else "",
+        error=error,
+        name=texts[index].name,
+        text=texts[index].text[:80],
+        failed=failed,
+        tried=len(texts),
+        deadline=trial.suite.deadline_s,
+    )
+    return _Measured(scored.scores if failed < len(texts) else None, seconds, late, failure)
 
-    def _look_at_all(self, names: Sequence[str], readings: dict[str, InputFormat]) -> None:
-        fitting = "text" if isinstance(self.rows[0]["prompt"], str) else "chat"
-        for name in names:
-            found = readings[name]
-            # Messages for messages: there is nothing to do. One that reads text alone fails once
-            # the prompts are chat.
-            if found.note and not fitting == found.format == "chat":
-                self._add(
-                    "chat_plain" if found.format in ("either", fitting) else "chat_plain.wrong",
-                    name,
-                    note=found.note,
-                )
-        for note in self.suite.notes:
-            name, _, style = note.partition(" is written as ")
-            if style:
-                self._add("signature.style", name, style=style)
-        if not names:
-            return
-        self.findings += [*rules.hackable(self.table), *rules.overlaps(self.table)]
-        applied = np.asarray(~np.isnan(self.table.scores[:, self.table.weights != 0]).all(axis=1))
-        served = {text.row for text, applies in zip(self.texts, applied, strict=True) if applies}
-        if silent := [number for number in range(len(self.rows)) if number not in served]:
-            row = {key: value for key, value in self.rows[silent[0]].items() if key != "prompt"}
-            severity = "warning" if self.table.guessed else None
-            self._add(
-                "constant.none",
-                "",
-                severity,
-                silent=len(silent),
-                rows=len(self.rows),
-                row=repr(row),
-            )
-        if self.tokenizer is not None:
-            try:
-                self.findings += token_findings(
-                    self.suite, self.builders, names, self.tokenizer, self.limit
-                )
-            except RewardError as error:
-                self._refused("returns", "", error)
+
+def _table(trial: _Trial, texts: list[Text], measured: dict[str, _Measured]) -> ScoreTable:
+    suite, first = trial.suite, trial.builders[0]
+    scores = {name: each.scores for name, each in measured.items() if each.scores is not None}
+    table = ScoreTable(
+        pandas.DataFrame(texts),
+        pandas.DataFrame(scores, index=range(len(texts)), dtype=float),
+        pandas.Series(suite.weights, suite.names)[[*scores]],
+        {name: max_score_of(suite.functions[name]) for name in scores},
+        first.guessed,
+        first.format.shown,
+    )
+    # Where no format is asked for, the way of answering that is paid best stands for the
+    # reference.
+    if first.free and scores:
+        names = table.texts.name[table.texts.kind == REFERENCE]
+        totals = table.totals.groupby(names).mean().fillna(-np.inf)
+        best = max(names.unique(), key=lambda name: (totals[name], name == AS_ASKED))
+        renamed = {AS_ASKED: "after its reasoning"} if best != AS_ASKED else {}
+        renamed[best] = AS_ASKED
+        table.texts.loc[names.index, "name"] = [renamed.get(name, name) for name in names]
+    return table
+
+
+def _reference(table: ScoreTable) -> str:
+    return table.texts.text[table.at(REFERENCE, AS_ASKED)].iloc[0]
+
+
+def _length(trial: _Trial, table: ScoreTable, name: str, late: bool) -> tuple[str, list[Finding]]:
+    # The unit in which a function counts lengths, and what is wrong with that.
+    of_first = table.texts.row == 0
+    texts = [*table.texts.text[of_first]]
+    with contextlib.suppress(RewardError):
+        if not late:
+            again = trial.scored(name, trial.rows[:1] * len(texts), texts).scores
+            if not np.array_equal(table.scores[name][of_first], again, equal_nan=True):
+                return "", [finding("random", name)]
+            return length_findings(trial.suite, name, trial.builders[0])
+    return "", []
+
+
+def _of_function(
+    trial: _Trial, table: ScoreTable, name: str, measured: _Measured, varies: bool
+) -> Findings:
+    function, place = trial.suite.functions[name], trial.suite.functions.places[name]
+
+    def never_reached() -> list[Unreached]:
+        texts = [_reference(table)]
+        trace = None if measured.late else trial.suite.trace(name, trial.rows[:1], texts)
+        return unreached(function, trace) if trace is not None else []
+
+    payment = list(paying(table, name, never_reached, varies))
+    unpaid = next((each for each in payment if each.kind in _UNPAID), None)
+    if unpaid and not measured.late and (cause := _cause(trial, name)):
+        payment = [replace(cause, kind=unpaid.kind, text=f"{unpaid.text}; {cause.text}")]
+    for each in payment:
+        # with the weight 0 it decides nothing, so it need not pay
+        yield each if table.weights[name] else replace(each, severity="note")
+    for branch in never_reached() if not unpaid and table.maxima[name] is None else ():
+        if branch.pays > 0:
+            yield finding("unreached", name, branch=branch)
+    yield from spelling(table, name)
+    for line in calls_of(function, ("eval", "exec")):
+        yield finding("evaluates", name, place=line)
+    for line in broad_handlers(function):
+        yield finding("swallows", name, place=line)
+    if place != OWN and place.startswith("here: "):
+        yield finding("no_deadline", name, reason=place.removeprefix("here: "))
+    for method in vars(type(function)) if _has_state(function) else ():
+        if not method.startswith("_") and callable(getattr(function, method)):
+            yield finding("state", name, method=method)
+    if (each := measured.seconds / len(table.texts)) > SLOW_S:
+        yield finding("slow", name, each=each, step=64 * each)
 
 
 def _has_state(function: Function) -> bool:
     return not inspect.isroutine(function) and not isinstance(function, functools.partial)
+
+
+def _cause(trial: _Trial, name: str) -> Finding | None:
+    # Why it does not pay: what it is handed is changed, one thing at a time, until it pays the
+    # reference.
+    first, rows = trial.builders[0], trial.rows
+    texts = [builder.reference for builder in trial.builders]
+    right, plain = first.row.get(first.column), isinstance(first.row["prompt"], str)
+    other_form = to_messages if plain else asking_text
+    changes = [("cause.form", "prompt", [other_form(row["prompt"]) for row in rows])]
+    if isinstance(right, (int, float)):
+        changes.append(("cause.number", first.column, [each.answer for each in trial.builders]))
+
+    def earned(rows: Sequence[Row], texts: Sequence[str]) -> float:
+        return np.nan_to_num(trial.scored(name, rows, texts).scores, nan=-np.inf).max()
+
+    with contextlib.suppress(RewardError):
+        now = earned(rows, texts)
+        for rule, column, values in changes:
+            others = [{**row, column: value} for row, value in zip(rows, values)]
+            paid = earned(others, texts)
+            if paid > max(now, earned(others, [""] * len(texts))):
+                forms = ("plain text", "chat messages")
+                return finding(
+                    rule,
+                    name,
+                    paid=paid,
+                    answer=right,
+                    type=type(right).__name__,
+                    given=forms[not plain],
+                    reads=forms[plain],
+                )
+        alone, empty = (earned(rows[:1], [text]) for text in (texts[0], ""))
+        if alone > empty and earned([rows[0]] * 2, [texts[0], ""]) < alone:
+            return finding("cause.batch", name, paid=alone, empty=empty)
+    return None
+
+
+def _of_all(trial: _Trial, table: ScoreTable, formats: dict[str, InputFormat]) -> Findings:
+    fitting = "text" if isinstance(trial.rows[0]["prompt"], str) else "chat"
+    for name in table.scores:
+        reads = formats[name]
+        # Messages for messages: there is nothing to do. One that reads text alone fails once the
+        # prompts are chat.
+        if reads.note and not fitting == reads.format == "chat":
+            rule = "chat_plain" if reads.format in ("either", fitting) else "chat_plain.wrong"
+            yield finding(rule, name, note=reads.note)
+    for note in trial.suite.notes:
+        name, _, style = note.partition(" is written as ")
+        if style:
+            yield finding("signature.style", name, style=style)
+    yield from hackable(table)
+    yield from overlaps(table)
+    applies = table.scores.loc[:, table.weights != 0].notna().any(axis=1)
+    served = applies.groupby(table.texts.row).any()
+    if len(table.weights) and not served.all():
+        row = {key: value for key, value in trial.rows[served.idxmin()].items() if key != "prompt"}
+        values = {"silent": (~served).sum(), "rows": len(served), "row": repr(row)}
+        yield finding("constant.none", "", "warning" if table.guessed else "", **values)
+
+
+def _of_task(trial: _Trial, table: ScoreTable, findings: Sequence[Finding]) -> Findings:
+    task, suite, first = trial.task, trial.suite, trial.builders[0]
+    paid = [name for name, weight in zip(suite.names, suite.weights) if weight]
+    if len(paid) == 1 and (sum(suite.weights) != 1 or _has_state(suite.functions[paid[0]])):
+        yield finding("scale", paid[0])
+    errors = {each.kind for each in findings if each.severity == "error"}
+    row = {**first.row, "answer": first.answer} if first.has_answer else first.row
+    if errors & {*_UNPAID, "needs_column"} and (advice := format_advice(row)):
+        yield finding("other_rewards", advice=advice)
+    # the groups panel and the measurement afterwards take its word for what is right
+    right = task.right_function
+    if right in table.scores:
+        wrong = table.scores[right][table.at(PROBE, "a wrong answer")]
+        if task.is_right(wrong).any():
+            chosen = "right_by" if task.right_by else "no right_by, so the first function"
+            values = {"score": wrong.max(), "counts": task.right_words}
+            yield finding("right_by", right, chosen=chosen, **values)
+
+
+def _of_cases(trial: _Trial, cases: list[RegressionCase]) -> Findings:
+    try:
+        for _, failure in failed_cases(trial.suite, cases, quiet=True):
+            yield finding("case", case=failure)
+    except RewardError as error:
+        yield _refusal("case.fails", "", error)
+
+
+def _report(
+    trial: _Trial, table: ScoreTable, name: str, measured: _Measured, unit: str
+) -> FunctionReport:
+    suite = trial.suite
+    scores = pandas.Series(measured.scores, table.texts.index, dtype=float)
+    reference = scores[table.at(REFERENCE, AS_ASKED)].mean()
+    pays = [reference, scores.min(), scores.max()]
+    return FunctionReport(
+        name,
+        suite.weights[suite.names.index(name)],
+        max_score_of(suite.functions[name]),
+        *(None if np.isnan(value) else float(value) for value in pays),
+        unit,
+        suite.hashes[name],
+        measured.seconds,
+    )

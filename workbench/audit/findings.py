@@ -4,14 +4,17 @@ completions and its probes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas
+import yaml
 
 from workbench.audit.completions import AROUND, AS_ASKED
-from workbench.kinds import Fields
 from workbench.rewards.tracing import Unreached
 
 REFERENCE, PROBE, SPELLING = "reference", "probe", "spelling"
@@ -22,153 +25,12 @@ _POOR = 0.5  # of the way to the highest score of all
 # of the way from the lowest score to the reference's highest, where a function declares no maximum
 _PAID = 0.9
 
-_SHOW = (
-    "say what a reference completion looks like: Task(ideal=lambda row: ...), and answer_column= if"
-    " there are answers"
-)
-_FIRST = "; the first is {name!r}: {text!r}"
-_EARNS = (
-    "cannot pay: a reference completion in the format that the prompt asks for earns {earned:g} of"
-    " {most:g}{only}{also}{never}"
-)
-_COMPARE = (
-    "compare the pattern with that completion, character by character: line breaks (re.DOTALL),"
-    " white space around the answer, numbers against text"
-)
-
-# Rule -> (severity, text, remedy). A rule is the finding's kind, then a dot and which of that
-# kind's texts it is. An error is what a run would die of or learn the wrong thing from; a warning
-# is probably not intended; a note is to know.
-TEXTS: dict[str, tuple[str, str, str]] = {
-    # the task
-    "answer_column": ("warning", "the answers were taken from the column {column!r}: no row has "
-                                 "answer_column {named!r}",
-        "Task(answer_column={column!r})"),
-    "answer_column.constant": ("warning", "every row has the same answer, which cannot be one: the "
-                                          "reference was guessed",
-        "Task(answer_column=...), or Task(ideal=lambda row: ...) for what a reference completion "
-        "looks like"),
-    "case": ("error", "regression case, {case}", "correct the function, or the case"),
-    "case.fails": ("error", "{value}", "{remedy}"),
-    "constant.none": ("error", "on {silent} of {rows} prompts no function applies (each returns "
-                               "None), for example {row:.200}",
-        "return a number where it applies; does it look for a value that the rows do not have?"),
-    "cut": ("error", "a reference completion takes {longest} tokens, and {limit} fit ({format})",
-    "raise max_completion_length"),
-    "writes": ("note", "{files} appeared in the working directory: the functions were called, and "
-                       "wrote it",
-        "delete it, or let them write elsewhere"),
-    "other_rewards": ("note", "{advice}", ""),
-    # can it be called?
-    "signature": ("error", "{value}", "{remedy}"),
-    "signature.style": ("warning", "is written as {style}", "TRL itself calls by keyword"),
-    "needs_column": ("error", "{value}", "{remedy}"),
-    "chat_plain": ("note", "{note}", ""),
-    "chat_plain.wrong": ("warning", "{note}", "the workbench gives it what it reads; TRL itself "
-                                              "does not"),
-    # does it fail?
-    "returns": ("error", "{value}", "{remedy}"),
-    "returns.value": ("error", "{error}, on {failed} of {tried} completions" + _FIRST,
-        "return a finite number, or None where the function does not apply"),
-    "raises": ("error", "{error}, on {failed} of {tried} completions" + _FIRST,
-        "return a low score, or None, where there is nothing to read; an exception ends the run"),
-    "late": ("error", "{failed} of {tried} completions were not scored in time ({deadline:g} s for "
-                      "all of them)" + _FIRST,
-        "if it hangs (a pattern that backtracks), restrict the pattern, or cut the text first; if "
-        "it is only slow (a judge), "
-        "allow more time: --deadline"),
-    "slow": ("note", "takes {each:.2g} s per completion: a step of 64 waits {step:.0f} s for it",
-        "make it faster, or a coroutine"),
-    "no_deadline": ("note", "runs without a deadline, in this process: {reason}", ""),
-    # can it pay?
-    "constant": ("error", "cannot pay: {score:g} for each of {tried} completions, right, wrong or "
-                          "empty: no signal{never}",
-        "score what differs between completions; give a function that only prints the weight 0"),
-    "constant.penalty": ("warning", "never strikes: {score:g} for each of {tried} "
-                                    "completions{never}",
-        "add a completion that triggers it to the task's probes"),
-    "constant.guessed": ("warning", "{score:g} for each of {tried} completions; the reference was "
-                                    "guessed ({reference!r}){never}",
-        _SHOW),
-    "cannot_pay": ("error", _EARNS, _COMPARE),
-    "cannot_pay.layout": ("warning", _EARNS, _COMPARE),
-    "cannot_pay.penalty": ("error",
-        "a penalty that strikes what the prompt asks for: the reference completion is charged "
-        "{earned:g}",
-        "let it spare what a completion needs, or ask for something else in the prompt"),
-    "cannot_pay.guessed": ("warning",
-        "the reference was guessed ({reference!r}), and it earns {earned:g} of "
-        "{most:g}{also}{never}", _SHOW),
-    # Why it cannot: added to the finding that it cannot pay, in place of that one's remedy.
-    "cause.number": ("error", "the answer is of type {type} here ({answer}), and a completion "
-                              "gives text: "
-        "with str(answer) it pays {paid:g}", "compare with str(answer), or write the answers as "
-                                             "text"),
-    "cause.form": ("error", "it reads {reads}, but gets {given}: with {reads} it pays {paid:g}",
-        "read workbench.rewards.completion_text(completion), which takes both"),
-    "cause.batch": ("error", "alone a reference completion earns {paid:g}, an empty one {empty:g}; "
-                             "in a batch all earn the same",
-        "give each completion its own score, not the batch's mean, sum or maximum"),
-    "sometimes": ("warning", "pays the reference completion in full on {paid} of {rows} prompts; "
-                             "{earned:g} on prompt {row}",
-        "look at that prompt and its answer: can the score be earned there?"),
-    "sometimes.never": ("note", "does not apply to the prompts that were tried (None for each)",
-    ""),
-    "unreached": ("note", "no reference completion that was tried reaches {branch}", ""),
-    "tokenizer": ("error", "cannot pay with this tokenizer: a reference completion earns {paid:g}, "
-                           "decoded {left}: {reason}",
-        "use tags that are plain text to the tokenizer, and do not ask for what the template "
-        "writes itself"),
-    "layout": ("warning", "pays a reference completion only when it is written {style}, and the "
-                          "prompt does not say so",
-        "show the exact format in the prompt, or let the pattern allow more (\\s*)"),
-    "spelling": ("warning", "the right answer earns no more than a wrong one when it is written "
-                            "{ways}",
-        "compare numbers, not text: workbench.rewards.compare.same_answer"),
-    # what else pays?
-    "hackable": ("error", "{what} earns {earned:g}, the reference completion {reference:g}: "
-                          "{name!r}{others}",
-        "pay only for what the reference completion has and this one lacks"),
-    "padding": ("warning", "{names} earns as much as the reference completion: no function minds "
-                           "the text around it",
-        "to enforce the format, pay for it (strict_format_reward) or for brevity"),
-    "silence": ("warning", "an empty completion earns {empty:g} from it, the reference completion "
-                           "{reference:g}",
-        "pay nothing for a completion without an answer, or weigh it far below the right answer"),
-    "right_by": ("warning", "calls a wrong answer right: it earns {score:g}, and {counts} counts "
-                            "as right ({chosen})",
-        "name the function that judges the answer: right_by=NAME, or right_by=(NAME, LEAST) where "
-        "it gives partial credit"),
-    "overlap": ("note", "ranks the probes much as {other} does (rank correlation {alike:.2f}): one "
-                        "thing is paid twice",
-        "give one of the two less weight if that is not intended"),
-    # how does it score?
-    "scale": ("note", "is the only function: multiplying its scores, or its weight, changes no "
-                      "advantage",
-        "GRPO divides by the group's std anyway, unless scale_rewards is none"),
-    "state": ("note", "nothing calls its method {method!r} during a run", ""),
-    "random": ("warning", "does not repeat: the same completions score differently when scored "
-                          "again, or beside others",
-        "a score that depends on chance or on earlier calls teaches chance; the findings below may "
-        "also be chance"),
-    "unit": ("note", "counts characters{best}{but}",
-        "count completion_ids for tokens, or say characters in its name or docstring"),
-    "unbounded": ("warning", "its score {moves} without a bound as text is added: one long "
-                             "completion decides its whole group",
-        "cap it: max(-1.0, ...) or min(1.0, ...)"),
-    "evaluates": ("warning", "{place}: runs what a model wrote as Python, with all the rights of "
-                             "this process",
-        "use a parser (workbench.rewards.verifiers.evaluate_expression), or a sandbox"),
-    "swallows": ("warning", "{place}: an exception becomes a score there, unnoticed",
-        "catch only what you expect of a completion, such as ValueError from float(...)"),
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong, or worth knowing."""
 
-    kind: str  # a word for scripts: the part before the dot of a key of `TEXTS`
+    kind: str  # a word for scripts: the part before the dot of a rule in findings.yaml
     severity: str  # "error", "warning" or "note"
     function: str  # the reward function; empty: the task as a whole
     text: str
@@ -176,25 +38,26 @@ class Finding:
 
     def __str__(self) -> str:
         name = f"{self.function}: " if self.function else ""
-        return f"{self.severity}: {name}{self.text}" + (
-            f"\n  -> {self.remedy}" if self.remedy else ""
-        )
+        remedy = f"\n  -> {self.remedy}" if self.remedy else ""
+        return f"{self.severity}: {name}{self.text}{remedy}"
 
 
-def finding(
-    rule: str, function: str = "", severity: str | None = None, **values: object
-) -> Finding:
-    """The finding of a rule of `TEXTS`, its text filled with these values; `severity`: another than
-    the table's.
+Findings = Iterator[Finding]
+
+
+@functools.cache
+def _rules() -> dict[str, dict[str, str]]:
+    """Rule -> severity, text and remedy of its findings, as findings.yaml has them."""
+    return yaml.safe_load(Path(__file__).with_name("findings.yaml").read_text(encoding="utf-8"))
+
+
+def finding(rule: str, function: str = "", severity: str = "", **values: object) -> Finding:
+    """The finding of a rule of findings.yaml, its text filled with these values; `severity`:
+    another than the rule's.
     """
-    usual, text, remedy = TEXTS[rule]
-    return Finding(
-        rule.partition(".")[0],
-        severity or usual,
-        function,
-        text.format(**values),
-        remedy.format(**values),
-    )
+    usual, *texts = _rules()[rule].values()
+    filled = [text.format(**values) for text in texts]
+    return Finding(rule.partition(".")[0], severity or usual, function, *filled)
 
 
 class Text(NamedTuple):
@@ -212,167 +75,131 @@ class Text(NamedTuple):
 class ScoreTable:
     """Completions of several rows and their scores."""
 
-    texts: list[Text]
-    names: list[str]  # functions
-    scores: np.ndarray  # [N, F], NaN where a function did not apply or failed
-    weights: np.ndarray  # [F]
-    maxima: list[float | None]  # [F], as declared
+    texts: pandas.DataFrame  # [N] the fields of `Text`
+    scores: pandas.DataFrame  # [N, F] by function; NaN where it did not apply or failed
+    weights: pandas.Series  # [F]
+    maxima: dict[str, float | None]  # as the functions declare them
     guessed: bool = False  # the reference completions are a guess, on which no error can rest
     shown: bool = True  # the prompt shows where the lines of the format break
 
-    @property
-    def totals(self) -> np.ndarray:
+    @functools.cached_property
+    def totals(self) -> pandas.Series:
         """[N] weighted sums; NaN where no function applied."""
-        silent = np.isnan(self.scores).all(axis=1)
-        return np.where(silent, np.nan, np.nansum(self.scores * self.weights, axis=1))
+        return (self.scores * self.weights).sum(axis=1, min_count=1)
 
     @property
     def reference_total(self) -> float:
         """Mean total of the reference completions; NaN if nothing applied to them."""
-        return mean_of_known(self.totals[self.at(REFERENCE, AS_ASKED)])
+        return self.totals[self.at(REFERENCE, AS_ASKED)].mean()
 
-    def at(self, kind: str, name: str | None = None) -> np.ndarray:
-        """[N] which texts are of a kind (and name)."""
-        return np.array(
-            [text.kind == kind and (name is None or text.name == name) for text in self.texts]
-        )
+    def at(self, kind: str, name: str) -> pandas.Series:
+        """[N] which texts are of a kind and name."""
+        return (self.texts.kind == kind) & (self.texts.name == name)
 
     @property
     def confirmed(self) -> bool:
         """Whether the reference is not a guess, or earns more than the same completion with a wrong
         answer.
         """
-        wrong = mean_of_known(self.totals[self.at(PROBE, "a wrong answer")])
+        wrong = self.totals[self.at(PROBE, "a wrong answer")].mean()
         return not self.guessed or self.reference_total > wrong + _CLOSE
-
-    def column(self, function: str) -> np.ndarray:
-        """[N] scores of one function."""
-        return self.scores[:, self.names.index(function)]
 
 
 def paying(
-    table: ScoreTable, function: str, unreached: Callable[[str], Sequence[Unreached]], varies: bool
-) -> Iterator[Finding]:
+    table: ScoreTable, function: str, unreached: Callable[[], Sequence[Unreached]], varies: bool
+) -> Findings:
     """Whether a reference completion earns all that the function can pay.
 
     `unreached` names the branches that none reaches; where a score `varies` with the length, their
     differences say nothing.
     """
-    scores, declared, at = (
-        table.column(function),
-        table.maxima[table.names.index(function)],
-        table.at(REFERENCE, AS_ASKED),
-    )
-    known, earned, reference = scores[~np.isnan(scores)], scores[at], table.texts[0].text[:80]
-    if np.isnan(earned).all():
+    scores = table.scores[function]
+    earned = scores[table.at(REFERENCE, AS_ASKED)]
+    rows = table.texts.row[earned.index]
+    if earned.isna().all():
         yield finding("sometimes.never", function)
         return
-    if known.max() - known.min() < _CLOSE:
-        branches = unreached(function)
-        could_pay = any(branch.pays > 0 for branch in branches)
-        penalty = not could_pay and any(branch.takes < 0 for branch in branches)
-        rule = (
-            "constant.penalty"
-            if penalty
-            else (
-                "constant.guessed" if table.guessed and (could_pay or known[0] <= 0) else "constant"
-            )
-        )
-        yield finding(
-            rule,
-            function,
-            score=known[0],
-            tried=known.size,
-            reference=reference,
-            never=_never(branches),
-        )
+    if scores.max() - scores.min() < _CLOSE:
+        yield _constant(table, function, unreached())
         return
-    rows = [table.texts[index].row for index in np.flatnonzero(at)]
-    targets = [_target(table, scores, row, declared, known.min(), varies) for row in rows]
-    paid, mean = (
-        [not score < target for score, target in zip(earned, targets, strict=True)],
-        float(np.nanmean(earned)),
-    )
-    if not any(paid):
-        most = declared if declared is not None else known.max()
-        of_first = [
-            each
-            for each in zip(table.texts, scores, strict=True)
-            if each[0].row == table.texts[0].row
-        ]
-        would = [
-            t.name
-            for t, score in of_first
-            if t.kind == REFERENCE and t.name != AS_ASKED and score >= targets[0]
-        ]
-        hacks = [
-            t.name
-            for t, score in of_first
-            if t.kind == PROBE and not t.right and score >= most - _CLOSE
-        ]
-        only = (
-            f"; it pays only {' or '.join(would)}"
-            if would
-            else "; it pays no reference completion that was tried"
-        )
-        also = f"; {hacks[0]!r} earns {most:g}" if hacks else ""
-        layout = would and not table.shown  # which of its layouts a policy writes is open
-        rule = (
-            "cannot_pay.layout"
-            if layout
-            else "cannot_pay.guessed"
-            if table.guessed
-            else "cannot_pay"
-        )
-        if rule == "cannot_pay" and most <= 0:
-            rule = "cannot_pay.penalty"
-        values: Fields = {
-            "earned": mean,
-            "most": most,
-            "only": only,
-            "also": also,
-            "never": _never(unreached(function)),
-        }
-        yield finding(rule, function, reference=reference, **values)
+    targets = [_target(table, function, row, varies) for row in rows]
+    unpaid = earned < targets
+    if unpaid.all():
+        yield _cannot_pay(table, function, targets[0], unreached())
         return
-    if not all(paid):
-        index = paid.index(False)
+    if unpaid.any():
+        first = unpaid.idxmax()
         yield finding(
             "sometimes",
             function,
-            paid=sum(paid),
-            rows=len(paid),
-            row=rows[index],
-            earned=earned[index],
+            paid=(~unpaid).sum(),
+            rows=len(rows),
+            row=rows[first],
+            earned=earned[first],
         )
-    empty = mean_of_known(scores[table.at(PROBE, "empty")])
-    if empty > mean + _CLOSE:
-        yield finding("silence", function, empty=empty, reference=mean)
+    empty = scores[table.at(PROBE, "empty")].mean()
+    if empty > earned.mean() + _CLOSE:
+        yield finding("silence", function, empty=empty, reference=earned.mean())
 
 
-def _target(
-    table: ScoreTable,
-    scores: np.ndarray,
-    row: int,
-    declared: float | None,
-    lowest: float,
-    varies: bool,
-) -> float:
+def _constant(table: ScoreTable, function: str, branches: Sequence[Unreached]) -> Finding:
+    known = table.scores[function].dropna()
+    score = known.iloc[0]
+    could_pay = any(branch.pays > 0 for branch in branches)
+    rule = "constant"
+    if not could_pay and any(branch.takes < 0 for branch in branches):
+        rule = "constant.penalty"
+    elif table.guessed and (could_pay or score <= 0):
+        rule = "constant.guessed"
+    reference = table.texts.text[0][:80]
+    never = _never(branches)
+    return finding(rule, function, score=score, tried=len(known), reference=reference, never=never)
+
+
+def _cannot_pay(
+    table: ScoreTable, function: str, target: float, branches: Sequence[Unreached]
+) -> Finding:
+    scores, declared = table.scores[function], table.maxima[function]
+    most = scores.max() if declared is None else declared
+    first = table.texts.assign(score=scores)[table.texts.row == 0]
+    paid = first[(first.kind == REFERENCE) & (first.name != AS_ASKED) & (first.score >= target)]
+    hacks = first[(first.kind == PROBE) & ~first.right & (first.score >= most - _CLOSE)]
+    rule = "cannot_pay"
+    if len(paid) and not table.shown:  # which of its layouts a policy writes is open
+        rule = "cannot_pay.layout"
+    elif table.guessed:
+        rule = "cannot_pay.guessed"
+    elif most <= 0:
+        rule = "cannot_pay.penalty"
+    only = " or ".join(paid.name) or "no reference completion that was tried"
+    return finding(
+        rule,
+        function,
+        earned=scores[table.at(REFERENCE, AS_ASKED)].mean(),
+        most=most,
+        only=f"; it pays only {only}" if len(paid) else f"; it pays {only}",
+        also=f"; {hacks.name.iloc[0]!r} earns {most:g}" if len(hacks) else "",
+        never=_never(branches),
+        reference=table.texts.text[0][:80],
+    )
+
+
+def _target(table: ScoreTable, function: str, row: int, varies: bool) -> float:
+    # What a reference completion of this row has to earn.
+    declared = table.maxima[function]
     if declared is not None:
         return declared - _CLOSE
-    mine = [text.row == row and text.kind in (REFERENCE, SPELLING) for text in table.texts]
-    if varies or np.isnan(scores[mine]).all():
+    scores, lowest = table.scores[function][table.texts.row == row], table.scores[function].min()
+    best = scores[table.texts.kind != PROBE].max()
+    if varies or np.isnan(best):
         return -np.inf  # nothing can be said, or it does not apply to this prompt
-    best, any_text = (
-        np.nanmax(scores[mine]),
-        np.nanmax(scores[[text.row == row for text in table.texts]]),
-    )
-    if best < lowest + _POOR * (any_text - lowest):  # what pays is not what an honest policy writes
-        best = any_text
+    # what pays may not be what an honest policy writes
+    if best < lowest + _POOR * (scores.max() - lowest):
+        best = scores.max()
     return lowest + _PAID * (best - lowest) if best > lowest else lowest + _CLOSE
 
 
-def _never(branches: Sequence[Unreached]) -> str:
+def _never(branches: Iterable[Unreached]) -> str:
     return next((f"; never reached: {branch}" for branch in branches if branch.pays > 0), "")
 
 
@@ -392,51 +219,51 @@ class ProbeResult:
 
 def leaderboard(table: ScoreTable) -> list[ProbeResult]:
     """Every probe, the best paid first, and of equals the shortest."""
-    reference, found = table.reference_total, []
-    for name in dict.fromkeys(text.name for text in table.texts if text.kind == PROBE):
-        at = table.at(PROBE, name)
-        total, first = mean_of_known(table.totals[at]), table.texts[int(at.argmax())]
-        scores = {function: mean_of_known(table.column(function)[at]) for function in table.names}
+    reference, results = table.reference_total, []
+    for name, probe in table.texts[table.texts.kind == PROBE].groupby("name", sort=False):
+        first, total = probe.iloc[0], float(table.totals[probe.index].mean())
         share = total / reference if reference > _CLOSE else None
-        found.append(ProbeResult(name, total, share, scores, first.right, first.own, first.text))
+        scores = table.scores.loc[probe.index].mean().to_dict()
+        result = ProbeResult(
+            str(name), total, share, scores, bool(first.right), bool(first.own), first.text
+        )
+        results.append(result)
+    # one to which nothing applied goes last
     return sorted(
-        found,
-        key=lambda probe: (
-            -round(probe.total, 9) if probe.total == probe.total else np.inf,
-            len(probe.example),
-        ),
+        results,
+        key=lambda each: (-round(np.nan_to_num(each.total, nan=-np.inf), 9), len(each.example)),
     )
 
 
-def hackable(table: ScoreTable) -> Iterator[Finding]:
+def hackable(table: ScoreTable) -> Findings:
     """The reward hacks that earn as much as the reference completion, and the right but padded
     answers that earn more.
     """
-    reference, totals = table.reference_total, table.totals
-    lowest = float(np.nanmin(totals)) if np.isfinite(totals).any() else np.nan
+    reference, lowest = table.reference_total, table.totals.min()
     if not np.isfinite(reference) or (table.guessed and reference <= lowest + _CLOSE):
         return  # what a reference completion would be is not known
-    if not table.confirmed and not all(
-        _pays(table, name) for name, weight in zip(table.names, table.weights) if weight
-    ):
+    earned = table.scores[table.at(REFERENCE, AS_ASKED)].mean()
+    pays = earned > table.scores.min() + _CLOSE
+    if not table.confirmed and not pays[table.weights != 0].all():
         return  # nor what it would earn
     probes = leaderboard(table)
     # What the worst earns is no pay, though a reference completion earns no more.
     paid = max(reference, lowest + 2 * _CLOSE)
     hacks = [probe for probe in probes if not probe.right and probe.total >= paid - _CLOSE]
     padded = [probe for probe in probes if probe.right and probe.total > reference + _CLOSE]
-    for what, these in (("a reward hack", hacks), ("a padded answer", padded)):
-        if these:
-            first, others = these[0], _listed([probe.name for probe in these[1:]])
-            values = {
-                "what": what,
-                "earned": first.total,
-                "reference": reference,
-                "name": first.name,
-            }
-            severity = None if table.confirmed else "warning"
-            values["others"] = f" (and no less: {others})" if others else ""
-            yield finding("hackable", _payer(table, first), severity, **values)
+    for what, best in (("a reward hack", hacks), ("a padded answer", padded)):
+        if best:
+            first, others = best[0], _listed([probe.name for probe in best[1:]])
+            yield finding(
+                "hackable",
+                _payer(table, first),
+                "" if table.confirmed else "warning",
+                what=what,
+                earned=first.total,
+                reference=reference,
+                name=first.name,
+                others=f" (and no less: {others})" if others else "",
+            )
     around = [
         probe.name
         for probe in probes
@@ -446,69 +273,48 @@ def hackable(table: ScoreTable) -> Iterator[Finding]:
         yield finding("padding", names=_listed(around))
 
 
-def _pays(table: ScoreTable, function: str) -> bool:
-    scores = table.column(function)
-    return mean_of_known(scores[table.at(REFERENCE, AS_ASKED)]) > np.nanmin(scores) + _CLOSE
-
-
 def _payer(table: ScoreTable, probe: ProbeResult) -> str:
     # The function that pays a reward hack most; where none does, or it is right, the one that pays
     # it most beyond the reference.
-    if len(table.names) == 1:
-        return table.names[0]
+    if len(table.weights) == 1:
+        return table.weights.index[0]
     weighted = table.scores * table.weights
-    paid, reference = (
-        np.nan_to_num([mean_of_known(column) for column in weighted[which].T], nan=0.0)
-        for which in (table.at(PROBE, probe.name), table.at(REFERENCE, AS_ASKED))
-    )
-    more = paid - reference
+    paid = weighted[table.at(PROBE, probe.name)].mean().fillna(0.0)
+    more = paid - weighted[table.at(REFERENCE, AS_ASKED)].mean().fillna(0.0)
     chosen = more if probe.right or paid.max() <= _CLOSE else paid + _CLOSE * np.sign(more)
-    return table.names[int(chosen.argmax())] if chosen.max() > 0 else ""
+    return chosen.idxmax() if chosen.max() > 0 else ""
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
 
 
-def mean_of_known(values: np.ndarray) -> float:
-    """The mean without the NaNs; NaN if there is nothing else."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else float("nan")
-
-
-def spelling(table: ScoreTable, function: str) -> Iterator[Finding]:
+def spelling(table: ScoreTable, function: str) -> Findings:
     """Right answers, written in another way, that a function which looks at the answer does not
     pay.
     """
-    scores = table.column(function)
-    right, wrong = scores[table.at(SPELLING, RIGHT)], scores[table.at(SPELLING, WRONG)]
-    known = wrong.size and np.isfinite(wrong).any() and np.isfinite(right).any()
-    if not known or not np.nanmax(right) > np.nanmax(wrong) + _CLOSE:
+    spelled = table.texts[table.texts.kind == SPELLING].assign(score=table.scores[function])
+    best = spelled.groupby(["row", "name"], sort=False).score.max().dropna()
+    right, wrong = (
+        best[best.index.get_level_values("name") == name].droplevel("name")
+        for name in (RIGHT, WRONG)
+    )
+    if not right.max() > wrong.max() + _CLOSE:
         return  # it does not look at the answer
-    best: dict[tuple[int, str], float] = {}
-    for text, score in zip(table.texts, scores, strict=True):
-        if text.kind == SPELLING and score == score:
-            best[text.row, text.name] = max(score, best.get((text.row, text.name), -np.inf))
     ways: dict[str, str] = {}  # one example of each way that is not paid somewhere
-    for (row, name), score in best.items():
-        low = best.get((row, WRONG), np.inf) + _CLOSE
-        if name != WRONG and score <= low < best.get((row, RIGHT), -np.inf):
+    for (row, name), score in best.drop(WRONG, level="name").items():
+        if score <= wrong.get(row, np.inf) + _CLOSE < right.get(row, -np.inf):
             ways.setdefault(next((mark for mark in (".0", "$", ",") if mark in name), "."), name)
     if ways:
         yield finding("spelling", function, ways=" or ".join(ways.values()))
 
 
-def overlaps(table: ScoreTable) -> Iterator[Finding]:
+def overlaps(table: ScoreTable) -> Findings:
     """Functions that rank the probes alike, and so pay twice for one thing."""
-    from scipy.stats import spearmanr
-
-    paid, scores = np.flatnonzero(table.weights), table.scores[table.at(PROBE)]
-    for first, second in ((first, second) for second in paid for first in paid if first < second):
-        both = scores[:, [first, second]][~np.isnan(scores[:, [first, second]]).any(axis=1)]
-        if (
-            len(both) >= 3
-            and np.ptp(both, axis=0).all()
-            and (alike := float(spearmanr(*both.T).statistic)) >= _ALIKE
-        ):
-            yield finding("overlap", table.names[second], other=table.names[first], alike=alike)
+    weighted = table.scores.loc[table.texts.kind == PROBE, table.weights != 0]
+    alike = weighted.corr("spearman", min_periods=3)
+    for number, second in enumerate(alike):
+        for first in alike.columns[:number]:
+            if alike.loc[first, second] >= _ALIKE:
+                yield finding("overlap", second, other=first, alike=alike.loc[first, second])

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +15,7 @@ from workbench.data.answer_column import MARK
 from workbench.errors import DataError
 from workbench.kinds import Fields
 from workbench.rewards import library
-from workbench.rewards.answers import TAGS
+from workbench.rewards.answers import TAGS, Column
 from workbench.rewards.library import THINK_TAGS, max_score
 from workbench.rewards.verifiers import countdown_reward, json_of, json_right_reward
 from workbench.task import function_name
@@ -67,22 +69,21 @@ class ExpectedFormat(NamedTuple):
         return bool(self.blocks or self.boxed or self.mark or self.json)
 
     def __str__(self) -> str:
+        there = {MARK: self.mark, "\\boxed{}": self.boxed, "JSON": self.json}
         parts = [block.opening for block in self.blocks]
-        parts += [
-            name
-            for name, there in ((MARK, self.mark), ("\\boxed{}", self.boxed), ("JSON", self.json))
-            if there
-        ]
-        return " ".join(parts) or "no format"
+        return " ".join([*parts, *(name for name in there if there[name])]) or "no format"
 
     def write(self, reasoning: str, answer: str, *, compact: bool = False) -> str:
         """A completion in this format; `compact`: without the line breaks inside and between the
         blocks.
         """
-        final = (
-            self._in_json(answer) if self.json else f"\\boxed{{{answer}}}" if self.boxed else answer
-        )
-        final = f"{MARK} {final}" if self.mark else final
+        final = answer
+        if self.json:
+            final = self._in_json(answer)
+        elif self.boxed:
+            final = f"\\boxed{{{answer}}}"
+        if self.mark:
+            final = f"{MARK} {final}"
         if not self.blocks:
             return final if self.json else f"{reasoning}\n{final}"
         text = ""
@@ -96,16 +97,16 @@ class ExpectedFormat(NamedTuple):
         (shape, key, _), value = _slot(self.shapes, answer), _parsed(answer)
         if not shape or isinstance(value, dict):
             return answer
-        return json.dumps(
-            {**shape, key: answer if isinstance(shape[key], str) else value}, ensure_ascii=False
-        )
+        filled = {**shape, key: answer if isinstance(shape[key], str) else value}
+        return json.dumps(filled, ensure_ascii=False)
 
 
 def asking_text(prompt: Any) -> str:
     """The words of a prompt that the assistant did not write."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if isinstance(prompt, str):
+        return prompt
     return "\n".join(
-        str(message["content"]) for message in messages if message["role"] != "assistant"
+        str(message["content"]) for message in prompt if message["role"] != "assistant"
     )
 
 
@@ -120,27 +121,24 @@ def parse_format(
     """
     text = _asking(row["prompt"])
     marks = _marks(text)
-    blocks, place, shown, apart = [], 0, False, len(marks) == 1
-    named = [name for name, _, _ in marks if name.casefold() in _ANSWER_TAGS]
-    last = [name for name, _, _ in marks[-1:] if name.casefold() not in _THINK_TAGS]
-    answer_tag, inner = next(iter(named[-1:] + last), None), ""
-    for index, (name, opening, closing) in enumerate(marks):
+    blocks, place, shown, apart, inner = [], 0, False, len(marks) == 1, ""
+    names = [name for name, _, _ in marks]
+    answer_tag = next((name for name in names[::-1] if name.casefold() in _ANSWER_TAGS), None)
+    if names and not answer_tag and names[-1].casefold() not in _THINK_TAGS:
+        answer_tag = names[-1]
+    for (name, opening, closing), following in itertools.zip_longest(marks, marks[1:]):
         # After the block before, if it stands there: a prompt may name the tags first and show them
         # afterwards.
         start = text.find(opening, place if opening in text[place:] else 0)
         end = text.find(closing, start)
         place, content = end + len(closing), text[start + len(opening) : end]
         inner = content if name == answer_tag else inner
-        following = text.find(marks[index + 1][1], place) if index + 1 < len(marks) else -1
-        gap = text[place:following] if following >= 0 else ""
-        inside, shown, apart = (
-            _spaces(content),
-            shown or "\n" in content,
-            apart or bool(gap.strip()),
-        )
-        blocks.append(
-            TagBlock(name, opening, closing, *inside, gap if gap and not gap.strip() else inside[0])
-        )
+        gap, found, _ = text[place:].partition(following[1] if following else opening)
+        gap = gap if found and following else ""
+        before, after = _spaces(content)
+        shown, apart = shown or "\n" in content, apart or bool(gap.strip())
+        between = gap if gap and not gap.strip() else before
+        blocks.append(TagBlock(name, opening, closing, before, after, between))
     if not shown:  # named in words, in whatever order: one thinks first
         blocks.sort(key=lambda block: block.name == answer_tag)
     schema, other = row.get("schema") is not None, "\\boxed" in text or MARK in text
@@ -148,15 +146,20 @@ def parse_format(
     if asked_by_user := text == asking_text(row["prompt"]):  # what a question shows may be data
         shapes = [shape for shape in shapes if answer in map(str, shape.values())]
     shapes += _objects("", schemas)
-    whole, certain = (
-        not (blocks or other) and isinstance(_parsed(answer), dict),
-        _slot(shapes, answer)[2],
-    )
+    whole = not (blocks or other) and isinstance(_parsed(answer), dict)
+    certain = _slot(shapes, answer)[2]
     says_so = bool(shapes) and ("json" in text.casefold() or (certain and not asked_by_user))
-    as_json, sure = bool(schema or whole or schemas or says_so), schema or whole or certain
-    boxed, mark = not as_json and "\\boxed" in text, not as_json and MARK in text
-    drawn = shown or not apart, tuple(shapes), as_json and not sure
-    return ExpectedFormat(tuple(blocks), answer_tag, boxed, mark, as_json, *drawn)
+    as_json = bool(schema or whole or schemas or says_so)
+    return ExpectedFormat(
+        tuple(blocks),
+        answer_tag,
+        not as_json and "\\boxed" in text,
+        not as_json and MARK in text,
+        as_json,
+        shown or not apart,
+        tuple(shapes),
+        as_json and not (schema or whole or certain),
+    )
 
 
 def _parsed(text: str) -> Any:
@@ -183,18 +186,11 @@ def _slot(shapes: Sequence[Fields], answer: str) -> tuple[Fields, str, bool]:
     return shape, key, len(shape) == 1 or key in _ANSWER_TAGS
 
 
-def _is_deep(value: Any) -> bool:
-    # Deeper values can be read, but not written everywhere: Python's own limit depends on who
-    # calls.
-    level = [value]
-    for _ in range(_DEEPEST):
-        containers = [
-            each.values() if isinstance(each, dict) else each
-            for each in level
-            if isinstance(each, dict | list)
-        ]
-        level = [inner for container in containers for inner in container]
-    return bool(level)
+def _depth(value: object) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(_depth, inner), default=0)
 
 
 def _objects(text: str, schemas: Sequence[Fields] = ()) -> list[Fields]:
@@ -204,9 +200,11 @@ def _objects(text: str, schemas: Sequence[Fields] = ()) -> list[Fields]:
     while 0 <= place < _LONGEST:
         try:
             value, end = decoder.raw_decode(text, place)
+            # Deeper ones can be read, but not written everywhere: Python's own limit depends on who
+            # calls.
+            values.append(value if _depth(value) <= _DEEPEST else {})
         except (ValueError, RecursionError):
-            value, end = {}, place + 1
-        values.append({} if _is_deep(value) else value)
+            end = place + 1
         place = text.find("{", end)
     shapes = []
     for value in values:
@@ -214,18 +212,20 @@ def _objects(text: str, schemas: Sequence[Fields] = ()) -> list[Fields]:
         fields = properties if isinstance(properties, dict) else {}
         choices = {name: _choices(each) for name, each in fields.items()}
         first = {name: some[0] for name, some in choices.items()} or value
-        shapes += [
-            first,
-            *({**first, name: other} for name, some in choices.items() for other in some[1:20]),
-        ]
+        shapes.append(first)
+        shapes += [{**first, name: other} for name, some in choices.items() for other in some[1:20]]
     return [shape for shape in shapes if shape]
 
 
 def _choices(schema: object) -> list[Any]:
-    known, kind = (
-        (schema.get("enum"), schema.get("type")) if isinstance(schema, dict) else (None, None)
+    if not isinstance(schema, dict):
+        return ["text"]
+    known = schema.get("enum")
+    return (
+        known
+        if known and isinstance(known, list)
+        else [_VALUES.get(str(schema.get("type")), "text")]
     )
-    return known if known and isinstance(known, list) else [_VALUES.get(str(kind), "text")]
 
 
 def _asking(prompt: Any) -> str:
@@ -234,12 +234,8 @@ def _asking(prompt: Any) -> str:
     first = prompt[0] if not isinstance(prompt, str) and prompt else {}
     system = str(first["content"]) if first.get("role") == "system" else ""
     whole = asking_text(prompt)
-    tagged, shows = (_marks(system) or "\\boxed" in system or MARK in system), _objects(system)
-    return (
-        system
-        if tagged or (shows and not (_marks(whole) or "\\boxed" in whole or MARK in whole))
-        else whole
-    )
+    tagged, shown = (_marks(each) or "\\boxed" in each or MARK in each for each in (system, whole))
+    return system if tagged or (_objects(system) and not shown) else whole
 
 
 def _marks(text: str) -> list[tuple[str, str, str]]:
@@ -262,19 +258,17 @@ def _spaces(content: str) -> tuple[str, str]:
 
 @max_score(1.0)
 def shown_json_reward(
-    completions: Sequence[object],
-    prompts: Sequence[object],
-    answer: Sequence[object],
+    completions: Column,
+    prompts: Column,
+    answer: Column,
     **kwargs: object,
 ) -> list[float]:
     """1.0 if the completion is the JSON object that its prompt shows, with the right answer in it;
     else 0.0.
     """
-    texts = [
-        parse_format({"prompt": each}, str(right)).write("", str(right))
-        for each, right in zip(prompts, answer)
-    ]
-    pairs = zip(map(json_of, completions), map(json_of, texts), strict=True)
+    pairs = zip(prompts, map(str, answer))
+    texts = [parse_format({"prompt": each}, right).write("", right) for each, right in pairs]
+    pairs = zip(map(json_of, completions), map(json_of, texts))
     return [float(given == wanted is not None) for given, wanted in pairs]
 
 
@@ -287,39 +281,35 @@ def grader_for(
     `constant`: every row has the same answer, so that it is none.
     """
     if "answer" not in row:
-        remedy = "measure without one (profile_prompts = 0), or with your own reward function"
         raise DataError(
-            "the rows have no answer", rule="a pass rate needs a right answer", remedy=remedy
+            "the rows have no answer",
+            rule="a pass rate needs a right answer",
+            remedy="measure without one (profile_prompts = 0), or with your own reward function",
         )
     if "numbers" in row and "target" in row:
         return countdown_reward
     answer, asked = str(row["answer"]), asking_text(row["prompt"])
     expected = parse_format(row, answer)
     grader: Callable[..., Sequence[float | None]] = library.last_line_reward
-    if expected.json:
-        grader = (
-            shown_json_reward
-            if expected.shapes and not isinstance(_parsed(answer), dict)
-            else json_right_reward
-        )
+    if expected.json and expected.shapes and not isinstance(_parsed(answer), dict):
+        grader = shown_json_reward
+    elif expected.json:
+        grader = json_right_reward
     elif "<answer>" in asked:
         grader = library.correctness_reward
-    elif expected.boxed or expected.mark:
-        grader = (
-            library.boxed_correctness_reward if expected.boxed else library.mark_correctness_reward
-        )
+    elif expected.boxed:
+        grader = library.boxed_correctness_reward
+    elif expected.mark:
+        grader = library.mark_correctness_reward
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
     honest = expected.write("Step by step:", answer)
-    if (
-        constant
-        or expected.guessed
-        or not grader(prompts=[row["prompt"]], completions=[honest], **columns)[0]
-    ):
+    paid = grader(prompts=[row["prompt"]], completions=[honest], **columns)[0]
+    if constant or expected.guessed or not paid:
         why = f"no shipped function decides what is right where the prompts ask for {expected}"
-        value = f"no ruler yet: {'every row has the same answer' if constant else why}"
-        remedy = "pass a task whose right_by does: task= (notebook 02 writes one)"
         raise DataError(
-            value, rule="a pass rate needs a function that pays right answers", remedy=remedy
+            f"no ruler yet: {'every row has the same answer' if constant else why}",
+            rule="a pass rate needs a function that pays right answers",
+            remedy="pass a task whose right_by does: task= (notebook 02 writes one)",
         )
     return grader
 
@@ -333,29 +323,26 @@ def format_advice(row: Mapping[str, object]) -> str:
             "these rows have no answer: leave correctness_reward out and write reward functions"
             " that need none"
         )
-    expected = parse_format(row, str(row["answer"]))
-    try:
+    expected, grader = parse_format(row, str(row["answer"])), None
+    with contextlib.suppress(DataError):
         grader = grader_for(row)
-    except DataError:
-        grader = None
     shipped = {countdown_reward: "countdown", json_right_reward: "json"}.get(grader)
-    if grader is not None and shipped:
-        return (
-            f"these rows need other rewards: `task: {shipped}` in a recipe, or"
-            f" workbench.rewards.{function_name(grader)}"
-        )
-    tags, own = tuple(block.name for block in expected.blocks), grader in (None, shown_json_reward)
-    fits = [] if own or grader is None else [function_name(grader)]
+    name = function_name(grader) if grader else ""
+    if shipped:
+        rewards = f"`task: {shipped}` in a recipe, or workbench.rewards.{name}"
+        return f"these rows need other rewards: {rewards}"
+    tags = tuple(block.name for block in expected.blocks)
+    own = grader in (None, shown_json_reward)
+    if tags == TAGS and not own:
+        return ""
+    fits = [] if own else [name]
     fits += ["make_json_reward(SCHEMA)"] if expected.json else []
-    if tags:
-        fits.append(
-            "think_answer_format_reward" if tags == THINK_TAGS else f"make_tags_reward({tags})"
-        )
-    others = (
+    if tags == THINK_TAGS:
+        fits.append("think_answer_format_reward")
+    elif tags:
+        fits.append(f"make_tags_reward({tags})")
+    return (
         f"these prompts ask for {expected}, and 02's reward functions look for <reasoning> and"
-        " <answer>"
+        f" <answer>; what fits, in workbench.rewards: {', '.join(fits)}"
+        f"{'; and one of your own for what is right' if own else ''}"
     )
-    fit = f"{others}; what fits, in workbench.rewards: {', '.join(fits)}"
-    if own:
-        fit += "; and one of your own for what is right"
-    return "" if tags == TAGS and not own else fit

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from workbench.errors import TaskError
@@ -92,7 +93,8 @@ def check_cases(task: Task | str | Path, file: str | Path | None = None) -> Case
     """
     task = load_task(task)
     cases = load_cases(task, file)
-    return CaseResults(cases, failed_cases(task, cases))
+    with contextlib.closing(RewardSuite(task, 1, on_error="skip")) as suite:
+        return CaseResults(cases, failed_cases(suite, cases))
 
 
 def cases_file(task: Task) -> Path | None:
@@ -101,8 +103,8 @@ def cases_file(task: Task) -> Path | None:
     """
     if task.cases is not None:
         return find(task.cases)
-    beside = Path(task.source).parent / FILE if task.source else None
-    return beside if beside is not None and beside.is_file() else None
+    beside = Path(task.source).parent / FILE
+    return beside if task.source and beside.is_file() else None
 
 
 def load_cases(task: Task, file: str | Path | None = None) -> list[RegressionCase]:
@@ -112,20 +114,17 @@ def load_cases(task: Task, file: str | Path | None = None) -> list[RegressionCas
     path = cases_file(task) if file is None else find(file)
     if path is None:
         return []
-    if not path.is_file():
-        raise TaskError(
-            f"{shown(path)}: no such file",
-            rule="cases are a file of JSON lines",
-            remedy="correct or omit its path",
-        )
     try:
-        # a text may hold other line breaks, such as U+2028
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error if path.is_file() else "no such file"
         raise TaskError(
-            f"{shown(path)}: {error}", rule="cases are UTF-8 text", remedy="save it as UTF-8"
+            f"{shown(path)}: {reason}",
+            rule="cases are a file of JSON lines, in UTF-8",
+            remedy="correct or omit its path, or save it as UTF-8",
         ) from None
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    # a text may hold other line breaks, such as U+2028
+    numbered = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     return [_case(task, line, number, f"{shown(path)}, line {number}") for number, line in numbered]
 
 
@@ -158,48 +157,32 @@ def _case(task: Task, line: str, number: int, where: str) -> RegressionCase:
 
 
 def failed_cases(
-    task: Task, cases: list[RegressionCase], suite: RewardSuite | None = None, quiet: bool = False
+    suite: RewardSuite, cases: list[RegressionCase], quiet: bool = False
 ) -> list[tuple[int, str]]:
-    """The cases that a task's rewards do not score as expected; `suite`: the task's, if it exists
-    already.
+    """(line, what is wrong) of the cases that a suite does not score as expected; a total is that
+    of its task's own weights.
     """
     if not cases:
         return []
-    with (
-        contextlib.nullcontext(suite)
-        if suite
-        else contextlib.closing(RewardSuite(task, 1, on_error="skip"))
-    ) as own:
-        scored = own.score_each(
-            [case.columns for case in cases], [case.completion for case in cases], quiet=quiet
-        )
+    columns = [case.columns for case in cases]
+    scored = suite.score_each(columns, [case.completion for case in cases], quiet=quiet)
     failures: list[tuple[int, str]] = []
     for index, case in enumerate(cases):
-        place = f"line {case.line} ({case.name})"
-        errors = {name: each.errors[index] for name, each in scored.items() if index in each.errors}
-        said = [
-            f"{place}: {name} {error} for {case.completion[:80]!r}"
-            for name, error in errors.items()
-        ]
-        found = {
-            name: None if math.isnan(each.scores[index]) else each.scores[index]
+        scores = {name: each.scores[index] for name, each in scored.items()}
+        known = np.nan_to_num([*scores.values()])
+        scores[TOTAL] = math.fsum(known * suite.task.weights)
+        wrong = [
+            f"{name} {each.errors[index]} for {case.completion[:80]!r}"
             for name, each in scored.items()
-        }
-        found[TOTAL] = math.fsum(
-            weight * (found[name] or 0.0)
-            for name, weight in zip(own.names, own.weights, strict=True)
-        )
-        for function, expected in case.expected.items() if not errors else ():
-            score = found[function]
-            known = score is not None and expected is not None
-            if not (
-                math.isclose(score, expected, rel_tol=1e-6, abs_tol=1e-6)
-                if known
-                else score is expected
-            ):
-                was, right = (
-                    "None" if value is None else f"{value:g}" for value in (score, expected)
+            if index in each.errors
+        ]
+        # where one failed, nothing is expected of the others
+        for name, expected in case.expected.items() if not wrong else ():
+            right = math.nan if expected is None else expected
+            if not np.isclose(scores[name], right, rtol=1e-6, atol=1e-6, equal_nan=True):
+                was, expects = (
+                    "None" if math.isnan(score) else f"{score:g}" for score in (scores[name], right)
                 )
-                said.append(f"{place}: {function} is {was}, expected {right}")
-        failures += [(case.line, each) for each in said]
+                wrong.append(f"{name} is {was}, expected {expects}")
+        failures += [(case.line, f"line {case.line} ({case.name}): {each}") for each in wrong]
     return failures

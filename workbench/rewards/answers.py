@@ -7,6 +7,7 @@ not.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from workbench.data.answer_column import extract_answer as after_mark
@@ -14,6 +15,8 @@ from workbench.data.answer_column import is_number, unit_of
 from workbench.errors import RewardError
 from workbench.rewards.compare import is_sentence, quick_same
 
+Column = Sequence[object]  # one value per completion
+Scores = list[float | None]
 TAGS = ("reasoning", "answer")
 PLACES = ("only", "tag", "mark", "boxed", "number", "plain", "any")
 
@@ -48,20 +51,9 @@ _DENIED = re.compile(
     r"|hard|difficult|surpris\w+)\b)[\w'’]+){0,4}[\s$*_`\"(\[{\\]*(?:boxed\s*\{[\s$]*)?$"
 )
 _HINTS = (
-    "not",
-    "n't",
-    "n’t",
-    "ant",
-    "ont",
-    "snt",
-    "never",
-    "neither",
-    "nor",
-    "rul",
-    "exclud",
-    "instead",
+    "not", "n't", "n’t", "ant", "ont", "snt", "never", "neither", "nor", "rul", "exclud", "instead",
     "rather",
-)
+)  # fmt: skip
 _NO = (
     r"(?:(?:is|was|seems|be|['’]s)\s+(?:\w+\s+)?(?:wrong|incorrect|false|impossible)"
     r"|(?:not|n['’]t)\s+(?:be\s+)?(?:the\s+|a\s+)?(?:right|correct|true|answer|it|solution)|ruled\s+out)\b"

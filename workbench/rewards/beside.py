@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import functools
 import inspect
 import os
 import random
@@ -23,11 +22,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from workbench.kinds import Fields, Function
-from workbench.rewards.tracing import code_objects
-from workbench.rewards.worker import ends_if_forked, names_kept
+from workbench.rewards.code import beneath, held_by
+from workbench.rewards.worker import ends_if_forked, names_kept, plain_result
 
-# what can be gone through, and is not one score per completion in order
-NO_LIST = (dict, str, bytes, set, frozenset)
 _GRACE_S = 0.5  # in which a coroutine that was cancelled has to end
 
 
@@ -100,23 +97,11 @@ class CoroutineLoop:
     @classmethod
     def of(cls, function: Function) -> CoroutineLoop:
         """The loop of a coroutine function, started with its first call."""
-        while isinstance(function, functools.partial) or hasattr(function, "beneath"):
-            function = (
-                function.func
-                if isinstance(function, functools.partial)
-                else vars(function)["beneath"]
-            )
+        function = beneath(function)
         # of a method, which is another object each time
         owner = getattr(function, "__self__", function)
-        used = {
-            id(owner),
-            *map(
-                id,
-                filter(
-                    _keeps_state, [*reached(function), *getattr(owner, "__dict__", {}).values()]
-                ),
-            ),
-        }
+        held = [*held_by(function), *getattr(owner, "__dict__", {}).values()]
+        used = {id(owner), *(id(value) for value in held if _keeps_state(value))}
         with cls._lock:
             loop = next((each for each in cls._all if each._used & used), None)
             if loop is None:
@@ -226,25 +211,6 @@ def _random_streams() -> list[tuple[Callable[[Any], Any], Any]]:
     return streams
 
 
-def reached(function: Function) -> list[Any]:
-    """What a function holds by name, including its comprehensions and helpers."""
-    names = {name for code in code_objects(function) for name in code.co_names}
-    held = [getattr(function, "__globals__", {}).get(name) for name in sorted(names)]
-    with contextlib.suppress(ValueError):
-        held += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    return held
-
-
 def _keeps_state(value: object) -> bool:
     plain = (str, bytes, int, float, complex, tuple, frozenset, re.Pattern, type(None))
     return not isinstance(value, (*plain, type, ModuleType)) and not inspect.isroutine(value)
-
-
-def plain_result(result: Any) -> Any:
-    """What a function returned, with tensors, arrays and generators as lists of Python values."""
-    if hasattr(result, "tolist"):
-        column = getattr(result, "ndim", 1) == 2 and result.shape[1] == 1
-        return result.reshape(-1).tolist() if column else result.tolist()
-    if isinstance(result, NO_LIST) or not hasattr(result, "__iter__"):
-        return result
-    return [value.item() if hasattr(value, "item") else value for value in result]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from workbench.errors import RewardError
 from workbench.kinds import Function
@@ -39,7 +39,7 @@ class InputFormat(NamedTuple):
     """How a function reads chat and text."""
 
     # the one that it understands; "either": both, or neither
-    format: Literal["either", "chat", "text"] = "either"
+    format: str = "either"
     note: str = ""  # the difference in words; empty: there is none
 
 
@@ -47,31 +47,28 @@ def detect_input_format(executor: RewardExecutor, name: str, call: Call) -> Inpu
     """Try one function with the same completions as messages and as text, in a call of one row."""
     if executor.places[name] in (AWAITED, HOLDS_MODEL):
         return InputFormat()  # each call may cost
-    chat, text = _both(executor, name, call, _TRIED)
-    # it may be the empty one that it cannot read
+    texts = _TRIED
+    chat, text = _both(executor, name, call, texts)
     if isinstance(chat, str) and isinstance(text, str):
-        chat, text = _both(executor, name, call, _TRIED[1:])
+        texts = _TRIED[1:]  # it may be the empty one that it cannot read
+        chat, text = _both(executor, name, call, texts)
     if chat == text or (isinstance(chat, str) and isinstance(text, str)):
         return InputFormat()
-    if isinstance(chat, str) or isinstance(text, str):
-        only, reads, did = (
-            ("text", "plain text", chat) if isinstance(chat, str) else ("chat", "messages", text)
-        )
-        return InputFormat(
-            only, f"it reads {reads} only: with the other it {str(did).partition(' (')[0]}"
-        )
-    if (len(set(chat)) == 1) != (len(set(text)) == 1):
-        deaf_to_text = "chat", "messages", "plain", text[0]
-        only, reads, other, score = (
-            deaf_to_text if len(set(text)) == 1 else ("text", "plain text", "chat", chat[0])
-        )
-        shown = "None" if score is None else f"{score:g}"
-        return InputFormat(only, f"it reads {reads} only: every {other} completion scores {shown}")
-    same = "the same completions score differently"
-    again, _ = _both(executor, name, call, _TRIED[-len(chat) :])
-    return InputFormat(
-        note=f"{same} as messages and as plain text" if again == chat else f"{same} each time"
-    )
+    tried = {"text": chat, "chat": text}  # what it did with the other form
+    failed = {
+        form: f"with the other it {did}" for form, did in tried.items() if isinstance(did, str)
+    }
+    flat = {
+        form: f"every {kind} completion scores {'None' if did[0] is None else f'{did[0]:g}'}"
+        for (form, did), kind in zip(tried.items(), ("chat", "plain"))
+        if not failed and len(set(did)) == 1
+    }
+    for form, did in (failed or flat).items() if len(failed or flat) == 1 else ():
+        reads = "plain text" if form == "text" else "messages"
+        return InputFormat(form, f"it reads {reads} only: {did.partition(' (')[0]}")
+    again, _ = _both(executor, name, call, texts)
+    how = "as messages and as plain text" if again == chat else "each time"
+    return InputFormat(note=f"the same completions score differently {how}")
 
 
 def _both(

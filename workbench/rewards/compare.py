@@ -8,6 +8,7 @@ that takes too long ends that process.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import threading
@@ -17,6 +18,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple
 
 from workbench.rewards.worker import Worker, WorkerDied, inside_worker
@@ -47,8 +49,7 @@ _MOST_DIGITS = 12  # of a number with decimals, within the 15 that math-verify c
 _ROUNDED = Fraction(2, 10**6)
 _LATEX = str.maketrans({"−": "-", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"})
 _LATEX |= {
-    ord(sign): rf"\{name} "
-    for sign, name in zip("∞±≤≥≠∈", ["infty", "pm", "le", "ge", "ne", "in"], strict=True)
+    ord(sign): rf"\{name} " for sign, name in zip("∞±≤≥≠∈", ["infty", "pm", "le", "ge", "ne", "in"])
 }
 _MONEY = re.compile(r"(?<!\\)\\\$|(?<=,)\\! ?")
 _SIGNS = frozenset("\\$^=+*/()[]{}|<>_%~√π∞≤≥≠±×÷·°")
@@ -63,21 +64,11 @@ _MEASURE = re.compile(
 )
 # of units; any other single letter after a number is a variable: 3 n
 _SYMBOLS = frozenset("msghdtlLKCFNJWVATH")
-_UNITS = {
-    "second": "s sec", "minute": "min", "hour": "h hr", "day": "d", "week": "wk", "year": "yr",
-    "meter": "m metre", "kilometer": "km kilometre", "centimeter": "cm centimetre",
-    "millimeter": "mm millimetre",
-    "inch": "in inches", "foot": "ft feet", "yard": "yd", "mile": "mi", "square": "sq",
-    "cubic": "cu",
-    "gram": "g gm", "kilogram": "kg kilo", "milligram": "mg", "ton": "t tonne", "pound": "lb",
-    "ounce": "oz",
-    "liter": "l L litre", "milliliter": "ml millilitre", "dollar": "usd", "euro": "eur", "cent": "",
-    "percent": "pct",
-    "degree": "deg", "celsius": "C", "fahrenheit": "F", "kelvin": "K", "newton": "N", "joule": "J",
-    "watt": "W",
-    "volt": "V", "amp": "A ampere", "tesla": "T", "henry": "H", "hertz": "hz",
-}  # fmt: skip
-_NAMED = {alias: name for name, aliases in _UNITS.items() for alias in (name, *aliases.split())}
+# Units of measurement -> their other names; a plural in s needs none.
+_UNITS: dict[str, list[str]] = json.loads(
+    Path(__file__).with_name("units.json").read_text(encoding="utf-8")
+)
+_NAMED = {alias: name for name, aliases in _UNITS.items() for alias in (name, *aliases)}
 _RATES = {"mph": "mile/hour", "kph": "kilometer/hour"}
 _PLURALS = {"people": "person", "men": "man", "women": "woman", "children": "child"}
 _TOP_COMMA = re.compile(r",(?![^()\[\]{}]*+[)\]}])")  # none within parentheses
@@ -141,22 +132,17 @@ def same_answers(
     comes on top.
     """
     watched_s, late = _watch.get() or (DEADLINE_S, set())
-    results = [
-        False if one is None else quick_same(one, other)
-        for one, other in zip(given, right, strict=True)
-    ]
+    pairs = zip(given, right, strict=True)
+    results = [False if one is None else quick_same(one, other) for one, other in pairs]
     asked: dict[int, Pair] = {}
     for index in [index for index, same in enumerate(results) if same is None]:
         if pair := _readable(_written(str(given[index])), _written(str(right[index]))):
             asked[index] = pair
         else:
             results[index] = False
-    judged = (
-        verdicts([*asked.values()], watched_s if deadline_s is None else deadline_s)
-        if asked
-        else []
-    )
-    for index, same in zip(asked, judged, strict=True):
+    most_s = watched_s if deadline_s is None else deadline_s
+    judged = verdicts([*asked.values()], most_s) if asked else []
+    for index, same in zip(asked, judged):
         results[index] = same
         if same is None:
             late.add(index)
@@ -360,11 +346,8 @@ def _same_words(first: str, second: str) -> bool:
     more, less = one - other, other - one
     # A unit of the table beside a word that is not in it is not judged: it may be its name in
     # another language.
-    return (
-        bool(more & _UNITS.keys()) != bool(less & _UNITS.keys())
-        if more and less
-        else not (more | less) & _UNITS.keys()
-    )
+    known = [bool(words & _UNITS.keys()) for words in (more, less)]
+    return known[0] != known[1] if more and less else not any(known)
 
 
 def _singular(word: str) -> str:
@@ -381,13 +364,13 @@ def verdicts(pairs: Sequence[Pair], deadline_s: float = DEADLINE_S) -> list[bool
     Back within `deadline_s` + 1 s, however hostile some pairs are. A text of more than 2,000
     characters is compared as text.
     """
-    found = {
+    known = {
         pair: pair[0] == pair[1] if max(map(len, pair)) > LONGEST else _known.get(pair)
         for pair in pairs
     }
-    if waiting := [pair for pair, same in found.items() if same is None]:
-        found |= _judged(waiting, deadline_s)
-    return [found[pair] for pair in pairs]
+    if waiting := [pair for pair, same in known.items() if same is None]:
+        known |= _judged(waiting, deadline_s)
+    return [known[pair] for pair in pairs]
 
 
 def _judged(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool]:

@@ -24,17 +24,10 @@ from typing import Any, NamedTuple
 from workbench.errors import RewardError, fault_line
 from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
-from workbench.rewards.beside import (
-    NO_LIST,
-    ProcessState,
-    answer_of,
-    plain_result,
-    reached,
-    run_alone,
-)
+from workbench.rewards.code import Trace, beneath, held_by
 from workbench.rewards.compare import watched
-from workbench.rewards.tracing import Trace, traced
 from workbench.rewards.worker import (
+    NO_LIST,
     DeadlineError,
     Foreign,
     RemoteError,
@@ -42,6 +35,7 @@ from workbench.rewards.worker import (
     WorkerDied,
     ends_if_forked,
     packed,
+    plain_result,
 )
 from workbench.run.metrics import is_own
 
@@ -50,11 +44,13 @@ DEADLINE_S = 60.0
 # TRL computes advantages in 32 bits, where the square of 1.8e19 is infinite; a batch adds up the
 # squares of thousands.
 LARGEST = 1e15
-HOLDS_MODEL, OWN, AWAITED = "here: it holds a model", "here: the workbench's own", "awaited"
+HOLDS_MODEL, OWN = "here: it holds a model", "here: the workbench's own"
+AWAITED, WORKER = "awaited", "worker"
 _OF_TRAINER = ("trainer_state", "log_extra", "log_metric")
 # What TRL passes beside the dataset's columns.
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", *_OF_TRAINER})
 _MODELS = ("torch", "transformers", "peft", "unsloth", "vllm")
+_PARTS_OF_MODEL = ("parameters", "device", "model", "vocab")
 _BATCH_SHARE = 0.4  # of the deadline: a batch that is not back by then is gone through one by one
 _SHORTEST_S = 0.02  # for one completion
 # after the deadline, in which the last completions of a batch still get the shortest time
@@ -75,11 +71,9 @@ class RewardFailure(Exception):
     after 60 s".
     """
 
-    def __init__(
-        self, value: str, in_time: bool = True, cause: BaseException | None = None
-    ) -> None:
+    def __init__(self, value: str, in_time: bool = True) -> None:
         super().__init__(value)
-        self.value, self.in_time, self.__cause__ = value, in_time, cause
+        self.value, self.in_time = value, in_time
 
     def error(self, name: str, where: str) -> RewardError:
         """The error to raise where it may not be skipped."""
@@ -88,13 +82,12 @@ class RewardFailure(Exception):
             "handle it in the function, return None where it does not apply, or let on_error be"
             " skip"
         )
-        late = (
-            "if it hangs (a pattern, a number that explodes), fix it; if it is slow, raise"
-            " deadline_s"
-        )
-        error = RewardError(
-            f"{name} {self.value} {where}", rule=rule, remedy=remedy if self.in_time else late
-        )
+        if not self.in_time:
+            remedy = (
+                "if it hangs (a pattern, a number that explodes), fix it; if it is slow, raise"
+                " deadline_s"
+            )
+        error = RewardError(f"{name} {self.value} {where}", rule=rule, remedy=remedy)
         error.__cause__ = self.__cause__
         return error
 
@@ -125,11 +118,14 @@ class RewardExecutor:
         # of the latest call: formulas that were not judged in time
         self._unjudged: set[int] = set()
         self.places = {name: _place(function, keep_state) for name, function in functions.items()}
-        self._kept = ProcessState()
-        sent = {
-            name: function for name, function in functions.items() if self.places[name] == "worker"
-        }
+        sent = {name: functions[name] for name, place in self.places.items() if place == WORKER}
         self._worker = Worker(functools.partial(_call_one, sent)) if sent else None
+
+    @functools.cached_property
+    def _kept(self) -> contextlib.AbstractContextManager[None]:
+        from workbench.rewards.beside import ProcessState
+
+        return ProcessState()
 
     def __getitem__(self, name: str) -> Function:
         return self.functions[name]
@@ -146,6 +142,8 @@ class RewardExecutor:
         RewardError names function, prompt and completion.
         """
         if self.places[name] == AWAITED:
+            from workbench.rewards.beside import run_alone
+
             # A notebook's own event loop is running and cannot be entered again: use a thread's.
             with ThreadPoolExecutor(max_workers=1) as pool:
                 return pool.submit(run_alone, self.ascore(name, call)).result()
@@ -157,61 +155,59 @@ class RewardExecutor:
             result = self.call(name, call, self.deadline_s and self.deadline_s * share, quiet)
         except RewardFailure as error:
             return self._one_by_one(name, call, error, started)
-        found = check_scores(name, result, call["prompts"], call["completions"], self.skip)
-        found.errors.update(
-            {index: UNJUDGED for index in self._unjudged if math.isnan(found.scores[index])}
-        )
-        return found
+        scored = check_scores(name, result, call["prompts"], call["completions"], self.skip)
+        unjudged = {index for index in self._unjudged if math.isnan(scored.scores[index])}
+        scored.errors.update(dict.fromkeys(unjudged, UNJUDGED))
+        return scored
 
     async def ascore(self, name: str, call: Call) -> Scored:
         """`score` for a coroutine function. A judge's calls may cost: it is not called again, and
         the error names the batch.
         """
+        from workbench.rewards.beside import answer_of
+
         prompts, completions = call["prompts"], call["completions"]
         own = _copies(_with_own_metrics(name, call))
         with self._kept:
             answer = await answer_of(self.functions[name], own, self.deadline_s)
-        if answer.late is None and answer.error is None:
-            result = _unchanged(name, answer.result, _changed(call, own))
-            return check_scores(name, result, prompts, completions, self.skip)
-        if answer.late is None and answer.error is not None:
-            failure = _raised(answer.error)
-        else:
+        if answer.late is not None:
             failure = RewardFailure(
                 f"was not back after {self.deadline_s:g} s{answer.late}", in_time=False
             )
+        elif answer.error is not None:
+            failure = _raised(answer.error)
+        else:
+            result = _unchanged(name, answer.result, _changed(call, own))
+            return check_scores(name, result, prompts, completions, self.skip)
+        count = len(completions)
         if self.skip:
-            return Scored(
-                [math.nan] * len(completions), dict.fromkeys(range(len(completions)), failure.value)
-            )
+            return Scored([math.nan] * count, dict.fromkeys(range(count), failure.value))
         first = quote(prompts[0], completions[0])
-        raise failure.error(
-            name, f"on a batch of {len(completions)} completions; the first was {first}"
-        )
+        raise failure.error(name, f"on a batch of {count} completions; the first was {first}")
 
-    def call(self, name: str, call: Call, deadline_s: float | None, quiet: bool = False) -> Any:
-        """What a function (not a coroutine) returns, tensors and generators as lists.
+    def call(
+        self,
+        name: str,
+        call: Call,
+        deadline_s: float | None,
+        quiet: bool = False,
+        follow: bool = False,
+    ) -> Any:
+        """What a function (not a coroutine) returns, tensors and generators as lists; or with
+        `follow` its trace.
 
         RewardFailure if it raised or was not back in time, RewardError if it changed its inputs.
         """
         self._unjudged, call = set(), _with_own_metrics(name, call)
-        if self._worker is not None and self.places[name] == "worker":
+        if self._worker is not None and self.places[name] == WORKER:
             try:
                 result, changed, logged = self._worker(
-                    name, _picklable(call), deadline_s=deadline_s, quiet=quiet
+                    name, _picklable(call), follow, deadline_s=deadline_s, quiet=quiet
                 )
-            except (DeadlineError, WorkerDied, RemoteError) as error:
+            except tuple(_DID) as error:
                 in_time = not isinstance(error, DeadlineError)
                 raise RewardFailure(f"{_DID[type(error)]} {error}", in_time) from None
             for logger, args, kwargs in logged:
-                args = [
-                    (
-                        [str(item) if isinstance(item, Foreign) else item for item in own]
-                        if isinstance(own, list)
-                        else own
-                    )
-                    for own in args
-                ]
                 try:
                     call[logger](*args, **kwargs)
                 except Exception as error:  # a column that is no list, too
@@ -224,7 +220,7 @@ class RewardExecutor:
             try:
                 # Those of the workbench change nothing, and copies of a million completions take
                 # their time.
-                result, changed = _run(self.functions[name], call, copied=not own)
+                result, changed = _run(self.functions[name], call, follow, copied=not own)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -242,13 +238,8 @@ class RewardExecutor:
         if self.places[name] in (AWAITED, HOLDS_MODEL):
             return None
         try:
-            if self._worker is not None and self.places[name] == "worker":
-                return self._worker(
-                    name, _picklable(call), True, deadline_s=self.deadline_s, quiet=True
-                )[0]
-            with contextlib.redirect_stdout(io.StringIO()):
-                return _run(self.functions[name], call, follow=True)[0]
-        except tuple(_DID):
+            return Trace(*self.call(name, call, self.deadline_s, quiet=True, follow=True))
+        except RewardFailure:
             return None
 
     def _one_by_one(self, name: str, call: Call, whole: RewardFailure, started: float) -> Scored:
@@ -260,10 +251,17 @@ class RewardExecutor:
             raise whole.error(name, f"on a batch of {count} completions")
         # Without failures it was late as a batch, and no completion is to blame.
         if failures and not self.skip:
-            raise self._blamed(name, call, whole, failures)
-        scored = Scored(
-            [math.nan] * count, {index: failure.value for index, failure in failures.items()}
-        )
+            # one that raised goes before one that was late
+            index = min(failures, key=lambda index: (not failures[index].in_time, index))
+            failure, where = failures[index], quote(prompts[index], completions[index])
+            if whole.in_time or failure.in_time:
+                raise failure.error(name, f"on {where}")
+            if count > 1:
+                late = f"called one by one, {len(failures)} timed out; the first was"
+                where = f"{count} completions; {late} {where}"
+            value = f"was not back after {self.deadline_s:g} s"
+            raise RewardFailure(value, in_time=False).error(name, f"for {where}")
+        scored = Scored([math.nan] * count, {index: str(each) for index, each in failures.items()})
         for index, result in results.items():
             one = check_scores(name, result, [prompts[index]], [completions[index]], skip=True)
             scored.scores[index] = one.scores[0]
@@ -273,50 +271,30 @@ class RewardExecutor:
 
     def _alone(
         self, name: str, call: Call, started: float
-    ) -> tuple[dict[int, Any], dict[int, RewardFailure]]:
+    ) -> tuple[dict[int, object], dict[int, RewardFailure]]:
         """The function's result for each completion alone, and its failures, both by index."""
-        results: dict[int, Any] = {}
+        results: dict[int, object] = {}
         failures: dict[int, RewardFailure] = {}
         count = len(call["completions"])
+        until = math.inf if self.deadline_s is None else started + self.deadline_s
         for index in range(count):
-            left_s = (
-                None if self.deadline_s is None else started + self.deadline_s - time.monotonic()
-            )
-            if left_s is not None and left_s < -_GRACE_S:
-                failures[index] = RewardFailure(
-                    "was not called: the batch's time was over", in_time=False
-                )
+            left_s = until - time.monotonic()
+            if left_s < -_GRACE_S:
+                failures[index] = RewardFailure("was not called: the batch's time was over", False)
                 continue
             # Each may take twice its share of the time that is left, so that half of them may hang.
-            share_s = None if left_s is None else max(_SHORTEST_S, 2 * left_s / (count - index))
+            share_s = max(_SHORTEST_S, 2 * left_s / (count - index))
             try:
-                results[index] = self.call(name, _single(call, index), share_s, quiet=True)
+                own = None if self.deadline_s is None else share_s
+                results[index] = self.call(name, single(call, index), own, quiet=True)
             except RewardFailure as error:
                 failures[index] = error
                 if not error.in_time:
-                    failures[index] = RewardFailure(
-                        f"{error.value}, its share of the batch's time", in_time=False
-                    )
+                    value = f"{error.value}, its share of the batch's time"
+                    failures[index] = RewardFailure(value, in_time=False)
                 elif not self.skip:
                     break
         return results, failures
-
-    def _blamed(
-        self, name: str, call: Call, whole: RewardFailure, failures: dict[int, RewardFailure]
-    ) -> RewardError:
-        """The error that names one completion: one that raised goes before one that was late."""
-        count = len(call["completions"])
-        index = min(failures, key=lambda index: (not failures[index].in_time, index))
-        failure = failures[index]
-        where = quote(call["prompts"][index], call["completions"][index])
-        if whole.in_time or failure.in_time:
-            return failure.error(name, f"on {where}")
-        if count > 1:
-            late = f"called one by one, {len(failures)} timed out; the first was"
-            where = f"{count} completions; {late} {where}"
-        return RewardFailure(f"was not back after {self.deadline_s:g} s", in_time=False).error(
-            name, f"for {where}"
-        )
 
 
 def _place(function: Function, keep_state: bool) -> str:
@@ -324,35 +302,24 @@ def _place(function: Function, keep_state: bool) -> str:
         type(function).__call__
     ):
         return AWAITED
-    beneath = function
-    while isinstance(beneath, functools.partial):
-        beneath = beneath.func
-    if getattr(beneath, "runs_in_process", False):
+    own = beneath(function)
+    if getattr(own, "runs_in_process", False):
         return HOLDS_MODEL
-    if (getattr(beneath, "__module__", "") or "").startswith("workbench.") and not getattr(
-        beneath, "runs_in_worker", False
-    ):
+    ours = (getattr(own, "__module__", "") or "").startswith("workbench.")
+    if ours and not getattr(own, "runs_in_worker", False):
         return OWN
-    if keep_state and not inspect.isfunction(beneath) and not inspect.isbuiltin(beneath):
+    if keep_state and not inspect.isfunction(own) and not inspect.isbuiltin(own):
         return "here: an object that keeps state, which stays where you can reach it"
-    if held := _model_in(beneath):
-        return f"here: it holds {held}"
+    # A model must not be copied to another process; one on a GPU cannot even be.
+    for value in held_by(own):
+        of_library = type(value).__module__.partition(".")[0] in _MODELS
+        if of_library and any(hasattr(value, part) for part in _PARTS_OF_MODEL):
+            return f"here: it holds a {type(value).__name__}"
     try:
         packed(function)
     except TypeError as error:
         return f"here: it cannot be pickled for another process ({error})"
-    return "worker"
-
-
-def _model_in(function: Function) -> str:
-    # A model must not be copied to another process; one on a GPU cannot even be.
-    for value in reached(function):
-        of_library = type(value).__module__.partition(".")[0] in _MODELS
-        if of_library and any(
-            hasattr(value, part) for part in ("parameters", "device", "model", "vocab")
-        ):
-            return f"a {type(value).__name__}"
-    return ""
+    return WORKER
 
 
 def _with_own_metrics(function: str, call: Call) -> Call:
@@ -363,48 +330,46 @@ def _with_own_metrics(function: str, call: Call) -> Call:
 
     def logged(name: str, value: Any) -> None:
         try:
-            number = math.nan if isinstance(value, (str, bytes)) else float(value)
+            fits = not is_own(str(name)) and not isinstance(value, (str, bytes))
+            finite = math.isfinite(float(value))
         except (TypeError, ValueError, OverflowError):
-            number = None
-        if is_own(str(name)) or isinstance(value, (str, bytes)) or number is None:
+            fits, finite = False, False
+        if not fits:
             rule = "a function logs numbers, under names that neither TRL nor the workbench uses"
             remedy = f"log a number, under another name: {function}/{str(name).rpartition('/')[2]}"
             raise RewardError(f"{function} logs {name!r} = {value!r:.80}", rule=rule, remedy=remedy)
-        if math.isfinite(number):  # a mean of nothing is left out
+        if finite:  # a mean of nothing is left out
             call["log_metric"](name, value)
 
     return {**call, "log_metric": logged}
 
 
-def _call_one(functions: dict[str, Function], name: str, call: Call, follow: bool = False) -> tuple:
+def _call_one(functions: dict[str, Function], name: str, call: Call, follow: bool) -> tuple:
     # In the worker. What the function logs is collected, and logged where the trainer is.
     logged: list[tuple[str, Sequence[Any], dict]] = []
     for key in call.keys() & {"log_extra", "log_metric"}:
         call[key] = lambda *args, _key=key, **kwargs: logged.append(
             (_key, [*map(plain_result, args)], kwargs)
         )
-    return *_run(functions[name], call, follow=follow), logged
+    return *_run(functions[name], call, follow), logged
 
 
-def _run(
-    function: Function, call: Call, copied: bool = True, follow: bool = False
-) -> tuple[Any, str]:
+def _run(function: Function, call: Call, follow: bool, copied: bool = True) -> tuple[Any, str]:
     """(What the function returned, or with `follow` its trace; the input that it changed, "" if it
     changed none).
     """
     own = _copies(call) if copied else call
     if follow:
-        return (
-            traced(
-                function, [completion_text(completion) for completion in call["completions"]], **own
-            ),
-            "",
-        )
+        from workbench.rewards.tracing import traced
+
+        return tuple(traced(function, map(completion_text, call["completions"]), **own)), ""
     return plain_result(function(**own)), _changed(call, own) if copied else ""
 
 
 def _raised(error: BaseException) -> RewardFailure:
-    return RewardFailure(f"raised {type(error).__name__}: {error}{fault_line(error)}", cause=error)
+    failure = RewardFailure(f"raised {type(error).__name__}: {error}{fault_line(error)}")
+    failure.__cause__ = error
+    return failure
 
 
 def _unchanged(name: str, result: object, changed: str) -> object:
@@ -436,34 +401,31 @@ def _changed(given: Call, own: Call) -> str:
     for key, value in given.items():
         # NaN is not equal to itself, and no change; arrays are not compared.
         with contextlib.suppress(ValueError):
-            if (
-                isinstance(value, list)
-                and value != own.get(key)
-                and repr(value) != repr(own.get(key))
-            ):
+            other = own.get(key)
+            if isinstance(value, list) and value != other and repr(value) != repr(other):
                 return key
     return ""
 
 
 def _picklable(call: Call) -> Call:
-    found = {key: None if key.startswith("log_") else value for key, value in call.items()}
+    sent = {key: None if key.startswith("log_") else value for key, value in call.items()}
     if (state := call.get("trainer_state")) is not None:
-        simple = {
-            key: value for key, value in vars(state).items() if isinstance(value, (int, float, str))
-        }
-        found["trainer_state"] = SimpleNamespace(**simple)
-    return found
+        simple = (int, float, str)
+        kept = {key: value for key, value in vars(state).items() if isinstance(value, simple)}
+        sent["trainer_state"] = SimpleNamespace(**kept)
+    return sent
 
 
-def _single(call: Call, index: int) -> Call:
+def single(call: Call, index: int) -> Call:
+    """A batch's call for one of its completions."""
     count = len(call["completions"])
-    single = {
+    one = {
         key: [value[index]] if isinstance(value, list) and len(value) == count else value
         for key, value in call.items()
     }
-    if "log_extra" in single:
-        single["log_extra"] = lambda *_, **__: None  # the trainer's log takes whole batches only
-    return single
+    if "log_extra" in one:  # the trainer's log takes whole batches only
+        one["log_extra"] = lambda *_, **__: None
+    return one
 
 
 def check_scores(
@@ -482,52 +444,36 @@ def check_scores(
     if result is None or isinstance(result, NO_LIST) or not hasattr(result, "__iter__"):
         shown = f" {result!r}" if isinstance(result, (int, float, str)) else ""
         kind = result.kind if isinstance(result, Foreign) else type(result).__name__
-        remedy = (
-            "return [score for completion in"
-            f" completions]{'; is a `return` missing?' if result is None else ''}"
-        )
+        missing = "; is a `return` missing?" if result is None else ""
+        remedy = f"return [score for completion in completions]{missing}"
         raise RewardError(f"{name} returned {kind}{shown}", rule=rule, remedy=remedy)
     values = list(result)
     if len(values) != len(completions):
-        said = f"{name} returned {len(values)} scores for {len(completions)} completions"
-        raise RewardError(
-            said,
-            rule=rule,
-            remedy="score every completion, and use None where the function does not apply",
-        )
+        value = f"{name} returned {len(values)} scores for {len(completions)} completions"
+        remedy = "score every completion, and use None where the function does not apply"
+        raise RewardError(value, rule=rule, remedy=remedy)
     scored = Scored([], {})
     for index, value in enumerate(values):
         try:
-            score = (
-                math.nan
-                if value is None
-                else math.inf
-                if isinstance(value, (str, bytes))
-                else float(value)
-            )
+            score = math.nan if value is None else float(value)
         except (TypeError, ValueError, OverflowError):
             score = math.inf
-        if value is not None and not abs(score) <= LARGEST:
+        if value is not None and (isinstance(value, (str, bytes)) or not abs(score) <= LARGEST):
             try:
                 text = repr(value)
             except ValueError:
                 text = f"a {type(value).__name__} of more than 4,300 digits"
-            said = f"returned {text if len(text) <= 60 else f'{text[:57]}...'}"
+            text = text if len(text) <= 60 else f"{text[:57]}..."
+            score, scored.errors[index] = math.nan, f"returned {text}"
             if not skip:
-                rule = (
-                    f"a score is None or a finite number, at most {LARGEST:g} in size: TRL computes"
-                    " advantages in 32 bits"
-                )
-                remedy = (
-                    "correct the function for this completion, or bound its scores with min() and"
-                    " max()"
-                )
+                where = quote(prompts[index], completions[index])
                 raise RewardError(
-                    f"{name} {said} for {quote(prompts[index], completions[index])}",
-                    rule=rule,
-                    remedy=remedy,
+                    f"{name} {scored.errors[index]} for {where}",
+                    rule=f"a score is None or a finite number, at most {LARGEST:g} in size: TRL"
+                    " computes advantages in 32 bits",
+                    remedy="correct the function for this completion, or bound its scores with"
+                    " min() and max()",
                 )
-            score, scored.errors[index] = math.nan, said
         scored.scores.append(score)
     return scored
 
@@ -536,7 +482,5 @@ def quote(prompt: Any, completion: object, limit: int = 200) -> str:
     """A completion and its prompt, shortened for an error message."""
     question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     text = completion_text(completion)
-    return (
-        f"the completion {text[:limit]!r}{'…' if len(text) > limit else ''} to the prompt"
-        f" {question[:limit]!r}"
-    )
+    more = "…" if len(text) > limit else ""
+    return f"the completion {text[:limit]!r}{more} to the prompt {question[:limit]!r}"

@@ -21,15 +21,9 @@ EPSILON = 1e-4  # added by TRL to the std before dividing
 SCALES = ("group", "batch", "none")
 AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 
-DEAD_KINDS = (
-    "identical texts",
-    "all right",
-    "all wrong",
-    "same score",
-    "not scored",
-    "functions cancel",
-)
-IDENTICAL, ALL_RIGHT, ALL_WRONG, SAME_SCORE, NOT_SCORED, CANCELLED = DEAD_KINDS
+IDENTICAL, ALL_RIGHT, ALL_WRONG = "identical texts", "all right", "all wrong"
+SAME_SCORE, NOT_SCORED, CANCELLED = "same score", "not scored", "functions cancel"
+DEAD_KINDS = (IDENTICAL, ALL_RIGHT, ALL_WRONG, SAME_SCORE, NOT_SCORED, CANCELLED)
 
 
 def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") -> np.ndarray:
@@ -125,36 +119,29 @@ def _weighed(
     scale_rewards: str | bool,
     aggregation: str,
 ) -> _Weighed:
-    scores = np.asarray(
-        scores, dtype=np.float32 if getattr(scores, "dtype", None) == np.float32 else np.float64
-    )
+    single = getattr(scores, "dtype", None) == np.float32
+    scores = np.asarray(scores, dtype=np.float32 if single else np.float64)
     weights = np.asarray(weights, dtype=scores.dtype)
     scale = _scale(scale_rewards)
     if aggregation not in AGGREGATIONS:
-        raise ValueError(
-            f"multi_objective_aggregation = {aggregation!r}: must be 'sum_then_normalize' or"
-            " 'normalize_then_sum'"
-        )
-    if len(scores) % num_generations:
-        raise ValueError(
-            f"{len(scores)} completions are not a multiple of num_generations = {num_generations}"
-        )
-    values = scores
+        known = " or ".join(map(repr, AGGREGATIONS))
+        raise ValueError(f"multi_objective_aggregation = {aggregation!r}: must be {known}")
     size = num_generations
-    whole = max(1, len(scores))
+    if len(scores) % size:
+        raise ValueError(
+            f"{len(scores)} completions are not a multiple of num_generations = {size}"
+        )
+    values, whole = scores, max(1, len(scores))
     # z-scores of each function within the group; their sums, within the batch
     if aggregation == "normalize_then_sum":
-        scores_PGF = scores.reshape(-1, num_generations, scores.shape[1])
-        z_PGF = (scores_PGF - _mean(scores_PGF)[:, None]) / (_std(scores_PGF)[:, None] + EPSILON)
-        values = z_PGF.reshape(scores.shape)
+        mean, std = _by_block(_mean, scores, size), _by_block(_std, scores, size)
+        values = (scores - mean) / (std + EPSILON)
         size, scale = whole, "batch"
     terms = values * weights
     sums = np.where(np.isnan(scores).all(axis=1), np.nan, np.nansum(terms, axis=1))
-    spread = (
-        1.0
-        if scale == "none"
-        else _by_block(_std, sums, whole if scale == "batch" else size) + EPSILON
-    )
+    spread = 1.0
+    if scale != "none":
+        spread = _by_block(_std, sums, whole if scale == "batch" else size) + EPSILON
     return _Weighed(scores, weights, terms, sums, size, spread)
 
 
@@ -165,18 +152,16 @@ def _by_block(
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
-    count = np.sum(~np.isnan(values), axis=1)
-    return np.where(
-        count > 0, np.nansum(values, axis=1) / np.maximum(count, 1).astype(values.dtype), np.nan
-    )
+    # NaN where nothing is there, in the precision of the values.
+    count = np.sum(~np.isnan(values), axis=1, dtype=values.dtype)
+    return np.where(count > 0, np.nansum(values, axis=1) / np.maximum(count, 1), np.nan)
 
 
 def _std(values: np.ndarray) -> np.ndarray:
     # Bessel-corrected over the values that are there, as in TRL's nanstd.
-    count = np.sum(~np.isnan(values), axis=1)
+    count = np.sum(~np.isnan(values), axis=1, dtype=values.dtype)
     total = np.nansum((values - _mean(values)[:, None]) ** 2, axis=1)
-    spread = np.sqrt(total / np.maximum(count - 1, 1).astype(values.dtype))
-    return np.where(count > 1, spread, np.where(count == 1, 0.0, np.nan))
+    return np.where(count > 0, np.sqrt(total / np.maximum(count - 1, 1)), np.nan)
 
 
 def dead_flags(batch: ScoredBatch) -> np.ndarray:
@@ -226,12 +211,9 @@ def cancelling(batch: ScoredBatch, index: int) -> tuple[tuple[str, float], ...]:
     terms_GF = np.nan_to_num(batch.scores[group] * batch.weights)
     first_G = terms_GF[:, int((_differ(batch)[index] > NO_SPREAD).argmax())]
     between_F = terms_GF[first_G.argmax()] - terms_GF[first_G.argmin()]
-    pairs = [
-        (name, float(f"{by:.3g}"))
-        for name, by in zip(batch.names, between_F, strict=True)
-        if abs(by) > NO_SPREAD
-    ]
-    return tuple(sorted(pairs, key=lambda pair: -pair[1]))
+    pairs = zip(batch.names, between_F)
+    cancels = [(name, float(f"{by:.3g}")) for name, by in pairs if abs(by) > NO_SPREAD]
+    return tuple(sorted(cancels, key=lambda pair: -pair[1]))
 
 
 def cancel_words(differences: Sequence[tuple[str, float]]) -> str:
@@ -257,17 +239,14 @@ def attribution(batch: ScoredBatch, scale_rewards: str | bool | None = None) -> 
     the advantage, over the advantage's variance: negative where it pulled against the others and
     lost; another's share is then above 1.
     """
-    settings = (
-        batch.num_generations,
-        batch.scale_rewards if scale_rewards is None else scale_rewards,
-        batch.aggregation,
-    )
-    weighed = _weighed(batch.scores, batch.weights, *settings)
+    scale = batch.scale_rewards if scale_rewards is None else scale_rewards
+    size = batch.num_generations
+    weighed = _weighed(batch.scores, batch.weights, size, scale, batch.aggregation)
     terms_BF = np.where(np.isnan(weighed.terms_BF), 0.0, weighed.terms_BF)
     terms_BF[np.isnan(weighed.sums_B)] = np.nan
     centred_BF = terms_BF - _by_block(_mean, terms_BF, weighed.size)
     parts_BF = np.nan_to_num(centred_BF / np.reshape(weighed.spread_B, (-1, 1)), nan=0.0)
-    parts_PGF = parts_BF.reshape(-1, batch.num_generations, parts_BF.shape[1])
+    parts_PGF = parts_BF.reshape(-1, size, len(batch.names))
     whole_PG = parts_PGF.sum(axis=2)
     whole_PG = whole_PG - whole_PG.mean(axis=1, keepdims=True)
     dead_P = dead_flags(batch)
@@ -304,22 +283,17 @@ class ExplainedGroup:
     def verdict(self) -> str:
         """One sentence: which function decided the group, or why it teaches nothing."""
         if self.cancels:
-            return (
-                f"dead: {cancel_words(self.cancels)} cancel, so nothing is learnt from this group"
-            )
+            words = cancel_words(self.cancels)
+            return f"dead: {words} cancel, so nothing is learnt from this group"
         if self.decider is None:
             return f"dead ({self.dead}): nothing is learnt from this group"
-        order = np.argsort(-self.shares, kind="stable")
-        others = [
-            f"{self.names[f]} {self.shares[f]:.0%}"
-            for f in order[1:]
-            if abs(self.shares[f]) >= 0.005
-        ]
-        rest = f" ({', '.join(others)})" if others else ""
-        return (
-            f"{self.decider} decided this group: {max(self.shares):.0%} of the advantages'"
-            f" variance{rest}"
+        order = np.argsort(-self.shares, kind="stable")[1:]
+        others = ", ".join(
+            f"{self.names[f]} {self.shares[f]:.0%}" for f in order if abs(self.shares[f]) >= 0.005
         )
+        rest = f" ({others})" if others else ""
+        share = f"{max(self.shares):.0%} of the advantages' variance{rest}"
+        return f"{self.decider} decided this group: {share}"
 
     def __str__(self) -> str:
         return self.verdict
@@ -340,52 +314,47 @@ def batch_of(
     `ScoredBatch`.
     """
     scores = np.asarray(scores, dtype=np.float64)
+    groups = batch_advantages(scores, weights, num_generations, scale_rewards, aggregation)
     given: Fields = {
         "step": 0,
         "prompts": [""] * len(scores),
         "columns": {},
         "lengths": np.zeros(len(scores), int),
+        "names": list(names),
+        "weights": [float(weight) for weight in weights],
+        "completions": list(completions),
+        "right": np.asarray(right, dtype=bool),
+        "num_generations": num_generations,
+        "scale_rewards": scale_rewards,
+        "aggregation": aggregation,
         **more,
     }
-    return ScoredBatch(
-        names=list(names),
-        weights=[float(weight) for weight in weights],
-        num_generations=num_generations,
-        completions=list(completions),
-        scores=scores,
-        groups=batch_advantages(scores, weights, num_generations, scale_rewards, aggregation),
-        right=np.asarray(right, dtype=bool),
-        scale_rewards=scale_rewards,
-        aggregation=aggregation,
-        **given,
-    )
+    return ScoredBatch(scores=scores, groups=groups, **given)
 
 
 def explain_in(batch: ScoredBatch, index: int = 0) -> ExplainedGroup:
     """A group's scores, its advantages under every scaling, and the function that decided it;
     IndexError if there is none.
     """
-    size, groups = batch.num_generations, batch.groups
     if not 0 <= index < batch.group_count:
         raise IndexError(f"group {index} of {batch.group_count}")
-    attributed = attribution(batch)
+    size, attributed, group = batch.num_generations, attribution(batch), batch.group(index)
     own = slice(index * size, (index + 1) * size)
     decider = int(attributed.deciders[index])
     dead = dead_kinds(batch)[index]
-    scaled = {
-        scale: batch_advantages(batch.scores, batch.weights, size, scale).advantages[own]
-        for scale in SCALES
-    }
     return ExplainedGroup(
         names=batch.names,
         weights=batch.weights,
-        texts=list(batch.completions[own]),
-        scores=batch.scores[own],
-        totals=groups.totals[own],
-        mean=float(groups.means[own][0]),
-        std=float(groups.stds[own][0]),
-        advantages=groups.advantages[own],
-        by_scale=scaled,
+        texts=group.completions,
+        scores=group.scores,
+        totals=group.totals,
+        mean=float(group.groups.means[0]),
+        std=float(group.groups.stds[0]),
+        advantages=group.advantages,
+        by_scale={
+            scale: batch_advantages(batch.scores, batch.weights, size, scale).advantages[own]
+            for scale in SCALES
+        },
         contributions=attributed.contributions[own],
         shares=attributed.shares[index],
         decider=batch.names[decider] if decider >= 0 else None,

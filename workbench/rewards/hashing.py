@@ -4,49 +4,39 @@ never confused.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 import hashlib
 import inspect
 import itertools
 import os
 import re
+import textwrap
 import tokenize
 from types import CodeType
 from typing import Any
 
 from workbench.kinds import Function
-from workbench.rewards.tracing import code_within
+from workbench.rewards.code import code_within
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _PYTHON = os.path.dirname(os.__file__)
-_VALUES = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    tuple,
-    list,
-    dict,
-    set,
-    frozenset,
-    re.Pattern,
-    type(None),
-)
+_PLAIN = str | bytes | int | float | complex | tuple | list | dict | set | frozenset | None
+_VALUES = _PLAIN | re.Pattern
 
 
 def reward_hash(func: Function) -> str:
     """12 hex digits that change when a reward function's behaviour changes, and are the same in
     every process.
 
-    They cover its source, its defaults, the values that it closes over or was made with (factories,
-    partials, instances), the values that it uses by name (patterns, lists, tables), and the
-    functions that it calls by name or as `module.function` of a module that is not an installed
-    library.
+    They cover its source, but for docstrings; its defaults; the values that it closes
+    over or was made with (factories, partials, instances); the values that it uses by name
+    (patterns, lists, tables); and the functions that it calls by name or as `module.function` of a
+    module that is not an installed library.
     """
-    return hashlib.sha256(
-        "\n".join(_parts_of(func, set())).encode("utf-8", "backslashreplace")
-    ).hexdigest()[:12]
+    text = "\n".join(_parts_of(func, set()))
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
 
 
 def _parts_of(value: object, seen: set[int]) -> list[str]:
@@ -61,36 +51,23 @@ def _parts_of(value: object, seen: set[int]) -> list[str]:
     elif inspect.ismethod(value):
         beneath = [value.__self__, value.__func__]
     elif inspect.isfunction(value):
-        code = value.__code__
-        own = [_source(value) or _instructions(code)]
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        code, space = value.__code__, value.__globals__
+        own = [_behaviour(value) or _instructions(code, value.__doc__)]
         names = sorted({name for each in code_within(code) for name in each.co_names})
-        used = [value.__globals__[name] for name in names if name in value.__globals__]
-        files = [
-            (each, getattr(each, "__file__", None) or _PYTHON)
-            for each in used
-            if inspect.ismodule(each)
-        ]
-        modules = [
-            module
-            for module, file in files
-            if "site-packages" not in file and not file.startswith(_PYTHON)
-        ]
-        used += [vars(module)[name] for module in modules for name in names if name in vars(module)]
-        called = [
-            other for other in used if inspect.isfunction(other) or isinstance(other, _VALUES)
-        ]
+        used = [space[name] for name in names if name in space]
+        for module in filter(inspect.ismodule, list(used)):
+            file = getattr(module, "__file__", None) or _PYTHON
+            if "site-packages" not in file and not file.startswith(_PYTHON):
+                used += [vars(module)[name] for name in names if name in vars(module)]
         beneath = [
-            *cells,
+            *(cell.cell_contents for cell in value.__closure__ or ()),
             *(value.__defaults__ or ()),
             *(value.__kwdefaults__ or {}).values(),
-            *called,
+            *(other for other in used if inspect.isfunction(other) or isinstance(other, _VALUES)),
         ]
     elif not isinstance(value, type) and hasattr(value, "__dict__"):
-        own, beneath = (
-            [_source(type(value)) or type(value).__qualname__],
-            itertools.chain(*sorted(vars(value).items())),
-        )
+        own = [_behaviour(type(value)) or type(value).__qualname__]
+        beneath = itertools.chain(*sorted(vars(value).items()))
     else:
         return [_text_of(value)]
     return own + [part for each in beneath for part in _parts_of(each, seen)]
@@ -106,15 +83,29 @@ def _text_of(value: object) -> str:
     return _ADDRESS.sub("", repr(value))
 
 
-def _instructions(code: CodeType) -> str:
+def _instructions(code: CodeType, docstring: str | None = None) -> str:
     inner = [
         _instructions(each) if isinstance(each, CodeType) else _text_of(each)
         for each in code.co_consts
+        if each not in (None, docstring)
     ]
     return "".join([code.co_code.hex(), *inner])
 
 
-def _source(thing: Any) -> str | None:
+def _behaviour(thing: Any) -> str:
+    # The source without its docstrings, which change no score; empty where there is none.
+    source = behaviour = textwrap.dedent(source_code(thing) or "")
+    with contextlib.suppress(SyntaxError):  # a part of a line: a lambda
+        for node in ast.walk(ast.parse(source)):
+            documented = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            if documented and ast.get_docstring(node, clean=False) is not None:
+                text = re.escape(ast.get_source_segment(source, node.body[0]) or "")
+                behaviour = re.sub(rf"\n?[ \t]*{text}", "", behaviour, count=1)
+    return behaviour
+
+
+def source_code(thing: Any) -> str | None:
+    """The source of a function or a class; None where it has none."""
     try:
         return inspect.getsource(thing)
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):

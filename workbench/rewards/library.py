@@ -13,7 +13,6 @@ JSON and Countdown are in `verifiers`.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import re
@@ -28,12 +27,15 @@ from workbench.kinds import Function
 from workbench.rewards.answers import (
     PLACES,
     TAGS,
+    Column,
+    Scores,
     answer_like,
     completion_text,
     ending,
     extract_answer,
     find_answer,
 )
+from workbench.rewards.code import beneath
 from workbench.rewards.compare import quick_same, same_answers
 from workbench.task import function_name
 
@@ -56,7 +58,7 @@ class Scorer(Protocol):
     __name__: str
     __doc__: str
 
-    def __call__(self, *args: object, **kwargs: object) -> list[float | None]: ...
+    def __call__(self, *args: object, **kwargs: object) -> Scores: ...
 
 
 def max_score(most: float) -> Callable[[Reward], Reward]:
@@ -79,9 +81,7 @@ def max_score_of(func: object) -> float | None:
     """The most that a reward function says it pays; None if it does not say. Looks through
     `functools.partial`.
     """
-    while not hasattr(func, "max_score") and isinstance(func, functools.partial):
-        func = func.func
-    stated = getattr(func, "max_score", None)
+    stated = getattr(func, "max_score", getattr(beneath(func), "max_score", None))
     return float(stated) if isinstance(stated, (int, float)) else None
 
 
@@ -170,24 +170,17 @@ def make_tags_reward(
     require(fit, f"tags = {tags!r}", "tags are words without brackets, each of them once", remedy)
     before, kept = f"<{tags[0]}>" if opened else "", keeps_strict_format if strict else format_share
 
-    def tags_reward(completions: Sequence[object], **kwargs: object) -> list[float]:
+    def tags_reward(completions: Column, **kwargs: object) -> list[float]:
         return [
             maximum * kept(before + completion_text(completion), tags) for completion in completions
         ]
 
     blocks = " and ".join(f"<{tag}>" for tag in tags)
-    rest = (
-        ", and nothing else; otherwise 0."
-        if strict
-        else "; a share of it for each tag in its place."
-    )
+    kind, rest = "tags", "; a share of it for each tag in its place."
+    if strict:
+        kind, rest = "strict", ", and nothing else; otherwise 0."
     says = f"{maximum:g} for one block each of {blocks}, not empty and in order{rest}"
-    return named(
-        tags_reward,
-        name or f"{'_'.join(tags)}_{'strict' if strict else 'tags'}_reward",
-        says,
-        maximum,
-    )
+    return named(tags_reward, name or f"{'_'.join(tags)}_{kind}_reward", says, maximum)
 
 
 strict_format_reward = make_tags_reward(TAGS, name="strict_format_reward")
@@ -216,8 +209,8 @@ think_answer_format_reward.__doc__ += """
 
 
 def answer_scores(
-    given: Sequence[str | None], right: Sequence[object], maximum: float, bare: bool = False
-) -> list[float | None]:
+    given: Sequence[str | None], right: Column, maximum: float, bare: bool = False
+) -> Scores:
     """`maximum` for each answer that is the right one, else 0.0; None where a formula was not
     judged in time.
 
@@ -225,10 +218,8 @@ def answer_scores(
     was copied from the question and left undone, or a hedge. `given` and `right` are [B]; with
     `bare` a right number has to stand alone, without a unit or words.
     """
-    stated = [
-        None if _says_too_much(one, other, bare) else one
-        for one, other in zip(given, right, strict=True)
-    ]
+    pairs = zip(given, right, strict=True)
+    stated = [None if _says_too_much(one, other, bare) else one for one, other in pairs]
     return [None if same is None else maximum * same for same in same_answers(stated, right)]
 
 
@@ -258,29 +249,19 @@ def make_answer_reward(
     `bare` a right number has to stand alone there, without a unit or words. For "any" an answer
     that is no number is looked for at the end, too.
     """
-    known = f"use one of {', '.join(map(repr, PLACES))}"
-    require(
-        where in PLACES,
-        f"where = {where!r}",
-        "an answer is looked for in one of the known places",
-        known,
-    )
+    rule, known = "an answer is looked for in one of the known places", ", ".join(map(repr, PLACES))
+    require(where in PLACES, f"where = {where!r}", rule, f"use one of {known}")
 
-    def answer_reward(
-        completions: Sequence[object], answer: Sequence[object], **kwargs: object
-    ) -> list[float | None]:
+    def answer_reward(completions: Column, answer: Column, **kwargs: object) -> Scores:
         texts = map(completion_text, completions)
-        found = (
-            map(answer_like, texts, answer)
-            if where == "any"
-            else (find_answer(text, where) for text in texts)
-        )
-        return answer_scores([*found], answer, maximum, bare)
+        if where == "any":
+            given = [answer_like(text, right) for text, right in zip(texts, answer)]
+        else:
+            given = [find_answer(text, where) for text in texts]
+        return answer_scores(given, answer, maximum, bare)
 
-    says = (
-        f"{maximum:g} for the right answer"
-        f" {_WORDS[where]}{', without a unit or words' if bare else ''}; else 0."
-    )
+    alone = ", without a unit or words" if bare else ""
+    says = f"{maximum:g} for the right answer {_WORDS[where]}{alone}; else 0."
     return named(answer_reward, name or f"{where}_answer_reward", says, maximum)
 
 
@@ -315,9 +296,7 @@ boxed_correctness_reward.__doc__ += """
 
 
 @max_score(2.0)
-def last_line_reward(
-    completions: Sequence[object], answer: Sequence[object], **kwargs: object
-) -> list[float | None]:
+def last_line_reward(completions: Column, answer: Column, **kwargs: object) -> Scores:
     """2.0 if the last line that is not empty is the right answer, or ends with it as a separate
     word, else 0.0.
 
@@ -341,13 +320,9 @@ def make_closeness_reward(
     fits = scale is None or (scale > 0 and math.isfinite(scale))
     require(fits, f"scale = {scale!r}", "a distance is a positive number")
 
-    def closeness_reward(
-        completions: Sequence[object], answer: Sequence[object], **kwargs: object
-    ) -> list[float | None]:
-        given = [number_of(find_answer(completion_text(each), where)) for each in completions]
-        return [
-            closeness(found, number_of(right)) for found, right in zip(given, answer, strict=True)
-        ]
+    def closeness_reward(completions: Column, answer: Column, **kwargs: object) -> Scores:
+        given = (number_of(find_answer(completion_text(each), where)) for each in completions)
+        return [*map(closeness, given, map(number_of, answer))]
 
     def closeness(given: Fraction | None, wanted: Fraction | None) -> float | None:
         if given is None or wanted is None:
@@ -357,9 +332,9 @@ def make_closeness_reward(
         width = max(abs(wanted), Fraction(1)) if scale is None else Fraction(scale)
         return maximum * float(1 - min(Fraction(1), abs(given - wanted) / width))
 
-    away, part = (
-        ("as far away as its own size", "") if scale is None else (f"{scale:g} away", f"_{scale:g}")
-    )
+    away, part = "as far away as its own size", ""
+    if scale is not None:
+        away, part = f"{scale:g} away", f"_{scale:g}"
     says = f"Up to {maximum:g}: all of it for the right number, nothing for one that is {away}."
     return named(closeness_reward, name or f"closeness{part}_reward", says, maximum)
 
@@ -373,11 +348,7 @@ def number_of(answer: object) -> Fraction | None:
     """
     text = str(answer if answer is not None else "").replace("\u2212", "-").strip().rstrip(".")
     try:
-        return (
-            Fraction(text.replace(",", "").replace("$", "").rstrip("%"))
-            if is_number(text)
-            else None
-        )
+        return Fraction(re.sub(r"[,$]", "", text).rstrip("%")) if is_number(text) else None
     except (ValueError, ZeroDivisionError):
         return None
 
@@ -405,39 +376,30 @@ def make_length_reward(
     None: any text that is not blank will do, and then one letter earns the most.
     """
     require(target > 0, f"target = {target!r}", "a length is at least 1")
-    require(
-        unit in ("characters", "tokens"),
-        f"unit = {unit!r}",
-        "a length is counted in characters or tokens",
-    )
+    rule = "a length is counted in characters or tokens"
+    require(unit in ("characters", "tokens"), f"unit = {unit!r}", rule)
 
     def length_reward(
-        completions: Sequence[object],
-        completion_ids: Sequence[Sequence[int]] = (),
-        **kwargs: object,
+        completions: Column, completion_ids: Sequence[Sequence[int]] = (), **kwargs: object
     ) -> list[float]:
+        texts = [completion_text(completion) for completion in completions]
         scores = []
-        for completion, parts in zip(
-            completions, _parts(unit, completions, completion_ids), strict=True
-        ):
-            over, text = max(0, len(parts) - target) / target, completion_text(completion)
+        for text, parts in zip(texts, _parts(unit, texts, completion_ids), strict=True):
+            over = max(0, len(parts) - target) / target
             earns = text.strip() if answer_in is None else find_answer(text, answer_in)
             scores.append(maximum * max(0.0, 1.0 - over) if earns else 0.0)
         return scores
 
-    says = (
-        f"Up to {maximum:g} for a short completion: all of it within {target} {unit}, nothing at"
-        f" {2 * target}."
-    )
+    most = f"all of it within {target} {unit}, nothing at {2 * target}"
+    says = f"Up to {maximum:g} for a short completion: {most}."
     return named(length_reward, name or f"length_{target}_{unit}_reward", says, maximum)
 
 
 def _parts(
-    unit: str, completions: Sequence[object], completion_ids: Sequence[Sequence[int]]
-) -> Sequence[Sequence[Any]]:
+    unit: str, texts: Sequence[str], completion_ids: Sequence[Sequence[int]]
+) -> Sequence[Sequence[object]]:
     if unit == "tokens":
         return completion_ids
-    texts = [completion_text(completion) for completion in completions]
     return [text.split() for text in texts] if unit == "words" else texts
 
 
@@ -452,7 +414,7 @@ length_reward.__doc__ += """
 
 
 @max_score(0.25)
-def style_reward(completions: Sequence[object], **kwargs: object) -> list[float]:
+def style_reward(completions: Column, **kwargs: object) -> list[float]:
     """0.25 if the answer block holds the bare answer: one line, no sentence, at most 20 characters;
     else 0.0.
 
@@ -477,37 +439,24 @@ def make_repetition_reward(
     part their words.
     """
     require(ngram >= 1, f"ngram = {ngram!r}", "an n-gram has at least one word")
-    require(
-        maximum_penalty >= 0,
-        f"maximum_penalty = {maximum_penalty!r}",
-        "a penalty is given as a positive number",
-    )
-    require(
-        unit in ("words", "tokens"), f"unit = {unit!r}", "repetition is counted in words or tokens"
-    )
+    rule = "a penalty is given as a positive number"
+    require(maximum_penalty >= 0, f"maximum_penalty = {maximum_penalty!r}", rule)
+    rule = "repetition is counted in words or tokens"
+    require(unit in ("words", "tokens"), f"unit = {unit!r}", rule)
 
     def repetition_reward(
-        completions: Sequence[object],
-        completion_ids: Sequence[Sequence[int]] = (),
-        **kwargs: object,
+        completions: Column, completion_ids: Sequence[Sequence[int]] = (), **kwargs: object
     ) -> list[float]:
+        texts = [completion_text(completion) for completion in completions]
         scores = []
-        for parts in _parts(unit, completions, completion_ids):
-            total = len(parts) - ngram + 1
-            different = (
-                set(zip(*(parts[start : start + total] for start in range(ngram))))
-                if total > 0
-                else ()
-            )
-            scores.append(
-                0.0 - maximum_penalty * (1 - len(different) / total) if total > 0 else 0.0
-            )
+        for parts in _parts(unit, texts, completion_ids):
+            total = max(0, len(parts) - ngram + 1)
+            different = set(zip(*(parts[start : start + total] for start in range(ngram))))
+            scores.append(0.0 - maximum_penalty * (1 - len(different) / total) if total else 0.0)
         return scores
 
-    says = (
-        f"0 down to {-maximum_penalty:g}: the share of groups of {ngram} {unit} that stood in the"
-        " completion before."
-    )
+    share = f"the share of groups of {ngram} {unit} that stood in the completion before"
+    says = f"0 down to {-maximum_penalty:g}: {share}."
     return named(repetition_reward, name or f"repetition_{ngram}_{unit}_reward", says, 0.0)
 
 
@@ -526,10 +475,8 @@ def make_overlong_reward(
     """A penalty from 0 to -1 at the limit, max_completion_length or less, growing over its last
     `buffer_tokens` (0: at once).
     """
-    value = (
-        f"buffer_tokens = {buffer_tokens!r} before max_completion_tokens ="
-        f" {max_completion_tokens!r}"
-    )
+    limit = f"max_completion_tokens = {max_completion_tokens!r}"
+    value = f"buffer_tokens = {buffer_tokens!r} before {limit}"
     require(0 <= buffer_tokens <= max_completion_tokens, value, "the buffer lies within the limit")
     free = max_completion_tokens - buffer_tokens
 
@@ -559,27 +506,22 @@ def make_pattern_reward(
     its worker process, with a deadline. `flags` are those of `re`: without re.DOTALL no text of
     several lines matches `.*`.
     """
+    fault = "" if isinstance(pattern, str) else f"{type(pattern).__name__}, not text"
     try:
-        fault = "" if isinstance(pattern, str) else f"{type(pattern).__name__}, not text"
-        if isinstance(pattern, str):
-            re.compile(pattern, flags)
+        re.compile(pattern, flags)
     except (re.error, TypeError, ValueError, OverflowError, RecursionError) as error:
-        fault = str(error)
+        fault = fault or str(error)
+    value = f"pattern = {pattern!r}: {fault}"
+    rule = "a pattern is a regular expression of Python's `re`, as text"
     remedy = "correct it; `re.escape` makes a pattern of a text that is meant literally"
-    require(
-        not fault,
-        f"pattern = {pattern!r}: {fault}",
-        "a pattern is a regular expression of Python's `re`, as text",
-        remedy,
-    )
+    require(not fault, value, rule, remedy)
 
-    def pattern_reward(completions: Sequence[object], **kwargs: object) -> list[float]:
+    def pattern_reward(completions: Column, **kwargs: object) -> list[float]:
         # `re` keeps what it has compiled; the text of the pattern is what a hash of this function
         # can see.
-        found = re.fullmatch if whole else re.search
-        return [
-            score if found(pattern, completion_text(each), flags) else 0.0 for each in completions
-        ]
+        matches = re.fullmatch if whole else re.search
+        texts = map(completion_text, completions)
+        return [score if matches(pattern, text, flags) else 0.0 for text in texts]
 
     vars(pattern_reward)["runs_in_worker"] = True
     says = f"{score:g} where {'all of it matches' if whole else 'there is'} {pattern!r}."
@@ -593,17 +535,17 @@ def make_weighted_reward(func: Function, weight: float, name: str | None = None)
     another function.
     """
 
-    def times(scores: Sequence[float | None]) -> list[float | None]:
+    def times(scores: Sequence[float | None]) -> Scores:
         return [None if score is None else weight * score for score in scores]
 
     if inspect.iscoroutinefunction(func):
 
-        async def weighted_reward(*args: object, **kwargs: object) -> list[float | None]:
+        async def weighted_reward(*args: object, **kwargs: object) -> Scores:
             return times(await func(*args, **kwargs))
 
     else:
 
-        def weighted_reward(*args: object, **kwargs: object) -> list[float | None]:
+        def weighted_reward(*args: object, **kwargs: object) -> Scores:
             return times(func(*args, **kwargs))
 
     own, stated = function_name(func), max_score_of(func)

@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import json
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from workbench.rewards.chat_or_text import (
     positional_reward,
     responses_parameter,
 )
+from workbench.rewards.code import Trace
 from workbench.rewards.execution import (
     AWAITED,
     DEADLINE_S,
@@ -38,11 +39,11 @@ from workbench.rewards.execution import (
     RewardExecutor,
     Scored,
     quote,
+    single,
 )
 from workbench.rewards.groups import batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
-from workbench.rewards.tracing import Trace
 from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
 from workbench.task import Row, Task, load_task
 
@@ -97,26 +98,21 @@ class RewardSuite:
         self.on_batch = on_batch
         self.deadline_s = deadline_s
         self.on_error = on_error
-        self.hashes = {
-            name: reward_hash(func)
-            for name, func in zip(self.names, task.reward_funcs, strict=True)
-        }
+        self.hashes = dict(zip(self.names, map(reward_hash, task.reward_funcs)))
         self.notes: list[str] = []  # what was adapted, in words
         columns = list(task.rows[0]) if len(task.rows) else []
-        functions = dict(zip(self.names, map(as_function, task.reward_funcs), strict=True))
+        functions = dict(zip(self.names, map(as_function, task.reward_funcs)))
         for name, func in functions.items():
             if responses := responses_parameter(func, columns):
-                self.notes.append(
-                    f"{name} is written as (prompts, {responses}): it gets both as plain text"
-                )
+                note = f"{name} is written as (prompts, {responses}): it gets both as plain text"
+                self.notes.append(note)
                 functions[name] = positional_reward(func)
         self.functions = RewardExecutor(functions, deadline_s, on_error == "skip", keep_state)
         # Column -> its values by row, where the trainer's dataset holds the row's number instead:
         # what Arrow would change.
         self.aside: dict[str, list[Any]] = {}
         self._formats: dict[str, InputFormat] = {}
-        # of the functions of a batch that have answered: their seconds, too
-        self._pending: dict[str, tuple[Scored, float]] = {}
+        self._pending = _Part({}, {}, {})  # of the functions of a batch that have answered
         # Where several processes score one batch: it is handed each one's own part, or error, and
         # returns those of all in order.
         self.gather: Callable[[Any], list[Any]] | None = None
@@ -160,27 +156,21 @@ class RewardSuite:
 
     def _whole_values(self, call: Call) -> Call:
         # A copy for each completion, as from a dataset: a function may change what it is handed.
-        there = {name: values for name, values in self.aside.items() if name in call}
-        return {
-            **call,
-            **{
-                name: [copy.deepcopy(values[row]) for row in call[name]]
-                for name, values in there.items()
-            },
+        return call | {
+            name: [copy.deepcopy(values[row]) for row in call[name]]
+            for name, values in self.aside.items()
+            if name in call
         }
 
     def _take(self, name: str, scored: Scored, call: Call, started: float) -> list[float]:
-        self._pending[name] = scored, time.perf_counter() - started
-        if len(self._pending) == len(self.names):
-            answers = {each: answer for each, (answer, _) in self._pending.items()}
-            part = _Part(
-                {}, answers, {each: seconds for each, (_, seconds) in self._pending.items()}
-            )
-            self._pending = {}
+        part = self._pending
+        part.scored[name], part.seconds[name] = scored, time.perf_counter() - started
+        if len(part.scored) == len(self.names):
+            self._pending = _Part({}, {}, {})
             if self.gather is not None:
-                columns = {key: value for key, value in call.items() if isinstance(value, list)}
-                part = _whole(self.gather(_Part(columns, part.scored, part.seconds)))
-            batch = self._join({**call, **part.columns}, part.scored, part.seconds)
+                lists = {key: value for key, value in call.items() if isinstance(value, list)}
+                part = _whole(self.gather(part._replace(columns=lists)))
+            batch = self._join(call | part.columns, part.scored, part.seconds)
             if self.on_batch is not None:
                 self.on_batch(batch)
         return scored.scores
@@ -206,19 +196,13 @@ class RewardSuite:
         return call if wanted in ("either", given) else convert_call(call, to_chat=wanted == "chat")
 
     def _input_format(self, name: str, call: Call) -> InputFormat:
-        count = len(call["completions"])
-        if name not in self._formats and count:
-            one = {
-                key: value[:1] if isinstance(value, list) and len(value) == count else value
-                for key, value in call.items()
-            }
-            found = self._formats[name] = detect_input_format(
-                self.functions, name, {**one, **_before_training()}
-            )
+        if name not in self._formats and call["completions"]:
+            one = single(call, 0) | _before_training()
+            reads = self._formats[name] = detect_input_format(self.functions, name, one)
             given = "text" if isinstance(call["prompts"][0], str) else "chat"
-            if found.note and found.format != given:
-                handed = "" if found.format == "either" else "; it gets what it reads"
-                self.notes.append(f"{name}: {found.note}{handed}")
+            if reads.note and reads.format != given:
+                handed = "" if reads.format == "either" else "; it gets what it reads"
+                self.notes.append(f"{name}: {reads.note}{handed}")
         return self._formats.get(name) or InputFormat()
 
     def input_formats(self, rows: Sequence[Row]) -> dict[str, InputFormat]:
@@ -229,10 +213,8 @@ class RewardSuite:
     def _join(
         self, call: Call, scored: dict[str, Scored], seconds: dict[str, float]
     ) -> ScoredBatch:
-        state, ids = (
-            call.get("trainer_state"),
-            call.get("completion_ids") or [[] for _ in call["completions"]],
-        )
+        state = call.get("trainer_state")
+        ids = call.get("completion_ids") or [[] for _ in call["completions"]]
         batch = batch_of(
             self.names,
             self.weights,
@@ -256,34 +238,23 @@ class RewardSuite:
         return batch
 
     def _check_in_32_bits(self, batch: ScoredBatch) -> None:
-        scores, settings = (
-            batch.scores,
-            (
-                self.weights,
-                batch.num_generations,
-                self.scale_rewards,
-                self.aggregation,
-            ),
-        )
-        size = np.nan_to_num(np.abs(scores)) * np.maximum(np.abs(self.weights), 1.0)  # [B, F]
+        size = np.nan_to_num(np.abs(batch.scores)) * np.maximum(np.abs(self.weights), 1.0)  # [B, F]
         if size.max() <= EXACT:
             return
+        settings = batch.num_generations, self.scale_rewards, self.aggregation
         with np.errstate(all="ignore"):
-            single = batch_advantages(scores.astype(np.float32), *settings).advantages
-        if np.allclose(single, batch.advantages, rtol=0.01, atol=0.01):
+            in_32_bits = batch_advantages(batch.scores.astype(np.float32), self.weights, *settings)
+        if np.allclose(in_32_bits.advantages, batch.advantages, rtol=0.01, atol=0.01):
             return
         index, function = np.unravel_index(size.argmax(), size.shape)
+        where = quote(batch.prompts[index], batch.completions[index])
+        score, weight = batch.scores[index, function], self.weights[function]
         raise RewardError(
-            f"{self.names[function]} scored {scores[index, function]:.10g}, with the weight"
-            f" {self.weights[function]:g}, "
-            + quote(batch.prompts[index], batch.completions[index]),
-            rule=(
-                "TRL computes advantages in 32 bits, some 7 digits; there these scores give wrong"
-                " advantages"
-            ),
-            remedy=(
-                "bring the scores closer to 0: divide them, or subtract what they have in common"
-            ),
+            f"{self.names[function]} scored {score:.10g}, with the weight {weight:g}, {where}",
+            rule="TRL computes advantages in 32 bits, some 7 digits; there these scores give wrong"
+            " advantages",
+            remedy="bring the scores closer to 0: divide them, or subtract what they have in"
+            " common",
         )
 
     def score(
@@ -295,10 +266,8 @@ class RewardSuite:
         """The scores that the trainer would see: [B, F], NaN where a function did not apply;
         without ids, bytes are tokens.
         """
-        scored = self.score_each(rows, completions, completion_ids)
-        return np.array([own.scores for own in scored.values()], dtype=np.float64).T.reshape(
-            len(rows), len(scored)
-        )
+        scored = self.score_each(rows, completions, completion_ids).values()
+        return np.column_stack([np.array(each.scores, dtype=float) for each in scored])
 
     def score_each(
         self,
@@ -310,10 +279,8 @@ class RewardSuite:
     ) -> dict[str, Scored]:
         """`score` with each function's errors: function (of `names`; None: all) -> `Scored`."""
         call = _call(rows, completions, completion_ids)
-        return {
-            name: self._score(name, call, quiet)
-            for name in (self.names if names is None else names)
-        }
+        names = self.names if names is None else names
+        return {name: self._score(name, call, quiet) for name in names}
 
     def trace(self, name: str, rows: Sequence[Row], completions: Sequence[str]) -> Trace | None:
         """Which parts of a function these completions reach, and what it matched in them; None if
@@ -338,80 +305,66 @@ class RewardSuite:
         # bring in first.
         names = [name for name in self.names if self.functions.places[name] != HOLDS_MODEL]
         scored = self.score_each([row for row in rows[:2] for _ in range(4)], texts, names=names)
-        if (
-            len(names) == len(self.names)
-            and np.isnan([each.scores for each in scored.values()]).all()
-        ):
-            said = (
-                f"{' and '.join(self.names)} returned None for {len(texts)} completions of"
-                f" {len(answers)} prompts"
+        if names == self.names and np.isnan([each.scores for each in scored.values()]).all():
+            raise RewardError(
+                f"{' and '.join(names)} returned None for {len(texts)} completions of"
+                f" {len(answers)} prompts",
+                rule="None means that a function does not apply; a completion to which none applies"
+                " gets no reward",
+                remedy="return a number where the function applies",
             )
-            rule = (
-                "None means that a function does not apply; a completion to which none applies gets"
-                " no reward"
-            )
-            raise RewardError(said, rule=rule, remedy="return a number where the function applies")
 
     def check_signatures(self, rows: Sequence[Row], names: Sequence[str] | None = None) -> None:
         """Check that every function (or these) accepts TRL's keyword call and finds its columns in
         every row.
         """
-        keywords = (FROM_TRL | set(rows[0])) - {"prompt"}
         for name in self.names if names is None else names:
-            parameters = inspect.signature(self.functions[name]).parameters.values()
-            own = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-            needed = [p.name for p in own if p.default is p.empty]
-            self._check_columns(name, needed, keywords, rows)
-            for column, kind in getattr(self.functions[name], "json_columns", {}).items():
-                _check_json(name, column, kind, rows)
-            extra = sorted(keywords - {p.name for p in own if p.kind is not p.POSITIONAL_ONLY})
-            if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                rule = "TRL passes every column, and a few objects besides, by keyword"
-                remedy = f"end its signature with **kwargs: def {name}(completions, **kwargs)"
-                raise TaskError(f"{name} does not accept {extra[0]!r}", rule=rule, remedy=remedy)
-
-    def _check_columns(
-        self, name: str, needed: Sequence[str], keywords: frozenset[str], rows: Sequence[Row]
-    ) -> None:
-        if missing := next((each for each in needed if each not in keywords), None):
-            remedy = (
-                f"add a column {missing!r} to the rows, or rename the parameter to one that is"
-                " there"
-            )
-            if f"{missing}s" in FROM_TRL:
-                remedy = (
-                    f"rename the parameter to {missing}s: it is a list with one item per completion"
-                )
-            value = (
-                f"{name} needs {missing!r}; the rows have the columns"
-                f" {', '.join(map(str, rows[0]))}"
-            )
-            rule = (
-                "a reward function gets `prompts`, `completions` and the dataset's columns, by"
-                " keyword"
-            )
-            raise TaskError(value, rule=rule, remedy=remedy)
-        for column in sorted(set(needed) - FROM_TRL):
-            if empty := [number for number, row in enumerate(rows) if row.get(column) is None]:
-                value = (
-                    f"{name} needs {column!r}, and {len(empty)} rows have none (the first is row"
-                    f" {empty[0]})"
-                )
-                remedy = "fill it in or leave those rows out; wb.check lists them"
-                raise TaskError(value, rule="it reads that column of every row", remedy=remedy)
+            for value, rule, remedy in _misfits(name, self.functions[name], rows):
+                raise TaskError(f"{name} {value}", rule=rule, remedy=remedy)
 
 
-def _check_json(name: str, column: str, kind: type, rows: Sequence[Row]) -> None:
-    for number, row in enumerate(rows):
-        with contextlib.suppress(TypeError, ValueError, RecursionError):
-            if isinstance(json.loads(row[column]), kind):
-                continue
-        value = f"{name} needs JSON text in {column!r}, and row {number} has {row[column]!r:.80}"
-        example = json.dumps({"label": str(row[column])[:40]}, ensure_ascii=False)
-        remedy = (
-            f"write an object there, such as {example}, or compare the word in your own function"
+def _misfits(name: str, function: Function, rows: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
+    keywords = (FROM_TRL | set(rows[0])) - {"prompt"}
+    parameters = inspect.signature(function).parameters.values()
+    own = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    needed = [p.name for p in own if p.default is p.empty]
+    if missing := next((each for each in needed if each not in keywords), None):
+        columns = ", ".join(map(str, rows[0]))
+        rule = (
+            "a reward function gets `prompts`, `completions` and the dataset's columns, by keyword"
         )
-        raise TaskError(value, rule="it reads that column of every row as JSON", remedy=remedy)
+        remedy = (
+            f"add a column {missing!r} to the rows, or rename the parameter to one that is there"
+        )
+        if f"{missing}s" in FROM_TRL:
+            remedy = (
+                f"rename the parameter to {missing}s: it is a list with one item per completion"
+            )
+        yield f"needs {missing!r}; the rows have the columns {columns}", rule, remedy
+    for column in sorted(set(needed) - FROM_TRL):
+        if empty := [number for number, row in enumerate(rows) if row.get(column) is None]:
+            value = (
+                f"needs {column!r}, and {len(empty)} rows have none (the first is row {empty[0]})"
+            )
+            remedy = "fill it in or leave those rows out; wb.check lists them"
+            yield value, "it reads that column of every row", remedy
+    for column, kind in getattr(function, "json_columns", {}).items():
+        for number, row in enumerate(rows):
+            with contextlib.suppress(TypeError, ValueError, RecursionError):
+                if isinstance(json.loads(row[column]), kind):
+                    continue
+            example = json.dumps({"label": str(row[column])[:40]}, ensure_ascii=False)
+            value = f"needs JSON text in {column!r}, and row {number} has {row[column]!r:.80}"
+            remedy = (
+                f"write an object there, such as {example}, or compare the word in your own"
+                " function"
+            )
+            yield value, "it reads that column of every row as JSON", remedy
+    extra = sorted(keywords - {p.name for p in own if p.kind is not p.POSITIONAL_ONLY})
+    if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        rule = "TRL passes every column, and a few objects besides, by keyword"
+        remedy = f"end its signature with **kwargs: def {name}(completions, **kwargs)"
+        yield f"does not accept {extra[0]!r}", rule, remedy
 
 
 def score(
@@ -445,7 +398,7 @@ def score(
         rule = "completions are a list: the group of one prompt"
         raise RewardError(f"completions = {completions!r}", rule=rule, remedy="put it in a list")
     # One prompt as chat messages stands where several rows could stand as well.
-    chat = bool(len(row)) and all(
+    chat = len(row) and all(
         isinstance(each, dict) and "role" in each and "prompt" not in each for each in row
     )
     one = chat or isinstance(row, (str, dict))
@@ -455,16 +408,15 @@ def score(
     ]
     sizes = sorted({len(group) for group in groups})
     if len(rows) != len(groups) or len(sizes) != 1 or not sizes[0]:
-        said = (
-            f"{len(rows)} rows with completions for {len(groups)},"
-            f" {' or '.join(map(str, sizes)) or 'none'} each"
+        lengths = " or ".join(map(str, sizes)) or "none"
+        raise RewardError(
+            f"{len(rows)} rows with completions for {len(groups)}, {lengths} each",
+            rule="each row has its list of completions, all equally long and none empty",
+            remedy="give as many completions for each prompt",
         )
-        rule = "each row has its list of completions, all equally long and none empty"
-        raise RewardError(said, rule=rule, remedy="give as many completions for each prompt")
     if not isinstance(task, (str, Path, Task)):
-        task = Task(
-            "by hand", rows=rows, reward_funcs=list(task) if isinstance(task, Sequence) else [task]
-        )
+        functions = list(task) if isinstance(task, Sequence) else [task]
+        task = Task("by hand", rows=rows, reward_funcs=functions)
     task = load_task(task)
     suite = RewardSuite(task, sizes[0], weights, scale_rewards)
     suite.check_signatures(rows)
@@ -480,49 +432,34 @@ def _call(
     rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None
 ) -> Fields:
     prompts = [row["prompt"] for row in rows]
-    both = zip(prompts, completions, strict=True)
     written = [
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-        for prompt, text in both
+        for prompt, text in zip(prompts, completions, strict=True)
     ]
-    columns = (
-        {key: [row.get(key) for row in rows] for key in rows[0] if key != "prompt"}
-        if len(rows)
-        else {}
-    )
+    columns = {key: [row.get(key) for row in rows] for key in (rows[0] if len(rows) else ())}
+    columns.pop("prompt", None)
     ids = list(completion_ids or [list(text.encode("utf-8", "replace")) for text in completions])
-    return {
-        "prompts": prompts,
-        "completions": written,
-        "completion_ids": ids,
-        **columns,
-        **_before_training(),
-    }
+    given = {"prompts": prompts, "completions": written, "completion_ids": ids}
+    return given | columns | _before_training()
 
 
 def _weights(task: Task, given: dict[str, float]) -> list[float]:
     names = task.function_names
-    weights = [float(given.get(name, own)) for name, own in zip(names, task.weights, strict=True)]
+    weights = [float(given.get(name, own)) for name, own in zip(names, task.weights)]
     if unknown := sorted(given.keys() - set(names)):
-        rule, remedy = (
-            "a weight names one of the task's functions",
-            f"choose from {', '.join(names)}",
-        )
-        raise RecipeError(f"reward_weights: {unknown[0]!r}", rule=rule, remedy=remedy)
-    for name, weight in zip(names, weights, strict=True):
-        if not abs(weight) <= LARGEST_WEIGHT:  # NaN, too, which TRL takes for a weight of 0
-            rule = f"a weight is a number of at most {LARGEST_WEIGHT:,.0f} in size"
-            raise RecipeError(
-                f"reward_weights: {name} = {weight}",
-                rule=rule,
-                remedy="give a number; 0 turns a function off",
-            )
-    if not any(weights):
-        rule = "the reward is the weighted sum of the functions"
-        raise RecipeError(
-            f"reward_weights: all {len(names)} are 0", rule=rule, remedy="give a function a weight"
-        )
-    return weights
+        value, rule = repr(unknown[0]), "a weight names one of the task's functions"
+        remedy = f"choose from {', '.join(names)}"
+    # not NaN, which TRL takes for a weight of 0
+    elif large := [name for name, own in zip(names, weights) if not abs(own) <= LARGEST_WEIGHT]:
+        value = f"{large[0]} = {weights[names.index(large[0])]}"
+        rule = f"a weight is a number of at most {LARGEST_WEIGHT:,.0f} in size"
+        remedy = "give a number; 0 turns a function off"
+    elif any(weights):
+        return weights
+    else:
+        value, rule = f"all {len(names)} are 0", "the reward is the weighted sum of the functions"
+        remedy = "give a function a weight"
+    raise RecipeError(f"reward_weights: {value}", rule=rule, remedy=remedy)
 
 
 class _Part(NamedTuple):
@@ -540,7 +477,7 @@ def _whole(parts: Sequence[_Part]) -> _Part:
     columns = {
         key: [value for part in parts for value in part.columns[key]] for key in parts[0].columns
     }
-    scored = {}
+    whole = _Part(columns, {}, {})
     for name in parts[0].scored:
         own = [part.scored[name] for part in parts]
         errors = {
@@ -548,17 +485,17 @@ def _whole(parts: Sequence[_Part]) -> _Part:
             for number, each in enumerate(own)
             for index, why in each.errors.items()
         }
-        scored[name] = Scored([score for each in own for score in each.scores], errors)
-    return _Part(
-        columns, scored, {name: max(part.seconds[name] for part in parts) for name in scored}
-    )
+        whole.scored[name] = Scored([score for each in own for score in each.scores], errors)
+        whole.seconds[name] = max(part.seconds[name] for part in parts)
+    return whole
 
 
 def _before_training() -> Call:
     # What a function may ask of these before there is a trainer: the step, and two calls that go
     # nowhere.
     state = SimpleNamespace(global_step=0, max_steps=1, epoch=0.0)
-    return {
-        "trainer_state": state,
-        **dict.fromkeys(("log_extra", "log_metric"), lambda *_, **__: None),
-    }
+    return {"trainer_state": state, **dict.fromkeys(("log_extra", "log_metric"), _ignore)}
+
+
+def _ignore(*_: object, **__: object) -> None:
+    pass

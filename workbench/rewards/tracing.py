@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
-import inspect
 import itertools
 import linecache
 import re
@@ -22,10 +20,10 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple, cast
 
 from workbench.kinds import Fields, Function
+from workbench.rewards.code import Place, Trace, code_objects, code_within
 
 Position = tuple[int, int, int, int]  # line, column to end line, end column
-# of an instruction: line, end line, column, end column
-Place = tuple[int | None, int | None, int | None, int | None]
+Spans = set[tuple[int, int]]
 # Variables whose text is what a function took out of a completion.
 _TAKEN = re.compile(
     r"answer|extract|given|guess|found|result|pred|match|number|value", re.IGNORECASE
@@ -33,14 +31,7 @@ _TAKEN = re.compile(
 _MOST_SPANS = 200
 _MATCHING = ("match", "search", "fullmatch", "findall", "finditer")
 _BROAD = ("Exception", "BaseException")
-_OF_RE = {getattr(re, name).__code__: name for name in _MATCHING}
-
-
-class Trace(NamedTuple):
-    """What a traced call reached, by file, and the (start, end) of what it matched, by text."""
-
-    reached: dict[str, set[Place]]
-    matched: dict[str, set[tuple[int, int]]]
+_OF_RE = [getattr(re, name).__code__ for name in _MATCHING]
 
 
 class Unreached(NamedTuple):
@@ -66,7 +57,7 @@ def traced(function: Function, texts: Iterable[str], *args: object, **kwargs: ob
     """
     codes = code_objects(function)
     reached: dict[str, set[Place]] = {code.co_filename: set() for code in codes}
-    matched: dict[str, set[tuple[int, int]]] = {text: set() for text in texts}
+    matched: dict[str, Spans] = {text: set() for text in texts}
     places = {code: list(code.co_positions()) for code in codes}
 
     def local(frame: FrameType, event: str, value: object) -> Any:
@@ -77,46 +68,31 @@ def traced(function: Function, texts: Iterable[str], *args: object, **kwargs: ob
         elif event in ("line", "return"):
             # The right answers, which the function is handed, are not what it took out of a
             # completion.
-            columns = (
-                code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-                if code is codes[0]
-                else ()
-            )
-            _note_matches(
-                {name: value for name, value in frame.f_locals.items() if name not in columns},
-                matched,
-            )
+            count = code.co_argcount + code.co_kwonlyargcount if code is codes[0] else 0
+            columns, variables = code.co_varnames[:count], frame.f_locals.items()
+            _note_matches({name: own for name, own in variables if name not in columns}, matched)
         return local
-
-    def matching(frame: FrameType, event: str, value: object) -> Any:
-        # re.match(...) in the middle of an expression is bound to no variable: what it hands back
-        # is seen on its way.
-        if event == "return" and value is not None:
-            given = frame.f_locals
-            _note_call(
-                re.compile(given["pattern"], given["flags"]),
-                _OF_RE[frame.f_code],
-                [given["string"]],
-                matched,
-            )
-        return matching
 
     def called(frame: FrameType, event: str, value: Any) -> None:
         # A compiled pattern's method tells neither its text nor what it found: it is asked again,
-        # for the texts at hand.
+        # for the texts at hand. Those of `re` call one, too.
+        caller = frame.f_back if frame.f_code in _OF_RE else frame
+        method, pattern = getattr(value, "__name__", ""), getattr(value, "__self__", None)
         if (
             event == "c_call"
-            and frame.f_code in places
-            and getattr(value, "__name__", "") in _MATCHING
+            and method in _MATCHING
+            and caller is not None
+            and caller.f_code in places
+            and isinstance(pattern, re.Pattern)
         ):
-            pattern = getattr(value, "__self__", None)
-            if isinstance(pattern, re.Pattern):
-                local_texts = [each for each in frame.f_locals.values() if isinstance(each, str)]
-                _note_call(pattern, value.__name__, local_texts or list(matched)[:1], matched)
+            local_texts = [each for each in frame.f_locals.values() if isinstance(each, str)]
+            for string in local_texts or list(matched)[:1]:
+                if string in matched:
+                    found = getattr(pattern, method.replace("findall", "finditer"))(string)
+                    each = [found] if isinstance(found, re.Match) else found or ()
+                    _note_matches({"found": [*itertools.islice(each, _MOST_SPANS)]}, matched)
 
     def entered(frame: FrameType, event: str, value: object) -> Any:
-        if frame.f_code in _OF_RE and frame.f_back is not None and frame.f_back.f_code in places:
-            return matching
         if frame.f_code not in places:
             if frame.f_code.co_filename not in reached:
                 return None
@@ -136,80 +112,17 @@ def traced(function: Function, texts: Iterable[str], *args: object, **kwargs: ob
     return Trace(reached, matched)
 
 
-def _note_call(
-    pattern: re.Pattern,
-    method: str,
-    strings: Iterable[object],
-    matched: dict[str, set[tuple[int, int]]],
-) -> None:
-    for string in strings:
-        if string in matched:
-            found = getattr(pattern, "finditer" if method == "findall" else method)(string)
-            each = [found] if isinstance(found, re.Match) else found or ()
-            _note_matches({"found": list(itertools.islice(each, _MOST_SPANS))}, matched)
-
-
-def _note_matches(variables: Fields, matched: dict[str, set[tuple[int, int]]]) -> None:
+def _note_matches(variables: Fields, matched: dict[str, Spans]) -> None:
     for name, value in list(variables.items()):
         for item in value[:_MOST_SPANS] if isinstance(value, list) else (value,):
             if isinstance(item, re.Match) and item.string in matched:
                 spans = matched[item.string]
                 if len(spans) < _MOST_SPANS:
-                    spans.update(
-                        span
-                        for span in map(item.span, range(len(item.groups()) + 1))
-                        if span[0] >= 0
-                    )
-            elif (
-                isinstance(item, str)
-                and 0 < len(item) <= 200
-                and len(matched) == 1
-                and _TAKEN.search(name)
-            ):
-                [(text, spans)] = matched.items()
-                if item != text and (start := text.rfind(item)) >= 0:
-                    spans.add((start, start + len(item)))
-
-
-def code_within(code: CodeType) -> Iterator[CodeType]:
-    """A code object, and those of the comprehensions and functions in it, which are among its
-    constants.
-    """
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from code_within(constant)
-
-
-def code_objects(function: Function) -> list[CodeType]:
-    """The code of a function, of its inner functions, and of the functions of the same file that it
-    calls by name.
-    """
-    while isinstance(function, functools.partial) or hasattr(function, "beneath"):
-        function = (
-            function.func if isinstance(function, functools.partial) else vars(function)["beneath"]
-        )
-    function = inspect.unwrap(function)
-    if not inspect.isroutine(function) and callable(function):
-        function = type(function).__call__
-    start = getattr(function, "__code__", None)
-    if start is None:
-        return []
-    found: list[CodeType] = []
-    waiting, names, cells = [start], getattr(function, "__globals__", {}), {}
-    for name, cell in zip(start.co_freevars, getattr(function, "__closure__", None) or ()):
-        with contextlib.suppress(ValueError):  # not assigned yet
-            cells[name] = cell.cell_contents
-    while waiting:
-        if (code := waiting.pop()) in found:
-            continue
-        found.append(code)
-        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        for other in (*map(names.get, code.co_names), *map(cells.get, code.co_freevars)):
-            beneath = inspect.unwrap(other) if inspect.isfunction(other) else None
-            if beneath is not None and beneath.__code__.co_filename == start.co_filename:
-                waiting.append(beneath.__code__)
-    return found
+                    spans |= {span for span in item.regs if span[0] >= 0}
+            elif isinstance(item, str) and 0 < len(item) <= 200 and _TAKEN.search(name):
+                for text, spans in matched.items() if len(matched) == 1 else ():
+                    if item != text and (start := text.rfind(item)) >= 0:
+                        spans.add((start, start + len(item)))
 
 
 def unreached(function: Function, trace: Trace) -> list[Unreached]:
@@ -217,18 +130,10 @@ def unreached(function: Function, trace: Trace) -> list[Unreached]:
     its source is missing.
     """
     found: list[tuple[Position, Unreached]] = []
-    for code in code_objects(function):
-        file, lines = code.co_filename, linecache.getlines(code.co_filename)
-        if (node := _definition(code, lines)) is None:
-            continue
-        places = [
-            place
-            for each in code_within(code)
-            for place in each.co_positions()
-            if None not in place
-        ]
-        positions = cast(list[Position], places)
-        reached = trace.reached.get(file, set())
+    for code, node in _definitions(function):
+        file = code.co_filename
+        places = [place for each in code_within(code) for place in each.co_positions()]
+        positions = cast(list[Position], [place for place in places if None not in place])
         for branch in _branches(node):
             begin, last = (branch[0].lineno, branch[0].col_offset), branch[-1]
             # the parser gives both
@@ -244,15 +149,12 @@ def unreached(function: Function, trace: Trace) -> list[Unreached]:
                 for outer, other in found
                 if other.file == file
             )
-            if own and not reached.intersection(own) and not around:
+            if own and not around and trace.reached.get(file, set()).isdisjoint(own):
                 numbers = [0.0, *(number for statement in branch for number in _numbers(statement))]
-                source, part = lines[begin[0] - 1].strip(), ast.unparse(branch[0]).splitlines()[0]
-                found.append(
-                    (
-                        (*begin, *end),
-                        Unreached(file, begin[0], source, part, max(numbers), min(numbers)),
-                    )
-                )
+                source = linecache.getline(file, begin[0]).strip()
+                part = ast.unparse(branch[0]).splitlines()[0]
+                missed = Unreached(file, begin[0], source, part, max(numbers), min(numbers))
+                found.append(((*begin, *end), missed))
     return sorted((each for _, each in found), key=lambda each: (each.file, each.line))
 
 
@@ -271,19 +173,13 @@ def calls_of(function: Function, names: Iterable[str]) -> list[str]:
 
 
 def _places(function: Function, wanted: Callable[[ast.AST], bool]) -> list[str]:
-    codes = [
-        (code, _definition(code, linecache.getlines(code.co_filename)))
-        for code in code_objects(function)
-    ]
-    nodes = [
-        (code, each)
-        for code, node in codes
-        if node is not None
+    lines = [
+        f"{Path(code.co_filename).name}:{vars(each)['lineno']}"
+        for code, node in _definitions(function)
         for each in ast.walk(node)
         if wanted(each)
     ]
-    placed = [(Path(code.co_filename).name, vars(each)["lineno"]) for code, each in nodes]
-    return [*dict.fromkeys(f"{file}:{line}" for file, line in placed)]
+    return [*dict.fromkeys(lines)]
 
 
 def _hides(node: ast.AST) -> bool:
@@ -292,36 +188,23 @@ def _hides(node: ast.AST) -> bool:
     ):
         return False
     inside = list(ast.walk(node))
-    returns = [each.value for each in inside if isinstance(each, ast.Return)]
+    returned = [each.value for each in inside if isinstance(each, ast.Return)]
+    none = returned and all(getattr(value, "value", value) is None for value in returned)
+    calls = [getattr(each, "value", None) for each in node.body if isinstance(each, ast.Expr)]
     # It prints or logs, and returns None: no score.
-    calls = any(
-        isinstance(each, ast.Expr) and isinstance(each.value, ast.Call) for each in node.body
-    )
-    none = returns and all(
-        value is None or (isinstance(value, ast.Constant) and value.value is None)
-        for value in returns
-    )
-    return not any(isinstance(each, ast.Raise) for each in inside) and not (none and calls)
+    silent = none and any(isinstance(each, ast.Call) for each in calls)
+    return not silent and not any(isinstance(each, ast.Raise) for each in inside)
 
 
-def _definition(code: CodeType, lines: list[str]) -> ast.AST | None:
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
-        return None
-    named = [
-        n
-        for n in ast.walk(tree)
-        if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n.name == code.co_name
-    ]
-    return next(
-        (
-            n
-            for n in named
-            if code.co_firstlineno in [n.lineno, *(each.lineno for each in n.decorator_list)]
-        ),
-        None,
-    )
+def _definitions(function: Function) -> Iterator[tuple[CodeType, ast.AST]]:
+    # A function's code objects, each with its place in the source, where there is one.
+    for code in code_objects(function):
+        with contextlib.suppress(SyntaxError, ValueError):
+            for node in ast.walk(ast.parse("".join(linecache.getlines(code.co_filename)))):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    begins = {node.lineno, *(each.lineno for each in node.decorator_list)}
+                    if node.name == code.co_name and code.co_firstlineno in begins:
+                        yield code, node
 
 
 def _branches(function: ast.AST) -> Iterator[Sequence[ast.expr | ast.stmt]]:
@@ -347,12 +230,9 @@ def _branches(function: ast.AST) -> Iterator[Sequence[ast.expr | ast.stmt]]:
 
 def _numbers(node: ast.AST, sign: float = 1.0) -> Iterator[float]:
     # With their signs, and without those that are only compared with or counted to.
-    if (
-        isinstance(node, ast.Constant)
-        and isinstance(node.value, (int, float))
-        and not isinstance(node.value, bool)
-    ):
-        yield sign * node.value
+    number = getattr(node, "value", None)
+    if isinstance(number, (int, float)) and not isinstance(number, bool):
+        yield sign * number
     if isinstance(node, (ast.Compare, ast.Subscript)):
         return
     takes = isinstance(getattr(node, "op", None), (ast.USub, ast.Sub)) and isinstance(

@@ -16,7 +16,7 @@ from typing import Any
 
 from workbench.errors import TaskError
 from workbench.kinds import Fields
-from workbench.rewards.answers import completion_text, extract_answer
+from workbench.rewards.answers import Column, completion_text, extract_answer
 from workbench.rewards.library import Scorer, max_score, named
 
 LONGEST_JSON, LONGEST_EXPRESSION = 20_000, 200  # characters
@@ -54,9 +54,7 @@ def _validator(schema: str) -> Any:
     return Draft202012Validator(json.loads(schema))
 
 
-def _json_scores(
-    completions: Sequence[object], schemas: Iterable[str], maximum: float
-) -> list[float]:
+def _json_scores(completions: Column, schemas: Iterable[str], maximum: float) -> list[float]:
     pairs = zip(map(json_of, completions), schemas, strict=True)
     return [
         maximum if value is not None and _validator(schema).is_valid(value) else 0.0
@@ -65,9 +63,7 @@ def _json_scores(
 
 
 @max_score(1.0)
-def json_schema_reward(
-    completions: Sequence[object], schema: Sequence[str], **kwargs: object
-) -> list[float]:
+def json_schema_reward(completions: Column, schema: Sequence[str], **kwargs: object) -> list[float]:
     """1.0 if the answer is JSON and keeps to the row's `schema` (JSON Schema, as text), else 0.0.
 
     >>> from workbench.rewards import json_schema_reward
@@ -78,9 +74,7 @@ def json_schema_reward(
 
 
 @max_score(2.0)
-def json_values_reward(
-    completions: Sequence[object], answer: Sequence[str], **kwargs: object
-) -> list[float]:
+def json_values_reward(completions: Column, answer: Sequence[str], **kwargs: object) -> list[float]:
     """2.0 times the share of the right object's fields that the answer has with the right value;
     extra fields count against.
 
@@ -99,9 +93,7 @@ def json_values_reward(
 
 
 @max_score(1.0)
-def json_right_reward(
-    completions: Sequence[object], answer: Sequence[str], **kwargs: object
-) -> list[float]:
+def json_right_reward(completions: Column, answer: Sequence[str], **kwargs: object) -> list[float]:
     """1.0 if the answer is exactly the right object, which the row's `answer` holds as text; else
     0.0.
 
@@ -141,7 +133,7 @@ def make_json_reward(
         ) from error
     text = json.dumps(wanted, sort_keys=True)
 
-    def json_reward(completions: Sequence[object], **kwargs: object) -> list[float]:
+    def json_reward(completions: Column, **kwargs: object) -> list[float]:
         return _json_scores(completions, [text] * len(completions), maximum)
 
     # A schema may hold regular expressions, which can hang as any pattern can.
@@ -202,7 +194,7 @@ def solves(answer: str, numbers: Sequence[int], target: int) -> bool:
 
 @max_score(2.0)
 def countdown_reward(
-    completions: Sequence[object],
+    completions: Column,
     numbers: Sequence[Sequence[int]],
     target: Sequence[int],
     **kwargs: object,
@@ -220,7 +212,7 @@ def countdown_reward(
 
 @max_score(0.5)
 def numbers_used_reward(
-    completions: Sequence[object], numbers: Sequence[Sequence[int]], **kwargs: object
+    completions: Column, numbers: Sequence[Sequence[int]], **kwargs: object
 ) -> list[float]:
     """0.5 if the answer block holds an expression that uses each number once, with any result; else
     0.0.

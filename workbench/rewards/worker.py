@@ -25,14 +25,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from workbench.errors import fault_line
 from workbench.kinds import Function
-from workbench.rewards.tracing import Trace
 from workbench.task import modules_of_tasks
 from workbench.workspace import encodable
 
@@ -214,27 +212,19 @@ def _end(process: subprocess.Popen, control: Connection, pids: list[int]) -> Non
 
 # -- what comes back: read as data, for what the target put there must run nothing where it is read
 # -------------------
-@dataclass(frozen=True, repr=False)
-class Foreign:
-    """Stands in an answer for a value that is not data: its type and its printed form."""
+class Foreign(str):
+    """Stands in an answer for a value that is not data: its printed form, and its type."""
 
     kind: str
-    text: str
 
     def __repr__(self) -> str:
-        return self.text
-
-
-_SENT = {
-    (Foreign.__module__, Foreign.__qualname__): Foreign,
-    (Trace.__module__, Trace.__qualname__): Trace,
-}
+        return str(self)
 
 
 class _AsData(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if found := _SENT.get((module, name)):
-            return found
+        if (module, name) == (Foreign.__module__, Foreign.__name__):
+            return Foreign
         raise pickle.UnpicklingError(f"{module}.{name} is not data")
 
 
@@ -261,17 +251,30 @@ def sendable(value: Any) -> Any:
         return kind(map(sendable, value))
     if kind is dict:
         return {sendable(key): sendable(item) for key, item in value.items()}
-    if kind is Trace:
-        return Trace(*map(sendable, value))
     with contextlib.suppress(Exception):
         if isinstance(value, (str, bytes)):
             return str(value) if isinstance(value, str) else bytes(value)
         return float(value)
     try:
-        text = repr(value)
+        foreign = Foreign(repr(value)[:200])
     except Exception:
-        text = f"a {kind.__name__}"
-    return Foreign(kind.__name__, text[:200])
+        foreign = Foreign(f"a {kind.__name__}")
+    foreign.kind = kind.__name__
+    return foreign
+
+
+# what can be gone through, and is not one score per completion in order
+NO_LIST = (dict, str, bytes, set, frozenset)
+
+
+def plain_result(result: Any) -> Any:
+    """What a function returned, with tensors, arrays and generators as lists of Python values."""
+    if hasattr(result, "tolist"):
+        column = getattr(result, "ndim", 1) == 2 and result.shape[1] == 1
+        return (result.reshape(-1) if column else result).tolist()
+    if isinstance(result, NO_LIST) or not hasattr(result, "__iter__"):
+        return result
+    return [value.item() if hasattr(value, "item") else value for value in result]
 
 
 def packed(target: object) -> bytes:
@@ -350,7 +353,7 @@ def _work(link: Connection, target: bytes) -> None:
     link.send_bytes(_dumps(("", own)))
     with contextlib.suppress(EOFError):
         while True:
-            (number, args), printed = _loads(link.recv_bytes()), _Capped()
+            (number, args), printed = _loads(link.recv_bytes()), io.StringIO()
             try:
                 with (
                     names_kept(),
@@ -363,7 +366,10 @@ def _work(link: Connection, target: bytes) -> None:
                 ends_if_forked(own, error)
                 failure, value = _told(error), None
             ends_if_forked(own)
-            link.send_bytes(_dumps((number, failure, value, printed.text())))
+            text = printed.getvalue()
+            if (lost := len(text) - LONGEST_OUTPUT) > 0:
+                text = f"{text[:LONGEST_OUTPUT]}\n… ({lost} more characters)\n"
+            link.send_bytes(_dumps((number, failure, value, text)))
 
 
 def ends_if_forked(own: int, error: BaseException | None = None) -> None:
@@ -397,18 +403,3 @@ def _told(error: BaseException) -> str:
         )
     except Exception:
         return f"{type(error).__name__}: (its message could not be read)"
-
-
-class _Capped(io.StringIO):
-    """Keeps the beginning of what is written to it."""
-
-    lost = 0
-
-    def write(self, text: str) -> int:
-        kept = text[: max(0, LONGEST_OUTPUT - self.tell())]
-        self.lost += len(text) - len(kept)
-        super().write(kept)
-        return len(text)
-
-    def text(self) -> str:
-        return self.getvalue() + (f"\n… ({self.lost} more characters)\n" if self.lost else "")

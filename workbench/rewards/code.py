@@ -1,0 +1,82 @@
+"""What a reward function is made of: its code, and what that holds by name."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any, NamedTuple
+
+from workbench.kinds import Function
+
+# of an instruction: line, end line, column, end column
+Place = tuple[int | None, int | None, int | None, int | None]
+
+
+class Trace(NamedTuple):
+    """What a traced call reached, by file, and the (start, end) of what it matched, by text."""
+
+    reached: dict[str, set[Place]]
+    matched: dict[str, set[tuple[int, int]]]
+
+
+def beneath(function: Any) -> Any:
+    """The function that is called in the end, beneath `functools.partial` and the workbench's
+    adapters.
+    """
+    while isinstance(function, functools.partial) or hasattr(function, "beneath"):
+        function = getattr(function, "beneath", None) or function.func
+    return function
+
+
+def code_within(code: CodeType) -> Iterator[CodeType]:
+    """A code object, and those of the comprehensions and functions in it, which are among its
+    constants.
+    """
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from code_within(constant)
+
+
+def cells_of(function: Function) -> dict[str, Any]:
+    """What a function closes over, by name."""
+    cells = {}
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    for name, cell in zip(names, getattr(function, "__closure__", None) or ()):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            cells[name] = cell.cell_contents
+    return cells
+
+
+def code_objects(function: Function) -> list[CodeType]:
+    """The code of a function, of its inner functions, and of the functions of the same file that it
+    calls by name.
+    """
+    function = inspect.unwrap(beneath(function))
+    if not inspect.isroutine(function) and callable(function):
+        function = type(function).__call__
+    start = getattr(function, "__code__", None)
+    if start is None:
+        return []
+    codes: dict[CodeType, None] = {}
+    waiting, names = [start], {**getattr(function, "__globals__", {}), **cells_of(function)}
+    while waiting:
+        for code in code_within(waiting.pop()):
+            if code in codes:
+                continue
+            codes[code] = None
+            for other in map(names.get, (*code.co_names, *code.co_freevars)):
+                inner = inspect.unwrap(other) if inspect.isfunction(other) else None
+                if inner is not None and inner.__code__.co_filename == start.co_filename:
+                    waiting.append(inner.__code__)
+    return [*codes]
+
+
+def held_by(function: Function) -> list[Any]:
+    """What a function holds by name, including its comprehensions and helpers."""
+    names = {name for code in code_objects(function) for name in code.co_names}
+    held = [getattr(function, "__globals__", {}).get(name) for name in sorted(names)]
+    return [*held, *cells_of(function).values()]
