@@ -152,11 +152,11 @@ CORE = (
 INSTRUMENTS = ("audit", "replaying", "memory", "health", "views", "inspection", "exporting")
 
 
-CLOSURE_TOKENS = 93_000  # code tokens (tools/size.py), so that no line is packed; to be lowered, never raised
+CLOSURE_TOKENS = 82_800  # code tokens (tools/size.py), so that no line is packed; to be lowered, never raised
 
 
 def test_the_core_is_small_and_imports_no_instrument():
-    assert lines_of({f"workbench.{name}" for name in CORE}) <= 6_200
+    assert lines_of({f"workbench.{name}" for name in CORE}) <= 5_200
     # Inside functions, too; what is read of a record, or measured of a model, may be.
     for name in CORE:
         used = {other.split(".")[1] for other in arrows()[f"workbench.{name}"]}
