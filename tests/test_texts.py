@@ -89,6 +89,10 @@ def text_of(show: Callable[[], object]) -> str:
     except WorkbenchError as error:
         text = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
     text = text.replace(str(Path.cwd()), "HOME")
+    usage, *rest = text.split("\n\n")
+    if usage.startswith("Usage:"):  # by the name that the tests' own process has, and wrapped after it
+        usage = "Usage: workbench" + " ".join(usage.split()).partition("workbench")[2]
+    text = "\n\n".join([usage, *rest])
     text = re.sub(r"\b\d+\.\d+ s\b", "N s", re.sub(r"0x[0-9a-f]+", "0x", text))
     text = re.sub(r"(/[\w.-]+)+/(?=\w+\.py)", "FOLDER/", text)
     text = re.sub(r"(?m)^(optim|bf16|fp16) .*\n", "", text)  # as the machine's libraries have it

@@ -163,7 +163,7 @@ def test_going_on_with_another_algorithm_names_the_settings_that_it_changes(home
     run = RunDirectory.create("r", begun, {"recipe": begun.model_dump(mode="json")})
 
     def refused(**recipe):
-        return changed_since_begun(run, Recipe(**recipe), [], Point(run.path, 0, 0, 0, {})).refused
+        return changed_since_begun(run, Recipe(**recipe), [], Point(run.path, 0, 0, 0, {"recorded": {}})).refused
 
     assert refused(algorithm="gspo") == [
         "grpo.beta: 'not set' -> 0.0",

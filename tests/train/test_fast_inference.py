@@ -199,7 +199,7 @@ def loader(monkeypatch):
 
     fast = SimpleNamespace(from_pretrained=from_pretrained, get_peft_model=real.FastLanguageModel.get_peft_model)
     monkeypatch.setattr(policies, "_unsloth", lambda: SimpleNamespace(FastLanguageModel=fast, __version__=real.__version__))
-    monkeypatch.setattr(policies, "_without_vllm", lambda backend: "")
+    monkeypatch.setattr(policies, "why_not", lambda backend, **_: "")
     return made
 
 

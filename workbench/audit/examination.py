@@ -50,6 +50,7 @@ from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, unreached
 from workbench.task import Row, Task, load_task
+from workbench.workspace import encodable
 
 _UNPAID = {"cannot_pay", "constant"}  # kinds of findings
 SLOW_S = 0.05  # per completion, from which a function is worth a word
@@ -348,8 +349,10 @@ def _measure(trial: _Trial, name: str, texts: Sequence[Text]) -> _Measured:
 def _table(trial: _Trial, texts: list[Text], measured: dict[str, _Measured]) -> ScoreTable:
     suite, first = trial.suite, trial.builders[0]
     scores = {name: each.scores for name, each in measured.items() if each.scores is not None}
+    # A lone surrogate, legal in Python, is no text of Arrow's, where pandas keeps what it groups by.
+    named = [text._replace(name=encodable(text.name)) for text in texts]
     table = ScoreTable(
-        pandas.DataFrame(texts),
+        pandas.DataFrame(named, dtype=object),
         pandas.DataFrame(scores, index=range(len(texts)), dtype=float),
         pandas.Series(suite.weights, suite.names)[[*scores]],
         {name: max_score_of(suite.functions[name]) for name in scores},

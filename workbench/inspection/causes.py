@@ -75,11 +75,13 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
         if "all" in of:
             examples.setdefault(why, (asked, text))
 
+    columns, column = (), ""
     for of, row, text, right, ended, kept in _completions(source):
+        if columns != (columns := tuple(row)):
+            column = _answer_column(row, answer_column, manifest)
         sizes.update(of)
         if right:
             continue
-        column = _answer_column(row, answer_column, manifest)
         why = cause(row, text, ended, kept, row.get(column))
         wrong = why, of, question(row["prompt"]), text
         if why in UNEXPLAINED and len(unexplained) < _KEPT:
