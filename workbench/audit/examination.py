@@ -349,7 +349,7 @@ def _measure(trial: _Trial, name: str, texts: Sequence[Text]) -> _Measured:
 def _table(trial: _Trial, texts: list[Text], measured: dict[str, _Measured]) -> ScoreTable:
     suite, first = trial.suite, trial.builders[0]
     scores = {name: each.scores for name, each in measured.items() if each.scores is not None}
-    # A lone surrogate, legal in Python, is no text of Arrow's, where pandas keeps what it groups by.
+    # A lone surrogate, legal in Python, is no text of Arrow, where pandas keeps what it groups by.
     named = [text._replace(name=encodable(text.name)) for text in texts]
     table = ScoreTable(
         pandas.DataFrame(named, dtype=object),
