@@ -38,7 +38,7 @@ class Feature:
     The class is asked before there is a run; an object is made for each run when its trainer is
     attached. It may also have the events of transformers' `TrainerCallback`, such as
     `on_step_end(args, state, control, **more)`: they come after the spine's own and before requests
-    are answered. `key`: its name in the record.
+    are answered. `state.global_step` counts the steps of the run. `key`: its name in the record.
     """
 
     key = ""
@@ -141,11 +141,21 @@ class Feature:
     # -- over a resume, and at the end
     # -----------------------------------------------------------------------------------
     def state(self) -> Fields:
-        """What a checkpoint's state.json keeps of it, as JSON, under unique names."""
+        """What a checkpoint's state.json keeps of it, as JSON, under its `key`.
+
+        A run of the workbench's own keeps it, and a checkpoint is saved after `on_step_end`; with
+        `attach` on somebody else's trainer nothing is kept, hence `of_recipe`.
+        """
         return {}
 
     def restore(self, state: Fields) -> None:
-        """Restore from a checkpoint's whole state.json."""
+        """Restore from a checkpoint's whole state.json; one from before the feature was there lacks
+        its key.
+
+        Called in the stage of that checkpoint alone, before its training, and after `begin_stage`.
+        A resume from an older checkpoint goes back behind what happened since: what must happen
+        once in the whole run is an event of the record, which `resumed` can read.
+        """
 
     def resumed(self, step: int, begun: int) -> None:
         """The run was resumed after `step`, in a stage that began after step `begun`; its record

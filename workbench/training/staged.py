@@ -154,7 +154,7 @@ class StagedSession(Session):
         step, on_record, state = self._before
         if step <= reached:
             on_record, state = self.recorder.on_record, self.around.merged("state")
-        known = {"stage": self.stage.number, "done": reached - self.stage.offset, **state, **more}
+        known = {**state, "stage": self.stage.number, "done": reached - self.stage.offset, **more}
         known["recorded"] = {**on_record, "events.jsonl": self.recorder.state.in_force}
         save_checkpoint(self.trainer, self.run, known, self._at_step_end, weights)
 
