@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -215,13 +216,11 @@ def execute(
         resources={"metadata": {"path": str(resolve("."))}},
         on_cell_executed=lambda cell_index, **_: on_cell(cell_index + 1, total),
     )
-    if os.name == "posix":
-        # Kernels that start at once may choose one port, and one of them dies; files are their own.
-        client.create_kernel_manager().transport = "ipc"
     made(out.parent)
     try:
-        # The copy is read, not clicked: without a kernel a panel would be an empty place.
-        client.execute(env={**os.environ, "WORKBENCH_WIDGETS": "0"})
+        with _sockets(client):
+            # The copy is read, not clicked: without a kernel a panel would be an empty place.
+            client.execute(env={**os.environ, "WORKBENCH_WIDGETS": "0"})
         on_cell(total, total)  # the last cell may be prose, which is not executed
     except (CellExecutionError, DeadKernelError, TimeoutError) as error:
         kind = type(error).__name__
@@ -239,6 +238,18 @@ def execute(
     finally:
         with replace_file(out) as beside:
             nbformat.write(notebook, beside)
+
+
+@contextlib.contextmanager
+def _sockets(client: Any) -> Generator[None]:
+    # Kernels that start at once may choose one port, and one of them dies; files are their own.
+    if os.name != "posix":
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="kernel-") as folder:
+        manager = client.create_kernel_manager()
+        manager.transport, manager.ip = "ipc", f"{folder}/socket"
+        yield
 
 
 def run_notebooks(

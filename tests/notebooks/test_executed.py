@@ -250,8 +250,10 @@ def test_a_json_task_of_ones_own_is_measured_as_json_and_never_overwritten(home)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="only there have kernels sockets that are files")
-def test_a_kernel_listens_on_no_port_that_another_may_take(home):
+def test_a_kernel_listens_on_no_port_that_another_may_take(home, tmp_path_factory, monkeypatch):
     import nbformat
+
+    monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
 
     source = "import ipykernel, json\nprint(json.load(open(ipykernel.get_connection_file()))['transport'])"
     cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["parameters"]})
@@ -260,6 +262,7 @@ def test_a_kernel_listens_on_no_port_that_another_may_take(home):
     cells = json.loads((home / "out.ipynb").read_text())["cells"]
     [output] = [output for cell in cells for output in cell.get("outputs", [])]
     assert "".join(output["text"]) == "ipc\n"
+    assert not [*elsewhere.iterdir()]
 
 
 @pytest.mark.parametrize("stem", ["02_rewards", "03_train", "04_inspect", "05_export"])
