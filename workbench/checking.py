@@ -66,7 +66,7 @@ def check_source(
     *,
     subset: str | None = None,
     split: str | None = None,
-    other: Any = None,
+    other: object = None,
     out: Path | None = None,
     policy: str | None = None,
     chat_template_kwargs: Fields | str | None = None,

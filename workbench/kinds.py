@@ -2,11 +2,12 @@
 no library.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 # named values of different kinds: a JSON object, settings, keyword arguments
 Fields = dict[str, Any]
+Prompt = str | Sequence[Fields]  # a text, or chat messages
 Function = Callable[..., Any]  # called with whatever it takes, as reward functions are
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TextIO
 
 # C0 but for tab and newline, DEL and C1; what turns the direction of writing; what nobody sees;
 # lone surrogates, which cannot be encoded.
@@ -34,7 +35,7 @@ class Guarded:
     the cursor.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self.unguarded = stream
 
     def write(self, text: str) -> int:
@@ -46,7 +47,7 @@ class Guarded:
             self.unguarded.write(printable(_COLOUR.sub("", text)))
         return len(text)
 
-    def writelines(self, lines: Any) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
 
@@ -54,7 +55,7 @@ class Guarded:
         return getattr(self.unguarded, name)
 
 
-def unguarded(stream: Any) -> Any:
+def unguarded(stream: TextIO) -> TextIO:
     """The stream itself, for code that draws with control sequences."""
     return getattr(stream, "unguarded", stream)
 

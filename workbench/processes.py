@@ -12,10 +12,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from workbench.errors import RecipeError, WorkbenchError
 from workbench.run.directory import RunDirectory
+
+T = TypeVar("T")
 
 
 def count() -> int:
@@ -94,7 +96,7 @@ def gathered(piece: object) -> list[Any]:
     return pieces
 
 
-def in_main(call: Callable[[], Any]) -> Any:
+def in_main(call: Callable[[], T]) -> T:
     """In all processes, what `call` returns or raises in the main one; it is called when all have
     come this far.
     """

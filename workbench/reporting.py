@@ -8,7 +8,6 @@ import contextlib
 import html
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from workbench import inspection
 from workbench.display import view_of
@@ -95,7 +94,7 @@ def write_report(
     return file
 
 
-def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[str, Any]]:
+def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[str, object]]:
     evaluation: Evaluation | None = None
     with contextlib.suppress(WorkbenchError):
         evaluation = inspection.read_evaluation(run)

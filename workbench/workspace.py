@@ -345,7 +345,7 @@ def sum_of(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def size_and_sum(file: Path) -> list[Any]:
+def size_and_sum(file: Path) -> list[object]:
     """Bytes and SHA-256 of a file."""
     return [file.stat().st_size, sum_of(file)]
 

@@ -266,7 +266,7 @@ AROUND = {"text before the answer", "text after the answer"}
 
 
 @functools.cache
-def _known_probes() -> dict[str, dict[str, Any]]:
+def _known_probes() -> dict[str, Fields]:
     return yaml.safe_load(Path(__file__).with_name("probes.yaml").read_text(encoding="utf-8"))
 
 

@@ -28,7 +28,7 @@ _KINDS |= {list: "a list", tuple: "a list", dict: "an object"}
 
 
 def check(
-    source: Any,
+    source: object,
     *,
     prompt_column: str | None = None,
     answer_column: str | None = None,
@@ -330,7 +330,7 @@ def _free_names(taken: set[str], own: set[str | None]) -> dict[str, str]:
     return names
 
 
-def _numeric(answers: Sequence[Any], mark: str | None) -> bool:
+def _numeric(answers: Sequence[object], mark: str | None) -> bool:
     # Nearly all are numbers, with a unit or without, and there are enough to tell.
     texts = []
     for answer in answers:
@@ -341,7 +341,7 @@ def _numeric(answers: Sequence[Any], mark: str | None) -> bool:
     return len(texts) >= 10 and numbers >= 0.9 * len(texts)
 
 
-def _parts(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(place: str, value: Any) -> Iterator[tuple[str, object]]:
     if type(value) in _KINDS:
         yield place, value
     if type(value) is dict:

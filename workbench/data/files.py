@@ -117,7 +117,7 @@ def by_row(columns: Any, name: str) -> Callable[[], Iterator[Row]]:
     return lambda: zipped(columns)
 
 
-def zipped(columns: Mapping[str, Sequence[Any]]) -> Iterator[Row]:
+def zipped(columns: Mapping[str, Sequence[object]]) -> Iterator[Row]:
     """The rows of columns of one length."""
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(columns, values, strict=True))

@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Generator, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from workbench.data.files import choose
@@ -68,7 +69,7 @@ def _which(folder: Path, read: Iterable[Path]) -> str:
 
 
 @contextlib.contextmanager
-def _quietly(datasets: Any) -> Generator[None]:
+def _quietly(datasets: ModuleType) -> Generator[None]:
     # A bar is a widget, and a widget in a saved notebook is an empty place.
     shown_before = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()

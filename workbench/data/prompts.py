@@ -12,6 +12,7 @@ from typing import Any
 from workbench.data import reasons
 from workbench.data.reasons import LeftOut
 from workbench.errors import DataError
+from workbench.kinds import Prompt
 
 # The format of the embedded policy's task and of the five reward functions.
 SYSTEM_PROMPT = """Respond in the following format:
@@ -137,7 +138,7 @@ def encodable_text(text: str, oddities: list[str]) -> str:
     return text
 
 
-def plain_words(column: str, value: Any, oddities: list[str]) -> Any:
+def plain_words(column: str, value: Any, oddities: list[str]) -> object:
     """A column's value in a form that JSON can hold: arrays as lists, numpy's numbers as numbers,
     dates and the like as text.
     """
@@ -183,7 +184,7 @@ def messages_of(value: object, oddities: list[str]) -> list[dict[str, str]]:
     return messages
 
 
-def last_turn(value: Any, oddities: list[str]) -> tuple[Any, str | None]:
+def last_turn(value: Any, oddities: list[str]) -> tuple[object, str | None]:
     """(a chat without the assistant's last turn, what that turn says); `value` itself and None
     where it ends otherwise.
     """
@@ -223,7 +224,7 @@ def _message(raw: object, oddities: list[str]) -> dict[str, str]:
     return {**raw, "role": known, "content": clean_text(content, oddities)}
 
 
-def comparable(prompt: Any, system: bool = True) -> str:
+def comparable(prompt: Prompt, system: bool = True) -> str:
     """The form in which prompts are compared: any white space is one space; a lone question,
     without `system`, is its text.
     """
@@ -237,7 +238,7 @@ def comparable(prompt: Any, system: bool = True) -> str:
     return "\x1e".join(map("\x1f".join, turns))
 
 
-def question_text(prompt: Any) -> str:
+def question_text(prompt: Prompt) -> str:
     """Everything that the user says in a prompt."""
     return (
         prompt

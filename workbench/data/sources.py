@@ -15,13 +15,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.data import files, hub
 from workbench.data.files import Unreadable
 from workbench.errors import DataError, WorkbenchError, fault_line, nearest
 from workbench.task import EMBEDDED, Row
 from workbench.workspace import find, looked_in, replace_file, resolve, shown
+
+if TYPE_CHECKING:
+    import pandas
 
 # Questions that travel with the package -> the module that makes them, with a function
 # `source(limit, seed)`.
@@ -192,7 +195,7 @@ def _batches(dataset: Any, size: int = 1000) -> Iterator[Row]:
     return itertools.chain.from_iterable(map(files.zipped, dataset.iter(batch_size=size)))
 
 
-def _frame_rows(frame: Any) -> Iterator[Row]:
+def _frame_rows(frame: pandas.DataFrame) -> Iterator[Row]:
     if not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()][0]
         value = f"a pandas DataFrame with two columns {str(twice)!r}"

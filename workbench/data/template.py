@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from workbench.data.rendering import prompt_text, render
-from workbench.kinds import Tokenizer
+from workbench.kinds import Fields, Prompt, Tokenizer
 
 _TAG = re.compile(r"<([A-Za-z_]\w*)>")
 _ROLES = {"system", "user", "assistant", "developer", "model"}
@@ -65,7 +65,7 @@ def tags_in(prompt: Any) -> tuple[str, ...]:
     return tuple(tag for name in names for tag in (f"<{name}>", f"</{name}>"))
 
 
-def ids_that_end(tokenizer: Any) -> list[int]:
+def ids_that_end(tokenizer: Tokenizer) -> list[int]:
     """The tokens that end a completion: those of the model, where the tokenizer came with one; else
     the tokenizer's EOS.
     """
@@ -73,7 +73,7 @@ def ids_that_end(tokenizer: Any) -> list[int]:
     return [each for each in ids if each in range(len(tokenizer))]  # a config may name others
 
 
-def turn_end(tokenizer: Any, prompt: object) -> int | None:
+def turn_end(tokenizer: Any, prompt: Prompt) -> int | None:
     """The completion-ending token with which the template closes the assistant's turn; None: none,
     or a plain prompt.
     """
@@ -84,7 +84,7 @@ def turn_end(tokenizer: Any, prompt: object) -> int | None:
     return next((each for each, text in texts.items() if after.startswith(text)), None)
 
 
-def _around_words(tokenizer: object, prompt: Any) -> tuple[str, str]:
+def _around_words(tokenizer: Tokenizer, prompt: Sequence[Fields]) -> tuple[str, str]:
     # What stands before the words of an assistant that has answered, and after them.
     words = "the policy's own words"
     answered = [*prompt, {"role": "assistant", "content": words}]
@@ -93,7 +93,7 @@ def _around_words(tokenizer: object, prompt: Any) -> tuple[str, str]:
 
 
 def template_card(
-    tokenizer: Any, prompt: object, tags: Sequence[str] | None = None
+    tokenizer: Tokenizer, prompt: Prompt, tags: Sequence[str] | None = None
 ) -> TemplateCard:
     """Render a prompt (chat messages or text) and check what matters; DataError if the template
     refuses it.
@@ -163,11 +163,13 @@ def _look_at_turns(
     card.adds = _words_of_its_own(tokenizer, [content for _, content in words], text)
 
 
-def _switched(tokenizer: Any) -> bool:
+def _switched(tokenizer: Tokenizer) -> bool:
     return "enable_thinking" in str(tokenizer.chat_template)
 
 
-def _problems(tokenizer: Any, card: TemplateCard, tags: Sequence[str]) -> Iterator[tuple[Any, str]]:
+def _problems(
+    tokenizer: Tokenizer, card: TemplateCard, tags: Sequence[str]
+) -> Iterator[tuple[object, str]]:
     """(whether it is there, in words) of each problem that a template can have, the gravest
     first.
     """
@@ -256,7 +258,7 @@ def _change(content: str, text: str) -> str:
     return f"is not in the text: the template drops or changes it{without}"
 
 
-def _words_of_its_own(tokenizer: Any, contents: Sequence[str], text: str) -> str:
+def _words_of_its_own(tokenizer: Tokenizer, contents: Sequence[str], text: str) -> str:
     for known in (*contents, *tokenizer.get_added_vocab()):
         text = text.replace(known, "\0") if known else text
     pieces = [" ".join(piece.split()) for piece in text.split("\0") if piece.strip() not in _ROLES]
@@ -264,7 +266,7 @@ def _words_of_its_own(tokenizer: Any, contents: Sequence[str], text: str) -> str
     return " ".join(words) if sum(map(str.isalpha, words)) > 2 else ""
 
 
-def _dated(tokenizer: Any, text: str) -> bool:
+def _dated(tokenizer: Tokenizer, text: str) -> bool:
     forms = re.findall(r"strftime_now\(\s*(['\"])(.+?)\1", str(tokenizer.chat_template))
     return any(datetime.now().strftime(form) in text for _, form in forms)
 

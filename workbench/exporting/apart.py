@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE, Popen
-from typing import Any
 
 from workbench import errors
 from workbench.errors import ExportError, WorkbenchError
@@ -77,7 +76,7 @@ def _end_with(caller: int) -> None:
     os.killpg(0, 9)
 
 
-def answer(work: Callable[[Fields, Progress], Any]) -> None:
+def answer(work: Callable[[Fields, Progress], object]) -> None:
     """In the process: do the work of the request, and leave its result, or its error, where the
     caller looks.
     """

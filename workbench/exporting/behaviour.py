@@ -129,7 +129,9 @@ def _likelihoods(own_rows: Rows, live_rows: Rows, base_rows: Rows) -> Fields:
     own, live, base = (np.concatenate(rows) for rows in (own_rows, live_rows, base_rows))
     completion = np.repeat(np.arange(len(own_rows)), [len(row) for row in own_rows])
 
-    def clustered(above: Any, below: Any, errors: float = 1.96) -> tuple[float, float, float]:
+    def clustered(
+        above: np.ndarray, below: np.ndarray, errors: float = 1.96
+    ) -> tuple[float, float, float]:
         # (sum of above / sum of below, low, high): so many standard errors, with completions as
         # the sample (linearised).
         tops, bottoms = (np.bincount(completion, values) for values in (above, below))
@@ -140,7 +142,7 @@ def _likelihoods(own_rows: Rows, live_rows: Rows, base_rows: Rows) -> Fields:
         half = errors * np.std(tops - ratio * bottoms, ddof=1) * len(tops) ** 0.5 / total
         return float(ratio), float(ratio - half), float(ratio + half)
 
-    def k3(other: Any) -> Any:
+    def k3(other: np.ndarray) -> np.ndarray:
         # TRL's estimator of the KL divergence, per token, on completions that the policy sampled.
         return np.exp(other - live) - (other - live) - 1
 

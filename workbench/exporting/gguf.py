@@ -22,11 +22,16 @@ import weakref
 from collections import Counter
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ExportError
+from workbench.kinds import Tokenizer
 from workbench.training.loading import load_tokenizer
 from workbench.workspace import replace_folder, shown
+
+if TYPE_CHECKING:
+    import numpy as np
 
 KINDS = {"q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0", "q4_k_m": "LLAMA_FTYPE_MOSTLY_Q4_K_M"}
 INSTALL = (
@@ -150,7 +155,7 @@ def convert(merged: Path, out: Path, *, chat: bool = True, name: str = "") -> No
 
 
 def _run_converter(
-    tools: Path, merged: Path, out: Path, name: str, tokenizer: Any, adds: dict[str, bool]
+    tools: Path, merged: Path, out: Path, name: str, tokenizer: Tokenizer, adds: dict[str, bool]
 ) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as beside:
         links = Path(beside) / "model"  # the converter writes this name into the file
@@ -206,7 +211,7 @@ def add_ids(tools: Path, file: Path, ids: dict[str, int]) -> None:
     beside.replace(file)
 
 
-def gguf_py(tools: Path) -> Any:
+def gguf_py(tools: Path) -> ModuleType:
     """The Python library that lies beside the converter."""
     sys.path.insert(0, str(tools / "gguf-py"))
     try:
@@ -215,7 +220,7 @@ def gguf_py(tools: Path) -> Any:
         sys.path.remove(str(tools / "gguf-py"))
 
 
-def rounded(rows: Any, kind: Any) -> Any:
+def rounded(rows: np.ndarray, kind: int) -> np.ndarray:
     """A matrix, numpy float32 `[rows, columns]`, quantised by llama.cpp to a `GGMLQuantizationType`
     and read back.
     """
@@ -297,12 +302,12 @@ class Gguf:
         # at the latest when Python ends: too late for the library's own
         self.close = weakref.finalize(self, self._llama.close)
 
-    def render(self, prompt: Any) -> str | None:
+    def render(self, prompt: object) -> str | None:
         if isinstance(prompt, str):
             return prompt
         return self._formatter(messages=prompt).prompt if self.template else None
 
-    def prompt_ids(self, prompt: Any) -> list[int]:
+    def prompt_ids(self, prompt: object) -> list[int]:
         """Rendered (without a template, in ChatML), with the BOS and EOS that the file asks for,
         regardless of the template.
 
@@ -359,12 +364,12 @@ class Gguf:
 
 
 @contextlib.contextmanager
-def _without_repacking(library: Any) -> Generator[None, None, None]:
+def _without_repacking(library: ModuleType) -> Generator[None, None, None]:
     # Weights repacked for AMX (Intel, since 2023) end the process where a matrix is small: a
     # segmentation fault in 0.3.36.
     module, own = library.llama_cpp, library.llama_cpp.llama_model_default_params
 
-    def params() -> Any:
+    def params() -> object:
         chosen = own()
         chosen.use_extra_bufts = False
         return chosen
@@ -376,7 +381,7 @@ def _without_repacking(library: Any) -> Generator[None, None, None]:
         module.llama_model_default_params = own
 
 
-def llama_cpp() -> Any:
+def llama_cpp() -> ModuleType:
     """The library; ExportError, with the command that installs it, where it is missing or does not
     work.
     """
@@ -403,7 +408,7 @@ def _check_written(said: str) -> None:
 
 
 @contextlib.contextmanager
-def _log(library: Any) -> Generator[list[str]]:
+def _log(library: ModuleType) -> Generator[list[str]]:
     # What llama.cpp says, kept rather than printed.
     lines: list[str] = []
     collect = library.llama_log_callback(

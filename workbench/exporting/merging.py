@@ -41,7 +41,7 @@ NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_
 Tensors = dict[str, Callable[[], Tensor]]  # name -> a function that reads it
 PUT_BACK = "restore its files, or its revision; or train on the base as it is now"
 # (layer, its 16-bit weight or None) -> what the live policy computes with, float32; or None
-FourBit = Callable[[str, Any], Any]
+FourBit = Callable[[str, Tensor], Tensor | None]
 
 
 def copy_adapter(adapter: str | Path, out: str | Path) -> Path:
@@ -369,7 +369,7 @@ def one_or_list(ids: list[int]) -> int | list[int] | None:
     return ids[0] if len(ids) == 1 else ids or None
 
 
-def _end_as(tokenizer: Any, model: Model, trained: Sequence[int] = ()) -> None:
+def _end_as(tokenizer: Tokenizer, model: Model, trained: Sequence[int] = ()) -> None:
     # Whoever generates stops where training did: at the base's EOS tokens, and at the tokenizer's.
     settings = model.generation_config
     if ids := list(dict.fromkeys([*with_eos(settings.eos_token_id, tokenizer), *trained])):

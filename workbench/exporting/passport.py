@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
-from typing import Any
 
 from workbench.errors import ExportError, RunError
 from workbench.exporting.artefacts import PASSPORT, Artefact, meant
@@ -143,7 +142,7 @@ def _sum(content: Fields) -> str:
 
 # -- what it says
 # --------------------------------------------------------------------------------------------------
-def files_in(folder: Path, without: str = "") -> dict[str, list[Any]]:
+def files_in(folder: Path, without: str = "") -> dict[str, list[object]]:
     """Path within the folder -> [bytes, SHA-256] of each file, including subfolders, but not of
     what a kill left.
     """

@@ -52,7 +52,7 @@ def clean(value: object) -> Any:
         value = re.sub(rf"(?<!\w){re.escape(str(home))}(?!\w)", "~", value)
         return account.sub("user@host", _PATH.sub(lambda match: last(match[0]), value))
 
-    def cleaned(value: object, name: object = "") -> Any:
+    def cleaned(value: object, name: object = "") -> object:
         if isinstance(value, dict):
             # Names of settings and functions are looked up by others.
             return {

@@ -17,7 +17,7 @@ from workbench.errors import DataError, RunError, WorkbenchError
 from workbench.exporting import apart
 from workbench.exporting.apart import Progress
 from workbench.exporting.merging import base_now
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Prompt
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
@@ -36,7 +36,7 @@ class ProofRequest:
     """
 
     run: str  # its folder
-    prompts: list[Any]  # the first held-out ones
+    prompts: list[Prompt]  # the first held-out ones
     max_completion_length: int  # tokens
     artefact: Fields = field(default_factory=dict)  # of the second: fields of `Artefact`
     # of the second: completions whose probabilities are wanted; None: no behaviour

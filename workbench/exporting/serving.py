@@ -7,12 +7,12 @@ from __future__ import annotations
 import contextlib
 import shlex
 from pathlib import Path
-from typing import Any
 
 from workbench.data.template import ids_that_end
 from workbench.errors import WorkbenchError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.public import clean
+from workbench.kinds import Prompt
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place, stage_in
 from workbench.training.loading import load_tokenizer
@@ -90,7 +90,7 @@ def system_prompt(run: RunDirectory) -> str | None:
     return ""
 
 
-def system_of(prompt: Any) -> str | None:
+def system_of(prompt: Prompt) -> str | None:
     """A prompt's system message, "" if it has none; None if it is plain text."""
     if isinstance(prompt, str):
         return None

@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from workbench.data.rendering import prompt_text
 from workbench.errors import RunError, WorkbenchError
@@ -169,7 +168,7 @@ def _same_ids(
     return _judged(name, found, "tokenizer_differs")
 
 
-def _parting(trained: Any, own: Any) -> str:
+def _parting(trained: Sequence[object], own: Sequence[object]) -> str:
     # Where two texts, or lists of ids, part, and what follows in each.
     pairs = enumerate(zip(trained, own, strict=False))
     at = next((at for at, (one, other) in pairs if one != other), min(len(trained), len(own)))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Any
 
 import numpy as np
 
@@ -114,7 +113,7 @@ def _telling(measured: Measured, place: int, right: bool) -> str:
     return measured.completions[place][int(np.argmax(measured.correct[place] == right))]
 
 
-def _aligned(one: Evaluation, other: Evaluation) -> tuple[Measured, Measured, list[Any]]:
+def _aligned(one: Evaluation, other: Evaluation) -> tuple[Measured, Measured, list[object]]:
     first, second = (
         {prompt_key(prompt): place for place, prompt in enumerate(each.prompts)}
         for each in (one, other)

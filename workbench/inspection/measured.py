@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from workbench.inspection import statistics
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Prompt
 from workbench.rewards.answers import find_answer
 from workbench.task import Row
 
@@ -92,7 +91,7 @@ class Evaluation:
     after, pass@k, and the gain.
     """
 
-    prompts: list[Any]
+    prompts: list[Prompt]
     before: Measured
     after: Measured
     # what said which completions are right: a function, or "function >= threshold"
@@ -109,7 +108,7 @@ class Evaluation:
         verdict.
         """
 
-        def both(of: Callable[[Measured], Any], policies: Sequence[Measured] = ()) -> Fields:
+        def both(of: Callable[[Measured], object], policies: Sequence[Measured] = ()) -> Fields:
             return dict(zip(("before", "after"), map(of, policies or (self.before, self.after))))
 
         correct = self.before.correct, self.after.correct

@@ -13,7 +13,7 @@ import numpy as np
 
 from workbench.data.answer_column import answer_named
 from workbench.errors import RewardError, RunError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Prompt
 from workbench.printable import printable
 from workbench.rewards.groups import ExplainedGroup, explain_in
 from workbench.rewards.suite import RewardSuite
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SHOWN = 12  # rows in a cell
 
 
-def frame_of(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> pandas.DataFrame:
+def frame_of(rows: Iterable[Sequence[object]], columns: Sequence[str]) -> pandas.DataFrame:
     """Rows as a frame. A lone surrogate in a text, legal in Python, is escaped: no column of texts
     could hold it.
     """
@@ -198,7 +198,7 @@ def best_first(group: ExplainedGroup) -> ExplainedGroup:
     return dataclasses.replace(group, texts=texts, by_scale=by_scale, **arrays)
 
 
-def question(prompt: Any) -> str:
+def question(prompt: Prompt) -> str:
     """What a prompt asks: its last message, or its text."""
     try:
         return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ def share_interval(values: np.ndarray) -> tuple[float, float, float]:
     return mean, max(0.0, mean - half), min(1.0, mean + half)
 
 
-def bootstrap_interval(values: np.ndarray, seed: int = 0) -> tuple[Any, Any]:
+def bootstrap_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float]:
     """(low, high) of the mean over prompts, the last axis: BCa bootstrap, 95 %; where all are
     alike, that value.
     """

@@ -68,7 +68,7 @@ async def _caught(function: Function, call: Fields) -> Answer:
     return answer
 
 
-def run_alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def run_alone(coroutine: Coroutine[object, object, Any]) -> Any:
     """`asyncio.run`, but without waiting for a task that swallows its cancellation."""
     loop = asyncio.new_event_loop()
     try:
@@ -134,13 +134,13 @@ class CoroutineLoop:
                 self.loop.run_forever()
         self.loop.close()
 
-    def begin(self, coroutine: Coroutine[Any, Any, Any]) -> Future:
+    def begin(self, coroutine: Coroutine[object, object, object]) -> Future:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def busy(self, within_s: float) -> str:
         """Why it is still busy after so many seconds, in words; empty: it is free."""
 
-        async def rest() -> set[Any]:
+        async def rest() -> set[asyncio.Task]:
             return asyncio.all_tasks() - {asyncio.current_task()}
 
         try:
@@ -172,7 +172,7 @@ class ProcessState:
 
     def __init__(self) -> None:
         self._inside, self._lock, self._states = 0, threading.Lock(), contextlib.ExitStack()
-        self._streams: list[tuple[Callable[[Any], Any], Any]] = []
+        self._streams: list[tuple[Callable[[Any], object], object]] = []
 
     def __enter__(self) -> None:
         with self._lock:
@@ -200,7 +200,7 @@ class ProcessState:
             put(state)
 
 
-def _random_streams() -> list[tuple[Callable[[Any], Any], Any]]:
+def _random_streams() -> list[tuple[Callable[[Any], object], object]]:
     # (What sets a stream, its state now). torch only where it is loaded: the policy has to bring it
     # in first.
     streams = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]

@@ -41,7 +41,7 @@ def code_within(code: CodeType) -> Iterator[CodeType]:
             yield from code_within(constant)
 
 
-def cells_of(function: Function) -> dict[str, Any]:
+def cells_of(function: Function) -> dict[str, object]:
     """What a function closes over, by name."""
     cells = {}
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
@@ -75,7 +75,7 @@ def code_objects(function: Function) -> list[CodeType]:
     return [*codes]
 
 
-def held_by(function: Function) -> list[Any]:
+def held_by(function: Function) -> list[object]:
     """What a function holds by name, including its comprehensions and helpers."""
     names = {name for code in code_objects(function) for name in code.co_names}
     held = [getattr(function, "__globals__", {}).get(name) for name in sorted(names)]

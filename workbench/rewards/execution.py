@@ -346,7 +346,7 @@ def _with_own_metrics(function: str, call: Call) -> Call:
 
 def _call_one(functions: dict[str, Function], name: str, call: Call, follow: bool) -> tuple:
     # In the worker. What the function logs is collected, and logged where the trainer is.
-    logged: list[tuple[str, Sequence[Any], dict]] = []
+    logged: list[tuple[str, Sequence[object], dict]] = []
     for key in call.keys() & {"log_extra", "log_metric"}:
         call[key] = lambda *args, _key=key, **kwargs: logged.append(
             (_key, [*map(plain_result, args)], kwargs)

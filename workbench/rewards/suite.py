@@ -110,7 +110,7 @@ class RewardSuite:
         self.functions = RewardExecutor(functions, deadline_s, on_error == "skip", keep_state)
         # Column -> its values by row, where the trainer's dataset holds the row's number instead:
         # what Arrow would change.
-        self.aside: dict[str, list[Any]] = {}
+        self.aside: dict[str, list[object]] = {}
         self._formats: dict[str, InputFormat] = {}
         self._pending = _Part({}, {}, {})  # of the functions of a batch that have answered
         # Where several processes score one batch: it is handed each one's own part, or error, and

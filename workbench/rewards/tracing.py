@@ -73,7 +73,7 @@ def traced(function: Function, texts: Iterable[str], *args: object, **kwargs: ob
             _note_matches({name: own for name, own in variables if name not in columns}, matched)
         return local
 
-    def called(frame: FrameType, event: str, value: Any) -> None:
+    def called(frame: FrameType, event: str, value: object) -> None:
         # A compiled pattern's method tells neither its text nor what it found: it is asked again,
         # for the texts at hand. Those of `re` call one, too.
         caller = frame.f_back if frame.f_code in _OF_RE else frame

@@ -87,7 +87,7 @@ class Worker:
         self._link: Connection | None = None  # to the fork at work
         self._pids: list[int] = []  # of the fork at work
         self._server: tuple[subprocess.Popen, Connection] | None = None
-        self._end: Callable[[], Any] = lambda: None
+        self._end: Callable[[], object] = lambda: None
         self._calls = 0  # so far: a call's number comes back with its answer
 
     def __call__(self, *args: object, deadline_s: float | None = None, quiet: bool = False) -> Any:

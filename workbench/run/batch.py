@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Prompt
 from workbench.printable import printable
 
 LARGEST_WEIGHT = 1e6  # of a reward function: TRL adds the weighted scores in 32 bits
@@ -41,7 +41,7 @@ class ScoredBatch:
     names: list[str]  # [F]
     weights: list[float]  # [F]
     num_generations: int  # G
-    prompts: list[Any]  # [B]
+    prompts: list[Prompt]  # [B]
     completions: list[str]  # [B]
     lengths: np.ndarray  # [B] tokens
     columns: dict[str, list[Any]]  # the dataset columns that the functions saw, [B] each

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.errors import RunError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Prompt
 from workbench.run.batch import Groups, ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import MOVE_IT, STORED, WHOLE, part_tables, parts, span
@@ -336,7 +336,7 @@ def _batch_of(own: Fields, names: list[str], size: int, known: Fields) -> Scored
     )
 
 
-def prompt_of(recorded: str) -> Any:
+def prompt_of(recorded: str) -> Prompt:
     """A prompt as it was recorded: messages as JSON; text as it is, even if it looks like JSON."""
     with contextlib.suppress(ValueError):
         messages = json.loads(recorded) if recorded.startswith("[{") else []

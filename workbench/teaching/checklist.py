@@ -84,7 +84,7 @@ def checklist(of: RunDirectory | Task | Recipe | Fields | str | Path) -> Checkli
     return ticks
 
 
-def _look(look: Callable[[], Any], **judges: Callable[[Any], _Seen]) -> dict[str, _Seen]:
+def _look(look: Callable[[], object], **judges: Callable[[Any], _Seen]) -> dict[str, _Seen]:
     # What one look says of some boxes; an error that says what to do leaves them open.
     try:
         result = look()

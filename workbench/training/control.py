@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from workbench.errors import RequestError, WorkbenchError
-from workbench.kinds import Fields, Trainer
+from workbench.kinds import Fields, Trainer, TrainerControl
 from workbench.processes import gathered, is_main
 from workbench.rewards.execution import AWAITED
 from workbench.rewards.suite import RewardSuite
@@ -98,7 +98,7 @@ class RunControl:
     def weights(self) -> dict[str, float]:
         return dict(zip(self.suite.names, self.suite.weights, strict=True))
 
-    def begin_stage(self, step: int, flags: object) -> None:
+    def begin_stage(self, step: int, flags: TrainerControl) -> None:
         """A stage begins: requests made at the end of the previous one are applied to it.
 
         Its weights, beta and learning rate are the recipe's; reward functions that were reloaded
@@ -109,7 +109,9 @@ class RunControl:
             self._answer(Request("reload", CARRIED, "", {}), **self._reload(file))
         self.boundary(step, flags, begins=True)
 
-    def boundary(self, step: int, flags: Any, *, begins: bool = False, ends: bool = False) -> None:
+    def boundary(
+        self, step: int, flags: TrainerControl, *, begins: bool = False, ends: bool = False
+    ) -> None:
         """After `step` steps, apply the requests since the last boundary; `flags` are the
         trainer's, to save or to stop.
 

@@ -108,7 +108,7 @@ class Feature:
         """Before the stage's trainer trains: whether it may start."""
         return True
 
-    def training(self) -> AbstractContextManager[Any]:
+    def training(self) -> AbstractContextManager[object]:
         """Entered while the stage's trainer trains."""
         return contextlib.nullcontext()
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from workbench.errors import PolicyError, WorkbenchError
 from workbench.hub import check_hub
-from workbench.kinds import Fields, Model
+from workbench.kinds import Fields, Model, Tokenizer
 from workbench.recipe import LoraPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.workspace import find, looked_in, resolve, shown, size_and_sum, sum_of
@@ -130,7 +130,7 @@ def base_files(source: str | Path) -> Fields:
 
 
 @functools.lru_cache  # a base may be large, and a run is exported in six formats
-def _as_it_is(file: Path, *since: int) -> list[Any]:
+def _as_it_is(file: Path, *since: int) -> list[object]:
     return size_and_sum(file)
 
 
@@ -154,7 +154,9 @@ def base_differs(then: Fields | None, now: Fields) -> str | None:
     return ", ".join(other)
 
 
-def load_tokenizer(name: str | Path = "tiny", chat_template_kwargs: Fields | None = None) -> Any:
+def load_tokenizer(
+    name: str | Path = "tiny", chat_template_kwargs: Fields | None = None
+) -> Tokenizer:
     """A policy's tokenizer alone; it carries its template's arguments, and in `eos_ids` the tokens
     that end a completion.
     """
@@ -231,7 +233,7 @@ def eos_ids(owner: Any) -> list[int]:
     return with_eos(owner.model.generation_config.eos_token_id, tokenizer)
 
 
-def with_eos(ids: int | Sequence[int] | None, tokenizer: Any) -> list[int]:
+def with_eos(ids: int | Sequence[int] | None, tokenizer: Tokenizer) -> list[int]:
     """The EOS tokens of a `generation_config`, as a list; the tokenizer's own comes first if it is
     another one.
     """

@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from workbench.errors import PolicyError
-from workbench.kinds import Model
+from workbench.kinds import Model, Tokenizer
 from workbench.recipe import LoraPart
 from workbench.training.loading import linear4bit_layers, quiet_imports, random_kept
 from workbench.training.precision import choose_dtype, native_bf16
@@ -34,7 +34,7 @@ def version() -> str:
 @random_kept()
 def load_base(
     source: str, *, load_in_4bit: bool, max_seq_length: int, dtype: str | None
-) -> tuple[Any, Any, list[str]]:
+) -> tuple[Model, Tokenizer, list[str]]:
     """(model, tokenizer, notes) without an adapter, on this process's GPU or on the CPU."""
     with quiet_imports():
         import torch

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import PolicyError, nearest
-from workbench.kinds import Fields, Model
+from workbench.kinds import Fields, Model, Tokenizer
 from workbench.recipe import LoraPart, Recipe
 from workbench.training import loading, plain
 from workbench.training.precision import choose_dtype, native_bf16
@@ -91,7 +91,7 @@ class Policy:
         }
 
     @contextlib.contextmanager
-    def generating(self, *, base: bool = False) -> Generator[Any, None, None]:
+    def generating(self, *, base: bool = False) -> Generator[Any]:
         """The model ready to generate; with `base`, without its adapter. Training mode and caches
         are put back after.
         """
@@ -337,7 +337,7 @@ def _without_noise() -> Generator[None, None, None]:
         print("".join(kept), end="", flush=True)
 
 
-def _unsloth() -> Any:
+def _unsloth() -> ModuleType:
     if "unsloth" not in sys.modules:
         # Unsloth writes generated Python into the current folder and installs system packages
         # unless it is told not to.
@@ -369,7 +369,9 @@ def _unsloth_version() -> str:
 
 
 @loading.random_kept()
-def _unsloth_base(source: str, *, dtype: str | None, **how: object) -> tuple[Any, Any, list[str]]:
+def _unsloth_base(
+    source: str, *, dtype: str | None, **how: object
+) -> tuple[Model, Tokenizer, list[str]]:
     loader = _unsloth().FastLanguageModel
     import torch
 
@@ -384,7 +386,9 @@ def _unsloth_base(source: str, *, dtype: str | None, **how: object) -> tuple[Any
 
 
 @loading.random_kept()  # on a GPU it seeds Python's, numpy's and torch's for the whole process
-def _unsloth_lora(model: Model, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
+def _unsloth_lora(
+    model: Model, lora: LoraPart, *, gradient_checkpointing: bool, seed: int
+) -> Model:
     return _unsloth().FastLanguageModel.get_peft_model(
         model,
         **lora.model_dump(),

@@ -113,7 +113,7 @@ def prepare(
     return Plan(recipe, task, machine, tuple(stages), settings, tuple(notes), words, rows, estimate)
 
 
-def _reached(call: Callable[[], Any], missed: str, offline: bool) -> tuple[Any, list[str]]:
+def _reached(call: Callable[[], object], missed: str, offline: bool) -> tuple[Any, list[str]]:
     # (what it returns, None: the hub cannot be reached; a line on what is `missed` then).
     try:
         return call(), []

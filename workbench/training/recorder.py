@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -195,7 +194,7 @@ class Recorder:
             if what in _REQUIRED or hasattr(watcher, what):
                 self.watching(watcher, lambda called=watcher: getattr(called, what)(*details))
 
-    def watching(self, watcher: Watcher, call: Callable[[], Any]) -> None:
+    def watching(self, watcher: Watcher, call: Callable[[], object]) -> None:
         """Let a watcher act. One that fails is left out from then on: watching must not end a
         run.
         """

@@ -24,7 +24,7 @@ from typing import Any
 
 from workbench import processes
 from workbench.errors import RunError
-from workbench.kinds import Fields, Model, Module, Trainer
+from workbench.kinds import Fields, Model, Module, Tokenizer, Trainer
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState
 from workbench.run.differences import Differences, flat
@@ -90,7 +90,7 @@ def save_checkpoint(
     return target
 
 
-def is_spread(trainer: Any) -> bool:
+def is_spread(trainer: Trainer) -> bool:
     """Whether a process has only its share of weights or optimiser (FSDP, DeepSpeed), so that all
     must help to save them.
     """
@@ -261,7 +261,9 @@ def _whole_state(folder: Path, run: RunDirectory) -> Fields:
     return state
 
 
-def save_adapter(model: Any, tokenizer: Any, folder: Path, weights: Fields | None = None) -> Path:
+def save_adapter(
+    model: Any, tokenizer: Tokenizer, folder: Path, weights: Fields | None = None
+) -> Path:
     """Save a trained adapter with its tokenizer; `weights` as `whole_weights` gave them."""
     names = model.active_adapters
     model.save_pretrained(str(folder), selected_adapters=names, state_dict=weights)

@@ -19,7 +19,7 @@ from workbench.data.difficulty import Profile, Solved, measure_difficulty, pick,
 from workbench.data.rendering import PromptLengths, prompt_lengths_tokens, prompt_text
 from workbench.data.template import TemplateCard, template_card
 from workbench.errors import DataError
-from workbench.kinds import Fields, Model, Tokenizer
+from workbench.kinds import Fields, Model, Prompt, Tensor, Tokenizer
 from workbench.progress import count_line, progress_line
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, function_name, load_task
@@ -202,7 +202,7 @@ def ties_of(model: Model, pairs: Pairs, dtype: str) -> list[list[tuple[int, int]
     return ties
 
 
-def _logits_of(model: Model, pairs: Pairs) -> Iterator[tuple[Any, Any]]:
+def _logits_of(model: Model, pairs: Pairs) -> Iterator[tuple[Tensor, Tensor]]:
     # (ids of the completion [T], logits [T, V] from which each was drawn) of each pair.
     import torch
     from torch.nn.utils.rnn import pad_sequence
@@ -222,7 +222,7 @@ def _logits_of(model: Model, pairs: Pairs) -> Iterator[tuple[Any, Any]]:
 
 
 def preview(
-    row: object,
+    row: Fields | Prompt,
     policy: object = "tiny",
     chat_template_kwargs: Fields | None = None,
     tags: Sequence[str] | None = None,

@@ -17,7 +17,7 @@ import numpy as np
 
 from workbench.data.answer_column import answer_named
 from workbench.errors import RunError, nearest
-from workbench.kinds import Fields, TrainerControl, TrainerState
+from workbench.kinds import Fields, Function, Prompt, Tensor, Trainer, TrainerControl, TrainerState
 from workbench.recipe import LoraPart, Recipe
 from workbench.rewards.answers import completion_text
 from workbench.rewards.groups import batch_of
@@ -48,7 +48,7 @@ class TheirRewards(RewardSuite):
     itself.
     """
 
-    def __init__(self, trainer: Any, task: Task) -> None:
+    def __init__(self, trainer: Trainer, task: Task) -> None:
         self.task, self.names, self.notes, self.on_batch = task, task.function_names, [], None
         self.weights = list(task.weights)
         self.num_generations, self.scale_rewards = trainer.num_generations, trainer.scale_rewards
@@ -115,7 +115,7 @@ class TheirSession(Session):
     """
 
     def __init__(
-        self, run: RunDirectory, trainer: Any, stages: Sequence[Stage], watchers: Watchers
+        self, run: RunDirectory, trainer: Trainer, stages: Sequence[Stage], watchers: Watchers
     ) -> None:
         super().__init__(run, trainer, stages, watchers)
         # by what is being generated now; None: nothing that can be compared is
@@ -130,8 +130,14 @@ class TheirSession(Session):
             self.replace("_generate_and_score_completions", self._generated)
 
     def _calculated(
-        self, inputs: Any, prompts: Any, completions: Any, ids: Any, *more: Any, **named: Any
-    ) -> Any:
+        self,
+        inputs: Sequence[Fields],
+        prompts: Sequence[Prompt],
+        completions: Sequence[object],
+        ids: Sequence[Sequence[int]],
+        *more: object,
+        **named: object,
+    ) -> Tensor:
         started = time.perf_counter()
         scores = self._calculate(inputs, prompts, completions, ids, *more, **named)
         spent_s = time.perf_counter() - started
@@ -142,7 +148,13 @@ class TheirSession(Session):
         return scores
 
     def _batch(
-        self, scores: Any, inputs: Any, prompts: Any, completions: Any, ids: Any, spent_s: float
+        self,
+        scores: Tensor,
+        inputs: Sequence[Fields],
+        prompts: Sequence[Prompt],
+        completions: Sequence[object],
+        ids: Sequence[Sequence[int]],
+        spent_s: float,
     ) -> ScoredBatch:
         task, suite = self.stage.scored_by
         scores = scores.detach().double().cpu().numpy()
@@ -167,7 +179,7 @@ class TheirSession(Session):
             seconds={suite.names[0] if len(suite.names) == 1 else "all functions": spent_s},
         )
 
-    def _generated(self, *args: object, **named: object) -> Any:
+    def _generated(self, *args: object, **named: object) -> object:
         # a subclass may generate again until it has what it wants
         outer, self._scored = self._scored, []
         try:
@@ -182,7 +194,7 @@ class TheirSession(Session):
                 self._compare(batch, made)
         return made
 
-    def _compare(self, batch: ScoredBatch, made: Any) -> None:
+    def _compare(self, batch: ScoredBatch, made: Fields) -> None:
         batch, others = _as_trained_on(batch, made)
         self.scored(batch)
         if others:
@@ -245,7 +257,7 @@ class TheirSession(Session):
             self.recorder.log(step, row | logged)
 
 
-def _as_trained_on(batch: ScoredBatch, made: Any) -> tuple[ScoredBatch, list[int]]:
+def _as_trained_on(batch: ScoredBatch, made: Fields) -> tuple[ScoredBatch, list[int]]:
     """The batch with the advantages that its trainer `made`, and the indices of the groups that it
     does not learn from.
 
@@ -277,14 +289,14 @@ def _begin_with(rows: list[list[int]], own: Sequence[list[int]]) -> bool:
     return len(rows) == len(own) and all(map(lambda row, ids: row[: len(ids)] == ids, rows, own))
 
 
-def _in_words(prompt: Any) -> object:
+def _in_words(prompt: Prompt) -> object:
     # Messages whose content is in parts, as they are made of prompts with pictures: [image 640x480]
     # and the text.
     def word(part: Fields) -> str:
         kind = part.get("type", "part")
         return part.get("text") or str(to_json(part.get(kind, f"[{kind}]")))
 
-    def content(parts: object) -> Any:
+    def content(parts: object) -> object:
         return "".join(map(word, parts)) if isinstance(parts, list) else parts
 
     if isinstance(prompt, str):
@@ -308,11 +320,11 @@ def _pictures(value: object) -> Iterator[Any]:
             yield from _pictures(each)
 
 
-def _named(function: Any, name: str) -> object:
+def _named(function: Function, name: str) -> object:
     if not hasattr(function, "parameters") and function_name(function) == name:
         return function
 
-    def scored(**call: Any) -> Any:
+    def scored(**call: object) -> object:
         return function(**call)
 
     scored.__name__ = scored.__qualname__ = name
@@ -320,7 +332,7 @@ def _named(function: Any, name: str) -> object:
     return scored
 
 
-def _hash(function: Any) -> str:
+def _hash(function: Function) -> str:
     model = getattr(function, "of", function)
     if not hasattr(model, "parameters"):
         return reward_hash(model)
@@ -351,7 +363,7 @@ def _policy_of(trainer: Any) -> Policy:
     )
 
 
-def _recipe_of(trainer: Any, run_name: str, policy: Policy, task: Task) -> Recipe:
+def _recipe_of(trainer: Trainer, run_name: str, policy: Policy, task: Task) -> Recipe:
     # What is known of it, in a recipe's words: for those who read the run. It was never asked for
     # in them.
     shapes = getattr(policy.model, "peft_config", {})

@@ -12,7 +12,7 @@ from typing import Any
 
 from workbench import processes
 from workbench.errors import RecipeError, RunError
-from workbench.kinds import Fields
+from workbench.kinds import Fields, Trainer, TrainingArguments
 from workbench.recipe import REMOVED, Recipe
 from workbench.run.differences import Differences
 from workbench.run.directory import RunDirectory, open_run
@@ -44,7 +44,7 @@ from workbench.training.watchers import Watchers
 from workbench.workspace import replace_folder
 
 
-def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = None) -> Any:
+def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = None) -> Trainer:
     """TRL's GRPOTrainer for a plan: the model, the tokenizer, the reward functions, the GRPOConfig
     and the prompts.
 
@@ -71,7 +71,7 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
     made = settled(plan, policy)
     config_class, trainer_class = trainer_classes(policy.backend_name)
 
-    def built(stage: Stage) -> Any:
+    def built(stage: Stage) -> tuple[Trainer, list[str]]:
         return build_trainer(trainer_class, configs[stage.number], stage, policy)
 
     if output_dir is None:
@@ -280,7 +280,9 @@ def _news(
     ]
 
 
-def build_config(config_class: type, stage: Stage, folder: str | Path, policy: Policy) -> Any:
+def build_config(
+    config_class: type, stage: Stage, folder: str | Path, policy: Policy
+) -> TrainingArguments:
     """The stage's GRPOConfig for the policy's backend, or a RecipeError. `features/trackers.py`
     guards trackers, not this.
     """
@@ -304,7 +306,7 @@ def build_config(config_class: type, stage: Stage, folder: str | Path, policy: P
 
 def build_trainer(
     trainer_class: type, config: object, stage: Stage, policy: Policy
-) -> tuple[Any, list[str]]:
+) -> tuple[Trainer, list[str]]:
     """(TRL's trainer for a stage, on the policy's own adapter; its warnings). RecipeError for what
     it refuses together.
     """

@@ -4,11 +4,10 @@ the best paid probes.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from workbench.audit.examination import RewardAudit
+from workbench.kinds import Figure
 from workbench.views.figure import GREY, inline_image, new_figure, stacked_bars, with_legend
 from workbench.views.tables import (
     Table,
@@ -95,7 +94,7 @@ def _reference(audit: RewardAudit) -> dict[str, float | None]:
     }
 
 
-def leaderboard_chart(audit: RewardAudit) -> Any:
+def leaderboard_chart(audit: RewardAudit) -> Figure:
     """What the reference completion and the best paid probes earn, by function: a bar each, with
     the reference as a line.
     """

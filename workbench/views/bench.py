@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
 from workbench.views.audit import audit_view
 from workbench.views.groups import group_tables
-from workbench.views.tables import Table
+from workbench.views.tables import Table, View
 
 _DEADLINE_S = 5.0  # for one function and all completions of the panel
 
@@ -87,14 +86,14 @@ class Bench:
         trace = self.suite.trace(function, [row], [text])
         return trace.matched.get(text, set()) if trace is not None else set()
 
-    def tables(self, row: Row, texts: Sequence[str]) -> list[Any]:
+    def tables(self, row: Row, texts: Sequence[str]) -> list[View | Table]:
         """The panel as plain tables, the audit last."""
         group, problems = self.group(row, texts)
         failed = Table(["completion", "what a function did instead of scoring it"], problems)
         return [*group_tables(group), *([failed] if problems else []), self.report]
 
     @cached_property
-    def report(self) -> Any:
+    def report(self) -> View | Table:
         """What `audit_rewards` finds in the task, for people, or why it cannot be audited."""
         try:
             return audit_view(audit_rewards(self.task), chart=False)

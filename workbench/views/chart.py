@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from workbench.kinds import Axes
 from workbench.views.figure import GREY
 from workbench.views.history import History
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.legend import Legend
+    from matplotlib.lines import Line2D
 
 MAX_POINTS = 300  # of a line that is as wide as the figure
 _ROOM = 1.04  # so that a curve does not run along the frame
@@ -29,10 +35,10 @@ class Line(NamedTuple):
     """The curve of one column."""
 
     key: str
-    artist: Any
+    artist: Line2D
     right: bool  # on the second axis
     shaded: Sequence[str]  # columns of the least and the greatest
-    shade: Any  # the area between them
+    shade: Artist | None  # the area between them
 
 
 @dataclass
@@ -70,8 +76,8 @@ class Chart:
         self.peak = axis.text(0.99, 0.97, "", fontsize=7, ha="right", va="top", **look)
         self.words = axis.text(0.5, 0.5, "", fontsize=8, ha="center", va="center", **look)
         self.areas = [self._area(colour, self.alpha, label) for _, label, colour in self.stack]
-        self.shown_legend: Any = None
-        self._entries: list[tuple[Any, str]] = []
+        self.shown_legend: Legend | None = None
+        self._entries: list[tuple[object, str]] = []
         settings, self.lines = self.lines, []
         for line in settings:
             self.add(**line)
@@ -80,7 +86,7 @@ class Chart:
             self.legend([entry for entries in pairs for entry in entries], self.columns)
 
     @staticmethod
-    def _scale(axis: Any, share: bool) -> None:
+    def _scale(axis: Axes, share: bool) -> None:
         from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
         def short(value: float, _: object) -> str:
@@ -112,7 +118,7 @@ class Chart:
         (artist,) = axis.plot([], [], zorder=depth, **look)
         self.lines = [*self.lines, Line(key, artist, right, shaded, shade)]
 
-    def legend(self, entries: Sequence[tuple[Any, str]], columns: int) -> None:
+    def legend(self, entries: Sequence[tuple[object, str]], columns: int) -> None:
         """A legend of these artists and their labels, between title and axis."""
         if entries == self._entries:
             return

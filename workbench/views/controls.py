@@ -236,7 +236,7 @@ class Controls:
             for action in _NUMBERS:
                 self._put(action, _written(getattr(self.state, action)))
 
-    def _put(self, name: str, value: Any) -> None:
+    def _put(self, name: str, value: object) -> None:
         # A field that somebody is writing in would lose what was typed, so only changes are
         # written.
         if self._shown.get(name) != value:

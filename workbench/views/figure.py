@@ -10,13 +10,16 @@ import io
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from workbench.kinds import Axes, Fields, Figure
 from workbench.printable import printable
 from workbench.views.tables import cut
+
+if TYPE_CHECKING:
+    from matplotlib.container import BarContainer
 
 # Okabe and Ito's palette: told apart by readers with any colour vision.
 COLOURS = (
@@ -33,13 +36,15 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = COLOURS
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
 
 
-def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
     """(Figure, axes), drawn by Agg. Sizes in inches."""
     figure, axes = mosaic(width, height, np.arange(rows * columns).reshape(rows, columns))
     return figure, list(axes.values()) if len(axes) > 1 else axes[0]
 
 
-def mosaic(width: float, height: float, layout: Any, **grid: float) -> tuple[Any, dict[Any, Any]]:
+def mosaic(
+    width: float, height: float, layout: np.ndarray | list[list[str]], **grid: float
+) -> tuple[Figure, dict[Any, Axes]]:
     """(Figure, axes by name), drawn by Agg. Sizes in inches, of 100 pixels."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -62,7 +67,7 @@ def as_text(text: object, most: int = 1000) -> str:
 
 def with_legend(
     figure: Figure, axis: Axes, *entries: object, x: str = "", y: str = "", title: str = ""
-) -> Any:
+) -> Figure:
     """The figure, laid out, with what its axes and their title say, and the legend (or these
     handles and labels) on its right.
     """
@@ -73,7 +78,7 @@ def with_legend(
     return figure
 
 
-def lying(axis: Any, places: Any, labels: Any) -> None:
+def lying(axis: Any, places: object, labels: Iterable[object]) -> None:
     """An axis of horizontal bars: labels from the top down, the grid upright."""
     axis.set_yticks(places, [as_text(label, 48) for label in labels])
     axis.invert_yaxis()
@@ -99,7 +104,7 @@ def stacked_bars(
     lying(axis, places, labels)
 
 
-def twin_bars(axis: Any, labels: Sequence[str], twins: Fields, **look: Any) -> list[Any]:
+def twin_bars(axis: Any, labels: Sequence[str], twins: Fields, **look: Any) -> list[BarContainer]:
     """Horizontal bars side by side, of two named series: {name: (colour, values, errors)}."""
     places = np.arange(len(labels))
     bars = [
@@ -134,7 +139,7 @@ def image_bundle(data: bytes, text: str) -> dict[str, str]:
 class Picture:
     """A figure as the view of a result, with a text for readers who cannot see it."""
 
-    def __init__(self, figure: Any, text: str) -> None:
+    def __init__(self, figure: Figure, text: str) -> None:
         self.figure, self.text = figure, text
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
@@ -152,7 +157,7 @@ _DARK = (
 )
 
 
-def inline_image(figure: object, text: str) -> str:
+def inline_image(figure: Figure, text: str) -> str:
     """The figure as HTML, for a view that shows it among other things; the text is for readers who
     cannot see it.
     """

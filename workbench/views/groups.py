@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from workbench.errors import RunError
+from workbench.kinds import Figure
 from workbench.rewards.groups import ExplainedGroup
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
@@ -96,7 +97,7 @@ def group_tables(group: ExplainedGroup, completions: bool = True) -> list[Table]
     return [scored, added, Table(head, rows, group.verdict)]
 
 
-def contribution_bars(group: ExplainedGroup) -> Any:
+def contribution_bars(group: ExplainedGroup) -> Figure:
     """Each completion's advantage as the sum of what the functions add: to the right of 0 up, to
     the left down.
     """
@@ -224,8 +225,10 @@ def group_text(group: ShownGroup, most: int = 3) -> str:
     return "\n".join(lines)
 
 
-def _row(batch: ScoredBatch, index: int) -> list[Any]:
-    cells: list[Any] = [Verbatim(middle_cut(batch.completions[index] or "", *_LONGEST_COMPLETION))]
+def _row(batch: ScoredBatch, index: int) -> list[object]:
+    cells: list[object] = [
+        Verbatim(middle_cut(batch.completions[index] or "", *_LONGEST_COMPLETION))
+    ]
     for name, score in zip(batch.names[:MOST_FUNCTIONS], batch.scores[index].tolist()):
         error = batch.errors.get(name, {}).get(index)
         cells.append(CellMark(one_line(str(error), 60), BAD) if error else score)

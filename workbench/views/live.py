@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
+from workbench.health.verdicts import Verdict
 from workbench.kinds import Fields
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
@@ -59,7 +60,7 @@ class RunCell:
         """Seconds since the run began."""
         raise NotImplementedError
 
-    def _display(self, line: str, controls: Any) -> None:
+    def _display(self, line: str, controls: object) -> None:
         """Make the places, with the controls (something to display, or a bundle) below the picture.
         What the status line says now stays in a saved terminal.
         """
@@ -187,7 +188,7 @@ class LivePlot(RunCell):
         """
         self._batch = scored
 
-    def verdicts(self, verdicts: list[Any]) -> None:
+    def verdicts(self, verdicts: list[Verdict]) -> None:
         """The run's health was checked: shown at the end of the step, with a picture if there is a
         new alarm.
         """

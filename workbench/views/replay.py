@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.kinds import Figure
 from workbench.replaying import DEAD, Replay
 from workbench.views.chart import MAX_POINTS
 from workbench.views.figure import (
@@ -105,7 +106,7 @@ def _changed_scores(old: dict[str, float], new: dict[str, float]) -> str:
     return ", ".join(f"{short_name(name)} {was} -> {now}" for name, was, now in sides if was != now)
 
 
-def replay_chart(replay: Replay) -> Any:
+def replay_chart(replay: Replay) -> Figure:
     """Share of dead groups by step, old against new; several steps per point where there are
     many.
     """
@@ -126,7 +127,7 @@ def replay_chart(replay: Replay) -> Any:
     return with_legend(figure, axis, x=steps, title=title)
 
 
-def decider_bars(replay: Replay) -> Any:
+def decider_bars(replay: Replay) -> Figure:
     """How many groups each function decides, old against new."""
     figure, axis = new_figure(8, 0.5 * (len(replay.functions) + 1) + 0.9)
     old = [row["old_decided"] for row in replay.functions] + [sum(replay.old_dead.values())]

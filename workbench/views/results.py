@@ -38,6 +38,7 @@ from workbench.views.tables import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from workbench.data.template import TemplateCard
     from workbench.exporting.checks import Proof, Proofs
     from workbench.inspection.measured import Evaluation
     from workbench.inspection.reading import RecordedGroup
@@ -74,7 +75,7 @@ def lengths_picture(lengths: Any) -> Picture:
     return Picture(with_legend(figure, axis, x="prompt length, tokens", y="rows"), str(lengths))
 
 
-def difficulty_picture(profile: Any) -> Any:
+def difficulty_picture(profile: Any) -> Picture | Table:
     """A difficulty `Profile` as bars: prompts by number of right completions; never, sometimes and
     always coloured.
     """
@@ -96,7 +97,7 @@ def difficulty_picture(profile: Any) -> Any:
     return Picture(with_legend(figure, axis, **axes, title=title), str(profile))
 
 
-def card_view(card: Any) -> View:
+def card_view(card: TemplateCard) -> View:
     """A `TemplateCard`: the exact text with its special tokens marked, what a trainer makes of it,
     and what to worry about.
     """
@@ -233,7 +234,7 @@ def proof_table(proof: Proof | Proofs) -> View:
 
     proofs = list(proof) if isinstance(proof, Proofs) else [proof]
     measured = next((one.measured for one in proofs if one.measured), {})
-    rows: list[list[Any]] = []
+    rows: list[list[object]] = []
     if measured:
         rows += [[who, "", *_numbers(measured, who)] for who in ("policy", "base")]
     views: list[View | Table] = []

@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from workbench.health.verdicts import Verdict
 from workbench.kinds import Fields
 from workbench.progress import clock
 from workbench.run.batch import ScoredBatch
@@ -73,7 +74,7 @@ class RunView:
         self.history = History(state.weights)
         self.marks: list[Mark] = []
         self.held_out: list[Fields] = []  # measurements of held-out prompts
-        self.verdicts: list[Any] = []
+        self.verdicts: list[Verdict] = []
         self.group: ShownGroup | None = None
 
     def begin(self, run: RunDirectory, total: int | None = None, beta: float | None = None) -> None:
@@ -249,7 +250,7 @@ class FollowedRun(RunView):
         age = time.monotonic() - self._examined_at
         return self.over or age >= oldest_s(self.elapsed_s() or 0.0)
 
-    def examine(self) -> list[Any]:
+    def examine(self) -> list[Verdict]:
         """The verdicts on the run's health, from its record. Reads files only, so it may run on
         another thread.
         """

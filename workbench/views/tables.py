@@ -40,7 +40,7 @@ class Table:
     """A small table: HTML in a notebook, aligned text elsewhere."""
 
     def __init__(
-        self, header: Iterable[str], rows: Iterable[Iterable[Any]], caption: str = ""
+        self, header: Iterable[str], rows: Iterable[Iterable[object]], caption: str = ""
     ) -> None:
         self.header, self.rows, self.caption = list(header), [list(row) for row in rows], caption
 

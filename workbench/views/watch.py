@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from workbench.health.verdicts import OK, SKIPPED
+from workbench.health.verdicts import OK, SKIPPED, Verdict
 from workbench.kinds import Fields
 from workbench.progress import clock
 from workbench.run.control_file import ACTIONS, answer_to, send
@@ -67,7 +66,7 @@ def follow(run: FollowedRun, every_s: float = 1.0) -> str:
     """
     terminal = TerminalProgress(remaining=False, every=1)
     marked = len(run.marks)
-    states: dict[Any, str] = {}  # of the verdicts that were shown
+    states: dict[tuple[str, str], str] = {}  # of the verdicts that were shown
     terminal.begin(run, run.total, {})
     with terminal.bar:
         while True:
@@ -100,7 +99,7 @@ def _times(run: FollowedRun) -> str:
     return ("" if elapsed is None else f"  {clock(elapsed)} elapsed") + then
 
 
-def _changed(verdicts: Iterable[Any], states: dict[Any, str]) -> list[str]:
+def _changed(verdicts: Iterable[Verdict], states: dict[tuple[str, str], str]) -> list[str]:
     """The verdicts whose state differs from what was shown before, in lines; `states` is
     updated.
     """

@@ -37,7 +37,7 @@ class Parts(Fields):
         super().__init__()
         self._quiet = False
 
-    def add(self, name: str, kind: str, then: Function | None = None, **traits: Any) -> Any:
+    def add(self, name: str, kind: str, then: Function | None = None, **traits: object) -> Any:
         """Make a widget of ipywidgets, and keep it under a name. `then` is called when a button is
         clicked, and with the new value when somebody changes that of another widget.
         """

@@ -50,7 +50,7 @@ class RatioWatch(Feature):
         batch: list[Fields] = []  # of the latest loss
         lost = "a ratio was not recorded"
 
-        def note(logps: Any) -> None:
+        def note(logps: Tensor) -> None:
             old, low, high = batch[0].get("old_per_token_logps"), 1.0, 1.0
             if old is not None:
                 mask = batch[0]["completion_mask"] * batch[0].get("tool_mask", 1)
@@ -67,14 +67,14 @@ class RatioWatch(Feature):
             batch[:] = [inputs]
             return compute(model, inputs)
 
-        def logps(*args: object, **more: object) -> Any:
+        def logps(*args: object, **more: object) -> object:
             computed = logps_of(*args, **more)
             if batch and computed[0].requires_grad:  # not those of the old policy or the reference
                 with self.session.spared(lost):
                     note(computed[0])
             return computed
 
-        def get_off_policy_mask(*args: object, **more: object) -> Any:
+        def get_off_policy_mask(*args: object, **more: object) -> Tensor:
             kept = mask_of(*args, **more)
             with self.session.spared(lost):
                 ratios[RATIO_MASKED].append(1 - float(kept.float().mean()))

@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from workbench import processes
-from workbench.kinds import Fields, Function, Trainer
+from workbench.kinds import (
+    Fields,
+    Function,
+    Trainer,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from workbench.recipe import read_yaml
 from workbench.training.feature import Feature
 from workbench.training.plan import Stage
@@ -168,7 +175,14 @@ class Tracker:
             self.guarded("end", self.inner._wandb.finish)
         self.leave_out()
 
-    def forward(self, event: str, args: Any, state: Any, control: Any, **more: Any) -> None:
+    def forward(
+        self,
+        event: str,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **more: Any,
+    ) -> None:
         """Call the tracker's own `event`, for a run of the workbench's name."""
         later_stage = event == "on_train_begin" and self.end
         kept = {key: more.get(key) for key in ("model", "processing_class")}
@@ -188,7 +202,7 @@ class Tracker:
             event.removeprefix("on_"), lambda: method(own, state, copy.copy(control), **more)
         )
 
-    def guarded(self, when: str, call: Callable[[], Any]) -> Any:
+    def guarded(self, when: str, call: Callable[[], object]) -> Any:
         """What the call returns; if it fails, the tracker is left out."""
         try:
             return call()

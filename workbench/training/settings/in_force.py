@@ -96,7 +96,7 @@ def decides(name: str) -> bool:
     return not re.fullmatch(_ELSEWHERE, name)
 
 
-def as_json(value: object) -> Any:
+def as_json(value: object) -> bool | int | float | str | None:
     """A setting as JSON has it."""
     value = getattr(value, "value", value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -84,7 +84,7 @@ def _choice(name: str, value: object, *_: object) -> tuple[str, str] | None:
     return f"{name} is one of {', '.join(map(str, choices))}", remedy
 
 
-def _value(name: str, value: Any, settings: Fields, wanted: set[type]) -> tuple[str, str] | None:
+def _value(name: str, value: object, settings: Fields, wanted: set[type]) -> tuple[str, str] | None:
     # (rule, remedy) for a value of another kind, one that the trainer refuses, one out of range.
     if wanted and not _fits(value, wanted):
         words = " or ".join(sorted(_KIND_WORDS[kind] for kind in wanted))
@@ -123,7 +123,7 @@ def check_lora(lora: LoraPart) -> None:
         raise RecipeError(said, rule=f"r is at most {MOST_R}", remedy=remedy)
 
 
-def check_trackers(report_to: Any) -> list[str]:
+def check_trackers(report_to: object) -> list[str]:
     """The trackers that `report_to` names, "all" among them; RecipeError for one that transformers
     does not know.
     """

@@ -112,7 +112,7 @@ def _free_bytes() -> int:
     return psutil.virtual_memory().available
 
 
-def _forward(layer: Any, base: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _forward(layer: Any, base: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     import torch
 
     if layer.disable_adapters:
@@ -123,7 +123,7 @@ def _forward(layer: Any, base: Callable[[Any], Any]) -> Callable[[Any], Any]:
     # PEFT's layer over NF4 converts the adapter's output before it is added, the other one after.
     before = _is_linear4bit(layer.base_layer)
 
-    def forward(x: Tensor) -> Any:
+    def forward(x: Tensor) -> Tensor:
         result = base(x)
         output = linear(linear(x.to(a.dtype), a), b) * scaling
         return result + output.to(result.dtype) if before else (result + output).to(result.dtype)
@@ -131,7 +131,7 @@ def _forward(layer: Any, base: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return forward
 
 
-def _base(base: Any, *, unpack: bool) -> Callable[[Any], Any]:
+def _base(base: Any, *, unpack: bool) -> Callable[[Tensor], Tensor]:
     import torch
 
     linear, weight, bias = torch.nn.functional.linear, base.weight, base.bias

@@ -19,7 +19,7 @@ import transformers as hf
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.generation import GenerationMode
 
-from workbench.kinds import Fields, Function, Model
+from workbench.kinds import Fields, Function
 from workbench.training.features.generation.adapters import lean_adapters
 
 # Each judges a row by that row alone, so rows can leave the batch when they are finished.
@@ -63,11 +63,11 @@ def decoder(use: Optimizations = ALL) -> Function:
     """
 
     def decode(
-        model: Model,
+        model: Any,
         input_ids: torch.Tensor,
         logits_processor: object,
-        stopping_criteria: object,
-        generation_config: object,
+        stopping_criteria: hf.StoppingCriteriaList,
+        generation_config: hf.GenerationConfig,
         **kwargs: object,
     ) -> torch.Tensor:
         check_asked(generation_config, logits_processor, stopping_criteria, kwargs)
@@ -87,7 +87,12 @@ def _none_of(reasons: Fields) -> None:
             raise Unsupported(reason)
 
 
-def check_asked(config: Any, processors: Any, criteria: Any, kwargs: Fields) -> None:
+def check_asked(
+    config: hf.GenerationConfig,
+    processors: Any,
+    criteria: hf.StoppingCriteriaList,
+    kwargs: Fields,
+) -> None:
     """Check what `generate` prepared: `Unsupported` for the first thing that the loop does not
     cover.
     """
@@ -181,10 +186,10 @@ class _Rows:
     def __init__(
         self,
         model: Any,
-        prompts: Any,
+        prompts: torch.Tensor,
         processors: Any,
-        criteria: Any,
-        config: Any,
+        criteria: hf.StoppingCriteriaList,
+        config: hf.GenerationConfig,
         kwargs: Fields,
         use: Optimizations,
     ) -> None:
