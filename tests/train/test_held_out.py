@@ -116,7 +116,6 @@ def test_it_measures_base_every_so_many_steps_and_the_end(whole):
     assert set(query(whole.rollouts, "select distinct step from rollouts")["step"]) == {1, 2, 3, 4, 5}
 
 
-@pytest.mark.slow
 def test_the_closing_line_says_the_share_of_the_time_that_the_manifest_has(home):
     class Heard:
         def begin(self, *_: object) -> None: ...
@@ -131,6 +130,7 @@ def test_the_closing_line_says_the_share_of_the_time_that_the_manifest_has(home)
     assert f" {100 * share:.1f} % of the time" in heard.words
 
 
+@pytest.mark.slow
 def test_the_best_adapter_outlasts_the_rotation(whole):
     best = best_of(held_out(whole.events()))
     assert [folder.name for folder in whole.saved()] == ["checkpoint-5"]

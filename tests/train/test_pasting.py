@@ -449,7 +449,7 @@ LEFT_OUT = [
     ("FastLanguageModel.from_pretrained('a/b')\nLoraConfig(r=4)\nLoraConfig(r=8)", "r = 8 is left out: lora.r is 4 in line 2"),
     ("GRPOTrainer('a/b', f, callbacks=[Mine()], eval_dataset=None)", r"callbacks = \[Mine\(\)\] is left out: they are code"),
     ("GRPOTrainer('a/b', **more)", r"\*\*more is left out"),
-    ("ds = load_dataset('a/b')\nGRPOConfig()", "data are left out.*task file"),
+    ("ds = load_dataset('a/b')\nGRPOConfig()", "data .*'a/b'.* are left out.*task file"),
     ("ds = load_dataset('openai/gsm8k', 'main')\nGRPOConfig()", "task = 'gsm8k'"),
     ("GRPOConfig(beta=0.1)", "max_steps is not taken from the script: 100"),
     ("GRPOConfig(use_liger_kernel=True)", "use_liger_kernel is left out: liger_kernel is not installed here"),
@@ -537,3 +537,11 @@ def test_a_refusal_says_what_was_left_out_of_the_script():
     with pytest.raises(RecipeError) as raised:
         wb_plan(script, machine=CPU)
     assert any("load_in_fp8 = True is left out" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("loader", ["FastVisionModel", "AutoModelForImageTextToText", "Gemma3ForConditionalGeneration"])
+def test_a_loader_of_a_vision_model_is_named(loader):
+    notes = read_script(
+        f'model = {loader}.from_pretrained("a/b-VL")\ntrainer = GRPOTrainer(model=model, args=GRPOConfig(beta=0))'
+    ).notes
+    assert [note for note in notes if note.startswith(f"line 1: {loader}.from_pretrained is left out")]

@@ -302,14 +302,15 @@ class RunControl:
 
     def _reload(self, file: Path | None = None) -> Fields:
         trainer, old, before = self.trainer, self.suite, self.weights
-        source = resolve(file or self.stage.source)
+        place = self.stage.source
+        source = resolve(file or place)
         if not source.is_file():
             raise RequestError(
                 f"reload: task {self.task.name!r} is not a file",
                 rule="reward functions are reloaded from the file that they came from",
                 remedy="train a task file (notebook 02 writes one)",
             )
-        task = load_task(self.stage.source, file) if file else load_task(source)
+        task = load_task(place, file) if file and place else load_task(source)
         weights = {
             name: before.get(name, own)
             for name, own in zip(task.function_names, task.weights, strict=True)

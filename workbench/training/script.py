@@ -43,6 +43,7 @@ _LIBRARIES = r"(?:(?:trl|peft|unsloth|transformers|datasets)\.(?:[a-z_0-9]+\.)*)
 _CONFIG, _TRAINER, _LORA = "GRPOConfig", "GRPOTrainer", "LoraConfig"
 _UNSLOTH = r"Fast(?:Language|Text)?Model\.from_pretrained"
 _TRANSFORMERS = r"\w+ForCausalLM\.from_pretrained"
+_SEES = r"FastVisionModel\.from_pretrained|\w*(?:ImageText|Conditional|Vision)\w*\.from_pretrained"
 _UNSLOTHS_LORA = r"Fast\w*Model\.get_peft_model"
 _QUANTISED = "BitsAndBytesConfig"
 _READ = f"{_QUANTISED}|{_CONFIG}|{_TRAINER}|{_UNSLOTH}|{_TRANSFORMERS}|{_LORA}|{_UNSLOTHS_LORA}"
@@ -320,6 +321,8 @@ class _Reader:
 
     def _read_task(self, trainers: list[Call]) -> None:
         # The task, where the dataset is one that ships; a note on reward functions and data.
+        for call in self.calls(_SEES):
+            self._note(call.line, f"{call.name} is left out: only loaders of text models are read")
         if "policy.name" not in self.stated:
             text = "no model name could be read in the script: policy.name stays"
             self.notes.append(f"{text} {Recipe().policy.name!r}")
@@ -329,9 +332,10 @@ class _Reader:
             self.content["task"] = "gsm8k"
             self.notes.append("dataset gsm8k: task = 'gsm8k', with its own prompts and rewards")
         elif trainers or loads:
+            names = ", ".join(repr(path) for path in paths if isinstance(path, str))
             self.notes.append(
-                "reward functions and data are left out: they are code; put them into a task file"
-                " (notebook 02 writes one), and name it in `task:`, now"
+                f"reward functions and data{names and f' ({names})'} are left out: they are code;"
+                " put them into a task file (notebook 02 writes one), and name it in `task:`, now"
                 f" {Recipe().task!r}"
             )
 
