@@ -255,7 +255,7 @@ def _executed_as(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _beside(folder: Path) -> Generator[None]:
-    # A task's own modules lie beside it. They are loaded anew with it: another task may have some
+    # A task's own modules lie beside it. They are reloaded with it: another task may have some
     # of the same names.
     for name in _brought:
         sys.modules.pop(name, None)

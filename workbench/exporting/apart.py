@@ -51,7 +51,7 @@ def run_apart(module: str, request: Fields, progress: Progress) -> Fields:
 
 
 def _end_of_process(command: list[str], log: Path, progress: Progress) -> int:
-    # In a session of its own: it and what it starts are ended together.
+    # In a separate session: it and what it starts are ended together.
     with (
         log.open("wb") as errors_,
         Popen(

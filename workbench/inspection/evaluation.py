@@ -110,13 +110,13 @@ def evaluate(
             way = {**ways[how], "base": who == "base", "batch_size": _BATCH}
             size = max(1, _BATCH // way["samples"])
             for some, left in kept.missing(who, how, rows, size):
-                # A seed of the batch's own: what goes on after a kill ends as if it had not been.
+                # Each batch has its seed, so that a kill and a resume change no completion.
                 way["seed"] = seed + int(next(iter(some))[:6], 16)
                 scored = scored_groups(policy, task, [*some.values()], suite, **way)
                 kept.add(who, how, some, scored)
                 lock.beat()
                 progress(number * len(rows) - left, len(passes) * len(rows))
-        kept.save()  # of what was measured before, something else may be asked for now
+        kept.save()  # it may hold more than this call asked for
         evaluation = kept.evaluation()
         run.write_json("evaluation.json", evaluation.found)
         return evaluation

@@ -364,7 +364,7 @@ class RunControl:
             )
         if value and not before:
             # What is left of a batch that serves several steps has no reference's
-            # log-probabilities: it is generated anew.
+            # log-probabilities: it is generated again.
             trainer._buffered_inputs = None
         trainer.beta = trainer.args.beta = self.stage.settings["beta"] = value
         self.recorder.measures_kl = bool(value)

@@ -58,7 +58,7 @@ class Bar(bars.Progress):
     def start(self) -> None:
         before = sys.stdout, sys.stderr
         super().start()
-        # rich has put streams of its own there, which obey colours and links; it takes them away
+        # rich has put its streams there, which obey colours and links; it takes them away
         # again.
         now = zip((sys.stdout, sys.stderr), before, strict=True)
         sys.stdout, sys.stderr = (

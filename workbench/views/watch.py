@@ -142,7 +142,7 @@ def answered(reply: Fields, timeout_s: float) -> str:
     """The result of a request, in a line."""
     if reply["applied"]:
         return answer_line(reply, own=_BY)
-    if reply["applied"] is not None:  # value, rule and remedy, in lines of their own
+    if reply["applied"] is not None:  # value, rule and remedy, on separate lines
         return f"{answer_line({**reply, 'why': ''}, own=_BY)}{reply.get('why', '')}"
     late = f"{reply['action']}: requested, not answered after {timeout_s:g} s"
     return f"{late}; the answer comes at the end of the step in flight (see events.jsonl)"

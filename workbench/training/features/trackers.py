@@ -154,7 +154,7 @@ class Tracker:
         self.inner: Any = None  # the tracker's own callback, while it works
         self.end: Callable[[], object] | None = None  # from the first event on
         # For as long as it works: libraries read the environment again when they log, some in
-        # threads of their own.
+        # separate threads.
         self.environment = contextlib.ExitStack()
         self.environment.enter_context(_in_environment(settings))
         self.inner = self.guarded("start", lambda: _start(name, run_name, settings))

@@ -100,7 +100,7 @@ def _unpacks_as_stored(base: Any) -> bool:
     state = getattr(base.weight, "quant_state", None) if _is_linear4bit(base) else None
     if state is None or base.weight.device.type != "cpu":
         return False
-    # bitsandbytes has a second kernel for CPUs, with a layout of its own, which rounds differently.
+    # bitsandbytes has a second kernel for CPUs, with a separate layout, which rounds differently.
     second = getattr(base, "support_avx512bf16_for_cpu", False) and not base.training
     second = second or getattr(state, "packing_format_for_cpu", False)
     return not second and base.compute_type_is_set and base.compute_dtype == state.dtype

@@ -136,7 +136,7 @@ def check_model(model: Any) -> None:
     config, kind, training = model.config, type(model), model.training
     attention = getattr(config, "_attn_implementation", None)
     dropout = getattr(config, "attention_dropout", None)
-    # TRL samples in training mode, where every copy of a prompt has a dropout mask of its own.
+    # TRL samples in training mode, where every copy of a prompt has a separate dropout mask.
     drops = torch.nn.modules.dropout._DropoutNd
     dropping = [
         name
