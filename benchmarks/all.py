@@ -25,8 +25,8 @@ import measuring
 NAMES = (
     "steps", "generation", "checkpoints", "exports", "verifying", "kills", "damage", "hooks",
     "scoring", "answers", "replay",
-    "reading", "long_run", "start", "dataset_checks", "health", "broken_runs", "held_out",
-    "warm_start",
+    "reading", "long_run", "start", "dataset_checks", "health", "broken_runs", "held_out", "turns",
+    "warm_start", "levels", "real_model", "resident", "bad_environments",
 )  # fmt: skip
 README = measuring.HERE / "README.md"
 _BLOCK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)

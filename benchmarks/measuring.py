@@ -14,6 +14,8 @@ import gc
 import json
 import os
 import platform
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -73,9 +75,22 @@ def parse(
     if parser.parse_known_args(words)[0].quick:
         parser.set_defaults(**quick)
     asked = parser.parse_args(words)
+    asked.options = _options(parser, asked)
     if asked.out is None and not asked.quick:
         asked.out = RESULTS
     return asked
+
+
+def _options(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> list[str]:
+    # What was asked for beside the defaults, as words of a command; where files are is nobody's.
+    options: list[str] = []
+    for key, value in vars(asked).items():
+        if value == parser.get_default(key) or isinstance(value, Path):
+            continue
+        options.append(f"--{key.replace('_', '-')}")
+        if value is not True:
+            options += map(str, value if isinstance(value, list) else [value])
+    return options
 
 
 def say(text: str) -> None:
@@ -188,12 +203,14 @@ def own_process(script: str, *words: str, python: str = sys.executable, **enviro
 
 def peak_mb() -> float:
     """The most memory that this process has held, in MiB."""
+    # getrusage counts, on Linux, what the process that started this one held as it did so.
+    with contextlib.suppress(OSError):
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"^VmHWM:\s+(\d+) kB", status, re.M)[1]) / 1024
     import resource
 
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-        1024 if sys.platform == "darwin" else 1
-    )
-    return kilobytes / 1024
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 @contextlib.contextmanager
@@ -261,8 +278,10 @@ def save(
         return None
     content = {
         **stamped,
-        "command": f"uv run python benchmarks/{name}.py",
-        "asked": {key: value for key, value in vars(asked).items() if key != "out"},
+        "command": shlex.join(["uv", "run", "python", f"benchmarks/{name}.py", *asked.options]),
+        "asked": {
+            key: value for key, value in vars(asked).items() if key not in ("out", "options")
+        },
         "lines": [line._asdict() for line in lines],
         "table": {
             "header": list(table[0]),

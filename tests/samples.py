@@ -86,6 +86,14 @@ def evaluation():
     return Evaluation([EVIL, EVIL], *measured, right_by=EVIL)
 
 
+def over_levels():
+    from workbench.inspection.levels import LevelShares, OverLevels
+
+    ones = np.ones((4, 2), dtype=bool)
+    points = [LevelShares.of(level, (~ones, ones), (~ones, ones)) for level in (0, 1, 2)]
+    return OverLevels(EVIL, 1, points, 3, 2)
+
+
 def recorded_group():
     from workbench.inspection.reading import RecordedGroup
 
@@ -167,6 +175,7 @@ SAMPLES = {
     "workbench.exporting.checks.Proofs": proofs,
     "workbench.exporting.risk.MergeRisk": merge_risk,
     "workbench.health.diagnosis.Verdicts": verdicts,
+    "workbench.inspection.levels.OverLevels": over_levels,
     "workbench.inspection.measured.Evaluation": evaluation,
     "workbench.inspection.reading.RecordedGroup": recorded_group,
     "workbench.inspection.reading.Listing": listing,

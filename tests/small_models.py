@@ -17,6 +17,37 @@ from workbench.tiny import MODEL_DIR
 ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
 WORDS = ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
+# A chat template with tools, and how transformers parses its calls.
+TEMPLATE = (
+    "{%- for tool in tools or [] %}{{- '<|system|>' + tool.function.name + eos_token }}{%- endfor %}"
+    "{%- for message in messages %}{{- '<|' + message.role + '|>' + (message.content or '') }}"
+    "{%- for call in message.tool_calls or [] %}{{- '<tool>' + (call.function | tojson) + '</tool>' }}{%- endfor %}"
+    "{{- eos_token }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
+)
+CALLS = {
+    "open": "<tool>",
+    "close_pattern": r"</tool>",
+    "repeats": True,
+    "content": "json",
+    "transform": {"type": "function", "function": "{content}"},
+}
+PARSED = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|assistant|>",
+    "fields": {"tool_calls": CALLS, "content": {"close_pattern": r"</s>", "content": "text"}},
+}
+
+
+def make_speaking(folder: Path) -> str:
+    """The embedded policy in a folder, with a template that has tools."""
+    from transformers import AutoTokenizer
+
+    shutil.copytree(MODEL_DIR, folder)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+    tokenizer.chat_template, tokenizer.response_template = TEMPLATE, PARSED
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
 
 def make_base(
     folder: Path, kind: str = "llama", *, tied: bool = False, dtype: str = "bfloat16", seed: int = 0, shards: str = "1GB"

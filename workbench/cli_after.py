@@ -8,6 +8,7 @@ from pathlib import Path
 
 import workbench as wb
 from workbench.command import Result, Weight, Words, as_flags, command, open_named, weights_of
+from workbench.errors import RequestError
 from workbench.workspace import find, shown
 
 
@@ -67,6 +68,7 @@ def eval_(
     samples: int = 4,
     greedy: bool = False,
     checkpoints: str = "",
+    levels: bool = False,
     seed: int = 0,
 ) -> Result:
     """Is a run's policy better than its base? Both sampled on the same held-out prompts, as in
@@ -78,7 +80,8 @@ def eval_(
     Leaves evaluation.json and, in evaluation.parquet, every completion; what is there already is
     not measured again.
 
-    Exits with 1 unless the gain's interval lies above 0.
+    Exits with 1 unless the gain's interval lies above 0; with --levels: at the level above the
+    trained one.
 
     Examples: `workbench eval latest --held-out 80 --samples 16 --greedy`, `workbench eval demo
     --checkpoints all --json`.
@@ -89,6 +92,8 @@ def eval_(
         samples: Completions per prompt; 16 or more tell whether it was taught or sharpened.
         greedy: Also take the likeliest tokens: one completion per prompt.
         checkpoints: Steps of checkpoints to measure also, such as 20,40; best; or all.
+        levels: Instead, of a task reasoning_gym/NAME@LEVEL: the levels around and above the trained
+            one.
         seed: The same seed gives the same completions on the same machine.
     """
     from workbench.views.terminal import progress
@@ -97,6 +102,18 @@ def eval_(
         checkpoints if checkpoints == "all" else [step for step in checkpoints.split(",") if step]
     )
     opened = open_named(run, "trained")
+    if levels:
+        if greedy or checkpoints:
+            raise RequestError(
+                f"--levels with {'--greedy' if greedy else '--checkpoints'}",
+                rule="over levels, base and trained are sampled at the run's temperature",
+                remedy="leave one of them out",
+            )
+        with progress("passes", "eval") as bar:
+            over = wb.inspection.over_levels(
+                opened, held_out=held_out, samples=samples, seed=seed, progress=bar
+            )
+        return Result(over.found, over, int(not over.reaches))
     with progress("prompts sampled", "eval") as bar:
         evaluation = wb.evaluate(
             opened,
@@ -287,12 +304,16 @@ def ask(
     """
     from workbench.exporting.artefacts import meant
     from workbench.exporting.chat import Conversation
+    from workbench.views.chat import answer_text
 
     folders = meant(artefact)[1]
     folder = next((each for each in folders if each.name == "merged_16bit"), folders[0])
-    answers = Conversation(folder, system).reply(question, temperature, base).answers
+    talk = Conversation(folder, system)
+    if talk.unanswered:
+        print(f"calls are not answered: {talk.unanswered}", file=sys.stderr)
+    answers = talk.reply(question, temperature, base).answers
     said = (
-        f"[{who}: {one.length_tokens} tokens, {one.ended}]\n{one.text}"
+        f"[{who}: {one.length_tokens} tokens, {one.ended}]\n{answer_text(one)}"
         for who, one in answers.items()
     )
     return Result({"artefact": folder, "question": question, "answers": answers}, "\n".join(said))

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import itertools
 import os
+import shlex
 import shutil
 import tempfile
 import threading
@@ -17,11 +18,17 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from workbench import policies
+from workbench.data.prompts import question_text
 from workbench.errors import RunError, nearest
 from workbench.kinds import Fields
 from workbench.run.directory import check_name, open_run
+from workbench.training.precision import fast_bf16
 from workbench.workspace import find, made, replace_file, resolve, shown
 
+_SHOWN, _WIDTH = 3, 72  # held-out prompts that the result shows answered; characters of a column
 NOTEBOOKS = ("01_dataset", "02_rewards", "03_train", "04_inspect", "05_export")
 
 
@@ -252,9 +259,28 @@ def _sockets(client: Any) -> Generator[None]:
         yield
 
 
+def settings_of(policy: str) -> dict[str, Any]:
+    """What a demonstration changes, by notebook, and its `task.py`, from `demos.yaml`.
+
+    RunError for a policy that has none; PolicyError for one that is not installed.
+    """
+    demos = yaml.safe_load(Path(__file__).with_name("demos.yaml").read_bytes())
+    if policy not in demos:
+        rule = f"the demonstration has settings for {' and '.join(demos)}"
+        otherwise = "train another with `workbench train`, or `workbench notebook 03 --set`"
+        remedy = nearest(policy, demos, otherwise)
+        raise RunError(f"demo: policy {policy!r}", rule=rule, remedy=remedy)
+    policies.folder_of(policy)
+    settings = demos[policy]
+    if policy != "tiny" and fast_bf16():
+        settings["03_train"]["loading"]["dtype"] = "bfloat16"
+    return settings
+
+
 def run_notebooks(
     name: str = "demo",
     *,
+    policy: str = "tiny",
     seed: int = 0,
     parameters: dict[str, Fields] | None = None,
     on_cell: Callable[[str, int, int], None] = lambda *_: None,
@@ -264,16 +290,18 @@ def run_notebooks(
 
     Args:
         name: of the run; `name-2` and so on if there is one of that name.
+        policy: whose settings of `demos.yaml` to take: "tiny" or "smollm2".
         parameters: more of them, by notebook ("03_train": {"max_steps": 3}).
         on_cell: called with (notebook, cells done, cells in all).
         on_step: called with the steps that 03 has trained so far, every second from its first, from
             another thread.
 
-    Returns what `workbench demo --json` prints: {"before", "after", "gain", "steps", "minutes",
-    "run"}.
+    Returns what `workbench demo --json` prints: {"before", "after", "gain", "content", "verdict",
+    "steps", "minutes", "run"}.
     """
     began = time.monotonic()
     check_name(name)
+    settings = settings_of(policy)
     folder = free(resolve("runs") / name)
     made(folder)
     task, run_name = f"runs/{folder.name}/task", f"runs/{folder.name}"
@@ -284,6 +312,9 @@ def run_notebooks(
         "04_inspect": {"run_name": run_name, "seed": seed},
         "05_export": {"run_name": run_name},
     }
+    if text := settings.get("task.py"):
+        with replace_file(made(folder / "task") / "task.py") as beside:
+            beside.write_text(text, encoding="utf-8", newline="")
     minutes: dict[str, float] = {}
     with _following(folder / "metrics.jsonl", on_step):
         for stem in NOTEBOOKS:
@@ -291,7 +322,7 @@ def run_notebooks(
             execute(
                 notebooks_folder() / f"{stem}.ipynb",
                 folder / "notebooks" / f"{stem}.ipynb",
-                {**shared[stem], **(parameters or {}).get(stem, {})},
+                {**shared[stem], **settings.get(stem, {}), **(parameters or {}).get(stem, {})},
                 functools.partial(on_cell, stem),
             )
             minutes[stem] = (time.monotonic() - before) / 60
@@ -304,6 +335,8 @@ def run_notebooks(
         "before": before,
         "after": after,
         "gain": measured["gain"],
+        "content": measured.get("content"),
+        "verdict": measured["verdict"],
         "steps": run.result()["steps"],
         "minutes": (time.monotonic() - began) / 60,
         "run": str(run.path),
@@ -314,19 +347,22 @@ def run_notebooks(
 
 def result_table(result: Fields) -> str:
     """The result of `run_notebooks`, for people."""
-    from workbench.inspection.measured import gain_in_words
-    from workbench.views.tables import Table
+    from workbench.inspection.evaluation import read_evaluation
+    from workbench.inspection.measured import content_in_words, gain_in_words
+    from workbench.views.tables import Table, one_line
 
-    run = shown(result["run"])
-    gain = gain_in_words(open_run(result["run"]).read_json("evaluation.json"))
+    run, evaluation = shown(result["run"]), read_evaluation(open_run(result["run"]))
+    gain = gain_in_words(evaluation.found)
     correct, strict = (
         f"{result['before'][key]:.0%} -> {result['after'][key]:.0%}"
         for key in ("correct", "format")
     )
     rows = [
         ("correct, in strict format", correct),
-        ("", gain.removeprefix("gain ")),
+        ("gain", gain.removeprefix("gain ")),
         ("strict format", strict),
+        ("correct, of those in it", content_in_words(evaluation.found)),
+        ("verdict", result["verdict"]["word"]),
         ("steps", result["steps"]),
         ("minutes", f"{result['minutes']:.1f}"),
         ("run", run),
@@ -334,7 +370,19 @@ def result_table(result: Fields) -> str:
         ("notebooks", f"{run}/notebooks/"),
         ("merged model", f"{run}/export/merged_16bit/"),
     ]
-    return str(Table(["held-out prompts", "before -> after training"], rows))
+    asked = [question_text(prompt) for prompt in evaluation.prompts[:_SHOWN]]
+    firsts = zip(asked, evaluation.before.completions, evaluation.after.completions)
+    answered = [
+        # of a question, its last paragraph: what is asked of all stands before it
+        [one_line(text, _WIDTH) for text in (question.split("\n\n")[-1], base[0], trained[0])]
+        for question, base, trained in firsts
+    ]
+    quoted = shlex.quote(" ".join(asked[0].split()))
+    return f"""{Table(["held-out prompts", "before -> after training"], filter(all, rows))}
+
+{Table(["asked", "base", "trained"], answered, "three of them, and the first answer to each")}
+
+to ask the trained model and its base: workbench ask {run} {quoted} --base"""
 
 
 @contextlib.contextmanager

@@ -31,7 +31,8 @@ def check_hub(name: str) -> None:
             value = f"the hub cannot be reached ({type(error).__name__})"
             rule = "a model that is not on this machine is downloaded from the Hugging Face hub"
             remedy = (
-                'connect to the network, give a local folder, or use "tiny", which needs neither'
+                'connect to the network, give a local folder, or use "tiny" or "smollm2", which'
+                " need neither"
             )
         raise PolicyError(
             f"policy {name!r}: {value}", rule=rule, remedy=remedy, network=not answered

@@ -7,6 +7,7 @@ that a process prints.
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Iterable
@@ -62,6 +63,9 @@ def unguarded(stream: TextIO) -> TextIO:
 
 def guard_output() -> None:
     """From now on everything that this process prints is printable: results, errors, tracebacks,
-    and a reward's prints.
+    and a reward's prints. What the stream's encoding lacks is written as its escape.
     """
+    for stream in map(unguarded, (sys.stdout, sys.stderr)):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = (Guarded(unguarded(stream)) for stream in (sys.stdout, sys.stderr))

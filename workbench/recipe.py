@@ -80,23 +80,25 @@ def template_kwargs(value: object, said: str = "grpo.chat_template_kwargs") -> F
     return dict(value)
 
 
-def read_yaml(text: str, source: str) -> Any:
-    """What a YAML text holds, read in bounded time and memory; RecipeError if it is not YAML, or
-    too large.
+def read_yaml(text: str | bytes, source: str) -> Any:
+    """What a YAML text, or one in UTF-8, holds, read in bounded time and memory; RecipeError if it
+    is not YAML, or too large.
     """
-    if len(text) > _MOST_CHARACTERS:
-        # of a file only its beginning was read
-        rule = "a recipe is at most 1 MB of YAML"
-        raise RecipeError(f"{source}: over 1 MB", rule=rule, remedy=_ROWS_ELSEWHERE)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without C it takes a minute
     try:
+        text = text if isinstance(text, str) else text.decode()
+        short = len(text) <= _MOST_CHARACTERS
         # The loader calls itself, and in C nothing stops it.
-        if _is_small(yaml.parse(text, loader)):
+        if short and _is_small(yaml.parse(text, loader)):
             return yaml.load(text, loader)
     except (yaml.YAMLError, ValueError) as error:
         rule, remedy = "a recipe is valid YAML", "correct that line"
         raise RecipeError(f"{source}: {error}", rule=rule, remedy=remedy) from error
-    raise _too_large(source)
+    if short:
+        raise _too_large(source)
+    # of a file only its beginning was read
+    rule = "a recipe is at most 1 MB of YAML"
+    raise RecipeError(f"{source}: over 1 MB", rule=rule, remedy=_ROWS_ELSEWHERE)
 
 
 def _is_small(events: Iterator[Any]) -> bool:
@@ -169,7 +171,7 @@ class _Part(BaseModel):
 class PolicyPart(_Part):
     """Which model to load, and how."""
 
-    name: str = "tiny"  # or a hub name, or a local folder
+    name: str = "tiny"  # or "smollm2", a hub name, or a local folder
     # folder of a trained LoRA adapter of this model to continue from; None: a new one
     adapter: str | None = None
     # transformers: plain transformers + PEFT, without Unsloth
@@ -192,9 +194,10 @@ class LoraPart(_Part):
 
 
 class RewardsPart(_Part):
-    """What a failing reward function does to the run."""
+    """What a failing reward function, tool or environment does to the run."""
 
-    # For one function and one batch of completions; None: it may take as long as it likes.
+    # For one function and one batch of completions, and for each call of a tool or of an
+    # environment; None: they may take as long as they like.
     deadline_s: float | None = Field(60.0, gt=0)
     # stop: save a checkpoint and end; skip: that completion gets no score from this function, and
     # is counted.
@@ -281,6 +284,10 @@ class Recipe(_Part):
 
     run_name: str = "run"
     task: str = "arithmetic"  # an embedded task's name, or the path of a task file
+    # auto: the level of a task `reasoning_gym/NAME` that the policy solves 20 to 80 % of the time
+    difficulty: Literal["auto"] | None = None
+    # the level of such a task moves as the policy learns
+    curriculum: bool = False
     policy: Annotated[PolicyPart, BeforeValidator(_named)] = PolicyPart()
     lora: LoraPart = LoraPart()
     # What its paper sets in `grpo`, unless `grpo` says it by name; None: as `grpo` and the defaults
@@ -343,12 +350,7 @@ class Recipe(_Part):
                 " runs/demo/recipe.yaml",
             )
         with path.open("rb") as file:
-            text = file.read(4 * _MOST_CHARACTERS)
-        try:
-            content = read_yaml(text.decode("utf-8"), str(path))
-        except UnicodeDecodeError as error:
-            rule, remedy = "a recipe is valid YAML", "correct that line"
-            raise RecipeError(f"{path}: {error}", rule=rule, remedy=remedy) from error
+            content = read_yaml(file.read(4 * _MOST_CHARACTERS), str(path))
         if not isinstance(content, dict):
             what = "empty" if content is None else f"holds a {type(content).__name__}"
             raise RecipeError(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workbench.data.prompts import question
 from workbench.errors import RecipeError, RunError, TaskError, nearest
 from workbench.kinds import Fields
 from workbench.rewards.groups import AGGREGATIONS, attribution, batch_of, dead_kinds
@@ -25,6 +26,7 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.parts import opened, parts
 from workbench.run.rollouts import read_batches, stage_in
+from workbench.run.turns import as_messages
 from workbench.task import Row, Task, load_task
 from workbench.workspace import replace_file, shown, to_json
 
@@ -316,7 +318,7 @@ def _rescored(
             _check_columns(suite, batch.rows[0])
         # What was recorded of the tokens is their number.
         tokens = [[0] * length for length in batch.lengths]
-        scores = suite.score(batch.rows, batch.completions, tokens)
+        scores = _scored_again(suite, batch, tokens)
         right = task.is_right(scores[:, suite.names.index(task.right_function)])
         texts, size, scale = batch.completions, batch.num_generations, batch.scale_rewards
         recorded = batch.names, batch.weights, batch.scores, texts, batch.right
@@ -324,6 +326,19 @@ def _rescored(
         kind = batch.aggregation
         old = batch_of(*recorded, size, scale, kind)
         yield batch, old, batch_of(*edited, size, scale, aggregation or kind)
+
+
+def _scored_again(suite: RewardSuite, batch: ScoredBatch, tokens: list[list[int]]) -> np.ndarray:
+    # The environment is gone with its rollout, so the score that it gave is kept.
+    names = [name for name in suite.names if name not in suite.given_by_environments]
+    given: Fields = {}
+    if batch.turns and not isinstance(batch.prompts[0], str):
+        given["completions"] = list(map(as_messages, batch.turns))
+    scored = suite.score_each(batch.rows, batch.completions, tokens, names, given=given)
+    columns = {name: np.array(own.scores, dtype=float) for name, own in scored.items()}
+    recorded = dict(zip(batch.names, batch.scores.T, strict=True))
+    nothing = np.full(len(batch.completions), np.nan)
+    return np.column_stack([columns.get(n, recorded.get(n, nothing)) for n in suite.names])
 
 
 def _check_columns(suite: RewardSuite, row: Row) -> None:
@@ -344,9 +359,7 @@ def _frame(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int) 
     import pandas
 
     size, count = batch.num_generations, len(batch.completions)
-    prompts = [
-        own if isinstance(own, str) else str(own[-1].get("content")) for own in batch.prompts
-    ]
+    prompts = [question(prompt) for prompt in batch.prompts]
     columns: Fields = {
         "step": batch.step,
         "group": np.repeat(batch.group_places, size),
@@ -493,6 +506,8 @@ def _notes(task: Task, functions: list[dict], same: bool, drift: float) -> Itera
                 f"{name} reads completion_ids: tokens are not recorded, only their number, so it"
                 " was given that many zeros"
             )
+        if "environments" in named:
+            yield f"{name} is the environment's own: its recorded scores are kept"
         if "trainer_state" in named:
             yield f"{name} reads trainer_state: it was given step 0 for every completion"
     if same and not any(row["rescored"] for row in functions):

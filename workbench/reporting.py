@@ -108,7 +108,7 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
         gained = [_not_evaluated(run, manifest), *in_training]
     else:
         changed = inspection.regressions(evaluation)
-        gained = [*str(evaluation).splitlines()[:3], *in_training, changed.verdict]
+        gained = [*str(evaluation).splitlines()[:4], *in_training, changed.verdict]
     yield "In short", "\n".join([run.describe(run.name), *gained, hacks.verdict])
     if evaluation is not None:
         worse = changed.frame[changed.frame["change"] < 0]

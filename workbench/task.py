@@ -38,7 +38,14 @@ EMBEDDED = {
     "countdown": "workbench.tasks.countdown",
     "csv_qa": "workbench.tasks.csv_qa",
     "json": "workbench.tasks.structured",
+    "reviews": "workbench.tasks.reviews",
+    "guess_the_number": "workbench.tasks.guess_the_number",
+    "calculator": "workbench.tasks.calculator",
 }
+
+# Before the name of one of reasoning-gym's tasks: `workbench/tasks/gym.py`; and of one of
+# TextArena's games: `workbench/tasks/arena.py`.
+GYM, ARENA = "reasoning_gym/", "textarena/"
 
 _OWN_MODULE = "workbench_task_"
 # names of the modules that the last task file brought from its own folder
@@ -83,6 +90,12 @@ class Task:
             from the prompt.
         cases: file of completions with the scores that they must get; None: `cases.jsonl` beside
             the task file.
+        tools: functions that the policy may call, as TRL's trainer takes them: typed, with a
+            docstring in Google's style.
+        environment: makes the environment of a rollout (`reset(**row)`; its other public methods
+            are tools; `get_reward()`, if it has one, is a reward function named after its class).
+            A dict: by the name in each row's `environment`.
+        rollout_func: TRL's own, `(prompts, trainer) -> dict`; it generates in place of the trainer.
 
     Raises:
         TaskError: if a part is missing or the parts do not fit together.
@@ -99,9 +112,18 @@ class Task:
     ideal: Callable[[Row], str] | None = None
     probes: Mapping[str, str | Callable[[Row], str]] = field(default_factory=dict)
     cases: str | Path | None = None
+    tools: Sequence[Function] = ()
+    environment: Function | Mapping[str, Function] | None = None
+    rollout_func: Function | None = None
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
+        if self.environment:
+            from workbench.environments import with_own_rewards
+
+            given = self.name, self.environment, self.reward_funcs, self.reward_weights
+            for part, value in with_own_rewards(*given).items():
+                object.__setattr__(self, part, value)
         for value, rule, remedy in self._misfits():
             raise TaskError(f"task {self.name!r}: {value}", rule=rule, remedy=remedy)
 
@@ -149,6 +171,27 @@ class Task:
             yield f"the rows have a column {min(reserved)!r}", rule, "rename the column"
 
     @property
+    def for_turns(self) -> Fields:
+        """What TRL's trainer takes of it for rollouts of several turns, by argument; empty: they
+        are of one.
+        """
+        asked = {
+            "tools": [*self.tools],
+            "environment_factory": self.environment,
+            "rollout_func": self.rollout_func,
+        }
+        return {name: own for name, own in asked.items() if own}
+
+    @property
+    def tool_schemas(self) -> dict[str, list[Fields]]:
+        """What a rollout may call, as the JSON schemas that a template renders, by the name of its
+        environment ("": of a single one, or none). TaskError: a tool cannot be described.
+        """
+        from workbench.environments import schemas_of
+
+        return schemas_of(self.tools, self.environment)
+
+    @property
     def function_names(self) -> list[str]:
         """The reward functions' names, as TRL will report them."""
         return [function_name(function) for function in self.reward_funcs]
@@ -188,11 +231,15 @@ class Task:
         return right_of(scores, self.right_at)
 
     def with_ids(self, rows: Sequence[Row]) -> list[Row]:
-        """`rows`, each with a `prompt_id`: its own, or else a stable short hash of its prompt."""
-        return [
-            {**row, "prompt_id": str(row.get("prompt_id") or prompt_key(row["prompt"])[:12])}
-            for row in rows
-        ]
+        """`rows`, each with a `prompt_id`: its own, or else a stable short hash of its prompt; of
+        the whole row where an environment begins with it: many starts share one prompt.
+        """
+
+        def of(row: Row) -> str:
+            key = fingerprint([row]) if self.environment else prompt_key(row["prompt"])
+            return str(row.get("prompt_id") or key[:12])
+
+        return [{**row, "prompt_id": of(row)} for row in rows]
 
 
 def right_of(scores: object, least: float | None = None) -> np.ndarray:
@@ -272,9 +319,19 @@ def _beside(folder: Path) -> Generator[None]:
                 _brought.add(name)
 
 
+def is_of_gym(name: object) -> bool:
+    """Whether a task's name is one of reasoning-gym's, `reasoning_gym/NAME`."""
+    return _is_under(GYM, name)
+
+
+def _is_under(library: str, name: object) -> bool:
+    return str(name).startswith(library) and not str(name).endswith(".py")
+
+
 def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
-    """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, ...: `EMBEDDED`) or a task file by
-    path.
+    """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, ...: `EMBEDDED`), one of
+    reasoning-gym's (`"reasoning_gym/chain_sum"`, or `"reasoning_gym/chain_sum@3"`, harder), one of
+    TextArena's games (`"textarena/FrozenLake"`), or a task file by path.
 
     >>> wb.load_task("arithmetic").right_function
     'correctness_reward'
@@ -288,12 +345,17 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
     """
     if isinstance(name, Task):
         return name
-    rule = f"a task is one of {', '.join(EMBEDDED)}, or a Python file that binds `task`"
+    named = f"{', '.join(EMBEDDED)}, {GYM}NAME, {ARENA}NAME"
+    rule = f"a task is one of {named}, or a Python file that binds `task`"
     if not isinstance(name, (str, Path)):
         remedy = 'a task also needs rows: wb.Task("mine", rows=[...], reward_funcs=[...])'
         raise TaskError(f"task = {name!r:.200}", rule=rule, remedy=remedy)
     if str(name) in EMBEDDED:
         return importlib.import_module(EMBEDDED[str(name)]).task()
+    if is_of_gym(name):
+        return importlib.import_module("workbench.tasks.gym").task(str(name))
+    if _is_under(ARENA, name):
+        return importlib.import_module("workbench.tasks.arena").task(str(name))
     path = find(name)
     text = kept or path
     if not text.is_file():
@@ -305,9 +367,8 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
         raise TaskError(value, rule=rule, remedy="notebook 02 writes one")
     task = getattr(_executed(text, _executed_as(path)), "task", None)
     if not isinstance(task, Task):
-        bound = "not bound" if task is None else type(task).__name__
         rule = "a task file binds `task = Task(...)`"
-        value = f"{shown(path)}: `task` is {bound}"
+        value = f"{shown(path)}: `task` is {'not bound' if task is None else type(task).__name__}"
         raise TaskError(value, rule=rule, remedy="end the file with that line")
     object.__setattr__(task, "source", str(path))
     return task

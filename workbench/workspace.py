@@ -179,15 +179,13 @@ def _beside(path: Path) -> tuple[Path, Path]:
     """Two names beside `path` that no other writer has, for the new and the old one; leftovers of a
     kill are removed.
     """
-    mark = f"{os.getpid()}-{_HOST}{secrets.token_hex(4)}"
+    name = f".{path.name}.{os.getpid()}-{_HOST}{secrets.token_hex(4)}"
     if path.parent not in _swept:  # once: a folder may hold thousands
         _swept.add(path.parent)
         with contextlib.suppress(OSError):
             for left in [each for each in os.scandir(path.parent) if _is_abandoned(each)]:
                 shutil.rmtree(left) if left.is_dir(follow_symlinks=False) else os.unlink(left)
-    return path.with_name(f".{path.name}.{mark}.part"), path.with_name(
-        f".{path.name}.{mark}.before"
-    )
+    return path.with_name(f"{name}.part"), path.with_name(f"{name}.before")
 
 
 def _is_abandoned(entry: os.DirEntry) -> bool:
@@ -317,7 +315,7 @@ def to_json(value: Any) -> Any:
         return to_json(value.tolist())
     if isinstance(value, float):
         return None if math.isnan(value) else value if math.isfinite(value) else str(value)
-    if value is None or isinstance(value, (bool, int)):
+    if isinstance(value, int | None):  # also True and False
         return value
     if hasattr(value, "getbands"):  # of PIL
         return "[image {}x{}]".format(*value.size)

@@ -71,6 +71,20 @@ def test_prompt_ids_are_stable_and_kept():
     assert task.with_ids([{"prompt": "x", "prompt_id": 7}])[0]["prompt_id"] == "7"
 
 
+def test_starts_of_an_environment_that_share_a_prompt_are_told_apart():
+    class Lamp:
+        def reset(self, seed, **row):
+            pass
+
+        def get_reward(self):
+            return 0.0
+
+    starts = [{"prompt": "x", "seed": seed} for seed in (1, 2, 1)]
+    first, second, again = (row["prompt_id"] for row in Task("lamp", starts, [], environment=Lamp).with_ids(starts))
+    assert first == again != second
+    assert len({row["prompt_id"] for row in Task("text", starts, [print]).with_ids(starts)}) == 1
+
+
 def test_the_embedded_task():
     task = load_task("arithmetic")
     assert len(task.rows) == 2000

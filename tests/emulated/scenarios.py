@@ -63,6 +63,7 @@ def watch(trainer_class: type) -> None:
                 "step": self.state.global_step + 1,
                 "weights": dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True)),
                 "advantages": found["advantages"].flatten().tolist(),
+                "masks": _rows_of(found, "tool_mask"),
             }
         )
         return found
@@ -75,11 +76,20 @@ def watch(trainer_class: type) -> None:
                 "beta": self.beta,
                 "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "advantages": inputs["advantages"].flatten().tolist(),
+                "masks": _rows_of(inputs, "tool_mask"),
             }
         )
         return learn(self, model, inputs, *args, **kwargs)
 
     trainer_class._generate_and_score_completions, trainer_class.compute_loss = generating, learning
+
+
+def _rows_of(inputs: Any, name: str) -> list[list[int]]:
+    """A mask's rows without their padding; none where there is no such mask."""
+    if name not in inputs:
+        return []
+    lengths = inputs["completion_mask"].sum(dim=1).tolist()
+    return [row[:length].tolist() for row, length in zip(inputs[name], lengths, strict=True)]
 
 
 class Asks:
@@ -242,6 +252,41 @@ def advantages() -> Any:
             "scale_rewards": run.manifest()["settings"]["in_force"]["scale_rewards"],
         }
     return found
+
+
+@scenario
+def turns() -> Any:
+    """What the record says of who wrote each token, what the trainer made of it, and what the loss was handed."""
+    import random
+
+    from small_models import make_speaking
+    from test_turns import SCRIPTS, add, drawn_for, game
+
+    from workbench.recipe import Recipe
+    from workbench.run.rollouts import read_batches
+    from workbench.training.attach import attach
+    from workbench.training.policy import load_policy
+    from workbench.training.prepare import prepare
+    from workbench.training.trainer import make_trainer
+
+    SEEN.__init__()
+    policy = {"name": make_speaking(FOLDER / "speaks"), "load_in_4bit": False, "backend": BACKEND}
+    grpo = {**GRPO, "max_completion_length": 160, "max_tool_calling_iterations": 3}
+    plan = prepare(Recipe.of({"run_name": "turns", "policy": policy, "grpo": grpo}), game(tools=[add]))
+    trainer = make_trainer(plan, load_policy(plan))
+    trainer.script = random.Random(7)
+    trainer._generate_single_turn = lambda prompt_ids, *_, **__: drawn_for(trainer, SCRIPTS["tools"], prompt_ids)
+    run = attach(trainer, plan, watchers=[], runs=FOLDER / "runs")
+    trainer.train()
+    batches = [*read_batches(run)]
+    return {
+        "recorded": [[int(turn.in_loss) for turn in own for _ in range(turn.tokens)] for batch in batches for own in batch.turns],
+        "generated": [mask for batch in SEEN.generated for mask in batch["masks"]],
+        "trained": [mask for batch in SEEN.trained for mask in batch["masks"]],
+        "lengths": [float(batch.lengths.mean()) for batch in batches],
+        "logged": [row["completions/mean_length"] for row in run.metrics()],
+        "compiled": type(trainer).__module__,
+    }
 
 
 @scenario

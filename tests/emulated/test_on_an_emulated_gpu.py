@@ -41,6 +41,7 @@ TRAINING = (
     "precision",
     "float32",
     "advantages",
+    "turns",
     "around",
     "continuing",
     "steering",
@@ -222,6 +223,20 @@ def test_scaling_changes_the_advantages(machine):
     assert len({round(size, 3) for size in sizes.values()}) == 3, sizes
     assert first["dr_grpo"] == first["none"]
     assert first["dr_grpo, scaled"] == first["group"]
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+@on("T4", "A100")
+def test_the_loss_leaves_out_what_the_record_says_the_policy_did_not_write(machine):
+    found = machine("turns")
+    assert "unsloth" in found["compiled"].lower()
+    assert len(found["recorded"]) == 16
+    assert {0, 1} == {one for mask in found["recorded"] for one in mask}
+    assert found["recorded"] == found["generated"]
+    assert sorted(found["recorded"]) == sorted(found["trained"])
+    assert found["lengths"] == pytest.approx(found["logged"])
 
 
 # --- around the training ----------------------------------------------------------------------------------------------

@@ -161,7 +161,10 @@ def test_in_16_bits_rounding_that_takes_a_small_step_is_no_fault_of_an_export_wh
     assert causes(at_base, reference, format=format) == ["equals_base"]  # nobody vouches for its tensors
     big, found = drawn(effect=0.3)  # a policy that matters is missed
     [check, *_], _ = check_behaviour(artefact(format), found | {"logprobs": big.base_logprobs}, big, SUITE, vouched=True)
-    assert check.cause == "equals_base"
+    assert (check.passed, check.cause, check.remedy) == (False, "equals_base", "take the adapter, or train further")
+    assert check.found.endswith(": 16 bits round most of the change away")
+    [check, *_], _ = check_behaviour(artefact(format), found | {"logprobs": big.base_logprobs}, big, SUITE)
+    assert ("round" in check.found, check.remedy.startswith("export it again")) == (False, True)
 
 
 @pytest.mark.parametrize(

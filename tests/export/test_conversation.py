@@ -16,7 +16,7 @@ from samples import EVIL
 from workbench.errors import ExportError, PolicyError
 from workbench.exporting import passport
 from workbench.exporting.artefacts import Artefact, Exported
-from workbench.exporting.chat import ChatAnswer, Conversation, Turn, ask
+from workbench.exporting.chat import ChatAnswer, Conversation, Exchange, ask
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.views.chat import Chat
@@ -246,7 +246,7 @@ def test_what_a_model_writes_is_text(adapter, monkeypatch):
     panel._ipython_display_()
     assert "application/vnd.jupyter.widget-view+json" in seen[-1]
     both = {"trained": ChatAnswer(EVIL * 30, 9, f"failed: {EVIL}"), "base": ChatAnswer(EVIL)}
-    panel.talk.turns.append(Turn(EVIL, both))
+    panel.talk.turns.append(Exchange(EVIL, both))
     panel.look()
     page, text = seen[-1]["text/html"], seen[-1]["text/plain"]
     assert page.count("&lt;script&gt;") == text.count("<script>") == 33, "in whole"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from made_runs import changed_model, made_run, off_the_grid, saved_adapter
 
 import workbench as wb
 from workbench.display import view_of
 from workbench.errors import ExportError
-from workbench.exporting.risk import MergeRisk, _judged
+from workbench.exporting import merging
+from workbench.exporting.risk import MergeRisk, _judged, left
 from workbench.views.merge_risk import merge_risk_picture
 
 
@@ -48,6 +50,7 @@ def test_a_run_beside_16_bit_weights_has_none(home):
     found = wb.merge_risk(made_run(precision="bfloat16"))
     assert (set(found.layers.values()), len(found.layers), found.into) == ({0.0}, 21, "base")
     assert str(found).startswith("none: it was trained beside bfloat16 weights")
+    assert str(found) == found.verdict  # no ratio where nothing was shifted
 
 
 def test_a_folder_of_4_bit_weights_is_not_measured_and_merged_into_what_is_there(home):
@@ -94,6 +97,41 @@ def test_a_run_of_few_steps_says_that_it_moved_next_to_nothing(home):
         run = made_run(name, source=source, adapter=saved_adapter(std, source=source))
         verdicts.append(wb.merge_risk(run).verdict)
     assert ["next to nothing" in verdict for verdict in verdicts] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("units", "share"),  # bfloat16 has 7 bits after 1: a unit is 2**-7
+    [(0.4, 0.0), (0.6, 1 / 0.6), (1.0, 1.0), (2.2, 2 / 2.2)],
+)
+def test_what_rounding_leaves_of_a_step_by_hand(units, share):
+    step = torch.full((4, 8), units * 2**-7)
+    assert left(torch.ones(4, 8), step, torch.bfloat16) / float(step.norm()) ** 2 == pytest.approx(share, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["nf4", "bfloat16"])
+def test_a_change_that_16_bits_round_away_is_told_before_it_is_merged(home, precision):
+    source = changed_model(home / "model", off_the_grid)
+    risks = []
+    for std in (0.02, 2e-5):
+        adapter = saved_adapter(std, source=source)
+        run = made_run(f"s{std}", source=source, adapter=adapter, precision=precision, compute_dtype="bfloat16")
+        risks.append(wb.merge_risk(run))
+    clear, lost = risks
+    assert clear.kept == pytest.approx(1.0, abs=0.1)
+    assert lost.kept < 0.3
+    assert "keeps" not in clear.verdict
+    assert lost.verdict.startswith(f"high: rounded to bfloat16, the sum keeps {lost.kept:.0%} of what training added")
+    # What a merge really holds of it.
+    folder = wb.export(run, ["merged_16bit"], into=lost.into)["merged_16bit"].path
+    merged, base, steps = merging.tensors_of(folder), merging.tensors_of(source), merging.deltas(run.adapter)
+    held = merging.four_bit(run) if lost.into == "dequantised" else lambda layer, weight: weight
+    moved, square = 0.0, 0.0
+    for layer, step in steps.items():
+        weight = base[f"{layer}.weight"]()
+        before = held(layer, weight.float()).to(weight.dtype).float()
+        moved += float(((merged[f"{layer}.weight"]().float() - before) * step()).sum())
+        square += float(step().norm()) ** 2
+    assert lost.kept == pytest.approx(moved / square, abs=0.02)
 
 
 def test_the_picture_has_a_bar_for_each_layer_on_a_log_axis_and_the_line_at_1():

@@ -10,7 +10,7 @@ import pytest
 from workbench.display import view_of
 from workbench.errors import DataError
 from workbench.inspection.evaluation import measure_policy
-from workbench.inspection.measured import Evaluation, Measured, gain_in_words
+from workbench.inspection.measured import Evaluation, Measured, form_and_content, gain_in_words
 from workbench.inspection.statistics import paired_difference, share_interval
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
@@ -101,6 +101,43 @@ def test_what_else_is_found_by_hand():
     assert found["verdict"]["word"] == "cannot be told"
     assert (found["needed"], found["bootstrap"]) == (0, {"low": 0.25, "high": 0.25})
     assert "greedy" not in found
+
+
+def test_a_vote_is_strict_like_the_gain():
+    # The most frequent answer is right, and stands in the format once, beside two wrong ones that keep it.
+    made = measured([[1, 1, 1, 0, 0]] * 2, [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])
+    made.completions[:] = [["7", "7", "7", "6", "6"]] * 2
+    assert made.majority() == 0.0
+    assert replace(made, format=None).majority() == 1.0
+    assert replace(made, format=np.array([[0, 0, 1, 1, 0]] * 2, dtype=bool)).majority() == 0.5  # a tie
+
+
+def test_form_and_content_are_told_apart():
+    # Before, 1 of 4 prompts keeps the format at all, in both completions, one right; after all do, and 6 of 8 are right: by
+    # prompt 1, 1, 1/2, 1/2, std 0.288675, t(3) 3.182446: half width 0.459.
+    before = measured([[1, 0], [1, 1], [1, 1], [0, 0]], [[1, 1], [0, 0], [0, 0], [0, 0]])
+    after = measured([[1, 1], [1, 1], [1, 0], [1, 0]], [[1, 1]] * 4)
+    made = Evaluation(["p"] * 4, before, after)
+    found = made.found
+    assert found["content"]["before"] == {"correct": 0.5, "low": 0.0, "high": 1.0}
+    assert found["content"]["after"] == pytest.approx({"correct": 0.75, "low": 0.75 - 0.459346, "high": 1.0}, abs=1e-5)
+    line = "in the strict format 25% -> 100%; of those, right 50% (0% to 100%) -> 75% (29% to 100%)"
+    assert form_and_content(found) == line
+    assert line in str(made).splitlines()
+    never = replace(before, format=np.zeros((4, 2), dtype=bool))
+    assert "0% -> 100%; of those, right none -> 75%" in str(Evaluation(["p"] * 4, never, after))
+    page = view_of(Evaluation(["p"] * 4, never, after))._repr_html_()
+    assert "of those, right none" in page
+
+
+def test_where_no_format_is_measured_or_kept_nothing_is_told_of_it():
+    made = measured([[1, 0], [0, 0]], [[0, 0], [0, 0]])
+    free = replace(made, format=None)
+    assert "content" not in Evaluation([], free, free).found
+    for policy in (made, free):
+        assert "of those" not in str(Evaluation([], policy, policy))
+        assert form_and_content(Evaluation([], policy, policy).found) == ""
+    assert form_and_content({"before": {"format": 0.5}, "after": {"format": 1.0}}) == ""  # of an earlier version
 
 
 def test_a_vote_reads_the_tasks_own_tag():

@@ -22,7 +22,7 @@ from workbench import inspection
 from workbench.display import view_of
 from workbench.errors import DataError, RunError
 from workbench.health import examine_run
-from workbench.inspection.causes import cause
+from workbench.inspection.causes import _choices, _clusters, cause
 from workbench.inspection.compared import diff_as_text
 from workbench.inspection.measured import Evaluation, Measured
 from workbench.rewards.groups import batch_of
@@ -131,6 +131,7 @@ def test_the_cause_of_a_failure_is_read_off_its_text(text, finished, kept, why):
     ("text", "why"),
     [
         ("Positive: just fine", "right answer, among other words"),
+        ("**Positive**.", "right answer, spelt in another way"),
         ("It is unpositive.", "other"),
         ("reserved or wasted", "other"),
     ],
@@ -173,7 +174,39 @@ def test_what_no_rule_explains_is_put_together_by_words_that_texts_share(home):
         )
 
     found = inspection.failures(planted("r", text_of, steps=4))
-    assert dict(zip(found.frame["cause"], found.frame["count"])) == {"like 'hill and far'": 64, "other": 64}
+    assert dict(zip(found.frame["cause"], found.frame["count"])) == {"like '… over the hill and far …'": 64, "other": 64}
+
+
+def test_where_the_answers_are_a_few_words_it_is_told_which_one_a_text_names(home):
+    said = ["It is negative.", "positive\nnegative", "I like soup", "This is Positive, 84 times", "Positive."]
+    asked = [row | {"prompt": [{"role": "user", "content": f"Is review {n} good?"}], "answer": "positive"}
+             for n, row in enumerate(rows(10))]  # fmt: skip
+    asked[-1]["answer"] = "negative"
+
+    def text_of(step, row, draw):
+        return said[step] if row["answer"] == "positive" else "unnegative"
+
+    found = inspection.failures(planted("r", text_of, steps=5, asked=asked))
+    assert dict(zip(found.frame["cause"], found.frame["count"])) == {
+        "another answer, 'negative'": 32, "names several of the answers": 28, "names none of the answers": 16,
+        "like 'i like soup'": 28,
+        "right answer, among other words": 28, "right answer, spelt in another way": 28,
+    }  # fmt: skip
+
+
+def test_a_choice_is_a_few_answers_that_come_again():
+    assert _choices({"yes": "Yes", "no": "No"}, 16) == ["Yes", "No"]
+    assert _choices({"yes": "Yes", "no": "No"}, 3) == []  # seen too seldom to be all there are
+    assert _choices({"4": "4", "5": "5"}, 100) == []  # numbers are read as numbers
+    assert _choices({"yes": "Yes"}, 100) == []
+    assert _choices({str(n) + "x": "x" for n in range(13)}, 1000) == []
+    assert _choices({"yes": "Yes", "": ""}, 100) == []
+
+
+def test_a_cluster_is_called_by_all_that_its_texts_have_in_common():
+    texts = ["The review is positive.", "So the review is positive.", "The review is positive.", "I do not know"]
+    assert _clusters(texts) == dict.fromkeys(texts[:2], "like '… the review is positive.'")
+    assert _clusters([*texts[:2], "this review is bad"]) == {}  # what two share is no cluster
 
 
 def test_causes_are_counted_and_their_trend_told(home):
@@ -213,6 +246,8 @@ def test_a_prompt_through_time_and_those_that_never_had_a_mixed_group(home):
     assert found.numbers == {"prompts": 12, "often": 12, "never_right": 2, "always_right": 1, "now_right": 1}
     assert found.frame["groups"].tolist() == [40, 40, 40]
     assert len(inspection.never_mixed(run, least=41)) == 0
+    # One group each is no evidence of how hard a prompt is.
+    assert ["too hard" in inspection.never_mixed(run, least=least).verdict for least in (1, 2)] == [False, True]
     learnt = inspection.through_time(run, "p12")
     assert len(learnt) == 40
     assert learnt.frame["right"].tolist() == [0] * 20 + [4] * 20

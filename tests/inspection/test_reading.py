@@ -7,6 +7,7 @@ import html
 
 import pytest
 
+from workbench.data.prompts import question
 from workbench.display import view_of
 from workbench.errors import RunError
 from workbench.inspection.reading import (
@@ -15,7 +16,7 @@ from workbench.inspection.reading import (
     by_step,
     changed_since,
     explain_group,
-    question,
+    told_apart,
 )
 from workbench.recipe import Recipe
 from workbench.rewards.groups import batch_of, explain_in
@@ -138,3 +139,25 @@ def test_an_unchanged_task_raises_no_warning(run):
 def test_a_changed_task_is_named(run, change, said):
     [line] = changed_since(run, dataclasses.replace(TASK, **change))
     assert said in line
+
+
+ASK = "Is this review positive or negative? Answer with one word.\n\nReview: "
+
+
+@pytest.mark.parametrize(
+    ("prompts", "shown"),
+    [
+        ([f"{ASK}The soup was cold.", f"{ASK}The soap was old."], ["… soup was cold.", "… soap was old."]),
+        ([f"{ASK}Good.", f"{ASK}Good."], [f"{ASK}Good."] * 2),  # nothing tells them apart
+        ([f"{ASK}Good.", ASK], [f"{ASK}Good.".replace(ASK, "… "), "… "]),
+        (["What is 15 + 27?", "What is 15 + 28?"], ["What is 15 + 27?", "What is 15 + 28?"]),  # short enough
+        ([], []),
+    ],
+)
+def test_prompts_that_begin_alike_are_shown_from_where_they_differ(prompts, shown):
+    assert told_apart(prompts) == shown
+    import pandas
+
+    listing = Listing("", pandas.DataFrame({"prompt": prompts}))
+    assert listing.some["prompt"].tolist() == shown
+    assert listing.frame["prompt"].tolist() == prompts  # which through_time looks for

@@ -212,3 +212,40 @@ def test_the_bootstrap_holds_the_truth_as_often_as_it_says(experiments):
     low, high = bootstrap_interval(differences)
     assert low.shape == (2000,)
     assert 0.93 <= ((low <= truth) & (truth <= high)).mean() <= 0.97
+
+
+def test_a_ratio_of_sums_by_hand():
+    # Of four prompts 2, 1, 1 and 2 completions count, and 2, 0, 1 and 1 of those are right, four times over: 16 of 24.
+    # Residuals 2/3, -2/3, 1/3, -1/3 over a mean of 1.5: squares add up to 1.97531, std (n - 1 = 15) 0.362888, standard error
+    # 0.090722, t(15) 2.131450: half width 0.193369.
+    among = np.array([[1, 1, 0], [0, 1, 0], [1, 0, 0], [1, 0, 1]] * 4, dtype=bool)
+    right = np.array([[1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 1, 0]] * 4, dtype=bool)  # outside of those, it does not matter
+    expected = 2 / 3, 2 / 3 - 0.193369, 2 / 3 + 0.193369
+    assert statistics.ratio_interval(right, among) == pytest.approx(expected, abs=1e-5)
+    # a prompt without any of them tells nothing of the ratio
+    right, among = (np.vstack([own, np.zeros((5, 3), dtype=bool)]) for own in (right, among))
+    assert statistics.ratio_interval(right, among) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_ratio_of_a_full_denominator_is_a_share():
+    right = np.random.default_rng(0).random((40, 8)) < 0.4
+    assert statistics.ratio_interval(right, np.ones_like(right)) == pytest.approx(statistics.share_interval(right))
+
+
+def test_a_ratio_that_says_little():
+    none, one, all_ = (np.zeros((8, 2), dtype=bool) for _ in range(3))
+    one[0, 0], all_[:] = True, True
+    assert statistics.ratio_interval(all_, none) is None
+    assert statistics.ratio_interval(all_, one) == (1.0, 0.0, 1.0)
+    assert statistics.ratio_interval(all_, all_) == (1.0, 0.625, 1.0)  # 3 / 8
+    assert statistics.ratio_interval(none, all_) == (0.0, 0.0, 0.375)
+
+
+def test_the_interval_of_a_ratio_holds_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    held = []
+    for _ in range(2000):
+        kept, right = rng.beta(0.5, 2, (64, 1)), rng.beta(1.5, 1, (64, 1))  # of each prompt, apart: 60 % are right
+        _, low, high = statistics.ratio_interval(rng.random((64, 16)) < right, rng.random((64, 16)) < kept)
+        held.append(low <= 0.6 <= high)
+    assert 0.92 <= np.mean(held) <= 0.97

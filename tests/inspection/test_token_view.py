@@ -6,11 +6,12 @@ import shutil
 
 import numpy as np
 import pytest
+from made_tokenizers import made_tokenizer
 
 from workbench import inspection
 from workbench.display import view_of
 from workbench.errors import RunError
-from workbench.inspection.tokens import TokenView
+from workbench.inspection.tokens import TokenView, texts_of
 from workbench.recipe import Recipe
 from workbench.run.batch import ScoredBatch
 from workbench.run.rollouts import read_batches
@@ -30,6 +31,23 @@ def test_the_kl_of_each_token_by_hand_and_its_shade():
     assert "<b>" not in page
     assert "tex2jax_ignore" in page
     assert page.count("rgba(230,159,0,0.900)") == 1  # likelier, and all of the KL
+
+
+def test_tokens_read_as_the_text_does_and_the_bytes_of_a_character_are_one():
+    tokenizer, text = made_tokenizer(""), "is 7 €\nété 🙂"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    found = texts_of(tokenizer, ids)
+    assert "".join(found) == text
+    at = found.index("€")
+    assert found[at + 1 : at + 4] == ["", "", "\n"]
+    assert found[-4:] == ["🙂", "", "", ""]
+    cut = texts_of(tokenizer, ids[: at + 2])  # within a character: nothing breaks, nothing before it changes
+    assert (cut[:at], len(cut)) == (found[:at], at + 2)
+    flat = np.zeros(len(ids))
+    apart = np.arange(len(ids)) == len(ids) - 1  # the last byte of the character has all of the KL
+    view = TokenView("step 1", found, flat, flat + apart, 1.0)
+    assert "largest at '🙂'" in view.verdict
+    assert "⏎\n<" in view_of(view)._repr_html_()
 
 
 @pytest.mark.slow

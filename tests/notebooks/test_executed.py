@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from workbench.demo import NOTEBOOKS, execute, notebooks_folder, run_notebooks
+from workbench.demo import NOTEBOOKS, execute, notebooks_folder, result_table, run_notebooks
 from workbench.errors import RunError
 from workbench.health import examine_run
 from workbench.run.directory import open_run
@@ -54,7 +54,7 @@ def test_all_five_ran_and_kept_their_outputs(demo):
 @pytest.mark.slow
 def test_the_result_has_the_documented_shape(demo):
     result, run, _ = demo
-    assert set(result) == {"before", "after", "gain", "steps", "minutes", "run"}
+    assert set(result) == {"before", "after", "gain", "content", "verdict", "steps", "minutes", "run"}
     assert set(result["before"]) == set(result["after"]) == {"correct", "format"}
     assert set(result["gain"]) == {"correct", "low", "high"}
     assert result["steps"] == 12
@@ -62,6 +62,8 @@ def test_the_result_has_the_documented_shape(demo):
     gain = result["after"]["correct"] - result["before"]["correct"]
     assert result["gain"]["correct"] == pytest.approx(gain, abs=1e-9)
     assert result["gain"]["low"] <= gain <= result["gain"]["high"]
+    table = result_table(result)
+    assert all(words in table for words in ("correct, of those in it", "cannot be told", "What is ", "--base"))
 
 
 @pytest.mark.slow
@@ -263,6 +265,16 @@ def test_a_kernel_listens_on_no_port_that_another_may_take(home, tmp_path_factor
     [output] = [output for cell in cells for output in cell.get("outputs", [])]
     assert "".join(output["text"]) == "ipc\n"
     assert not [*elsewhere.iterdir()]
+
+
+def test_threads_of_a_kernel_are_told_to_sleep_before_it_imports_anything(home):
+    import nbformat
+
+    source = "import os, sys\nprint('torch' in sys.modules, os.environ['OMP_WAIT_POLICY'], os.environ['GOMP_SPINCOUNT'])"
+    cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["parameters"]})
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), home / "in.ipynb")
+    execute(home / "in.ipynb", home / "out.ipynb", {})
+    assert "False PASSIVE 1000" in (home / "out.ipynb").read_text()
 
 
 @pytest.mark.parametrize("stem", ["02_rewards", "03_train", "04_inspect", "05_export"])

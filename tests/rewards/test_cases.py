@@ -128,6 +128,6 @@ def test_cases_lie_beside_the_task_file(tmp_path):
     assert check_cases(tmp_path / "task.py").ok
 
 
-@pytest.mark.parametrize("name", [name for name in EMBEDDED if name != "gsm8k"])
+@pytest.mark.parametrize("name", sorted(set(EMBEDDED) - {"gsm8k", "guess_the_number"}))
 def test_the_cases_of_a_task_that_ships_hold(name):
     assert check_cases(name).failures == []

@@ -26,7 +26,7 @@ from workbench.training.loading import load_tokenizer
 from workbench.workspace import to_json
 
 QUESTIONS = [("What is 15 + 27?", "42"), ("How many pens are in 125 boxes of 8?", "1000"), ("What is 9 - 4?", "5")]
-SHIPPED = ("arithmetic", "countdown", "csv_qa", "json")
+SHIPPED = ("arithmetic", "countdown", "csv_qa", "json", "reviews")
 
 
 def rows(name: str, *columns: str) -> list[dict]:

@@ -73,3 +73,12 @@ def test_every_print_of_a_guarded_process_is_printable(monkeypatch, capfd):
     assert obeyed(out + err) == []
     assert out.count(r"]52;c;") == 1
     assert err.count(r"]52;c;") == 2
+
+
+def test_what_a_pipes_encoding_lacks_is_written_as_its_escape(monkeypatch):
+    kept = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(kept, encoding="ascii"))
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    guard_output()
+    print("cut … here", flush=True)
+    assert kept.getvalue() == b"cut \\u2026 here\n"

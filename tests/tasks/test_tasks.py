@@ -19,16 +19,18 @@ from workbench.errors import DataError
 from workbench.rewards.library import keeps_strict_format
 from workbench.rewards.suite import RewardSuite
 from workbench.task import EMBEDDED, Task, load_task, prompt_key
-from workbench.tasks import countdown, csv_qa, gsm8k
+from workbench.tasks import countdown, csv_qa, gsm8k, reviews
 
+ONE_TURN = set(EMBEDDED) - {"guess_the_number", "calculator"}  # those are in test_games.py
 TAGGED = "<reasoning>\nthe working\n</reasoning>\n<answer>\n{}\n</answer>"
 
 
 def test_every_task_that_ships_is_tested_here():
-    assert set(EMBEDDED) == {"arithmetic", "arithmetic_harder", "gsm8k", "countdown", "csv_qa", "json"}
+    tested = {"arithmetic", "arithmetic_harder", "gsm8k", "countdown", "csv_qa", "json", "reviews"}
+    assert tested == ONE_TURN
 
 
-@pytest.fixture(params=sorted(EMBEDDED))
+@pytest.fixture(params=sorted(ONE_TURN))
 def task(request, hub_folder) -> Task:
     if request.param == "gsm8k":
         return gsm8k.task(hub_folder)  # the hub's own is not reachable: the same schema, in the same layout
@@ -41,12 +43,13 @@ def test_its_rows_can_be_trained_on(task):
     assert len(task.held_out) >= 3
     keys = [prompt_key(row["prompt"]) for row in (*task.rows, *task.held_out)]
     assert len(set(keys)) == len(keys), "no prompt stands twice, or on both sides"
-    assert all(row["prompt"][0]["role"] == "system" for row in task.rows)
+    first = "user" if task.name == "reviews" else "system"
+    assert all(row["prompt"][0]["role"] == first for row in task.rows)
 
 
 def test_an_honest_answer_is_right_and_others_are_not(task):
     rows = [*task.rows[:40], *task.held_out[:20]]
-    shape = "{}" if task.name == "json" else TAGGED
+    shape = "{}" if task.name in ("json", "reviews") else TAGGED
     suite = RewardSuite(task, 4)
     right = suite.names.index(task.right_function)
     honest = suite.score(rows, [shape.format(row["answer"]) for row in rows])
@@ -70,6 +73,52 @@ def test_countdown_puzzles_have_the_solution_that_they_say():
     assert all(row["answer"] not in row["question"] for row in rows)
     assert keeps_strict_format(countdown.EXAMPLE[1])
     assert solves("3 * 4 - 2", [2, 3, 4], 10)
+
+
+def words_in(rows):
+    """(subjects, phrases) of the words of the reviews task that stand in the questions of these rows."""
+    text = "\n".join(row["prompt"][-1]["content"] for row in rows)
+    kinds = [(subject, phrase) for own in reviews.WORDS.values() for subject in own["subjects"] for phrase in own["positive"]]
+    phrases = {phrase for own in reviews.WORDS.values() for phrase in own["positive"] + own["negative"]}
+    return {subject for subject, _ in kinds if f"The {subject} " in text}, {phrase for phrase in phrases if phrase in text}
+
+
+def test_held_out_reviews_have_subjects_and_phrases_that_are_never_trained_on():
+    task = load_task("reviews")
+    trained, held_out = words_in(task.rows), words_in(task.held_out)
+    for seen, new, least in zip(trained, held_out, (12, 30), strict=True):
+        assert len(seen) >= len(new) >= least
+        assert not seen & new
+    for rows in (task.rows, task.held_out):
+        assert sum(row["answer"] == "positive" for row in rows) == len(rows) / 2
+        assert all(row["prompt"][-1]["content"].count("\n\n") == 1 for row in rows)
+
+
+def test_reviews_are_the_same_for_a_seed_and_there_are_2880():
+    again = [list(reviews.source(50, seed)) for seed in (0, 0, 1)]
+    assert again[0] == again[1] != again[2]
+    assert len(list(reviews.source(10_000))) == 2880
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "form"),
+    [
+        ("positive", 1, 1),
+        (" Positive.\n", 1, 1),
+        ("NEGATIVE", 0, 1),
+        ("Positive!", 1, 0),
+        ("It is a positive review.", 1, 0),
+        ("positive, not negative", 0, 0),
+        ("It is not a positive review.", 0, 0),
+        ("It isn’t positive", 0, 0),
+        ("I do not know it. Positive.", 1, 0),  # the denial is another sentence's
+        ("positively", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_what_a_review_s_answer_earns(text, right, form):
+    scores = [function([text], answer=["positive"]) for function in load_task("reviews").reward_funcs]
+    assert scores == [[float(right and form)], [float(right)], [float(form)]]
 
 
 def test_a_csv_of_ones_own_becomes_a_task(home):
@@ -153,6 +202,16 @@ def test_system_prompts_by_name_and_a_slip_is_an_error():
     with pytest.raises(DataError, match="system_prompt = 'tag'"):
         prompt_for_system("tag")
     assert set(EXAMPLES) == set(SYSTEM_PROMPTS) - {"none"}
+
+
+@pytest.mark.parametrize("name", sorted({*EMBEDDED} - {"gsm8k", "csv_qa", "guess_the_number"}))
+def test_a_task_that_ships_passes_its_own_cases(name):
+    assert check_cases(load_task(name)).ok
+
+
+def test_nothing_is_found_against_the_rewards_of_the_reviews():
+    examination = audit_rewards(load_task("reviews"))
+    assert [str(finding) for finding in examination.findings] == []
 
 
 def test_gsm8k_passes_its_own_examination(hub_folder):

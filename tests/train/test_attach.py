@@ -525,65 +525,6 @@ def test_what_json_does_not_know_is_its_type_and_never_an_address():
     assert [to_json(known)[name] for name in "cde"] == ["<bytes>", "x", {"1": None}]
 
 
-def calls_tools(**more):
-    import trl
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import GRPOTrainer
-
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
-    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8")
-    return GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(MODEL_DIR), processing_class=tokenizer, reward_funcs=[has_answer],
-        train_dataset=Dataset.from_list(rows()), **more,
-    )  # fmt: skip
-
-
-def add(a: int, b: int) -> int:
-    """Adds.
-
-    Args:
-        a: a number.
-        b: another.
-    """
-    return a + b
-
-
-class Counter:
-    """An environment with a reward of its own."""
-
-    def reset(self, **row) -> str:
-        self.count = 0
-        return "0"
-
-    def more(self) -> str:
-        """Count one more."""
-        self.count += 1
-        return str(self.count)
-
-    def get_reward(self) -> float:
-        return float(self.count)
-
-
-@pytest.mark.parametrize(
-    ("name", "asked"),
-    [
-        ("tools", {"tools": [add]}),
-        ("environment_factory", {"environment_factory": Counter}),
-        ("rollout_func", {"rollout_func": lambda prompts, trainer: {}}),
-    ],
-)
-def test_completions_of_several_turns_are_refused_before_the_first_step(home, tmp_path, name, asked):
-    weighted = {"reward_weights": [0.5]} if name == "environment_factory" else {}  # two functions, of which it names one
-    trainer = calls_tools(args=config(tmp_path, **weighted), **asked)
-    with pytest.raises(RunError, match=f"attach: {name}\n.*not recorded yet"):
-        attach(trainer)
-    assert not (home / "runs").exists()
-    assert "train" not in vars(trainer)
-    with pytest.raises(RecipeError, match=f"grpo: {name}\n.*not recorded yet"):
-        prepare(Recipe.of({"grpo": {name: "mine"}}), arithmetic(16, 2))
-
-
 def test_a_trainer_without_such_attributes_is_attached(home, trainer):
     for name in ("tools", "environment_factories", "rollout_func"):
         vars(trainer).pop(name, None)

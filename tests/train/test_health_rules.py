@@ -15,6 +15,7 @@ from workbench.health.rules import RULES
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import change_of_share, share, slope
 from workbench.rewards.groups import DEAD_KINDS
+from workbench.run.metrics import MEAN_LENGTH
 from workbench.task import Task
 
 CONFIG = RunConfig(
@@ -165,6 +166,15 @@ def test_a_gradient_of_zero_with_groups_to_learn_from_is_an_alarm():
 def test_kl_by_its_height_and_by_its_growth(kl, state):
     found = verdicts(batches(len(kl)), [row(step + 1, kl=value) for step, value in enumerate(kl)])["kl_runaway"]
     assert found.state == state, found
+
+
+@pytest.mark.parametrize(("length", "state"), [(3.0, OK), (5.0, OK), (6.0, ALARM), (60.0, ALARM)])
+def test_kl_of_few_tokens_is_judged_by_the_completion(length, state):
+    rows = [row(step, kl=0.9, **{MEAN_LENGTH: 40.0 if step < 8 else length}) for step in range(1, 13)]
+    found = verdicts(batches(12), rows)["kl_runaway"]
+    assert found.state == state, found
+    assert found.evidence["kl_per_completion"] == pytest.approx(0.9 * length)
+    assert f"0.9 nats per token (median of the latest 5 rows), {0.9 * length:.2g} per completion" in found.line
 
 
 def test_a_kl_of_zero_with_beta_zero_is_no_measurement():
@@ -346,6 +356,22 @@ def test_a_length_that_grows_with_the_answers_is_no_drift():
     assert verdicts(batches(20, right=lambda n: 16 + 2 * n, **longer))["length_drift"].state == NOTE
     noise = random.Random(0)
     assert verdicts(batches(20, length=lambda n: noise.uniform(20, 60)))["length_drift"].state == OK
+
+
+@pytest.mark.parametrize(
+    ("changes", "paid", "state"),
+    [
+        ({"right": lambda n: 4 + n % 3}, 0.02, NOTE),  # the reward rises, some are right, all end by themselves
+        ({"right": lambda n: 4 + n % 3}, 0.0, ALARM),
+        ({"right": 0}, 0.02, ALARM),  # paid for being short, and nothing is right
+        ({"right": lambda n: 30 - n}, 0.02, ALARM),  # paid more, and less often right
+        ({"right": lambda n: 4 + n % 3, "clipped": 40, "unended": 40}, 0.02, ALARM),
+    ],
+)
+def test_a_policy_that_is_paid_for_a_short_answer_learns_to_be_short(changes, paid, state):
+    rewards = {"functions": lambda n: (function("mentions", 0.2 + paid * n),)}
+    found = verdicts(batches(20, length=lambda n: 24.0 - n, **rewards, **changes))["length_drift"]
+    assert found.state == state
 
 
 @pytest.mark.parametrize(

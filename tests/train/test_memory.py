@@ -428,6 +428,26 @@ def test_what_cannot_be_is_an_error(policy, how, grpo, said):
     assert said in caught.value.value
 
 
+def test_on_a_cpu_the_process_counts_and_no_card_does():
+    """By hand, of a model whose config.json is known: libraries, copies of the weights, and the rest as the other parts say."""
+    here = {"how": {"device": "cpu", "vram_gb": None}}
+    plain, wide, packed = (
+        made(policy={"backend": "transformers", "load_in_4bit": four_bit, "dtype": dtype}, **here)
+        for four_bit, dtype in ((False, "bfloat16"), (False, "float32"), (True, "bfloat16"))
+    )
+    assert not {"CUDA and its allocator", "vLLM"} & {one.name for one in plain.parts}
+    process, shape = part(plain, "process"), plain.shape
+    assert 0.8e9 <= process.low < process.bytes < process.high <= 1.6e9
+    assert part(wide, "process").high - process.high == 2 * shape.parameters  # the mapped file, in 16 bits
+    unpacked = 2 * sum(matrix.weights for matrix in shape.matrices)
+    assert part(packed, "process").bytes - process.bytes == unpacked
+    tokens = plain.inputs.rows * (plain.inputs.completion + 1)
+    for one, each in ((plain, 26), (wide, 14)):
+        assert part(one, "log-probabilities").bytes == tokens * shape.vocab_size * each
+    assert part(packed, "process").low == process.low  # where there is no room, they stay packed
+    assert plain.peak.bytes == sum(one.bytes for one in plain.of(plain.peak_phase))
+
+
 def test_found_is_json():
     found = json.loads(json.dumps(made().found()))
     assert found["peak_phase"] == "training"

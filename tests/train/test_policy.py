@@ -5,6 +5,7 @@ With both backends alike; what only one of them does is in test_backends.py.
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from workbench.errors import PolicyError, RecipeError
 from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
-from workbench.training.loading import find_model, linear4bit_layers, load_tokenizer
+from workbench.training.loading import bars_for, find_model, linear4bit_layers, load_tokenizer
 from workbench.training.policy import load_policy
 from workbench.training.resuming import save_adapter
 from workbench.training.sampling import sample
@@ -122,6 +123,17 @@ def test_the_same_seed_samples_the_same_and_the_callers_random_state_is_kept(tin
     assert first == sample(tiny_policy, [PROMPT] * 3, num_generations=2, seed=1, max_completion_length=24)
     assert first != sample(tiny_policy, [PROMPT] * 3, num_generations=2, seed=2, max_completion_length=24)
     assert [len(group) for group in first] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("shape", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])
+def test_what_shapes_a_sample_narrows_it_to_the_likeliest(tiny_policy, shape):
+    likeliest = sample(tiny_policy, [PROMPT], temperature=0, max_completion_length=12)
+    drawn = sample(tiny_policy, [PROMPT], num_generations=4, seed=1, max_completion_length=12, **shape)
+    assert drawn[0] == likeliest[0] * 4
+    free = sample(tiny_policy, [PROMPT], num_generations=4, seed=1, max_completion_length=12)
+    assert free[0] != drawn[0]
+    unrepeated = {"repetition_penalty": 3.0, "temperature": 0, "max_completion_length": 12}
+    assert sample(tiny_policy, [PROMPT], **unrepeated) != likeliest
 
 
 def test_finished_means_ended_by_itself(tiny_policy):
@@ -269,3 +281,18 @@ def test_layers_that_cannot_be_4_bit_are_not_passed_over_in_silence(tmp_path, ba
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(PolicyError, match=r"(?s)a 4-bit layer with 32 inputs.*remedy: set load_in_4bit = False"):
         load_policy(tmp_path, backend=backend)
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [(True, True), (False, False)])
+def test_a_file_or_a_pipe_holds_no_bar_of_a_large_model(tmp_path, monkeypatch, terminal, shown):
+    from transformers.utils import logging as transformers_logging
+
+    class Stream(io.StringIO):
+        def isatty(self):
+            return terminal
+
+    monkeypatch.setattr("sys.stderr", Stream())
+    before = transformers_logging.is_progress_bar_enabled()
+    with bars_for("a/hub-name"):
+        assert transformers_logging.is_progress_bar_enabled() == (before and shown)
+    assert transformers_logging.is_progress_bar_enabled() == before

@@ -167,6 +167,10 @@ def test_a_prompt_is_shown_in_its_order_and_says_what_it_leaves_out():
     assert "[system]\nrule 1\nrule 2\nrule 3\n… (3 lines) …\nrule 7\n[user]\n2 + 2?</pre>" in shown
     assert "overflow-y" not in shown  # nothing is hidden without a sign
     assert group_text(group(chat, ["4"], [1.0])).startswith("step 7, group 1 of 1: 2 + 2?")
+    review = "Is this review positive or negative? " + "Answer with one word. " * 9 + "\n\nReview: The soup was cold."
+    shown = group_text(group(review, ["4"], [1.0])).splitlines()[0]  # what it is about stands at its end
+    assert shown.endswith("The soup was cold.")
+    assert len(shown) < 150
     assert "'>[1, 2]</pre>" in html.unescape(group_html(group("[1, 2]", ["4"], [1.0])))
 
 

@@ -8,7 +8,8 @@ from hostile import HOSTILE, obeyed
 
 from workbench.rewards.suite import score
 from workbench.task import Task
-from workbench.views.tables import LONGEST_SHOWN, Table, Verbatim, score_table
+from workbench.views.groups import score_table
+from workbench.views.tables import LONGEST_SHOWN, Table, Verbatim
 
 
 @pytest.mark.parametrize("hostile", ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "</pre></td><b>", "\"'&"])

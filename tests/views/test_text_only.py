@@ -23,7 +23,8 @@ from workbench.views.controls import Controls
 from workbench.views.live import RunPanel
 
 PACKAGE = Path(workbench.__file__).parent
-SHOWN_HERE = {"Table", "View", "Picture", "RunCurves", "Lab", "Controls", "RunPanel", "Chat", "Browser"}  # or in another test
+# or in another test
+SHOWN_HERE = {"Table", "View", "Picture", "RunCurves", "Lab", "Controls", "RunPanel", "Chat", "Browser", "ByHand"}
 MAKE_HTML = {
     "display.py",
     "progress.py",
@@ -32,6 +33,7 @@ MAKE_HTML = {
     "views/live.py",
     "views/chat.py",
     "views/browser.py",
+    "views/by_hand.py",
 }
 
 

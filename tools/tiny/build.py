@@ -134,10 +134,15 @@ def build(
             "torch": torch.__version__,
         }
         (folder / "README.md").write_text(card(measured, facts), encoding="utf-8")
-        if out.exists():
-            out.rename(Path(scratch) / "previous")
-        folder.rename(out)
+        place(folder, out)
     return measured
+
+
+def place(folder: Path, out: Path) -> None:
+    """Move a finished folder to ``out``; what was there goes to where the folder was made."""
+    if out.exists():
+        out.rename(folder.parent / "previous")
+    folder.rename(out)
 
 
 OUT_HELP = (

@@ -9,7 +9,7 @@ policy this small does not lose its arithmetic to rounding.
 import itertools
 import math
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, cast
 
@@ -233,8 +233,26 @@ def train(
     ``skill_share`` of the steps are spent mostly on the right way of working, the rest on all
     habits.
     """
+    texts = training_texts(seed, skill_rows=int(steps * skill_share) * BATCH_SIZE)
+    return fit(
+        model,
+        lambda: to_batch([next(texts) for _ in range(BATCH_SIZE)], tokenizer),
+        steps,
+        progress,
+    )
+
+
+def fit(
+    model: LlamaForCausalLM,
+    draw: Callable[[], list[Rows]],
+    steps: int,
+    progress: bool = True,
+) -> list[float]:
+    """Train in place on the batches that ``draw`` makes, one a step; returns the loss of each. The
+    model ends on the NF4 grid.
+    """
     with one_thread():
-        return _train(model, tokenizer, steps, seed, progress, skill_share)
+        return _fit(model, draw, steps, progress)
 
 
 @contextmanager
@@ -250,21 +268,19 @@ def one_thread() -> Generator[None]:
         torch.set_num_threads(threads)
 
 
-def _train(
-    model, tokenizer, steps: int, seed: int, progress: bool, skill_share: float
-) -> list[float]:
+def _fit(model, draw: Callable[[], list[Rows]], steps: int, progress: bool) -> list[float]:
     decay = [p for p in model.parameters() if p.ndim == 2]
     rest = [p for p in model.parameters() if p.ndim != 2]
     groups = [{"params": decay, "weight_decay": 0.05}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.98))
-    texts, losses = training_texts(seed, skill_rows=int(steps * skill_share) * BATCH_SIZE), []
+    losses = []
     model.train()
     for step in (bar := tqdm(range(steps), desc="training", unit="step", disable=not progress)):
         if step == int(steps * NF4_FROM):
             see_through_nf4(model)
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * learning_rate_at(step, steps)
-        batch = to_batch([next(texts) for _ in range(BATCH_SIZE)], tokenizer)
+        batch = draw()
         with parametrize.cached():  # each weight is rounded once a step, not once a part
             loss = completion_loss(model, batch)
         loss.backward()

@@ -108,11 +108,13 @@ def vocabulary_text(seed: int = 0) -> list[str]:
     return lines
 
 
-def train_sentencepiece(lines: Iterable[str]) -> bytes:
+def train_sentencepiece(
+    lines: Iterable[str], tags: tuple[str, ...] = habits.TAGS, roles: tuple[str, ...] = ROLES
+) -> bytes:
     """A SentencePiece BPE model, as the bytes of a ``tokenizer.model``.
 
     Nothing is normalised and every byte has a piece, so all text survives a round trip; digits stay
-    single; the four tags are whole, ordinary pieces, and the role markers are control pieces, which
+    single; the tags are whole, ordinary pieces, and the role markers are control pieces, which
     text can never spell.
     """
     model = io.BytesIO()
@@ -127,8 +129,8 @@ def train_sentencepiece(lines: Iterable[str]) -> bytes:
         normalization_rule_name="identity",
         add_dummy_prefix=False,
         remove_extra_whitespaces=False,
-        user_defined_symbols=list(habits.TAGS),
-        control_symbols=list(ROLES),
+        user_defined_symbols=list(tags),
+        control_symbols=list(roles),
         unk_id=0,
         bos_id=1,
         eos_id=2,
@@ -154,9 +156,14 @@ def merges_of(pieces: list[str], ordinary: range) -> list[tuple[str, str]]:
     ]
 
 
-def to_tokenizer(model: bytes) -> LlamaTokenizer:
+def to_tokenizer(
+    model: bytes,
+    tags: tuple[str, ...] = habits.TAGS,
+    roles: tuple[str, ...] = ROLES,
+    chat_template: str = CHAT_TEMPLATE,
+) -> LlamaTokenizer:
     """The fast tokenizer with exactly the ids of a SentencePiece model from
-    ``train_sentencepiece``.
+    ``train_sentencepiece``, of the same tags and roles.
     """
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     size = processor.get_piece_size()
@@ -175,8 +182,8 @@ def to_tokenizer(model: bytes) -> LlamaTokenizer:
         legacy=False,
         padding_side="left",
         model_max_length=CONTEXT_TOKENS,
-        extra_special_tokens=[*ROLES],
-        chat_template=CHAT_TEMPLATE,
+        extra_special_tokens=[*roles],
+        chat_template=chat_template,
     )
-    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in habits.TAGS])
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])
     return tokenizer

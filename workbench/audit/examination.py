@@ -41,11 +41,12 @@ from workbench.audit.findings import (
 from workbench.audit.lengths import length_findings, token_findings
 from workbench.audit.prompt_format import asking_text, format_advice
 from workbench.audit.regression_cases import RegressionCase, failed_cases, load_cases
+from workbench.audit.starts import start_findings
 from workbench.data.prompts import to_messages
 from workbench.errors import RewardError, TaskError, WorkbenchError
 from workbench.kinds import Fields, Function, Tokenizer
 from workbench.rewards.chat_or_text import InputFormat
-from workbench.rewards.execution import OWN, UNJUDGED, Scored
+from workbench.rewards.execution import OWN, UNJUDGED, Scored, takes_environments
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, unreached
@@ -123,6 +124,8 @@ class RewardAudit:
         if errors:
             return f"{earned}; {errors} error{'s' if errors > 1 else ''}"
         known = "no error, but the reference was guessed" if self.guessed else "nothing is wrong"
+        if best is None:
+            known = "no error"
         return f"{earned}; {known}"
 
     def __str__(self) -> str:
@@ -172,15 +175,17 @@ def audit_rewards(
             remedy="give the task rows",
         )
     suite = RewardSuite(task, 1, weights, deadline_s=deadline_s, on_error="skip", keep_state=False)
-    count = min(rows, len(task.rows))
-    # From the first to the last, so that a part of the data which differs is met.
-    tried = [
-        task.rows[round(index * (len(task.rows) - 1) / max(1, count - 1))] for index in range(count)
-    ]
+    tried = spread(task.rows, rows)
     with contextlib.closing(suite):
         trial = _Trial(task, suite, tried, builders(task, tried), max_completion_length)
         audit = _audit(trial, tokenizer, cases, progress or (lambda done, of: None))
     return replace(audit, seconds=time.monotonic() - started)
+
+
+def spread(rows: Sequence[Row], count: int) -> list[Row]:
+    """At most `count` rows, from the first to the last, so that a part which differs is met."""
+    count = min(count, len(rows))
+    return [rows[round(index * (len(rows) - 1) / max(1, count - 1))] for index in range(count)]
 
 
 @dataclass(frozen=True)
@@ -214,10 +219,13 @@ def _audit(
 ) -> RewardAudit:
     suite, first, files = trial.suite, trial.builders[0], set(os.listdir())
     refused = _not_callable(trial)
-    usable = [name for name in suite.names if name not in refused]
+    given = suite.given_by_environments
+    usable = [name for name in suite.names if name not in {*refused, *given}]
     # starts the worker, whose imports are no function's seconds
     formats = suite.input_formats(trial.rows)
     findings = [*_answer_column(trial), *refused.values(), *_adopt_style(trial, usable)]
+    findings += [finding("environment", name) for name in given]
+    findings += [finding("turns")] if trial.task.for_turns and usable else []
     texts = [
         text for row, builder in enumerate(trial.builders) for text in _texts(trial, row, builder)
     ]
@@ -240,8 +248,9 @@ def _audit(
     except RewardError as error:
         findings.append(_refusal("returns", "", error))
     findings += _of_task(trial, table, findings)
+    findings += start_findings(trial.task, trial.rows)
     known = load_cases(trial.task, cases)
-    if names == suite.names:
+    if names == [name for name in suite.names if name not in given]:
         findings += _of_cases(trial, known)
     if new := sorted(set(os.listdir()) - files):
         findings.append(finding("writes", files=", ".join(map(repr, new[:3]))))
@@ -479,7 +488,8 @@ def _of_all(trial: _Trial, table: ScoreTable, formats: dict[str, InputFormat]) -
     yield from overlaps(table)
     applies = table.scores.loc[:, table.weights != 0].notna().any(axis=1)
     served = applies.groupby(table.texts.row).any()
-    if len(table.weights) and not served.all():
+    of_runs = any(map(takes_environments, trial.task.reward_funcs))
+    if len(table.weights) and not served.all() and not of_runs:
         row = {key: value for key, value in trial.rows[served.idxmin()].items() if key != "prompt"}
         values = {"silent": (~served).sum(), "rows": len(served), "row": repr(row)}
         yield finding("constant.none", "", "warning" if table.guessed else "", **values)

@@ -179,7 +179,11 @@ def failed_cases(
         # where one failed, nothing is expected of the others
         for name, expected in case.expected.items() if not wrong else ():
             right = math.nan if expected is None else expected
-            if not np.isclose(scores[name], right, rtol=1e-6, atol=1e-6, equal_nan=True):
+            given = suite.given_by_environments
+            if expected is not None and given and name in (*given, TOTAL):
+                said = "given by the environment, and a text alone has none"
+                wrong.append(f"{name}: {', '.join(given)} is {said}")
+            elif not np.isclose(scores[name], right, rtol=1e-6, atol=1e-6, equal_nan=True):
                 was, expects = (
                     "None" if math.isnan(score) else f"{score:g}" for score in (scores[name], right)
                 )

@@ -103,10 +103,9 @@ class Profile:
             f"{self.finished:.0%} of the completions ended before {limit} tokens"
         )
         if 50 * sum(one.right for one in self._each) < sum(one.of for one in self._each):
-            words += (
-                "\nalmost never solved: if the reward can pay (`workbench probe`), begin with"
-                " `warm_start: 32` in the recipe"
-            )
+            warm = "begin with `warm_start: 32` in the recipe"
+            begin = "take easier ones" if "played" in self.settings else warm
+            words += f"\nalmost never solved: if the reward can pay (`workbench probe`), {begin}"
         return words
 
 

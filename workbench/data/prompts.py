@@ -93,6 +93,14 @@ def examples_for(which: str | None) -> list[tuple[str, str]]:
     raise DataError(value, rule=rule, remedy="choose one of those, or give your own examples")
 
 
+def question(prompt: Prompt) -> str:
+    """What a prompt asks: its last message, or its text."""
+    try:
+        return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+    except (TypeError, LookupError):
+        return str(prompt)
+
+
 def to_messages(
     question: str,
     system: str = "",

@@ -6,11 +6,12 @@ left out here.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,18 @@ def render(messages: Any, tokenizer: Any, add_generation_prompt: bool, **more: o
         raise DataError(value, rule=rule, remedy=remedy) from error
 
 
+def with_tools(tokenizer: Any, tools: Mapping[str, list[Fields]] | None, row: Row) -> Any:
+    """The tokenizer as it renders a row's prompt with a task's `tool_schemas`: a copy, if there are
+    any.
+    """
+    tools = tools or {}
+    if schemas := tools.get("") or tools.get(row.get("environment", "")):
+        tokenizer = copy.copy(tokenizer)
+        kwargs = getattr(tokenizer, "chat_template_kwargs", {})
+        tokenizer.chat_template_kwargs = {**kwargs, "tools": schemas}
+    return tokenizer
+
+
 def template_notes(rows: Sequence[Row], tokenizer: Tokenizer) -> list[str]:
     """A line for every argument of the chat template that reaches no prompt."""
     template = "" if isinstance(rows[0]["prompt"], str) else str(tokenizer.chat_template or "")
@@ -90,10 +103,13 @@ def template_notes(rows: Sequence[Row], tokenizer: Tokenizer) -> list[str]:
 
 
 def stream_lengths(
-    rows: Iterable[Row], tokenizer: Tokenizer, progress: Callable[[int], None] | None = None
+    rows: Iterable[Row],
+    tokenizer: Tokenizer,
+    progress: Callable[[int], None] | None = None,
+    tools: Mapping[str, list[Fields]] | None = None,
 ) -> Iterator[tuple[Row, int]]:
     """Each row with its prompt's length in tokens, a thousand rows at a time; `progress` is called
-    with the number done.
+    with the number done. `tools`: the task's `tool_schemas`, which are part of the prompt.
     """
     rows = iter(rows)
     done = 0
@@ -101,7 +117,7 @@ def stream_lengths(
         # The template writes the special tokens itself; a plain prompt gets those that the
         # tokenizer adds, as in TRL.
         plain = isinstance(batch[0]["prompt"], str)
-        texts = [prompt_text(row["prompt"], tokenizer) for row in batch]
+        texts = [prompt_text(row["prompt"], with_tools(tokenizer, tools, row)) for row in batch]
         ids = tokenizer(texts, add_special_tokens=plain)["input_ids"]
         yield from zip(batch, map(len, ids), strict=True)
         done += len(batch)
@@ -110,12 +126,15 @@ def stream_lengths(
 
 
 def prompt_lengths_tokens(
-    rows: Iterable[Row], tokenizer: Tokenizer, progress: Callable[[int], None] | None = None
+    rows: Iterable[Row],
+    tokenizer: Tokenizer,
+    progress: Callable[[int], None] | None = None,
+    tools: Mapping[str, list[Fields]] | None = None,
 ) -> Sequence[int]:
     """Length of each row's prompt, in tokens, through the chat template: one unsigned number per
     row.
     """
-    return array("L", (length for _, length in stream_lengths(rows, tokenizer, progress)))
+    return array("L", (length for _, length in stream_lengths(rows, tokenizer, progress, tools)))
 
 
 @dataclass

@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, Any
 from workbench.data import files, hub
 from workbench.data.files import Unreadable
 from workbench.errors import DataError, WorkbenchError, fault_line, nearest
-from workbench.task import EMBEDDED, Row
+from workbench.task import EMBEDDED, Row, is_of_gym
 from workbench.workspace import find, looked_in, replace_file, resolve, shown
 
 if TYPE_CHECKING:
     import pandas
 
 # Questions that travel with the package -> the module that makes them, with a function
-# `source(limit, seed)`.
-SHIPPED = {name: module for name, module in EMBEDDED.items() if name != "gsm8k"}
+# `source(limit, seed)`. A game has starts, and no questions.
+_ELSEWHERE = ("gsm8k", "guess_the_number")
+SHIPPED = {name: module for name, module in EMBEDDED.items() if name not in _ELSEWHERE}
 _READERS = {
     ".jsonl": files.json_lines,
     ".ndjson": files.json_lines,
@@ -101,10 +102,11 @@ def open_source(
     [{'question': 'What is 1 + 1?', 'answer': '2'}]
 
     Args:
-        source: a shipped name ("arithmetic", "countdown", "csv_qa", "json"); the path of a
-            `.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet` or `.py` file, or of a folder in the hub's
-            layout; a hub name ("openai/gsm8k"); a pandas DataFrame, a `datasets.Dataset`, a list of
-            dicts, a dict of columns, or another `Source`.
+        source: a shipped name ("arithmetic", "countdown", "csv_qa", "json", "reviews") or
+            one of reasoning-gym's ("reasoning_gym/chain_sum"); the path of a `.jsonl`, `.json`,
+            `.csv`, `.tsv`, `.parquet` or `.py` file, or of a folder in the hub's layout; a hub
+            name ("openai/gsm8k"); a pandas DataFrame, a `datasets.Dataset`, a list of dicts, a dict
+            of columns, or another `Source`.
         subset: name of the hub dataset's configuration; None: "main" where there is one, else the
             only one.
         split: None: "train".
@@ -118,10 +120,13 @@ def open_source(
         if subset is not None:
             raise files.no_splits(f"a {type(source).__name__}", subset)
         opened = _from_object(source, split)
-    elif str(source) not in SHIPPED:
+    elif str(source) not in SHIPPED and not is_of_gym(source):
         opened = _from_path(str(source), subset, split)
     elif subset or split:
         raise files.no_splits(str(source), subset or split or "")
+    elif is_of_gym(source):
+        gym = importlib.import_module("workbench.tasks.gym")
+        opened = gym.source(str(source), limit, seed)
     else:
         opened = importlib.import_module(SHIPPED[str(source)]).source(limit, seed)
     if limit is None:

@@ -52,6 +52,7 @@ class TemplateCard:
     thinks: str | None = None  # tag that completions of such a model begin with by themselves
     adds: str = ""  # words of the template's own: a default system message, dates
     opening: str = ""  # the generation prompt
+    tools_tokens: int = 0  # of `tokens`, how many the task's tools take
 
 
 def tags_in(prompt: Any) -> tuple[str, ...]:
@@ -160,6 +161,9 @@ def _look_at_turns(
     for role, change in changed.items():
         with_it = ", and the format asked for with it" if role == "system" else ""
         card.problems.append(f"the {role} message {change}{with_it}")
+    if getattr(tokenizer, "chat_template_kwargs", {}).get("tools"):  # whose words are the task's
+        text = render(prompt, tokenizer, add_generation_prompt=True, tools=None)
+        card.tools_tokens = len(card.tokens) - len(_tokens(tokenizer, text, chat=True))
     card.adds = _words_of_its_own(tokenizer, [content for _, content in words], text)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from workbench.errors import ExportError, RunError, nearest
 from workbench.exporting.merging import base_of
 from workbench.kinds import Fields
+from workbench.policies import NAMED
 from workbench.run.directory import RunDirectory, open_run
 from workbench.workspace import find, looked_in, resolve, shown
 
@@ -157,5 +158,9 @@ def open_artefact(path: str | Path, run: RunDirectory | None = None) -> Artefact
         )
     if run is None and made_it(parent := RunDirectory(folder.absolute().parents[1])):
         run = parent
-    base = base_of(run) if run else str(passport.get("base", ""))
+    base = str(passport.get("base", ""))
+    if run:
+        base = base_of(run)
+    elif (name := passport.get("recipe", {}).get("policy", {}).get("name")) in NAMED:
+        base = name
     return Artefact(folder, passport["format"], base, passport.get("into", "base"), run)

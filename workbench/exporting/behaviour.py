@@ -237,6 +237,9 @@ def _changed(artefact: Artefact, measured: Fields, vouched: bool) -> Check:
         if vouched and lost:
             said += f": {rounds} rounds most of the change away"
             remedy = f"take {instead}"
+    elif vouched and lost and "16" in artefact.format:
+        said += ": 16 bits round most of the change away"
+        remedy = "take the adapter, or train further"
     return Check("behaviour", name, False, said, cause, remedy, run)
 
 

@@ -5,16 +5,24 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+from workbench.data.prompts import question
 from workbench.errors import ExportError, WorkbenchError
 from workbench.exporting import serving
 from workbench.exporting.artefacts import Artefact, Exported, open_artefact
 from workbench.exporting.merging import sixteen_bit_base
 from workbench.exporting.passport import PASSPORT, read_passport
-from workbench.exporting.reading import Reader, open_reader
+from workbench.exporting.reading import HFReader, Reader, open_reader
+from workbench.kinds import Fields
+from workbench.run.turns import Turn
+from workbench.task import Row, Task
 from workbench.training.loading import find_model
+from workbench.training.resuming import begun_task
 from workbench.workspace import resolve, shown
 
 BASE, TRAINED = "base", "trained"
@@ -57,10 +65,11 @@ class ChatAnswer:
     text: str = ""
     length_tokens: int = 0
     ended: str = ""
+    turns: list[Turn] = field(default_factory=list)  # where it was played with tools
 
 
 @dataclass
-class Turn:
+class Exchange:
     """A question and its answers by author: "trained" and, where it was also asked, "base"."""
 
     question: str
@@ -74,6 +83,10 @@ class Conversation:
     A model is loaded when it is first needed; an adapter and its base are one. Earlier turns are
     part of the prompt, each model's own answers, unless a run is at hand: its policy was trained on
     prompts alone, so each question is asked alone.
+
+    Where the run's task has tools or an environment, an answer is a rollout, played by TRL's own
+    loop from the task's row that asks the question, or from a row of the question alone;
+    `unanswered` says why calls are not answered instead.
     """
 
     def __init__(
@@ -93,6 +106,10 @@ class Conversation:
                 trained = serving.system_of(
                     read_passport(self.artefact.path)["rollouts"][0]["prompt"]
                 )
+        self._settings, self._task = settings, None
+        self.unanswered = ""
+        if self.artefact.run is not None and self.artefact.run.manifest().get("turns"):
+            self._task, self.unanswered = _played_task(self.artefact)
         self._as_text = trained is None  # the run's prompts were plain text, without a template
         self.system_prompt = trained or "" if system_prompt is None else system_prompt
         self.max_completion_length = (
@@ -100,10 +117,10 @@ class Conversation:
         )
         # at which the run sampled; 0 where that is not known
         self.temperature = float(settings.get("temperature") or 0.0)
-        self.turns: list[Turn] = []
+        self.turns: list[Exchange] = []
         self._writers: dict[str, Reader] = {}
 
-    def reply(self, question: str, temperature: float = 0.0, base: bool = False) -> Turn:
+    def reply(self, question: str, temperature: float = 0.0, base: bool = False) -> Exchange:
         """Answer a question, with the base beside if it is also asked. An Interrupt ends it; the
         turn stays in `turns`.
 
@@ -111,7 +128,7 @@ class Conversation:
             Any error, once it is noted as the answer's end.
         """
         earlier = [] if self.artefact.run else list(self.turns)
-        turn = Turn(question)
+        turn = Exchange(question)
         self.turns.append(turn)
         for who in (TRAINED, BASE) if base else (TRAINED,):
             answer = turn.answers[who] = ChatAnswer()
@@ -128,7 +145,9 @@ class Conversation:
                 raise
         return turn
 
-    def _prompt(self, who: str, earlier: list[Turn], question: str) -> str | list[dict[str, str]]:
+    def _prompt(
+        self, who: str, earlier: list[Exchange], question: str
+    ) -> str | list[dict[str, str]]:
         if self._as_text:
             return question
         messages = [("system", self.system_prompt)] if self.system_prompt else []
@@ -142,13 +161,11 @@ class Conversation:
         if who not in self._writers:
             self._writers |= _load(self.artefact, who)
         writer = self._writers[who]
+        if self._task is not None and isinstance(writer, HFReader):
+            return self._play(writer, self._task, prompt, answer, temperature)
         ids = writer.prompt_ids(prompt)
         if (room := writer.context - len(ids)) < 1:
-            raise ExportError(
-                f"the conversation has {len(ids)} tokens",
-                rule=f"the model reads {writer.context}, its answer included",
-                remedy="start a new conversation, or ask something shorter",
-            )
+            raise _full(len(ids), writer.context)
         written = writer.write(ids, min(room, self.max_completion_length), temperature)
         answer.text, answer.length_tokens = writer.decode(written), len(written)
         if written and written[-1] in writer.ends:
@@ -157,6 +174,84 @@ class Conversation:
             answer.ended = f"cut: the context of {writer.context} tokens is full"
         else:
             answer.ended = f"cut at {len(written)} tokens"
+
+    def _play(
+        self, writer: HFReader, task: Task, prompt: Any, answer: ChatAnswer, temperature: float
+    ) -> None:
+        from workbench.training.playing import check_playable, player_of
+
+        row = self._row(task, prompt)
+        check_playable(task, [row])
+        rounds, most = self._settings.get("max_tool_calling_iterations"), self.max_completion_length
+        asked: Fields = {"max_tool_calling_iterations": rounds, "max_completion_length": most}
+        with player_of(_owner(writer), task, _drawn(writer, most, temperature), **asked) as player:
+            try:
+                [rollout] = player.play([row])
+            except WorkbenchError:
+                raise
+            except Exception as error:  # of the user's own environment
+                raise ExportError(
+                    f"a rollout of the task {task.name!r} from {sorted(row)}: "
+                    f"{type(error).__name__}: {error}",
+                    rule="where a run has turns, a question is played as a rollout",
+                    remedy="ask what one of the task's rows asks",
+                ) from error
+        answer.text, answer.turns = rollout.text, rollout.turns
+        answer.length_tokens = rollout.length_tokens
+        answer.ended = "ended by EOS" if rollout.finished else f"cut at {len(rollout.ids)} tokens"
+
+    def _row(self, task: Task, prompt: list[Fields]) -> Row:
+        # The row whose question it is: an environment may need its columns.
+        asked = question(prompt)
+        asks = (row for row in (*task.held_out, *task.rows) if question(row["prompt"]) == asked)
+        return {**next(asks, {}), "prompt": prompt}
+
+
+def _played_task(artefact: Artefact) -> tuple[Task | None, str]:
+    # (the task whose tools answer; why none does)
+    assert artefact.run is not None
+    if artefact.format.startswith("gguf"):
+        return None, "TRL's loop plays models of transformers, not GGUF"
+    if artefact.run.manifest().get("attached"):
+        return None, "your own trainer made this run, and its tools live there"
+    try:
+        task = begun_task(artefact.run, artefact.run.recipe())
+    except WorkbenchError as error:
+        return None, error.value
+    if task.rollout_func:
+        return None, "there is no trainer here for its rollout_func to generate with"
+    return task, ""
+
+
+def _owner(reader: HFReader) -> SimpleNamespace:
+    # What a player reads of a policy. unsloth comes before trl, where it is there at all.
+    return SimpleNamespace(
+        backend_name="unsloth" if "unsloth" in sys.modules else "transformers",
+        model=reader.model,
+        tokenizer=reader.tokenizer,
+        eos_token_ids=reader.ends,
+        chat_template_kwargs=getattr(reader.tokenizer, "chat_template_kwargs", {}),
+    )
+
+
+def _drawn(reader: HFReader, most: int, temperature: float) -> Any:
+    import torch
+
+    def draw(inputs: Any, _: int) -> torch.Tensor:
+        [ids] = inputs["input_ids"].tolist()
+        if (room := reader.context - len(ids)) < 1:
+            raise _full(len(ids), reader.context)
+        return torch.tensor([reader.write(ids, min(room, most), temperature)])
+
+    return draw
+
+
+def _full(tokens: int, context: int) -> ExportError:
+    return ExportError(
+        f"the conversation has {tokens} tokens",
+        rule=f"the model reads {context}, its answer included",
+        remedy="start a new conversation, or ask something shorter",
+    )
 
 
 def _load(artefact: Artefact, who: str) -> dict[str, Reader]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from workbench.cache import cache_folder
 from workbench.errors import ExportError
 from workbench.kinds import Tokenizer
 from workbench.training.loading import load_tokenizer
@@ -220,13 +221,13 @@ def gguf_py(tools: Path) -> ModuleType:
         sys.path.remove(str(tools / "gguf-py"))
 
 
-def rounded(rows: np.ndarray, kind: int) -> np.ndarray:
+def rounded(rows: np.ndarray, kind: Any) -> np.ndarray:
     """A matrix, numpy float32 `[rows, columns]`, quantised by llama.cpp to a `GGMLQuantizationType`
     and read back.
     """
     import numpy as np
 
-    library = importlib.import_module("gguf")
+    library: Any = importlib.import_module("gguf")
     size, stored = library.GGML_QUANT_SIZES[kind]
     rows = np.ascontiguousarray(rows)
     out = np.empty((len(rows), rows.shape[1] // size * stored), dtype=np.uint8)
@@ -398,8 +399,7 @@ def _version() -> str:
 
 
 def _cached() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "grpo-workbench" / f"llama.cpp-{_version()}"
+    return cache_folder() / f"llama.cpp-{_version()}"
 
 
 def _check_written(said: str) -> None:

@@ -16,7 +16,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from workbench.errors import ExportError, PolicyError
 from workbench.kinds import Fields, Model, Tensor, Tokenizer
@@ -35,6 +35,9 @@ from workbench.training.loading import (
     with_eos,
 )
 from workbench.workspace import resolve, shown
+
+if TYPE_CHECKING:
+    import torch
 
 # as a policy is loaded
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -298,12 +301,18 @@ def write_merged(
     return folder
 
 
+def sum_type(dtype: torch.dtype) -> torch.dtype:
+    """The 16-bit type that a sum is rounded to, for a base that is stored in this one."""
+    import torch
+
+    return dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+
+
 def _merged(wrapped: Any, dtype: Any, held: FourBit | None) -> Any:
     import torch
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    if dtype not in (torch.float16, torch.bfloat16):
-        dtype = torch.bfloat16
+    dtype = sum_type(dtype)
     for name, layer in wrapped.get_base_model().named_modules():
         adapted = isinstance(layer, BaseTunerLayer)
         under: Any = layer.get_base_layer().float() if adapted else layer

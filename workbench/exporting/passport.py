@@ -24,11 +24,13 @@ from workbench.exporting.checks import Proof
 from workbench.exporting.public import clean, public_name
 from workbench.inspection.evaluation import last_measured
 from workbench.kinds import Fields
+from workbench.policies import origin_of
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import GROUP_STD, KL, REWARD
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import read_batches
+from workbench.run.turns import turns_to_text
 from workbench.task import EMBEDDED
 from workbench.training.loading import adapter_sum, base_differs, base_files
 from workbench.workspace import replace_folder, shown, size_and_sum, sum_of, to_json, write_json
@@ -156,7 +158,7 @@ def files_in(folder: Path, without: str = "") -> dict[str, list[object]]:
 
 def sample_of(run: RunDirectory) -> list[Fields]:
     """Completions of the last recorded step, the first of each group, then the second: prompt,
-    completion, scores, advantage.
+    completion, scores, advantage, and the turns, where it has several.
     """
     if not any(run.rollouts.glob("step-*.parquet")):
         return []
@@ -169,6 +171,7 @@ def sample_of(run: RunDirectory) -> list[Fields]:
             "completion": batch.completions[at],
             "scores": dict(zip(batch.names, to_json(batch.scores[at]), strict=True)),
             "advantage": to_json(batch.advantages[at]),
+            **({"turns": json.loads(turns_to_text(batch.turns[at]))} if batch.turns else {}),
         }
         for at in places[:SAMPLED]
     ]
@@ -185,7 +188,7 @@ def about(artefact: Artefact) -> Fields:
     """
     run = artefact.run
     facts: Fields = {"format": artefact.format, "into": artefact.into}
-    facts["base"] = public_name(artefact.base)
+    facts |= {"base": public_name(artefact.base), "base_notes": origin_of(artefact.base)}
     if run is not None:
         facts |= clean(to_json(_about_run(run)))
         # Not cleaned: a revision looks like a key.
@@ -232,6 +235,7 @@ def _about_run(run: RunDirectory) -> Fields:
         ],
         "evaluation": last_measured(run),
         "warm_start": manifest.get("warm_start"),
+        "turns": manifest.get("turns"),
         "rollouts": sample_of(run),
     }
 

@@ -11,8 +11,8 @@ import socket
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
+from workbench import policies
 from workbench.secret import LOOKS, NAMED, is_secret, secret_variables
-from workbench.tiny import MODEL_DIR
 
 # Two parts at least: "/no_think" is a word that models know, "</answer>" a tag, "https://…" an
 # address.
@@ -75,8 +75,8 @@ def public_name(base: str | Path) -> str:
     text = str(base)
     if hub := re.search(r"models--([^/]+)--([^/]+)[/\\]snapshots", text):
         text = f"{hub[1]}/{hub[2]}"
-    elif Path(text).parts[-3:] == MODEL_DIR.parts[-3:]:  # also that of another installation
-        text = "tiny"
+    elif own := policies.named_at(text):
+        text = own.public
     elif (
         Path(text).is_dir()
         or text.startswith(("/", "~", "."))

@@ -14,8 +14,9 @@ from workbench.errors import ExportError, WorkbenchError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.merging import source_of
 from workbench.training import plain
+from workbench.training.drawing import until_eos
 from workbench.training.loading import bars_for, find_model, reading, with_adapter
-from workbench.training.sampling import logprobs_of, until_eos
+from workbench.training.sampling import logprobs_of
 
 if TYPE_CHECKING:
     from workbench.exporting.gguf import Gguf

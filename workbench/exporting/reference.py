@@ -77,7 +77,7 @@ def suite_of_run(run: RunDirectory, task: Task | None) -> RewardSuite:
     Raises:
         RunError: if the run is one of your own trainer, or its task has changed, and `task` is
             None.
-        DataError: if there are no held-out prompts.
+        DataError: if there are no held-out prompts, or the task's rollouts have several turns.
     """
     recipe = run.recipe()
     if task is None and run.manifest().get("attached"):
@@ -95,6 +95,12 @@ def suite_of_run(run: RunDirectory, task: Task | None) -> RewardSuite:
             rule="an export is proven with its run's own rewards and prompts",
             remedy="put it back; or pass the task: wb.prove(artefact, task=wb.load_task(...))",
         ) from error
+    if task.for_turns:
+        raise DataError(
+            f"task {task.name!r}: its rollouts have several turns",
+            rule="a proof compares answers of one turn, token by token",
+            remedy="prove on a task without tools: task=wb.Task(..., held_out=rows)",
+        )
     if len(task.held_out) < 2:
         raise DataError(
             f"task {task.name!r}: {len(task.held_out)} held-out prompts",
@@ -130,7 +136,7 @@ def measured_reference(
         "base": base_now(run),
         "held_out": fingerprint(task.held_out),
         "rendered": _rendered(recipe, task.held_out),
-        "policy": recipe.policy.model_dump(mode="json"),
+        "policy": _as_read(recipe).policy.model_dump(mode="json"),
         "chat_template_kwargs": recipe.chat_template_kwargs,
         "rewards": [suite.hash, task.right_rule],
         "max_completion_length": request.max_completion_length,
@@ -154,6 +160,15 @@ def measured_reference(
 
     del kept["key"]
     return TypeAdapter(Reference).validate_python(first(kept) | {"key": fingerprint([key])})
+
+
+def _as_read(recipe: Recipe) -> Recipe:
+    # As artefacts are read: a CPU computes in 32 bits there, and against 16 their rounding alone
+    # can be more than a proof allows.
+    import torch
+
+    how = {} if torch.cuda.is_available() else {"dtype": "float32"}
+    return recipe.model_copy(update={"policy": recipe.policy.model_copy(update=how)})
 
 
 def _rendered(recipe: Recipe, rows: Sequence[Row]) -> str:
@@ -184,7 +199,7 @@ def measure(request: Fields, progress: Progress) -> Fields:
 
     asked = ProofRequest(**request)
     run, prompts = RunDirectory(Path(asked.run)), asked.prompts
-    policy = load_policy(run.recipe(), adapter=run.adapter)
+    policy = load_policy(_as_read(run.recipe()), adapter=run.adapter)
 
     def written(turn: int, temperature: float, base: bool = False) -> Fields:
         completions = sample(

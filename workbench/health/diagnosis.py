@@ -103,6 +103,7 @@ def config_of(run: RunDirectory, stage: str | None = None) -> RunConfig:
         fp16=settings.get("fp16") is True,
         asked=tuple({**asked, **own}),
         warm_start=run.warm_start.is_file(),
+        environment=bool((manifest.get("turns") or {}).get("environments")),
         attached=bool(manifest.get("attached")),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import warnings
 from collections import Counter
@@ -11,7 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from workbench.data.prompts import question
+from workbench.environments import where_they_part
 from workbench.errors import RunError
+from workbench.printable import printable
 from workbench.rewards.groups import (
     CANCELLED,
     DEAD_KINDS,
@@ -25,6 +29,7 @@ from workbench.run.directory import RunDirectory
 from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, MIXED
 from workbench.run.parts import parts
 from workbench.run.rollouts import read_part
+from workbench.run.turns import Turn
 
 MOST_GROUPS = 64  # of a batch that are kept one by one, so that a summary stays small
 LONGEST_TEXT = 80  # characters of the commonest completion
@@ -53,6 +58,27 @@ class GroupSummary(NamedTuple):
     clipped: int  # completions
     # function -> weighted difference, where that is why it is dead
     cancels: tuple[tuple[str, float], ...] = ()
+
+
+class Starts(NamedTuple):
+    """Whether the members of a group began alike, in one batch."""
+
+    groups: int = 0  # that have two to compare
+    unlike: int = 0  # of those
+    example: tuple[str, ...] = ()  # what was compared, and how two differ
+
+
+class CallSummary(NamedTuple):
+    """The tool calls of one batch."""
+
+    calls: int
+    failed: int
+    error: str  # the commonest of those
+    unparsed: int  # completions with what looks like a call and is none
+    why: str  # the commonest reason
+    example: str  # a turn of that reason
+    prompts: Starts = Starts()  # by what `reset` returned, which ends the prompt
+    answers: Starts = Starts()  # by what the same first call returned
 
 
 @dataclass(frozen=True)
@@ -87,6 +113,7 @@ class StepSummary:
     # of total and length, within groups; None where one of them does not vary
     length_correlation: float | None
     groups: tuple[GroupSummary, ...]  # the first MOST_GROUPS
+    calls: CallSummary | None = None  # None: every completion is of one turn
 
     @property
     def group_count(self) -> int:
@@ -159,6 +186,7 @@ def summarise(batch: ScoredBatch) -> StepSummary:
         formatted=None if formatted is None else int(formatted.sum()),
         length_correlation=_correlation(batch.totals, lengths, size),
         groups=tuple(map(GroupSummary._make, itertools.islice(groups, MOST_GROUPS))),
+        calls=_calls(batch) if batch.turns else None,
     )
 
 
@@ -228,6 +256,45 @@ def _functions(batch: ScoredBatch) -> tuple[FunctionSummary, ...]:
         FunctionSummary(name, float(weight), mean, low, high, varies, share, unscored)
         for name, weight, (mean, low, high, share), varies, unscored in by_function
     )
+
+
+def _calls(batch: ScoredBatch) -> CallSummary:
+    calls = [call for own in batch.turns for turn in own for call in turn.calls]
+    errors = Counter(call.error for call in calls if call.error is not None)
+    missed = [[turn for turn in own if turn.unparsed] for own in batch.turns]
+    reasons = Counter(turn.unparsed for own in missed for turn in own)
+    why = next((reason for reason, _ in reasons.most_common(1)), "")
+    return CallSummary(
+        len(calls),
+        errors.total(),
+        printable(next((error for error, _ in errors.most_common(1)), ""))[:LONGEST_TEXT],
+        sum(map(bool, missed)),
+        why,
+        printable(next((t.text for own in missed for t in own if t.unparsed == why), ""))[-120:],
+        _starts(batch, [("", question(prompt)) for prompt in batch.prompts]),
+        _starts(batch, list(map(_first_answer, batch.turns))),
+    )
+
+
+def _starts(batch: ScoredBatch, said: list[tuple[str, str] | None]) -> Starts:
+    # `said`: of each rollout what is compared, and its text; None: nothing
+    groups, examples, size = 0, [], batch.num_generations
+    for place in range(0, len(said), size):
+        own = list(filter(None, said[place : place + size]))
+        first = dict(reversed(own))
+        groups += len(first) < len(own)
+        unlike = (pair for pair in own if first[pair[0]] != pair[1])
+        for key, text in itertools.islice(unlike, 1):
+            examples.append((key[:LONGEST_TEXT], *where_they_part(first[key], text)))
+    return Starts(groups, len(examples), tuple(map(printable, next(iter(examples), ()))))
+
+
+def _first_answer(turns: list[Turn]) -> tuple[str, str] | None:
+    # One that failed may only have been cut off.
+    call = next((call for turn in turns[:1] for call in turn.calls), None)
+    if call is None or call.result is None:
+        return None
+    return f"{call.name}({json.dumps(call.arguments, default=str)})", call.result
 
 
 def _correlation(totals: np.ndarray, lengths: np.ndarray, size: int) -> float | None:

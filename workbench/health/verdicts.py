@@ -89,6 +89,7 @@ class RunConfig:
     settings: Fields = field(default_factory=dict)  # all that are known to be in force
     asked: tuple[str, ...] = ()  # settings that the recipe names
     warm_start: bool = False  # it was fine-tuned on right completions before the first step
+    environment: bool = False  # its rollouts have one
     attached: bool = False  # somebody's own trainer trained it, so there is no recipe
 
     @classmethod
@@ -190,7 +191,8 @@ class ExaminedRun:
         can pay; empty for others.
         """
         right, of = counts(self.batches, "right")
-        if self.config.attached or 50 * right >= of:
+        no_warm_start = self.config.attached or any(batch.calls for batch in self.batches)
+        if no_warm_start or 50 * right >= of:
             return ""
         if self.config.warm_start:
             return (

@@ -9,6 +9,7 @@ from typing import Any
 
 _MODULE = {
     "read_evaluation": "inspection.evaluation",
+    "over_levels": "inspection.levels",
     "regressions": "inspection.compared",
     "failures": "inspection.causes",
     "through_time": "inspection.prompts",
@@ -16,10 +17,12 @@ _MODULE = {
     "hacking": "inspection.hacks",
     "token_view": "inspection.tokens",
     "compare_runs": "inspection.several_runs",
+    "measure_starts": "inspection.starts",
     "browse": "inspection.browsing",
     "read_record": "inspection.others",
     "write_eval_log": "inspection.eval_logs",
     "Browser": "views.browser",
+    "ByHand": "views.by_hand",
     "write_report": "reporting",
 }
 __all__ = [*_MODULE]

@@ -9,12 +9,13 @@ import re
 
 import numpy as np
 
+from workbench.data.prompts import question
 from workbench.errors import DataError
 from workbench.inspection.measured import Evaluation, Measured
-from workbench.inspection.reading import Listing, frame_of, needs, question
+from workbench.inspection.reading import Listing, frame_of, needs
 from workbench.inspection.statistics import in_points, mcnemar, share_gain
 from workbench.kinds import Fields
-from workbench.task import prompt_key
+from workbench.task import fingerprint, prompt_key
 
 
 def word_diff(before: str, after: str) -> list[tuple[str, str]]:
@@ -113,11 +114,15 @@ def _telling(measured: Measured, place: int, right: bool) -> str:
     return measured.completions[place][int(np.argmax(measured.correct[place] == right))]
 
 
+def _keys(evaluation: Evaluation) -> list[str]:
+    # Many starts of an environment share one prompt.
+    if evaluation.after.turns and evaluation.rows:
+        return [fingerprint([row]) for row in evaluation.rows]
+    return [prompt_key(prompt) for prompt in evaluation.prompts]
+
+
 def _aligned(one: Evaluation, other: Evaluation) -> tuple[Measured, Measured, list[object]]:
-    first, second = (
-        {prompt_key(prompt): place for place, prompt in enumerate(each.prompts)}
-        for each in (one, other)
-    )
+    first, second = ({key: place for place, key in enumerate(_keys(each))} for each in (one, other))
     both = [key for key in first if key in second]
     if len(both) < 2:
         raise DataError(

@@ -27,10 +27,12 @@ from workbench.progress import progress_line
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import completion_rows, write_completions
+from workbench.run.turns import turns_of
 from workbench.task import Row, Task, load_task
 from workbench.training.loading import adapter_sum, base_differs, base_summed, put_on
+from workbench.training.playing import marks_of
 from workbench.training.policy import Policy, load_policy
-from workbench.training.sampling import scored_groups
+from workbench.training.sampling import as_trained, scored_groups
 from workbench.workspace import renamed, shown
 
 FILE = "evaluation.parquet"
@@ -84,10 +86,10 @@ def evaluate(
         saved = _checkpoints(run, checkpoints)
         folders = {"base": None, "trained": run.adapter, **saved}
         _warn(run, task, len(rows), samples)
-        policy, base = _loaded(run)
+        policy, base = loaded_for(run)
         suite = RewardSuite(task, samples, run.recipe().reward_weights)
         in_force = run.manifest()["settings"]["in_force"]
-        sampling = {name: in_force[name] for name in ("max_completion_length", "temperature")}
+        sampling = as_trained(in_force, task)
         ways: dict[str, Fields] = {"sampled": {**sampling, "samples": samples}}
         if greedy:
             ways["greedy"] = {**sampling, "samples": 1, "temperature": 0.0}
@@ -166,8 +168,8 @@ def _warn(run: RunDirectory, task: Task, prompts: int, samples: int) -> None:
     print("\n".join(lines))
 
 
-def _loaded(run: RunDirectory) -> tuple[Policy, Fields]:
-    # The trained policy, and the files of its base, which are summed while it is loaded.
+def loaded_for(run: RunDirectory) -> tuple[Policy, Fields]:
+    """A run's trained policy, and the files of its base, which are summed while it is loaded."""
     recipe, then = run.recipe(), run.manifest().get("policy") or {}
     base = base_summed(then.get("source") or recipe.policy.name)
     policy = load_policy(recipe, adapter=run.adapter)
@@ -186,6 +188,7 @@ def _settings(policy: Policy, task: Task, suite: RewardSuite) -> Fields:
         "rewards": suite.hash,
         "right_by": task.right_rule,
         "format_by": task.format_by,
+        **marks_of(task),
     }
 
 
@@ -388,4 +391,5 @@ def _measured(groups: list[Group], row: Row) -> Measured:
         column("finished"),
         column("total"),
         parse_format(row).answer_tag or "answer",
+        [[turns_of(own["turns"]) for own in group] for group in groups if group[0].get("turns")],
     )

@@ -12,6 +12,7 @@ import numpy as np
 from workbench.inspection import statistics
 from workbench.kinds import Fields, Prompt
 from workbench.rewards.answers import find_answer
+from workbench.run.turns import Turn
 from workbench.task import Row
 
 _ENDS = ("correct", "low", "high")  # of a share or a gain with its interval
@@ -28,11 +29,19 @@ class Measured:
     finished: np.ndarray  # bool: ended before the limit
     total: np.ndarray  # weighted reward
     answer_tag: str = "answer"  # where its task asks for the answer
+    turns: list[list[list[Turn]]] = field(default_factory=list)  # [P][G]; empty: of one turn each
 
     @property
     def correct(self) -> np.ndarray:
         """Right, and in the strict format where there is one: [P, G] bool."""
         return self.lenient if self.format is None else self.lenient & self.format
+
+    @property
+    def content(self) -> tuple[float, float, float] | None:
+        """(share, low, high) that are right among the completions in the strict format, with its
+        95 % interval; None: there are none, or the format is not measured.
+        """
+        return None if self.format is None else statistics.ratio_interval(self.correct, self.format)
 
     @property
     def numbers(self) -> dict[str, np.ndarray | None]:
@@ -53,7 +62,8 @@ class Measured:
             if isinstance(value, np.ndarray)
         }
         completions = [self.completions[place] for place in places]
-        return dataclasses.replace(self, completions=completions, **arrays)
+        turns = [self.turns[place] for place in places] if self.turns else []
+        return dataclasses.replace(self, completions=completions, turns=turns, **arrays)
 
     def shares(self) -> dict[str, float | None]:
         """The shares of all completions: `correct` (strict), `correct_lenient`, `format`,
@@ -70,10 +80,14 @@ class Measured:
 
     def majority(self) -> float:
         """The share of prompts whose most frequent answer is right: what is in tags, after a mark
-        or in a box, else all.
+        or in a box, else all. Completions in the strict format vote, where there is one.
         """
-        answers = [[_answer(text, self.answer_tag) for text in group] for group in self.completions]
-        return float(statistics.majority(answers, self.lenient).mean())
+        votes = np.ones_like(self.lenient) if self.format is None else self.format
+        answers = [
+            [_answer(text, self.answer_tag) if vote else None for text, vote in zip(*own)]
+            for own in zip(self.completions, votes)
+        ]
+        return float(statistics.majority(answers, self.correct).mean())
 
     def best_of(self) -> float:
         """The share of prompts whose completion with the highest reward is right."""
@@ -128,6 +142,10 @@ class Evaluation:
             "best_of": both(Measured.best_of),
             "verdict": dict(zip(("word", "why"), statistics.taught_or_sharpened(*correct))),
         }
+        if self.before.format is not None:
+            found["content"] = both(
+                lambda policy: policy.content and dict(zip(_ENDS, policy.content))
+            )
         if self.greedy:
             changed = statistics.mcnemar(*(policy.correct[:, 0] for policy in self.greedy))
             found["greedy"] = both(Measured.shares, self.greedy)
@@ -162,6 +180,7 @@ class Evaluation:
                 " gain with 80 % power"
             )
         lines += [
+            *filter(None, [form_and_content(found)]),
             "{word}: {why}".format(**found["verdict"]),
             f"mean reward {old['reward']:.2f} -> {new['reward']:.2f}; "
             f"ended before the limit {old['finished']:.0%} -> {new['finished']:.0%}",
@@ -217,3 +236,21 @@ def gain_in_words(found: Fields) -> str:
         )
     interval = statistics.in_points(gain["low"], gain["high"])
     return f"gain {100 * gain['correct']:+.0f} points, 95 % interval {interval}"
+
+
+def content_in_words(found: Fields) -> str:
+    """How many of the completions in the strict format are right, before and after, with intervals,
+    from an `evaluation.json`; empty where it does not say, or none keeps the format.
+    """
+    content = found.get("content") or {}
+    share = "{correct:.0%} ({low:.0%} to {high:.0%})".format
+    ends = [share(**own) if own else "none" for own in content.values()]
+    return " -> ".join(ends) if any(content.values()) else ""
+
+
+def form_and_content(found: Fields) -> str:
+    """In a line, how many completions keep the strict format and how many of those are right."""
+    if not (right := content_in_words(found)):
+        return ""
+    kept = " -> ".join(f"{found[when]['format']:.0%}" for when in found["content"])
+    return f"in the strict format {kept}; of those, right {right}"

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from workbench.errors import RunError
-from workbench.inspection.reading import Listing, needs, quoted, shown_prompts, with_meaning
+from workbench.inspection.reading import (
+    Listing,
+    needs,
+    quoted,
+    shown_prompts,
+    told_apart,
+    with_meaning,
+)
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import KEY, query
 
@@ -30,7 +37,7 @@ def through_time(run: RunDirectory, prompt: str) -> Listing:
     texts = dict(zip(every.index, shown_prompts(every)))
     fits = [key for key in texts if key == prompt] or [key for key in texts if prompt in texts[key]]
     if len(fits) != 1:
-        some = ", ".join(repr(texts[key]) for key in fits[:3])
+        some = ", ".join(map(repr, told_apart([texts[key] for key in fits])[:3]))
         raise RunError(
             f"{prompt!r}: {len(fits)} prompts on record fit{some and f': {some}, ...'}",
             rule="one prompt is followed",
@@ -48,7 +55,8 @@ def through_time(run: RunDirectory, prompt: str) -> Listing:
     solved = frame[frame["right"] == frame["of"]]["step"]
     when = f"all right first at step {solved.iloc[0]}" if len(solved) else "never all right"
     began, ended = frame["right"].iloc[[0, -1]] / frame["of"].iloc[[0, -1]]
-    verdict = f"{texts[key]}: drawn {len(frame)} times, right {began:.0%} -> {ended:.0%}; {when}"
+    times = "once" if len(frame) == 1 else f"{len(frame)} times"
+    verdict = f"{texts[key]}\ndrawn {times}, right {began:.0%} -> {ended:.0%}; {when}"
     return Listing(
         with_meaning(verdict, run),
         frame,
@@ -97,10 +105,11 @@ def never_mixed(run: RunDirectory, least: int | None = None) -> Listing:
     }
     listed = frame[frame["kind"] != "now right"].reset_index(drop=True)
     how = f"{least} times or more" if least > 1 else "once or more"
+    # One group says little of a prompt of which, say, one completion in eight is right.
+    hard, easy = (" (too hard)", " (too easy)") if least > 1 else ("", "")
     verdict = (
         f"of {often} prompts drawn {how}, {len(listed)} never had right and wrong in one group:"
-        f" {kinds['never_right']} never right (too hard), {kinds['always_right']} always right (too"
-        " easy)"
+        f" {kinds['never_right']} never right{hard}, {kinds['always_right']} always right{easy}"
     )
     if not often:
         verdict = (

@@ -5,6 +5,7 @@ training.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.data.answer_column import answer_named
+from workbench.data.prompts import question
 from workbench.errors import RewardError, RunError
-from workbench.kinds import Fields, Prompt
+from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.rewards.groups import ExplainedGroup, explain_in
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place, prompt_of, qualified, query, unstated_right
+from workbench.run.turns import Turn
 from workbench.task import Task, fingerprint
 from workbench.workspace import encodable
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = 12  # rows in a cell
+_ALIKE = 24  # characters that all prompts of a table begin with, at least, to be elided
 
 
 def frame_of(rows: Iterable[Sequence[object]], columns: Sequence[str]) -> pandas.DataFrame:
@@ -55,12 +59,15 @@ class Listing:
 
     @property
     def some(self) -> pandas.DataFrame:
-        """The rows that a cell shows."""
-        if not self.spread:
-            return self.frame.head(SHOWN)
-        # six, or a few more
-        places = {*range(0, len(self), max(1, len(self) // 6)), len(self) - 1}
-        return self.frame.iloc[sorted(places)]
+        """The rows that a cell shows; of their prompts what tells them apart."""
+        rows = self.frame.head(SHOWN)
+        if self.spread:
+            # six, or a few more
+            places = {*range(0, len(self), max(1, len(self) // 6)), len(self) - 1}
+            rows = self.frame.iloc[sorted(places)]
+        if "prompt" not in rows:
+            return rows
+        return rows.assign(prompt=told_apart(rows["prompt"].tolist()))
 
     @property
     def left_out(self) -> str:
@@ -128,6 +135,7 @@ class RecordedGroup:
     prompt: str  # what it asks: its last message, or its text
     answer: Any  # the right one; None: not known
     explained: ExplainedGroup  # completions best first
+    turns: Sequence[Sequence[Turn]] = ()  # of each; empty: they are of one
 
     @property
     def title(self) -> str:
@@ -178,19 +186,21 @@ def explain_group(
             )
         return dataclasses.replace(explain_in(run, index or 0), labels=tuple(labels))
     batch, place = batch_and_place(run, step, index)
-    row, explained = batch.group(place).rows[0], explain_in(batch, place)
+    group, explained = batch.group(place), explain_in(batch, place)
+    row = group.rows[0]
     column = answer_column or answer_column_of(batch.columns, run.manifest())
     if explained.dead:
         explained = dataclasses.replace(explained, dead=with_meaning(explained.dead, run))
     asked, answer = question(row["prompt"]), row.get(column)
-    return RecordedGroup(batch.step, asked, answer, best_first(explained))
+    turns = [group.turns[place] for place in _order(explained)] if group.turns else ()
+    return RecordedGroup(batch.step, asked, answer, best_first(explained), turns)
 
 
 def best_first(group: ExplainedGroup) -> ExplainedGroup:
     """The same group, its completions in order of their advantages in training: every view numbers
     them alike.
     """
-    order = np.argsort(-group.advantages, kind="stable")
+    order = _order(group)
     names = ("scores", "totals", "advantages", "contributions")
     arrays = {name: getattr(group, name)[order] for name in names}
     texts = [group.texts[place] for place in order]
@@ -198,17 +208,29 @@ def best_first(group: ExplainedGroup) -> ExplainedGroup:
     return dataclasses.replace(group, texts=texts, by_scale=by_scale, **arrays)
 
 
-def question(prompt: Prompt) -> str:
-    """What a prompt asks: its last message, or its text."""
-    try:
-        return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-    except (TypeError, LookupError):
-        return str(prompt)
+def _order(group: ExplainedGroup) -> np.ndarray:
+    return np.argsort(-group.advantages, kind="stable")
 
 
 def shown_prompts(recorded: Iterable[str]) -> list[str]:
     """What each prompt of a column of the record asks."""
     return [question(prompt_of(prompt)) for prompt in recorded]
+
+
+def told_apart(prompts: Sequence[str]) -> list[str]:
+    """Prompts without the words that all of them begin with, where these are many.
+
+    >>> told_apart(["Answer with one word, yes or no: is 7 odd?", "Answer with one word, yes or no: is 8 odd?"])
+    ['… 7 odd?', '… 8 odd?']
+    """  # noqa: E501
+    common = prompts[0][: shared_start(prompts)] if len({*prompts}) > 1 else ""
+    begin = max(common.rfind(blank) for blank in " \n") + 1  # of the word in which they differ
+    return [f"… {text[begin:]}" if begin >= _ALIKE else text for text in prompts]
+
+
+def shared_start(each: Sequence[Sequence[str]]) -> int:
+    """How many items (words, or a text's characters) all of them begin with alike."""
+    return sum(1 for _ in itertools.takewhile(lambda items: len({*items}) == 1, zip(*each)))
 
 
 def with_meaning(verdict: str, *runs: RunDirectory) -> str:

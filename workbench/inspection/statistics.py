@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Hashable, Sequence
+from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +25,9 @@ RISING = 6
 # half widths of an interval: the gain that lies outside of it four times in five
 POWER = (1.96 + 0.84) / 1.96
 _SPREAD = 1 / 6  # mean of p (1 - p), pass rates spread evenly over 0 to 1
+FAIR, UNEQUAL, UNTOLD = "fair", "unequal", "cannot be told"
+LUCK = 0.1  # of the variance within a group: surely less is fair, surely more is unequal
+_VARY = 8  # prompts whose rewards differ, below which their bootstrap says little
 
 
 def share_interval(values: np.ndarray) -> tuple[float, float, float]:
@@ -33,6 +38,26 @@ def share_interval(values: np.ndarray) -> tuple[float, float, float]:
         return float(values.mean()), 0.0, 1.0
     mean, half = t_interval(values.mean(axis=1))
     return mean, max(0.0, mean - half), min(1.0, mean + half)
+
+
+def ratio_interval(counted: np.ndarray, among: np.ndarray) -> tuple[float, float, float] | None:
+    """(share, low, high) of the completions `counted` among those that are `among`, [P, G] bools:
+    a ratio of sums with its 95 % interval; None where there are none.
+
+    Linearised over the prompts that have some: t of each prompt's residual, counted - share x
+    among. Where no prompt differs, what P of them leave open: 3 / P; a single prompt leaves
+    everything open.
+    """
+    own, of = (flags.sum(axis=1) for flags in (counted & among, among))
+    own, of = own[of > 0], of[of > 0]
+    if not len(of):
+        return None
+    share = float(own.sum() / of.sum())
+    if len(of) < 2:
+        return share, 0.0, 1.0
+    _, half = t_interval((own - share * of) / of.mean())
+    half = half if half > 1e-9 else 3 / len(of)  # what rounding leaves
+    return share, max(0.0, share - half), min(1.0, share + half)
 
 
 def bootstrap_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float]:
@@ -56,6 +81,69 @@ def bootstrap_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float]
             rng=np.random.default_rng(seed),
         ).confidence_interval
     return tuple(np.where(np.isnan(end), mean, end) for end in interval)
+
+
+class StartLuck(NamedTuple):
+    """How much of the rewards' variance within a prompt is luck of the start."""
+
+    verdict: str  # FAIR, UNEQUAL or UNTOLD
+    share: float  # 0 to 1; NaN where no prompt's rewards differ
+    low: float  # its 95 % interval
+    high: float
+    prompts: int  # those whose rewards differ; the others have nothing to split
+
+
+def start_luck(rewards: Sequence[np.ndarray], seed: int = 0) -> StartLuck:
+    """Split the variance of rewards, of each prompt [G, k]: k rollouts from each of G starts, NaN
+    where nothing was scored.
+
+    One-way random effects within each prompt: the variance between starts is (MSB - MSW) / n0,
+    that within a start MSW, where n0 is k if nothing is missing. Both are averaged over prompts,
+    negative ones included, and the share is clipped at the end. The interval is the percentile
+    bootstrap over prompts, widened as Student's t is: 0 to 1 for fewer than 8.
+
+    >>> start_luck([np.array([[1.0, 1.0], [0.0, 0.0]])] * 8)
+    StartLuck(verdict='unequal', share=1.0, low=1.0, high=1.0, prompts=8)
+
+    Raises:
+        ValueError: for other than 2 dimensions, or a reward that is infinite.
+    """
+    parts = [own for each in rewards if (own := _variances(each)) and sum(own) > _least(each)]
+    if not parts:
+        return StartLuck(UNTOLD, math.nan, 0.0, 1.0, 0)
+    parts_P2, chance = np.array(parts), np.random.default_rng(seed)
+    drawn = chance.integers(len(parts), size=(1999, len(parts)))
+    between, within = np.concatenate([parts_P2[None], parts_P2[drawn]]).mean(axis=1).T
+    share, *shares = np.clip(between / (between + within), 0.0, 1.0).tolist()
+    if len(parts) < _VARY:
+        return StartLuck(UNTOLD, share, 0.0, 1.0, len(parts))
+    tail = NormalDist().cdf(-t_value(len(parts)) * math.sqrt(len(parts) / (len(parts) - 1)))
+    low, high = np.quantile(shares, [tail, 1 - tail]).tolist()
+    verdict = UNEQUAL if low > LUCK else FAIR if high < LUCK else UNTOLD
+    return StartLuck(verdict, share, low, high, len(parts))
+
+
+def _least(rewards_GK: np.ndarray) -> float:
+    # a variance that rounding alone leaves
+    return 1e-24 * float(np.nanmean(np.square(np.asarray(rewards_GK, dtype=float))))
+
+
+def _variances(rewards_GK: np.ndarray) -> tuple[float, float] | None:
+    # (between starts, within a start); None: too few were scored
+    rewards_GK = np.asarray(rewards_GK, dtype=float)
+    if rewards_GK.ndim != 2 or np.isinf(rewards_GK).any():
+        raise ValueError(f"rewards of shape {rewards_GK.shape}: give finite ones, [G, k]")
+    starts = [own[~np.isnan(own)] for own in rewards_GK]
+    starts = [own for own in starts if len(own)]
+    sizes = np.array([len(own) for own in starts])
+    total, spare = sizes.sum(), sizes.sum() - len(starts)
+    if len(starts) < 2 or not spare:
+        return None
+    means = np.array([own.mean() for own in starts])
+    within = sum(float(((own - own.mean()) ** 2).sum()) for own in starts) / spare
+    between = sizes @ (means - sizes @ means / total) ** 2 / (len(starts) - 1)
+    typical = (total - (sizes**2).sum() / total) / (len(starts) - 1)
+    return float(between - within) / typical, within
 
 
 def share_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
@@ -91,9 +179,9 @@ def pass_at_k(right: np.ndarray, n: int) -> np.ndarray:
 
 def majority(answers: Sequence[Sequence[Hashable]], right: np.ndarray) -> np.ndarray:
     """[P]: whether each prompt's most frequent answer is right, in any completion; of several, the
-    share that are.
+    share that are. None is no answer, and has no vote.
     """
-    counts = [[own.count(answer) for answer in own] for own in answers]
+    counts = [[own.count(answer) * (answer is not None) for answer in own] for own in answers]
     paid = [
         [(answer, True) in {*zip(own, flags)} for answer in own]
         for own, flags in zip(answers, right.tolist())

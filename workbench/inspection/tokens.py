@@ -4,12 +4,14 @@ the two diverge.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from workbench.data.rendering import prompt_text
 from workbench.errors import RunError
+from workbench.kinds import Tokenizer
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place
@@ -21,7 +23,8 @@ from workbench.training.sampling import logprobs_of
 @dataclass(frozen=True, repr=False)
 class TokenView:
     """A completion of T tokens; a cell shades each by its KL. Arrays are [T]; log-probabilities are
-    natural.
+    natural. Of tokens that are bytes of one character, the first has the character and the others
+    are "".
     """
 
     title: str
@@ -45,9 +48,10 @@ class TokenView:
         """Title, KL, and the token on which the two differ most."""
         most = int(np.argmax(self.kl))
         before, now = np.exp([self.base[most], self.trained[most]])
+        text = next(text for text in self.tokens[most::-1] if text or not most)
         line = (
             f"{self.title}, advantage {self.advantage:+.2f}: KL per token {self.kl.mean():.3g},"
-            f" largest at {self.tokens[most]!r} (probability {before:.2g} under the base,"
+            f" largest at {text!r} (probability {before:.2g} under the base,"
             f" {now:.2g} trained)"
         )
         return f"{line}\n{self.note}" if self.note else line
@@ -55,10 +59,28 @@ class TokenView:
     def __str__(self) -> str:
         lines = [self.verdict, f"{'token':>16} {'base':>8} {'trained':>8} {'KL':>8}"]
         for text, base, trained, kl in zip(self.tokens, self.base, self.trained, self.kl):
-            lines.append(f"{text!r:>16} {base:8.3f} {trained:8.3f} {kl:8.4f}")
+            shown = repr(text) if text else "(its next byte)"
+            lines.append(f"{shown:>16} {base:8.3f} {trained:8.3f} {kl:8.4f}")
         return printable("\n".join(lines))
 
     __repr__ = __str__
+
+
+def texts_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Each token as the text reads, with its spaces; bytes of one character as in `TokenView`."""
+    texts = [""] * len(ids)
+    begin = 0
+    for place in range(len(ids)):
+        # After the token before it: alone, some tokenizers drop a space that a token begins with.
+        known = [*ids[max(0, begin - 1) : begin]]
+        before, text = (
+            str(tokenizer.decode(each)) for each in (known, [*known, *ids[begin : place + 1]])
+        )
+        text = text[len(before) :]
+        if not text.endswith("\ufffd") or place == len(ids) - 1:
+            texts[begin] = text
+            begin = place + 1
+    return texts
 
 
 def token_view(
@@ -97,6 +119,12 @@ def token_view(
             rule=f"a group of this run has {size} completions, counted from 0",
             remedy=f"choose 0 to {size - 1}",
         )
+    if batch.turns:
+        raise RunError(
+            f"step {batch.step}: its rollouts have several turns",
+            rule="tokens are read again from a completion of one turn",
+            remedy="explain_group shows the rollout turn by turn",
+        )
     at = place * size + generation
     notes, wrote = [], run.checkpoints / f"checkpoint-{batch.step - 1}"
     if policy is None:
@@ -134,7 +162,7 @@ def token_view(
             logprobs[base] = np.array(logprobs_of(model, [(asked, ids)], temperature)[0])
     return TokenView(
         f"step {batch.step}, group {batch.group_places[place]}, completion {generation}",
-        [tokenizer.decode([each]) for each in ids],
+        texts_of(tokenizer, ids),
         logprobs[True],
         logprobs[False],
         float(batch.advantages[at]),

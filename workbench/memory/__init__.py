@@ -12,9 +12,10 @@ from workbench.memory.advice import (
     is_oom,
 )
 from workbench.memory.estimate import UNCALIBRATED, MemoryEstimate, card, estimate, measured_peak
+from workbench.memory.parts import in_gb
 
 __all__ = [
     "UNCALIBRATED", "MemoryEstimate", "OutOfMemory", "Trained", "card", "choose_checkpointing",
     "estimate", "explain_oom",
-    "hints", "idle_checkpointing", "is_oom", "measured_peak",
+    "hints", "idle_checkpointing", "in_gb", "is_oom", "measured_peak",
 ]  # fmt: skip

@@ -29,6 +29,7 @@ from workbench.memory.parts import (
     generation,
     in_gb,
     overhead,
+    process,
     static_parts,
     training,
 )
@@ -125,7 +126,8 @@ def estimate(
         longest_prompt_tokens: of the task; None: `max_prompt_length`, or else all that
             `max_seq_length` leaves.
         vram_gb: of the card, in 10^9 bytes (`card()` knows that of this machine); None: no verdict.
-        device: "cuda", or "cpu", where Unsloth's kernels do not run and no CUDA context is needed.
+        device: "cuda"; or "cpu", where Unsloth's kernels do not run: then `peak` is the resident
+            memory of the process, and `vram_gb` that of the machine.
 
     Raises:
         PolicyError: if the policy's configuration cannot be found, or its parameters cannot be
@@ -135,8 +137,7 @@ def estimate(
     shape = shape or shape_of(recipe.policy.name)
     inputs = Inputs(recipe, settings, shape, longest_prompt_tokens, vram_gb, device)
     parts = [*static_parts(inputs), *generation(inputs), *training(inputs)]
-    if device == "cuda":
-        parts += overhead(parts)
+    parts += overhead(parts) if device == "cuda" else process(inputs)
     return MemoryEstimate(inputs, parts)
 
 

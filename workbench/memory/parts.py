@@ -29,6 +29,9 @@ LOW, HIGH = 0.4, 1.6
 _NF4_BLOCK, _NESTED_BLOCK = 64, 256
 _CODES = 16 * 4 + 256 * 4 + 4  # of each layer: both code tables and the offset, float32
 _UNSLOTH_ROWS = 512  # Unsloth's decoding buffer grows by this many tokens
+# Of a process that trains on a CPU, before it has loaded a model: Python, torch, transformers, TRL
+# and what they import. Measured: 1.0 GB, and 0.3 GB more with Unsloth (benchmarks/resident.py).
+_LIBRARIES = (GB, 8 * GB // 10, 15 * GB // 10)
 # Unsloth's chunk of log-probabilities: least rows, most bytes
 _LOGPROB_ROWS, _LOGPROB_BYTES = 512, 2 * 2**30
 _LIGER_TILE = (2048, 8192)  # tokens x vocabulary at a time, with use_liger_kernel
@@ -93,6 +96,7 @@ class Inputs:
         self.recipe = recipe
         self.settings = settings
         self.shape = shape
+        self.cpu = device == "cpu"
         self.completion: int = settings["max_completion_length"]
         room = policy.max_seq_length - self.completion
         if room < 1:
@@ -333,6 +337,10 @@ def _activations(inputs: Inputs) -> Part:
     layer = inputs.tokens * activation_bytes_per_token(
         shape, kernels=inputs.kernels, r=inputs.recipe.lora.r, element_bytes=element
     )
+    if inputs.cpu and shape.heads > shape.kv_heads:
+        # With padding, attention on a CPU takes keys and values repeated for every head, and keeps
+        # these, too.
+        layer += inputs.tokens * 2 * shape.heads * shape.head_dim * element
     ends = inputs.tokens * shape.hidden_size * 8  # the embedding's output and the last norm
     one_input = inputs.tokens * shape.hidden_size * element
     more = 0
@@ -362,8 +370,14 @@ def _logprobs(inputs: Inputs) -> Part:
         size = rows * columns * 18 + shape.hidden_size * 4 * (columns + scored)
         formula = f"tiles of {rows:,} x {columns:,} logits"
     else:
-        size = scored * vocab * 10
-        formula = f"{scored:,} tokens x vocabulary {vocab:,} x 10 bytes (float32, 16-bit gradients)"
+        each, kinds = 10, "float32, 16-bit gradients"
+        if inputs.cpu:
+            # Measured in TRL's function: autocast's logits are copied to float32, whose gradients
+            # are there several times.
+            each, kinds = (26, "16 bit and float32") if inputs.element == 2 else (14, "float32")
+            kinds += ", and gradients"
+        size = scored * vocab * each
+        formula = f"{scored:,} tokens x vocabulary {vocab:,} x {each} bytes ({kinds})"
     return _rough("log-probabilities", "training", size, formula)
 
 
@@ -381,6 +395,25 @@ def overhead(parts: Sequence[Part]) -> list[Part]:
         part = _rough("CUDA and its allocator", phase, size, formula, held // 10)
         unseen.append(replace(part, allocated=False))
     return unseen
+
+
+def process(inputs: Inputs) -> list[Part]:
+    """What a process holds besides on a CPU, in resident memory: libraries, and copies of the
+    weights.
+    """
+    shape, (size, low, high) = inputs.shape, _LIBRARIES
+    said = "Python, torch, transformers, TRL"
+    packed = [one for one in shape.matrices if inputs.four_bit and shape.is_quantised(one)]
+    if packed:
+        # `lean_adapters`: once for each batch of completions, where there is room for it.
+        size += sum(one.weights for one in packed) * inputs.element
+        said += "; the weights, unpacked while completions are sampled"
+    if packed or inputs.element == 4:
+        # Read from a mapped file of 16 bits, whose pages count until somebody needs them.
+        high += 2 * shape.parameters
+        said += "; at the high end, the file that they are read from"
+    high += size - _LIBRARIES[0]
+    return [Part("process", "always", size, low, high, False, said, allocated=False)]
 
 
 def add(parts: Sequence[Part]) -> Span:

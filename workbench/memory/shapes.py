@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workbench import policies
 from workbench.errors import PolicyError, RecipeError
 from workbench.hub import check_hub
 from workbench.kinds import Fields
 from workbench.recipe import LoraPart
-from workbench.tiny import MODEL_DIR
 from workbench.workspace import resolve
 
 # configurations of models on the hub, for use without it
@@ -85,11 +85,11 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
     configurations that ship, the hub.
     """
     text = str(name)
-    folder = MODEL_DIR if text == "tiny" else resolve(text)
+    folder = policies.folder_of(text) or resolve(text)
     if folder.is_dir():
         return from_config(_read(folder, text), text, local=True)
     if text.startswith((".", "/", "~")) or text.count("/") != 1:
-        rule = 'a policy is "tiny", a hub name (owner/model) or a folder with a config.json'
+        rule = f"a policy is {policies.CHOICES}"
         remedy = "check the path, or write the hub name with its owner"
         raise PolicyError(f"policy {text!r}: no such folder", rule=rule, remedy=remedy)
     if (cached := _cached(text)) is not None:

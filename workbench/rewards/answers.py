@@ -72,14 +72,15 @@ _MATH = re.compile(r"\${1,2}+[^$]{1,300}+\${1,2}+|\\[(\[](?:(?!\\[)\]]).){1,300}
 
 
 def completion_text(completion: Any) -> str:
-    """The text of a completion, chat (`[{"role": "assistant", "content": ...}]`) or plain.
+    """The policy's text of a completion, chat (`[{"role": "assistant", "content": ...}]`) or plain.
 
     >>> completion_text([{"role": "assistant", "content": "42"}]) == completion_text("42") == "42"
     True
     """
     if isinstance(completion, str):
         return completion
-    return "".join(str(message.get("content") or "") for message in completion)
+    own = (message for message in completion if message.get("role") != "tool")
+    return "".join(str(message.get("content") or "") for message in own)
 
 
 def blocks(text: str, tag: str) -> list[str]:
@@ -217,12 +218,7 @@ def _shown(text: str, tag: str = "answer") -> str | None:
 def _conclusion(text: str) -> str:
     # What follows the reasoning, where that has tags. An answer that stands only in there was not
     # given.
-    return text[
-        max(
-            text.rfind(mark) + len(mark) if mark in text else 0
-            for mark in ("</think>", "</reasoning>")
-        ) :
-    ]
+    return text.rpartition("</think>")[2].rpartition("</reasoning>")[2]
 
 
 def _denied(text: str, start: int, end: int, floor: int = 0) -> bool:

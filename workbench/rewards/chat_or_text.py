@@ -17,7 +17,6 @@ from workbench.kinds import Function
 from workbench.rewards.answers import completion_text
 from workbench.rewards.execution import (
     AWAITED,
-    HOLDS_MODEL,
     Call,
     RewardExecutor,
     RewardFailure,
@@ -45,7 +44,7 @@ class InputFormat(NamedTuple):
 
 def detect_input_format(executor: RewardExecutor, name: str, call: Call) -> InputFormat:
     """Try one function with the same completions as messages and as text, in a call of one row."""
-    if executor.places[name] in (AWAITED, HOLDS_MODEL):
+    if executor.places[name] == AWAITED or executor.needs_run(name):
         return InputFormat()  # each call may cost
     texts = _TRIED
     chat, text = _both(executor, name, call, texts)

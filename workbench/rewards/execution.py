@@ -48,7 +48,7 @@ HOLDS_MODEL, OWN = "here: it holds a model", "here: the workbench's own"
 AWAITED, WORKER = "awaited", "worker"
 _OF_TRAINER = ("trainer_state", "log_extra", "log_metric")
 # What TRL passes beside the dataset's columns.
-FROM_TRL = frozenset({"prompts", "completions", "completion_ids", *_OF_TRAINER})
+FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "environments", *_OF_TRAINER})
 _MODELS = ("torch", "transformers", "peft", "unsloth", "vllm")
 _PARTS_OF_MODEL = ("parameters", "device", "model", "vocab")
 _BATCH_SHARE = 0.4  # of the deadline: a batch that is not back by then is gone through one by one
@@ -130,6 +130,10 @@ class RewardExecutor:
     def __getitem__(self, name: str) -> Function:
         return self.functions[name]
 
+    def needs_run(self, name: str) -> bool:
+        """Whether it is called in a run alone: it holds a model, or is handed environments."""
+        return self.places[name] == HOLDS_MODEL or takes_environments(self.functions[name])
+
     def close(self) -> None:
         """End the worker process, if there is one."""
         if self._worker is not None:
@@ -141,6 +145,8 @@ class RewardExecutor:
 
         RewardError names function, prompt and completion.
         """
+        if takes_environments(self.functions[name]) and "environments" not in call:
+            return Scored([math.nan] * len(call["completions"]), {})  # outside of a rollout
         if self.places[name] == AWAITED:
             from workbench.rewards.beside import run_alone
 
@@ -235,7 +241,7 @@ class RewardExecutor:
         """Which parts of the function a call reaches; None if it cannot be followed (a coroutine, a
         model) or fails.
         """
-        if self.places[name] in (AWAITED, HOLDS_MODEL):
+        if self.places[name] == AWAITED or self.needs_run(name):
             return None
         try:
             return Trace(*self.call(name, call, self.deadline_s, quiet=True, follow=True))
@@ -297,6 +303,13 @@ class RewardExecutor:
         return results, failures
 
 
+def takes_environments(function: Function) -> bool:
+    """Whether it is handed the environments of its rollouts, which only a run has."""
+    with contextlib.suppress(TypeError, ValueError):
+        return "environments" in inspect.signature(function).parameters
+    return False
+
+
 def _place(function: Function, keep_state: bool) -> str:
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         type(function).__call__
@@ -305,6 +318,8 @@ def _place(function: Function, keep_state: bool) -> str:
     own = beneath(function)
     if getattr(own, "runs_in_process", False):
         return HOLDS_MODEL
+    if takes_environments(function):
+        return "here: it is handed the environments"
     ours = (getattr(own, "__module__", "") or "").startswith("workbench.")
     if ours and not getattr(own, "runs_in_worker", False):
         return OWN
@@ -409,6 +424,7 @@ def _changed(given: Call, own: Call) -> str:
 
 def _picklable(call: Call) -> Call:
     sent = {key: None if key.startswith("log_") else value for key, value in call.items()}
+    sent.pop("environments", None)  # who takes them is called here
     if (state := call.get("trainer_state")) is not None:
         simple = (int, float, str)
         kept = {key: value for key, value in vars(state).items() if isinstance(value, simple)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -34,12 +35,12 @@ from workbench.rewards.execution import (
     AWAITED,
     DEADLINE_S,
     FROM_TRL,
-    HOLDS_MODEL,
     Call,
     RewardExecutor,
     Scored,
     quote,
     single,
+    takes_environments,
 )
 from workbench.rewards.groups import batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
@@ -132,6 +133,13 @@ class RewardSuite:
     def funcs(self) -> list[Function]:
         """The functions for `GRPOTrainer(reward_funcs=...)`, under their own names."""
         return [self._wrap(name) for name in self.names]
+
+    @property
+    def given_by_environments(self) -> list[str]:
+        """Names of the functions that read a rollout's environment: a text alone they give no
+        score.
+        """
+        return [name for name in self.names if takes_environments(self.functions[name])]
 
     def close(self) -> None:
         """End the worker process, if there is one. Scoring again starts another."""
@@ -262,11 +270,12 @@ class RewardSuite:
         rows: Sequence[Row],
         completions: Sequence[str],
         completion_ids: Sequence[list[int]] | None = None,
+        given: Fields | None = None,
     ) -> np.ndarray:
         """The scores that the trainer would see: [B, F], NaN where a function did not apply;
-        without ids, bytes are tokens.
+        without ids, bytes are tokens. `given`: what else TRL's call has.
         """
-        scored = self.score_each(rows, completions, completion_ids).values()
+        scored = self.score_each(rows, completions, completion_ids, given=given).values()
         return np.column_stack([np.array(each.scores, dtype=float) for each in scored])
 
     def score_each(
@@ -276,9 +285,10 @@ class RewardSuite:
         completion_ids: Sequence[list[int]] | None = None,
         names: Sequence[str] | None = None,
         quiet: bool = False,
+        given: Fields | None = None,
     ) -> dict[str, Scored]:
         """`score` with each function's errors: function (of `names`; None: all) -> `Scored`."""
-        call = _call(rows, completions, completion_ids)
+        call = _call(rows, completions, completion_ids) | (given or {})
         names = self.names if names is None else names
         return {name: self._score(name, call, quiet) for name in names}
 
@@ -303,7 +313,12 @@ class RewardSuite:
         texts = [text for answer in answers for text in ("", answer, block.format(answer), words)]
         # A model is not asked: loading it here would bring in libraries that the policy has to
         # bring in first.
-        names = [name for name in self.names if self.functions.places[name] != HOLDS_MODEL]
+        known = self.functions
+        names = [
+            name
+            for name in self.names
+            if not (known.needs_run(name) or _lacks(known[name], rows[0]))
+        ]
         scored = self.score_each([row for row in rows[:2] for _ in range(4)], texts, names=names)
         if names == self.names and np.isnan([each.scores for each in scored.values()]).all():
             raise RewardError(
@@ -319,16 +334,31 @@ class RewardSuite:
         every row.
         """
         for name in self.names if names is None else names:
-            for value, rule, remedy in _misfits(name, self.functions[name], rows):
+            function = self.functions[name]
+            if self.task.rollout_func and _lacks(function, rows[0]):
+                continue  # what else the rollout_func returns is handed over, too
+            for value, rule, remedy in _misfits(name, function, rows):
                 raise TaskError(f"{name} {value}", rule=rule, remedy=remedy)
 
 
-def _misfits(name: str, function: Function, rows: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
-    keywords = (FROM_TRL | set(rows[0])) - {"prompt"}
+def _needed(function: Function) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     own = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    needed = [p.name for p in own if p.default is p.empty]
-    if missing := next((each for each in needed if each not in keywords), None):
+    return [p.name for p in own if p.default is p.empty]
+
+
+def _keywords(row: Row) -> frozenset[str]:
+    return (FROM_TRL | set(row)) - {"prompt"}
+
+
+def _lacks(function: Function, row: Row) -> list[str]:
+    return [each for each in _needed(function) if each not in _keywords(row)]
+
+
+def _misfits(name: str, function: Function, rows: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
+    parameters = inspect.signature(function).parameters.values()
+    needed = _needed(function)
+    if missing := next(iter(_lacks(function, rows[0])), None):
         columns = ", ".join(map(str, rows[0]))
         rule = (
             "a reward function gets `prompts`, `completions` and the dataset's columns, by keyword"
@@ -360,7 +390,8 @@ def _misfits(name: str, function: Function, rows: Sequence[Row]) -> Iterator[tup
                 " function"
             )
             yield value, "it reads that column of every row as JSON", remedy
-    extra = sorted(keywords - {p.name for p in own if p.kind is not p.POSITIONAL_ONLY})
+    by_keyword = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    extra = sorted(_keywords(rows[0]) - by_keyword)
     if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         rule = "TRL passes every column, and a few objects besides, by keyword"
         remedy = f"end its signature with **kwargs: def {name}(completions, **kwargs)"
@@ -383,7 +414,8 @@ def score(
         row: the prompt's row (`prompt` and the columns that the functions read), or just the
             prompt, as a text or as chat messages; or several of either.
         completions: of the one prompt, which are one group; with several rows a list for each, all
-            of one length. Texts, or what `sample` returned, whose tokens the functions then see.
+            of one length. Texts, or what `sample` returned, whose tokens, turns and environments
+            the functions then see.
         weights: by function name, where they differ from the task's.
         scale_rewards: what an advantage is divided by: "group", "batch" or "none".
 
@@ -424,8 +456,24 @@ def score(
     texts = [getattr(each, "text", each) for each in flat]
     ids = [each.ids for each in flat] if all(hasattr(each, "ids") for each in flat) else None
     call = _call([each for each in rows for _ in range(sizes[0])], texts, ids)
+    played = all(hasattr(each, "messages") for each in flat)
+    call |= call_of_rollouts(flat) if played else {}
     with contextlib.closing(suite):
-        return suite._join(call, {name: suite._score(name, call) for name in suite.names}, {})
+        scored = {name: suite._score(name, call) for name in suite.names}
+    batch = suite._join(call, scored, {})
+    if played:
+        lengths = np.array([each.length_tokens for each in flat])
+        turns = [each.turns for each in flat]
+        batch = dataclasses.replace(batch, completions=texts, lengths=lengths, turns=turns)
+    return batch
+
+
+def call_of_rollouts(rollouts: Sequence[Any]) -> Fields:
+    """What TRL's call has of rollouts that were played: messages, and environments."""
+    return {
+        "completions": [each.messages for each in rollouts],
+        "environments": [each.environment for each in rollouts],
+    }
 
 
 def _call(
@@ -436,8 +484,8 @@ def _call(
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, completions, strict=True)
     ]
-    columns = {key: [row.get(key) for row in rows] for key in (rows[0] if len(rows) else ())}
-    columns.pop("prompt", None)
+    keys = [key for key in (rows[0] if len(rows) else ()) if key != "prompt"]
+    columns = {key: [row.get(key) for row in rows] for key in keys}
     ids = list(completion_ids or [list(text.encode("utf-8", "replace")) for text in completions])
     given = {"prompts": prompts, "completions": written, "completion_ids": ids}
     return given | columns | _before_training()

@@ -99,11 +99,8 @@ class Worker:
         """
         with self._lock:
             self._calls += 1
-            message = pickle.dumps((self._calls, args), protocol=pickle.HIGHEST_PROTOCOL)
-            link, until = (
-                self._ready(),
-                (None if deadline_s is None else time.monotonic() + deadline_s),
-            )
+            message, link = _dumps((self._calls, args)), self._ready()
+            until = None if deadline_s is None else time.monotonic() + deadline_s
             try:
                 if deadline_s == 0.0:
                     raise DeadlineError

@@ -61,6 +61,8 @@ class ScoredBatch:
     seconds: dict[str, float] = field(default_factory=dict)
     completion_ids: list[list[int]] = field(default_factory=list)  # [B]; in memory only
     places: np.ndarray | None = None  # [P] index of each group within its step; None: 0 to P - 1
+    # [B] the turns of each (run/turns.py); empty: of one
+    turns: list[list[Any]] = field(default_factory=list)
 
     @property
     def totals(self) -> np.ndarray:
@@ -141,7 +143,7 @@ class ScoredBatch:
         for name, of_all in self.errors.items():
             if of_group := {at - start: of_all[at] for at in of_all if start <= at < own.stop}:
                 errors[name] = of_group
-        whole = ("prompts", "completions", "lengths", "scores", "right", "completion_ids")
+        whole = ("prompts", "completions", "lengths", "scores", "right", "completion_ids", "turns")
         return dataclasses.replace(
             self,
             **{name: getattr(self, name)[own] for name in whole},

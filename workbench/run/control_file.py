@@ -230,11 +230,8 @@ class RunState:
         """The changes applied and not undone, in order: they mark the curves, and a replay applies
         them again.
         """
-        return [
-            event
-            for event in self._past
-            if event["event"] == "control" and event["action"] in CHANGES
-        ]
+        # Of the events kept, those of control alone have an action.
+        return [event for event in self._past if event.get("action") in CHANGES]
 
     def apply(self, event: Fields) -> None:
         """Bring the state up to date with one event of the run."""
@@ -273,10 +270,9 @@ class RunState:
             self.paused = action == "pause"
         elif action in ("beta", "learning_rate"):
             setattr(self, action, after)
-        elif action in ("weight", "mute", "unmute", "reload"):
+        elif action in CHANGES:  # of the rewards
             name = event.get("function", "")
-            muted = {other: self.muted[other] for other in self.muted if other != name}
+            self.muted = {other: self.muted[other] for other in self.muted if other != name}
             if action == "mute":
-                muted[name] = self.weights.get(name, 0.0)
-            self.muted = muted
+                self.muted[name] = self.weights.get(name, 0.0)
             self.weights = dict(after or {})

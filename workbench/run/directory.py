@@ -169,20 +169,17 @@ class RunDirectory(RunRecord):
             failed.callback(self.put_back)
             self.put_back()
             self._aside.take_out(step)
-            self._begin_again(step)
+            requests = self.path / "control.jsonl"
+            self.requests_from = requests.stat().st_size if requests.is_file() else 0
+            manifest = self.manifest()
+            before = manifest.get("result") or manifest.get("before")
+            self.update_manifest(result=None, adapter=None, before=before)
+            rows = [row for row in self.metrics() if row["step"] <= step]
+            with replace_file(self.path / "metrics.jsonl") as beside:
+                beside.touch()
+                for row in rows:
+                    append_line(beside, row)
             failed.pop_all()
-
-    def _begin_again(self, step: int) -> None:
-        requests = self.path / "control.jsonl"
-        self.requests_from = requests.stat().st_size if requests.is_file() else 0
-        manifest = self.manifest()
-        before = manifest.get("result") or manifest.get("before")
-        self.update_manifest(result=None, adapter=None, before=before)
-        rows = [row for row in self.metrics() if row["step"] <= step]
-        with replace_file(self.path / "metrics.jsonl") as beside:
-            beside.touch()
-            for row in rows:
-                append_line(beside, row)
 
     @property
     def kept_aside(self) -> bool:

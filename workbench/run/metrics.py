@@ -33,6 +33,7 @@ GENERATE_S = "time/generate_s"
 REWARD_S = "time/reward_s"
 TRAIN_S = "time/train_s"
 HELD_OUT = "held_out/correct"  # in the rows of steps after which held-out prompts were measured
+LEVEL = "curriculum/level"  # of the prompts of the step, with a curriculum
 RATIO_LOW = "ratio/low"  # TRL logs what was clipped, not how far the ratio went
 RATIO_HIGH = "ratio/high"
 RATIO_MASKED = "ratio/masked"  # only with off_policy_mask_threshold
@@ -43,8 +44,8 @@ _OWN = {
     *(REWARD, REWARD_STD, KL, ENTROPY, GRAD_NORM, LEARNING_RATE, STEP_S, ZERO_STD, GROUP_STD),
 }
 _OWN_GROUPS = (
-    "rewards/", "completions/", "groups/", "time/", "held_out/", "ratio/", "clip_ratio",
-    "sampling/", "train/",
+    "rewards/", "completions/", "groups/", "time/", "held_out/", "curriculum/", "ratio/",
+    "clip_ratio", "sampling/", "train/",
     "eval_", "eval/",
 )  # fmt: skip
 

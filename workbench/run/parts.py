@@ -108,11 +108,8 @@ def part_tables(
             own, end = [], 0
             while end < file.metadata.row_group(group).num_rows:
                 name, rows = next(batches)
-                own += (
-                    [(name, slice(end, end + rows))]
-                    if name and (steps is None or span(name)[0] in steps)
-                    else []
-                )
+                if name and (steps is None or span(name)[0] in steps):
+                    own.append((name, slice(end, end + rows)))
                 end += rows
             if own:
                 yield file.read_row_group(group, columns=chosen), own

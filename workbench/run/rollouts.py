@@ -50,6 +50,7 @@ _FIXED = {
     "right": "bool",
     "reward_hash": "string",
 }
+TURNS = "turns"  # JSON of them (turns.py); only where rollouts have some
 _LATER = ("stage", "reward_hash")  # which parts of the first versions lack
 KEY = "coalesce(nullif(prompt_id, ''), prompt)"  # SQL: which prompt a completion answers
 # Of each function: None where it did not apply or failed; what it did instead, None if nothing.
@@ -90,6 +91,10 @@ def columns_of(batch: ScoredBatch) -> Fields:
         columns[f"weight.{name}"] = np.full(total, weight)
         if errors := batch.errors.get(name):
             columns[f"error.{name}"] = [errors.get(index) for index in range(total)]
+    if batch.turns:
+        from workbench.run.turns import turns_to_text
+
+        columns[TURNS] = list(map(turns_to_text, batch.turns))
     return columns
 
 
@@ -120,6 +125,8 @@ def write_part(
     kinds = dict(_FIXED)
     for name in functions:
         kinds |= {f"{kind}.{name}": type_ for kind, type_ in _PER_FUNCTION.items()}
+    if TURNS in columns:
+        kinds[TURNS] = "string"
     schema, count = pa.schema(kinds), len(columns["step"])
     arrays = [_array(columns.get(field.name), field.type, count) for field in schema]
     with replace_file(part) as beside:
@@ -208,7 +215,8 @@ def batch_and_place(
         (batch, place) for batch in read_batches(run, [step]) for place in range(batch.group_count)
     ]
     if places and index is None:
-        return max(places, key=lambda own: np.nan_to_num(_std_of(*own), nan=-1.0))
+        stds = [batch.groups.stds[place * batch.num_generations] for batch, place in places]
+        return places[np.nan_to_num(stds, nan=-1.0).argmax()]
     if index is not None and 0 <= index < len(places):
         return places[index]
     group = "" if index is None else f", group {index}"
@@ -216,10 +224,6 @@ def batch_and_place(
     if places:
         rule, remedy = f"that step has {len(places)} groups", f"choose 0 to {len(places) - 1}"
     raise RunError(f"step {step}{group}: not in the record", rule=rule, remedy=remedy)
-
-
-def _std_of(batch: ScoredBatch, place: int) -> float:
-    return batch.groups.stds[place * batch.num_generations]
 
 
 def read_part(
@@ -238,7 +242,7 @@ def read_part(
     Args:
         manifest: of the run, for the settings of the part's stage; where no group has its G, their
             most common size is used.
-        bare: without prompts, dataset columns and errors, which are most of a record.
+        bare: without prompts (but of turns), dataset columns and errors: most of a record.
         left_out: notes the groups without G completions, which are left out in any case.
     """
     import pyarrow as pa
@@ -249,6 +253,7 @@ def read_part(
         names.extend(name.removeprefix("score.") for name in there if name.startswith("score."))
         wanted = [name for name in _FIXED if not (bare and name in _BULKY)]
         wanted += [f"{kind}.{name}" for name in names for kind in ("score", "weight")]
+        wanted += {TURNS, "prompt"}.difference(wanted) if TURNS in there else ()  # how each began
         if missing := [*set(wanted).difference(there, _LATER)]:
             rule = "every part of the record has the columns of its run"
             raise RunError(f"{shown(part)}: no column {missing[0]!r}", rule=rule, remedy=MOVE_IT)
@@ -293,14 +298,16 @@ def read_part(
 
 
 def _batch_of(own: Fields, names: list[str], size: int, known: Fields) -> ScoredBatch:
+    from workbench.run.turns import turns_of
+
     def texts(name: str) -> list[str]:
         return own.get(name, [])
 
     def numbers(name: str) -> np.ndarray:
         return own[name].astype(np.float64)
 
-    weights = {name: float(own[f"weight.{name}"][0]) for name in names}
-    weights = {name: weight for name, weight in weights.items() if weight == weight}
+    by_name = ((name, float(own[f"weight.{name}"][0])) for name in names)
+    weights = {name: weight for name, weight in by_name if weight == weight}
     seen = _each_once(texts("columns"), lambda text: json.loads(text or "{}"))
     columns = {
         name: [row.get(name) for row in seen]
@@ -333,6 +340,7 @@ def _batch_of(own: Fields, names: list[str], size: int, known: Fields) -> Scored
         scale_rewards=settings.get("scale_rewards", "group"),
         aggregation=settings.get("multi_objective_aggregation") or "sum_then_normalize",
         format_by=known["format_by"],
+        turns=list(map(turns_of, texts(TURNS))),
     )
 
 

@@ -18,7 +18,7 @@ def task_of(
     source: Source,
     functions: tuple,
     right_by: str,
-    format_by: str,
+    format_by: str | None = None,
     percent: int = 10,
     cases: str = "",
     **options: Any,

@@ -7,6 +7,8 @@ from collections.abc import Generator
 from typing import Any
 
 from workbench.kinds import Fields
+from workbench.recipe import Recipe
+from workbench.run.batch import ScoredBatch
 from workbench.training.feature import Feature
 from workbench.training.plan import Memory
 
@@ -14,9 +16,9 @@ from workbench.training.plan import Memory
 # over, but for those that decide where a resumed run begins.
 REPLACED = {
     "train": "session",
-    "_generate": "session",
+    "_generate": "session, turns",
     "_save_checkpoint": "session",
-    "_generate_and_score_completions": "theirs",
+    "_generate_and_score_completions": "theirs, turns, curriculum",
     "_calculate_rewards": "theirs",
     "_compute_loss": "ratios",
     "_get_per_token_logps_and_entropies": "ratios",
@@ -45,6 +47,15 @@ def lines(hook: str, *details: object) -> list[str]:
     return [line for answer in asked(hook, *details) for line in answer]
 
 
+def found(recipe: Recipe, policy: object) -> tuple[Recipe, list[str]]:
+    """The recipe with what the features find out before its task is loaded, and their lines."""
+    lines: list[str] = []
+    for kind in kinds():
+        recipe, more = kind.find(recipe, policy)
+        lines += more
+    return recipe, lines
+
+
 def memory_feature(vram_gb: float | None = None, *, estimates: bool = True) -> Memory | None:
     """For `prepare(memory=...)`: the callback of the first feature that decides on memory."""
     return next(iter(asked("memory", vram_gb, estimates)), None)
@@ -64,6 +75,12 @@ class Around:
     def each(self, hook: str, *details: object) -> list[Any]:
         """Call one hook of every feature, and return the answers."""
         return [getattr(feature, hook)(*details) for feature in self.features]
+
+    def scored(self, batch: ScoredBatch) -> ScoredBatch:
+        """Hand a batch from one feature to the next: each may replace it."""
+        for feature in self.features:
+            batch = feature.on_batch(batch) or batch
+        return batch
 
     def merged(self, hook: str, *details: object) -> Fields:
         """All answers merged into one dict."""

@@ -76,8 +76,7 @@ def attach(
             name where that leaves no doubt.
 
     Raises:
-        RunError: if it is not a GRPOTrainer, is attached already, was made from another plan, or
-            calls tools or an environment.
+        RunError: if it is not a GRPOTrainer, is attached already, or was made from another plan.
         TaskError: if `right_by` names none of its functions.
     """  # noqa: E501
     from workbench.training.theirs import TheirSession, of_theirs
@@ -164,11 +163,6 @@ def _check(trainer: Trainer, plan: Plan | None) -> None:
             rule="the workbench attaches to a GRPOTrainer of TRL or Unsloth",
             remedy=remedy,
         )
-    used = {name: getattr(trainer, name, None) for name in settings_of.TURNS}
-    used["environment_factory"] = used["environment_factory"] or getattr(
-        trainer, "environment_factories", None
-    )
-    settings_of.check_turns(used, "attach", RunError)
     if isinstance(session := getattr(trainer.train, "__self__", None), Session):
         raise RunError(
             f"attach: this trainer is attached already, as {session.run.name}",

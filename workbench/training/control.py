@@ -391,12 +391,12 @@ class RunControl:
                 rule="the workbench samples from policies that it loaded",
                 remedy="train with wb.train(recipe), or wb.make_trainer(plan, policy)",
             )
-        from workbench.training.sampling import scored_groups
+        from workbench.training.sampling import as_trained, scored_groups
 
         task, held_out = self.task, bool(len(self.task.held_out))
         rows = task.with_ids(task.held_out) if held_out else self.stage.rows
         rows = list(rows[:SAMPLED_PROMPTS])
-        how = {name: self.stage.settings[name] for name in ("max_completion_length", "temperature")}
+        how = as_trained(self.stage.settings, task)
         groups = scored_groups(self.policy, task, rows, self.suite, 1, seed=self.step, **how)
         for row, [own] in zip(rows, groups, strict=True):
             line = {

@@ -56,6 +56,13 @@ class Feature:
         """
 
     @classmethod
+    def find(cls, recipe: Recipe, policy: Any) -> tuple[Recipe, list[str]]:
+        """The recipe with what it leaves to be found out before its task is loaded, and lines for
+        the plan; `policy`: None where none is loaded.
+        """
+        return recipe, []
+
+    @classmethod
     def plan(cls, asked: Asked) -> list[str]:
         """Lines for the plan; RecipeError for impossible settings."""
         return []
@@ -116,8 +123,10 @@ class Feature:
         """Details for the event that training has begun, or was resumed."""
         return {}
 
-    def on_batch(self, scored: ScoredBatch) -> None:
-        """A generation batch was scored; it is not recorded yet."""
+    def on_batch(self, scored: ScoredBatch) -> ScoredBatch | None:
+        """A generation batch was scored; it is not recorded yet. Returns one to record in its
+        place, or None.
+        """
 
     def row(self) -> dict[str, float]:
         """Numbers for the row of metrics that is being written, by name."""

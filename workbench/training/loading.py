@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import random
 import re
+import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +20,7 @@ from workbench.errors import PolicyError, WorkbenchError
 from workbench.hub import check_hub
 from workbench.kinds import Fields, Model, Tokenizer
 from workbench.recipe import LoraPart, Recipe
-from workbench.tiny import MODEL_DIR
-from workbench.workspace import find, looked_in, resolve, shown, size_and_sum, sum_of
+from workbench.workspace import find, looked_in, resolve, shown, sum_of
 
 TOKENIZER_FILES = [
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
@@ -39,7 +38,7 @@ _MORE_THAN_LORA = (
     "target_parameters", "layers_to_transform",
 )  # fmt: skip
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
-SMALL_BYTES = 100 * 2**20
+SMALL_BYTES = 400 * 2**20
 # On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in
 # red, in every notebook, and at whichever import of many comes first.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -62,9 +61,11 @@ def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
     PolicyError for an unknown name, a folder without a model or tokenizer, or a hub that cannot be
     reached.
     """
+    from workbench.policies import CHOICES, NAMES, folder_of
+
+    if (own := folder_of(name)) is not None:
+        return str(own)
     text, folder = str(name), find(name)
-    if text == "tiny":
-        return str(MODEL_DIR)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise PolicyError(
@@ -84,12 +85,12 @@ def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
         return str(folder)
     local = text.startswith((".", "/", "~")) or text.count("/") > 1
     if local or not _HUB_NAME.fullmatch(text):
-        problem, remedy = "unknown", 'write the hub name with its owner, or use "tiny"'
+        problem, remedy = "unknown", f"write the hub name with its owner, or use {NAMES}"
         if local:
             problem, remedy = "no such folder", "check the path"
         remedy += "" if Path(text).is_absolute() else f"; {looked_in()}"
-        rule = 'a policy is "tiny", a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a'
-        raise PolicyError(f"policy {text!r}: {problem}", rule=f"{rule} local folder", remedy=remedy)
+        rule = f"a policy is {CHOICES}"
+        raise PolicyError(f"policy {text!r}: {problem}", rule=rule, remedy=remedy)
     if ask_hub:
         check_hub(text)
     return text
@@ -111,27 +112,21 @@ def base_files(source: str | Path) -> Fields:
     """What identifies a base: a folder's files -> [bytes, SHA-256]; a hub name and revision, if it
     is here; or nothing.
     """
+    from workbench.cache import summed
+    from workbench.policies import folder_of
+
     # a file that cannot be read; a name that is none
     with contextlib.suppress(OSError, ValueError):
-        folder = MODEL_DIR if source == "tiny" else Path(source)
+        folder = folder_of(source) or Path(source)
         if folder.is_dir():
             patterns = (*_DECIDING, *TOKENIZER_FILES)
             files = {file for each in patterns for file in folder.glob(each) if file.is_file()}
-            sums: Fields = {}
-            for file in sorted(files):
-                at = file.stat()
-                sums[file.name] = _as_it_is(file, at.st_ino, at.st_mtime_ns, at.st_ctime_ns)
-            return sums
+            return {file.name: summed(file) for file in sorted(files)}
         from huggingface_hub import try_to_load_from_cache
 
         if isinstance(there := try_to_load_from_cache(str(source), "config.json"), str):
             return {"name": str(source), "revision": Path(there).parent.name}
     return {}
-
-
-@functools.lru_cache  # a base may be large, and a run is exported in six formats
-def _as_it_is(file: Path, *since: int) -> list[object]:
-    return size_and_sum(file)
 
 
 def base_summed(source: str | Path) -> Callable[[], Fields]:
@@ -435,7 +430,8 @@ def measured(model: Model) -> Fields:
 
 @contextlib.contextmanager
 def bars_for(source: str) -> Generator[None]:
-    """Progress bars while weights are read or written, but not for a model that loads at once.
+    """Progress bars while weights are read or written, but not for a model that loads at once, and
+    not in a file or a pipe, which would hold every state of a bar.
 
     In a notebook such a bar is a widget, and a widget in a saved notebook is an empty space.
     """
@@ -443,8 +439,9 @@ def bars_for(source: str) -> Generator[None]:
 
     sizes = [file.stat().st_size for file in Path(source).glob("*.safetensors")]
     small = Path(source).is_dir() and sum(sizes) < SMALL_BYTES
+    drawn = sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel")
     shown_before = transformers_logging.is_progress_bar_enabled()
-    if small:
+    if small or not drawn:
         transformers_logging.disable_progress_bar()
     try:
         yield

@@ -107,12 +107,11 @@ class Plan:
         """The batch arithmetic of each stage, with its current number of steps: `continue --steps`
         adds to them.
         """
-        sentences = []
-        for stage in self.stages:
-            where = f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else ""
-            line = batch_line(stage.planned, stage.settings, len(stage.rows) or None)
-            sentences.append(where + line)
-        return ". ".join(sentences)
+        return ". ".join(
+            (f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else "")
+            + batch_line(stage.planned, stage.settings, len(stage.rows) or None)
+            for stage in self.stages
+        )
 
     @property
     def prompts(self) -> int | None:

@@ -130,7 +130,7 @@ def load_policy(
     A run's recipe with `adapter=run.adapter` loads what the run trained.
 
     Args:
-        source: a plan; a recipe; or a name: "tiny" (the embedded policy), a hub name such as
+        source: a plan; a recipe; or a name: "tiny" (embedded), "smollm2", a hub name such as
             "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a folder.
         adapter: folder of a trained adapter to measure or talk to, frozen. To train one further,
             `policy.adapter` in a recipe names it: wb.Recipe(policy={"adapter": folder}).
@@ -167,6 +167,8 @@ def load_policy(
         recipe, settings = source.recipe, source.settings
         gradient_checkpointing = bool(settings["gradient_checkpointing"])
         fast_inference = bool(settings.get("use_vllm")) and recipe.policy.backend == "unsloth"
+    from workbench.policies import origin_of
+
     trained = None if adapter is None else loading.find_adapter(adapter)
     if trained is None:
         recipe = loading.fitted_to_adapter(recipe)
@@ -184,11 +186,7 @@ def load_policy(
     cuda, without = torch.cuda.is_available(), ""
     if fast_inference:
         without = why_not(asked.backend, cuda=cuda, missing=missing(imports=cuda))
-    how: Fields = {
-        "load_in_4bit": asked.load_in_4bit,
-        "max_seq_length": asked.max_seq_length,
-        "dtype": asked.dtype,
-    }
+    how = asked.model_dump(include={"load_in_4bit", "max_seq_length", "dtype"})
     what, words = f"policy {name!r}", {}
     if fast_inference and not without:
         # Its buffers for the adapter are made when it starts, so it has to know the rank before
@@ -213,7 +211,7 @@ def load_policy(
     if not Path(source).is_dir():
         base = loading.base_summed(getattr(model.config, "_name_or_path", "") or source)
     tokenizer.chat_template_kwargs = recipe.chat_template_kwargs
-    notes += loading.check_4bit(model, name, asked.load_in_4bit)
+    notes += origin_of(source) + loading.check_4bit(model, name, asked.load_in_4bit)
     trained_in = []
     if trained is None:
         with loading.own_patterns():
@@ -339,10 +337,10 @@ def _without_noise() -> Generator[None, None, None]:
 
 def _unsloth() -> ModuleType:
     if "unsloth" not in sys.modules:
-        # Unsloth writes generated Python into the current folder and installs system packages
-        # unless it is told not to.
-        home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-        cache = home / "grpo-workbench" / "unsloth_compiled"
+        # Unsloth writes code into the current folder, and installs packages, unless told not to.
+        from workbench.cache import cache_folder
+
+        cache = cache_folder() / "unsloth_compiled"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))
         os.environ.setdefault("UNSLOTH_AUTO_INSTALL", "0")

@@ -21,6 +21,15 @@ def native_bf16() -> bool:
     return any(found.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
 
 
+def fast_bf16() -> bool:
+    """Whether this processor multiplies matrices in bfloat16 faster than in float32: with AMX. Its
+    AVX-512 instructions alone took twice as long for a step of SmolLM2 (PyTorch 2.14).
+    """
+    import torch
+
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
 def choose_dtype(
     asked: str | None, backend: str, *, cuda: bool, bf16: bool
 ) -> tuple[str | None, list[str]]:

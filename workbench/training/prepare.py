@@ -85,10 +85,12 @@ def prepare(
         # a slip in a path is found before torch and Unsloth are imported
         find_model(recipe.policy.name, ask_hub=False)
     unread: list[str] = []
+    sought: list[str] = []
     if task is None and run is not None:
         task = begun_task(run, recipe)
     elif task is None and with_task:
         missed = "its prompts were neither counted nor measured"
+        recipe, sought = around.found(recipe, policy)
         task, unread = _reached(lambda: load_task(recipe.task), missed, offline)
     config_class, _ = trainer_classes(backend)
     recipe, notes = settings_of.with_new_names(recipe, settings_of.field_names(config_class))
@@ -102,11 +104,13 @@ def prepare(
         stage.settings["gradient_checkpointing"] = on
     steps = sum(stage.steps for stage in stages) if recipe.stages else stages[0].steps
     settings = {**stages[0].settings, "max_steps": steps}
-    given, built, heard = _built_whole(config_class, recipe, stages, settings, machine, policy)
-    notes += [*settings_of.stages_decide(recipe), *_of_stages(stages), *unread, *measured]
+    given, built, heard = _built(config_class, recipe, settings, machine, policy)
+    for stage in stages if recipe.stages else ():  # for what the libraries warn of
+        heard += _built(config_class, stage.recipe, stage.settings, machine, policy)[2]
+    notes += [*sought, *settings_of.stages_decide(recipe), *_of_stages(stages), *unread, *measured]
     notes += around.lines("plan", Asked(recipe, task, stages, steps, run))
-    notes += [*of_shape, *chosen, *_warned(recipe, task, run), *heard, *one_gpu(backend, machine)]
-    notes += settings_of.check_in_force(given, built)
+    notes += [*of_shape, *chosen, *_warned(recipe, task, run), *dict.fromkeys(heard)]
+    notes += [*one_gpu(backend, machine), *settings_of.check_in_force(given, built)]
     generates = [around.asked("generates", stage, machine, shape) for stage in stages]
     words = ". ".join(dict.fromkeys(itertools.chain(*generates)))
     rows = _rows(recipe, stages, given, built)
@@ -160,21 +164,6 @@ def _warned(recipe: Recipe, task: Task | None, run: RunDirectory | None) -> list
     return lines
 
 
-def _built_whole(
-    config_class: type,
-    recipe: Recipe,
-    stages: Sequence[Stage],
-    settings: Fields,
-    machine: Machine,
-    policy: Policy | None,
-) -> tuple[Fields, Any, list[str]]:
-    # As `_built`, for the run; each stage's config is built, too, for what the libraries warn of.
-    given, built, heard = _built(config_class, recipe, settings, machine, policy)
-    for stage in stages if recipe.stages else ():
-        heard += _built(config_class, stage.recipe, stage.settings, machine, policy)[2]
-    return given, built, list(dict.fromkeys(heard))
-
-
 def _rows(recipe: Recipe, stages: Sequence[Stage], given: Fields, built: object) -> tuple[Row, ...]:
     said = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
     papers: Fields = {}
@@ -202,7 +191,7 @@ def plan(
     steps: int | None = None,
 ) -> Plan:
     """What a run would be, checked as far as possible without loading the policy, including its GPU
-    memory.
+    memory. Only `difficulty: auto` loads it and samples, once: what it finds is kept.
 
     >>> plan = wb.plan(wb.Recipe(grpo={"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8}))
     >>> plan.words

@@ -56,9 +56,8 @@ class Recorder:
         self._writer = ThreadPoolExecutor(1, "rollouts")
         self._merger = ThreadPoolExecutor(1, "merged rollouts")
         self._writing: tuple[int, Future] | None = None  # the latest step's part
-        self.lost: Callable[[int, BaseException], None] | None = (
-            None  # told of a step's part that could not be written; None: raise
-        )
+        # told of a step's part that could not be written; None: raise
+        self.lost: Callable[[int, BaseException], None] | None = None
         self._merging: Future | None = None
         self._merged = 0  # so many times `MERGE` steps
         self._groups: list[dict[str, float]] = []  # of each batch since the latest row of metrics

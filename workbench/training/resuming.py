@@ -535,7 +535,12 @@ def changed_since_begun(
     manifest = run.manifest()
     changed = Differences(doubled(run), lost_since(run, point))
     started = Recipe.of(manifest["recipe"], "manifest.json", recorded=True)
-    begun, fields = (flat(_as_fields(each)) for each in (started, recipe))
+    # Another algorithm is other settings, and the same settings are the same run, whoever named
+    # them.
+    begun, fields = (
+        flat(each.model_copy(update={"grpo": asked_settings(each)}).model_dump(mode="json"))
+        for each in (started, recipe)
+    )
     for name in fields:
         # found from another folder
         if (
@@ -565,9 +570,3 @@ def changed_since_begun(
             f"metrics.jsonl ends with step {last}, the checkpoint with step {point.step}"
         )
     return changed
-
-
-def _as_fields(recipe: Recipe) -> Fields:
-    # Another algorithm is other settings, and the same settings are the same run, whoever named
-    # them.
-    return recipe.model_copy(update={"grpo": asked_settings(recipe)}).model_dump(mode="json")

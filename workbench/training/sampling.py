@@ -6,24 +6,33 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from workbench.audit.prompt_format import format_advice, grader_for
 from workbench.data.answer_column import has_constant
 from workbench.data.difficulty import Profile, Solved, measure_difficulty, pick, row_key
-from workbench.data.rendering import PromptLengths, prompt_lengths_tokens, prompt_text
+from workbench.data.rendering import (
+    PromptLengths,
+    prompt_lengths_tokens,
+    prompt_text,
+    with_tools,
+)
 from workbench.data.template import TemplateCard, template_card
 from workbench.errors import DataError
 from workbench.kinds import Fields, Model, Prompt, Tensor, Tokenizer
+from workbench.policies import NAMED
 from workbench.progress import count_line, progress_line
-from workbench.rewards.suite import RewardSuite
+from workbench.rewards.suite import RewardSuite, call_of_rollouts
+from workbench.run.turns import turns_to_text
 from workbench.task import Row, Task, function_name, load_task
+from workbench.training.drawing import drawing, until_eos
 from workbench.training.loading import eos_ids, find_model, load_tokenizer
+from workbench.training.playing import play
 from workbench.training.policy import Policy, load_policy
 from workbench.workspace import encodable
 
@@ -38,6 +47,11 @@ class Completion(NamedTuple):
     ids: list[int]
     finished: bool  # the policy ended its turn, rather than being cut at the limit
 
+    @property
+    def length_tokens(self) -> int:
+        """How many tokens it has."""
+        return len(self.ids)
+
 
 def sample(
     policy: Policy,
@@ -46,11 +60,17 @@ def sample(
     num_generations: int = 1,
     max_completion_length: int = 96,
     temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
     seed: int = 0,
     base: bool = False,
     batch_size: int = 64,
     progress: Callable[[int, int], None] | None = None,
-) -> list[list[Completion]]:
+    task: Task | None = None,
+    max_tool_calling_iterations: int | None = None,
+) -> list[list[Any]]:
     """Sample `num_generations` completions for each prompt, from the policy's own distribution:
     [P][G].
 
@@ -58,61 +78,52 @@ def sample(
     >>> len(group), group[0].text  # and .finished: it ended before the limit
     (4, '...')
 
-    Nothing but the temperature shapes it (no top-k, no top-p), which is what TRL's defaults do, and
-    it ends at the tokens that end it in training. Generated as in training with `generation: auto`,
-    even if a recipe sets another `generation`.
+    Nothing but the temperature shapes it unless it is asked for, which is what TRL's defaults do,
+    and it ends at the tokens that end it in training. Generated as in training with `generation:
+    auto`, even if a recipe sets another `generation`.
 
     Args:
-        prompts: chat messages or text.
+        prompts: chat messages or text, or rows that have one as `prompt`.
         temperature: 0 takes the likeliest token every time.
+        top_p, top_k, min_p, repetition_penalty: as in TRL's GRPOConfig.
         seed: the same seed gives the same completions; the caller's random state is left as it was.
         base: sample from the base model, without the adapter.
         batch_size: at most this many completions are generated together.
         progress: called with (prompts done, prompts in all) after each batch.
+        task: if its rollouts have turns, they are played, from rows, as in training. Each then has
+            `turns`, `messages` and its `environment`, too.
+        max_tool_calling_iterations: rounds of calls at most; None: until the completion is full.
+
+    Returns:
+        Each completion's `text`, `ids`, `length_tokens`, and whether it `finished`.
     """
-    import torch
-
-    # Features stand on this module.
-    from workbench.training.features.generation import UNSLOTH_ON_A_GPU, Generation
-
+    shape: Fields = {"top_p": top_p, "top_k": top_k, "min_p": min_p, "base": base, "seed": seed}
+    shape |= {"repetition_penalty": repetition_penalty, "temperature": temperature}
+    shape["max_completion_length"] = max_completion_length
+    if task is not None and task.for_turns:
+        return play(
+            policy,
+            task,
+            cast("Sequence[Row]", prompts),
+            num_generations=num_generations,
+            max_tool_calling_iterations=max_tool_calling_iterations,
+            batch_size=batch_size,
+            progress=progress,
+            **shape,
+        )
+    prompts = [each["prompt"] if isinstance(each, dict) else each for each in prompts]
+    tokenizer, ends = policy.tokenizer, eos_ids(policy)
     per_batch = max(1, batch_size // num_generations)
-    shape: Fields = {"do_sample": False}
-    if temperature:
-        shape = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    tokenizer = policy.tokenizer
-    ends = eos_ids(policy)
-    sampling: Fields = {
-        **shape,
-        # What the model's own generation_config asks for besides is not what it is trained under.
-        "min_p": None,
-        "repetition_penalty": 1.0,
-        "no_repeat_ngram_size": 0,
-        "num_return_sequences": num_generations,
-        "max_new_tokens": max_completion_length,
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": ends or None,
-    }
 
     def completion(ids: list[int]) -> Completion:
         ids, finished = until_eos(ids, ends)
         return Completion(tokenizer.decode(ids, skip_special_tokens=True), ids, finished)
 
-    def tell(reason: str | None) -> None:
-        print(f"transformers' own path generates: {reason}", flush=True)
-
     groups: list[list[Completion]] = []
-    cuda = policy.model.device.type == "cuda"
-    why_not = UNSLOTH_ON_A_GPU if cuda and policy.backend_name == "unsloth" else None
-    with (
-        policy.generating(base=base) as model,
-        torch.random.fork_rng(devices=[policy.model.device] if cuda else []),
-        torch.inference_mode(),
-        Generation(model, why_not, tell),
-    ):
-        torch.manual_seed(seed)
+    with drawing(policy, **shape) as draw:
         for start in range(0, len(prompts), per_batch):
-            inputs = _left_padded(tokenizer, prompts[start : start + per_batch]).to(model.device)
-            drawn = model.generate(**inputs, **sampling)[:, inputs["input_ids"].shape[1] :]
+            inputs = _left_padded(tokenizer, prompts[start : start + per_batch])
+            drawn = draw(inputs, num_generations)
             for group in drawn.unflatten(0, (-1, num_generations)).tolist():
                 groups.append([completion(ids) for ids in group])
             if progress is not None:
@@ -120,14 +131,11 @@ def sample(
     return groups
 
 
-def until_eos(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:
-    """A completion's ids up to and including the first token that ends it; and whether there is
-    one.
-    """
-    for place, token in enumerate(ids):
-        if token in ends:
-            return ids[: place + 1], True
-    return ids, False
+def as_trained(settings: Fields, task: Task) -> Fields:
+    """How a run samples, for `scored_groups`: of its settings, those that shape a rollout."""
+    names = ["max_completion_length", "temperature"]
+    names += ["max_tool_calling_iterations"] if task.for_turns else []
+    return {name: settings.get(name) for name in names}
 
 
 def scored_groups(
@@ -141,12 +149,19 @@ def scored_groups(
     """`samples` completions of each row, scored by the task's functions: [P][G], each with its
     numbers by name.
 
-    `sampling` is for `sample`.
+    `sampling` is for `sample`, or, where the task's rollouts have turns, for `play`.
     """
-    groups = sample(policy, [row["prompt"] for row in rows], num_generations=samples, **sampling)
-    flat = [completion for group in groups for completion in group]
+    draw = (
+        functools.partial(play, policy, task)
+        if task.for_turns
+        else functools.partial(sample, policy)
+    )
+    groups = draw(rows, num_generations=samples, **sampling)
+    flat: list[Any] = [completion for group in groups for completion in group]
+    given = call_of_rollouts(flat) if task.for_turns else None
     repeated = [row for row in rows for _ in range(samples)]
-    scores = suite.score(repeated, [each.text for each in flat], [each.ids for each in flat])
+    texts, ids = [each.text for each in flat], [each.ids for each in flat]
+    scores = suite.score(repeated, texts, ids, given)
     right = task.is_right(scores[:, suite.names.index(task.right_function)]).tolist()
     totals = np.nansum(scores * suite.weights, axis=1).tolist()
     table = []
@@ -154,12 +169,14 @@ def scored_groups(
         by_name = dict(zip(suite.names, own, strict=True))
         row = {
             "completion": encodable(completion.text),
-            "length_tokens": len(completion.ids),
+            "length_tokens": completion.length_tokens,
             "finished": completion.finished,
             "total": total,
             "right": is_right,
             "format": task.format_by and by_name[task.format_by] > 0,
         }
+        if task.for_turns:
+            row["turns"] = encodable(turns_to_text(completion.turns))
         table.append(row | {f"score.{name}": score for name, score in by_name.items()})
     return [table[start : start + samples] for start in range(0, len(table), samples)]
 
@@ -226,6 +243,7 @@ def preview(
     policy: object = "tiny",
     chat_template_kwargs: Fields | None = None,
     tags: Sequence[str] | None = None,
+    task: Task | str | Path | None = None,
 ) -> TemplateCard:
     """The exact text that the model will read for a prompt, and what in it would make a reward
     impossible to earn.
@@ -239,12 +257,18 @@ def preview(
         chat_template_kwargs: for a policy given by name, such as {"enable_thinking": False}.
         tags: what the reward functions look for in completions; None: what the system message asks
             for.
+        task: the one that the row is of: with its tools, if it has any, the prompt is rendered.
+            What an environment's `reset` says is not in it.
 
     Raises:
         DataError: if the template refuses the prompt.
+        TaskError: if a tool cannot be described.
     """
-    prompt = row["prompt"] if isinstance(row, dict) else row
-    return template_card(_tokenizer(policy, chat_template_kwargs), prompt, tags)
+    row = row if isinstance(row, dict) else {"prompt": row}
+    tokenizer = _tokenizer(policy, chat_template_kwargs)
+    if task is not None:
+        tokenizer = with_tools(tokenizer, load_task(task).tool_schemas, row)
+    return template_card(tokenizer, row["prompt"], tags)
 
 
 def prompt_lengths(
@@ -253,6 +277,7 @@ def prompt_lengths(
     *,
     chat_template_kwargs: Fields | None = None,
     max_tokens: int | None = None,
+    task: Task | str | Path | None = None,
 ) -> PromptLengths:
     """How many tokens each prompt takes in the policy's chat template; displays as a histogram.
 
@@ -262,12 +287,12 @@ def prompt_lengths(
     (1, 1)
 
     Args:
-        policy, chat_template_kwargs: as for `preview`.
+        policy, chat_template_kwargs, task: as for `preview`.
         max_tokens: longer prompts will be left out; None: none.
     """
-    measured = prompt_lengths_tokens(
-        rows, _tokenizer(policy, chat_template_kwargs), count_line("prompts")
-    )
+    tokenizer = _tokenizer(policy, chat_template_kwargs)
+    tools = None if task is None else load_task(task).tool_schemas
+    measured = prompt_lengths_tokens(rows, tokenizer, count_line("prompts"), tools)
     return PromptLengths(rows, measured, str(getattr(policy, "name", policy)), max_tokens)
 
 
@@ -365,7 +390,7 @@ def profile_difficulty(
         ]
 
     settings = {
-        "policy": policy.source if policy.name != "tiny" else "tiny",
+        "policy": policy.name if policy.name in NAMED else policy.source,
         "precision": policy.precision,
         "trained_in": policy.trained_in,
         "right_by": f"{task.right_rule} {suite.hashes[task.right_function]}",

@@ -72,8 +72,8 @@ _WHY = LEFT_OUT | {
     "eval_dataset": "a run only trains; notebook 04 evaluates",
     **dict.fromkeys(
         TURNS,
-        "completions of several turns are not recorded yet; unlike the script, this run trains"
-        " without them",
+        "they belong to the task, Task(tools=..., environment=..., rollout_func=...); unlike the"
+        " script, this run trains without them",
     ),
     "callbacks": "they are code; a run records, checks its health and saves without them",
 }

@@ -227,8 +227,7 @@ class Session:
             dict(self.recorder.on_record),
             copy.deepcopy(self.around.merged("state")),
         )
-        self.around.each("on_batch", batch)
-        self.recorder.batch(batch)
+        self.recorder.batch(self.around.scored(batch))
 
     def _close(self, status: str, seconds: float, details: Fields) -> None:
         recorder, run = self.recorder, self.run

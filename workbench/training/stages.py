@@ -162,7 +162,8 @@ def fit(stage: Stage, tokenizer: Tokenizer, max_seq_length: int) -> Stage:
         return stage
     rows, longest = stage.rows, stage.recipe.max_prompt_length
     notes = [*stage.notes, *template_notes(rows, tokenizer)]
-    lengths = prompt_lengths_tokens(rows, tokenizer)
+    tools = stage.task.tool_schemas if stage.task else None
+    lengths = prompt_lengths_tokens(rows, tokenizer, tools=tools)
     measured = PromptLengths(rows, lengths, max_tokens=longest)
     left_out = stage.left_out_too_long
     if longest is not None:

@@ -325,7 +325,12 @@ def build_trainer(
             reward_funcs=suite.funcs,
             args=config,
             train_dataset=Dataset.from_list(rows),
+            **stage.scored_by[0].for_turns,
         )
+    # An environment's own reward is one of the suite's, which records it.
+    for name in ("funcs", "func_names", "processing_classes", "weights"):
+        own = getattr(trainer, f"reward_{name}")
+        setattr(trainer, f"reward_{name}", own[: len(suite.names)])
     trainer.remove_callback(PrinterCallback)
     # A form that nobody has filled in, and that asks trackers for their addresses at every
     # checkpoint.

@@ -18,7 +18,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
 from workbench.views.audit import audit_view
 from workbench.views.groups import group_tables
-from workbench.views.tables import Table, View
+from workbench.views.tables import Table, View, pre
 
 _DEADLINE_S = 5.0  # for one function and all completions of the panel
 
@@ -81,6 +81,16 @@ class Bench:
         given = (names, self.suite.weights, scores, texts, right, count, self.scale_rewards)
         return explain_in(batch_of(*given)), sorted(problems)
 
+    @property
+    def not_scored(self) -> str:
+        """Which functions score no text here, and why; "": all do."""
+        if not (names := self.suite.given_by_environments):
+            return ""
+        return (
+            f"{', '.join(names)}: given by the environment, and a text alone has none, so"
+            " totals and advantages are without it; wb.inspection.ByHand(task) plays a rollout"
+        )
+
     def matched(self, row: Row, text: str, function: str) -> set[tuple[int, int]]:
         """(start, end) of what a function took out of a completion."""
         trace = self.suite.trace(function, [row], [text])
@@ -90,7 +100,10 @@ class Bench:
         """The panel as plain tables, the audit last."""
         group, problems = self.group(row, texts)
         failed = Table(["completion", "what a function did instead of scoring it"], problems)
-        return [*group_tables(group), *([failed] if problems else []), self.report]
+        shown: list[View | Table] = [*group_tables(group)]
+        if said := self.not_scored:
+            shown = [View(pre(said), said), shown[0]]
+        return [*shown, *([failed] if problems else []), self.report]
 
     @cached_property
     def report(self) -> View | Table:

@@ -10,6 +10,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.inspection.browsing import EXAMPLES, PAGE, browse
+from workbench.inspection.reading import told_apart
 from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place
@@ -50,6 +51,7 @@ class Browser:
     def table(self) -> Table:
         """The page as a table."""
         frame = self.listing.frame
+        frame = frame.assign(prompt=told_apart(frame["prompt"].tolist()))
         texts = frame.columns.isin(["prompt", "completion"])
         rows = [
             [Verbatim(one_line(own, _LONGEST)) if text else own for text, own in zip(texts, row)]

@@ -8,12 +8,15 @@ import html
 import signal
 from typing import Any
 
-from workbench.exporting.chat import BASE, TRAINED, Conversation, Turn
+from workbench.exporting.chat import BASE, TRAINED, ChatAnswer, Conversation, Exchange
 from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.views.tables import MUTED, no_formulas, verbatim
+from workbench.views.turns import transcript, turn_text
 from workbench.views.widgets import Parts, no_widgets, widget_view
 from workbench.workspace import shown
+
+_WITH_TOOLS = "; as a rollout, with the tools of its task"
 
 
 class Chat:
@@ -113,6 +116,9 @@ class Chat:
         title = shown(self.talk.artefact.path)
         if self.talk.artefact.run:
             title += "; asked each question alone, as in training"
+            if self.talk.artefact.run.manifest().get("turns"):
+                why = self.talk.unanswered
+                title += f"; a call that it writes is not answered: {why}" if why else _WITH_TOOLS
         if self.temperature > 0:
             title += f"; one sample at temperature {self.temperature:g}: another run of this cell"
             title += " may answer differently"
@@ -126,14 +132,19 @@ class Chat:
         lines = [self._title]
         for turn in self.talk.turns:
             lines += ["", turn.question]
-            lines += [f"[{who}: {end}]\n{text}" for who, text, end in _answers(turn)]
+            lines += [f"[{who}: {end}]\n{answer_text(one)}" for who, one, end in _answers(turn)]
         return printable("\n".join([*lines, self.said]).strip())
 
 
-def _answers(turn: Turn) -> list[tuple[str, str, str]]:
+def answer_text(answer: ChatAnswer) -> str:
+    """What was written; of a rollout each turn, in a line."""
+    return "\n".join(map(turn_text, answer.turns)) if answer.turns else answer.text
+
+
+def _answers(turn: Exchange) -> list[tuple[str, ChatAnswer, str]]:
     # (who wrote, what, how it ended), the base first.
     return [
-        (who, one.text, f"{one.length_tokens} tokens, {one.ended or 'writing …'}")
+        (who, one, f"{one.length_tokens} tokens, {one.ended or 'writing …'}")
         for who in (BASE, TRAINED)
         if (one := turn.answers.get(who)) is not None
     ]
@@ -143,16 +154,20 @@ def _whole(text: str) -> str:
     return verbatim(html.escape(printable(text)))  # however long
 
 
+def _written(answer: ChatAnswer) -> str:
+    return verbatim(transcript(answer.turns).page) if answer.turns else _whole(answer.text)
+
+
 def _small(text: str) -> str:
     style = f"color:{MUTED};margin:2px 0;overflow-wrap:anywhere"
     return f"<div style='{style}'>{html.escape(printable(text))}</div>"
 
 
-def _table(turn: Turn) -> str:
+def _table(turn: Exchange) -> str:
     style = "text-align:left;vertical-align:top"
     cells = [
-        f"<td style='{style}'><b>{who}</b>{_whole(text)}{_small(end)}</td>"
-        for who, text, end in _answers(turn)
+        f"<td style='{style}'><b>{who}</b>{_written(one)}{_small(end)}</td>"
+        for who, one, end in _answers(turn)
     ]
     row = f"<table style='width:100%;table-layout:fixed'><tr>{''.join(cells)}</tr></table>"
     return f"<div style='margin-top:8px;font-weight:bold'>{_whole(turn.question)}</div>{row}"

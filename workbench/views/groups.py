@@ -38,6 +38,7 @@ from workbench.views.tables import (
     Verbatim,
     View,
     joined,
+    middle_cut,
     no_formulas,
     number,
     one_line,
@@ -45,6 +46,7 @@ from workbench.views.tables import (
     short_name,
     signed,
 )
+from workbench.views.turns import decided_line, transcript, transcript_lines
 
 MOST_COMPLETIONS = 8  # of a group that are shown; the best and the worst are among them
 MOST_FUNCTIONS = 10
@@ -109,6 +111,16 @@ def contribution_bars(group: ExplainedGroup) -> Figure:
     axis.plot(group.advantages, range(count), "D", **look)
     axis.axvline(0, color=GREY, linewidth=0.8)
     return with_legend(figure, axis, x="advantage", title=textwrap.fill(group.verdict, 110))
+
+
+def score_table(scored: ScoredBatch) -> Table:
+    """The completions of a `ScoredBatch`, or their transcripts, beside each function's score, their
+    weighted total and their advantage.
+    """
+    numbers = np.column_stack([scored.scores, scored.totals, scored.advantages]).tolist()
+    texts = [*map(transcript, scored.turns)] or [*map(Verbatim, scored.completions)]
+    rows = [[text, *own] for text, own in zip(texts, numbers, strict=True)]
+    return Table(["completion", *map(short_name, scored.names), "total", "advantage"], rows)
 
 
 def _labels(group: ExplainedGroup) -> list[str]:
@@ -200,6 +212,8 @@ def group_html(group: ShownGroup) -> str:
         title += f"; {left_out} between the best and the worst omitted"
     if (left_out := len(batch.names) - MOST_FUNCTIONS) > 0:
         title += f"; {left_out} functions omitted"
+    if decided := decided_line(batch.turns, batch.totals.tolist()):
+        title += f"; {decided}"
     heads = []
     for name, weight in zip(batch.names[:MOST_FUNCTIONS], batch.weights):
         short = one_line(short_name(name), 24)
@@ -216,19 +230,26 @@ def group_text(group: ShownGroup, most: int = 3) -> str:
     """The group in a few lines, for a terminal."""
     batch = group.batch
     order = group.best_first
-    lines = [f"{group.title}: {one_line(group.messages[-1][1], 100)}"]
+    # Of a long prompt its end, too: what it asks, or asks about, often stands there.
+    asked = one_line(middle_cut(group.messages[-1][1], 90, 14))
+    lines = [f"{group.title}: {asked}"]
     for index in order if len(order) <= most else [*order[: most - 1], order[-1]]:
         advantage = number(batch.groups.advantages[index], "+.2f")
         total = number(batch.groups.totals[index])
-        text = one_line(batch.completions[index], 100)
+        text, turns = one_line(batch.completions[index], 100), []
+        if batch.turns:
+            text, *turns = transcript_lines(batch.turns[index])
         lines.append(f"  {advantage:>6}  total {total:>5}  {text}")
+        lines += [f"{'':10}{turn}" for turn in turns]
+    if decided := decided_line(batch.turns, batch.totals.tolist()):
+        lines.append(f"  {decided}")
     return "\n".join(lines)
 
 
 def _row(batch: ScoredBatch, index: int) -> list[object]:
-    cells: list[object] = [
-        Verbatim(middle_cut(batch.completions[index] or "", *_LONGEST_COMPLETION))
-    ]
+    text = middle_cut(batch.completions[index] or "", *_LONGEST_COMPLETION)
+    turns = batch.turns[index] if batch.turns else ()
+    cells: list[object] = [transcript(turns) if turns else Verbatim(text)]
     for name, score in zip(batch.names[:MOST_FUNCTIONS], batch.scores[index].tolist()):
         error = batch.errors.get(name, {}).get(index)
         cells.append(CellMark(one_line(str(error), 60), BAD) if error else score)
@@ -238,21 +259,6 @@ def _row(batch: ScoredBatch, index: int) -> list[object]:
     finished = None if batch.finished is None else bool(batch.finished[index])
     ending = f"{batch.lengths[index]}, {_ENDS[finished]}"
     return [*cells, CellMark(ending, BAD) if finished is False else ending]
-
-
-def middle_cut(text: str, most: int, most_lines: int) -> str:
-    """`text` in at most about `most` characters and lines: its beginning, and its end, where the
-    answer is.
-    """
-    lines = text.split("\n")
-    if (hidden := len(lines) - most_lines) > 0:
-        end = most_lines // 3
-        lines[most_lines - end : -end] = [f"… ({hidden} line{'s' * (hidden > 1)}) …"]
-        text = "\n".join(lines)
-    if (hidden := len(text) - most) <= 0:
-        return text
-    end = most // 3
-    return f"{text[: most - end]}\n… ({hidden} characters) …\n{text[-end:]}"
 
 
 def _prompt_text(messages: list[tuple[str, str]]) -> str:

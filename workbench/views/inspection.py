@@ -14,7 +14,6 @@ from workbench.inspection.tokens import TokenView
 from workbench.printable import printable
 from workbench.run.metrics import GROUP_STD, KL, REWARD
 from workbench.views.figure import BLUE, ORANGE, inline_image, new_figure, with_legend
-from workbench.views.groups import middle_cut
 from workbench.views.tables import (
     BAD,
     GOOD,
@@ -24,6 +23,7 @@ from workbench.views.tables import (
     View,
     as_html,
     joined,
+    middle_cut,
     pre,
     signed,
 )
@@ -76,7 +76,9 @@ def token_page(view: TokenView) -> View:
         colour = "230,159,0" if trained > base else "86,180,233"
         title = f"base {base:.3f}, trained {trained:.3f}, KL {kl:.4f}"
         style = f"background:rgba({colour},{0.9 * kl / most:.3f});border-bottom:2px solid {line}"
-        spans.append(f"<span title='{title}' style='{style}'>{html.escape(printable(text))}</span>")
+        # A line break would leave nothing to shade, and so would a further byte of a character.
+        shown = html.escape(printable(text)).replace("\n", "⏎\n") or "·"
+        spans.append(f"<span title='{title}' style='{style}'>{shown}</span>")
     legend = (
         "orange: likelier since training; blue: less likely; the deeper, the larger the token's"
         " share of the KL"

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.audit.prompt_format import parse_format
+from workbench.data.prompts import question
 from workbench.errors import RecipeError, TaskError, WorkbenchError
-from workbench.inspection.reading import question
 from workbench.rewards.groups import SCALES, ExplainedGroup
 from workbench.task import Row, Task
 from workbench.views.bench import Bench
@@ -291,9 +291,10 @@ class Lab:
                 failed = [coloured(what, BAD) for place, what in problems if place == index]
                 page = _scores_line(group, index) + highlighted(text, spans, tags)
                 self.parts[f"seen-{index}"].value = "".join([page, *failed])
-            self.parts["verdict"].value = f"<b>{pre(group.verdict)}</b>"
-            scored, added, _ = group_tables(group, completions=False)
-            self.parts["scores"].value = scored._repr_html_() + added._repr_html_()
+            said = self.bench.not_scored
+            self.parts["verdict"].value = f"<b>{pre(said or group.verdict)}</b>"
+            tables = group_tables(group, completions=False)[: 1 if said else 2]
+            self.parts["scores"].value = "".join(table._repr_html_() for table in tables)
         self.parts["status"].value = self._status(unseen, time.perf_counter() - started)
 
     def _status(self, unseen: Iterable[str], seconds: float) -> str:

@@ -34,12 +34,14 @@ from workbench.views.tables import (
     plain_text,
     pre,
 )
+from workbench.views.turns import decided_line, transcript
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from workbench.data.template import TemplateCard
     from workbench.exporting.checks import Proof, Proofs
+    from workbench.inspection.levels import OverLevels
     from workbench.inspection.measured import Evaluation
     from workbench.inspection.reading import RecordedGroup
     from workbench.training.plan import Plan
@@ -109,8 +111,9 @@ def card_view(card: TemplateCard) -> View:
     lost = f"; LOST: {tags(False)}" if tags(False) else ""
     words = {True: "yes", False: "NO", None: "-"}
     opened = f"<{card.prefilled}>" if card.prefilled else "none"
+    of_tools = f", {card.tools_tokens} of them the tools" if card.tools_tokens else ""
     facts = {
-        "tokens": str(len(card.tokens)),
+        "tokens": f"{len(card.tokens)}{of_tools}",
         "special tokens": " ".join(special) or "none",
         "tags that survive decoding": tags(True) + lost or "none expected",
         "tokens that end a completion": ", ".join(
@@ -157,6 +160,10 @@ def group_view(group: RecordedGroup) -> View:
     table = group_tables(group.explained)[0]
     table.caption = group.title
     verdict = group.explained.verdict
+    for row, turns in zip(table.rows, group.turns):
+        row[1] = transcript(turns)
+    if decided := decided_line(group.turns, group.explained.totals.tolist()):
+        verdict += f"; {decided}"
     bars = inline_image(contribution_bars(group.explained), f"step {group.step}: {verdict}")
     return View(f"{table._repr_html_()}<div>{bars}</div>", f"{table}\n{verdict}")
 
@@ -171,9 +178,15 @@ def evaluation_picture(evaluation: Evaluation) -> View:
     numbers = evaluation.found
     labels, *sides = zip(*evaluation.pairs)
     colours = {"base": GREY, "trained": BLUE}
+    policies = evaluation.before, evaluation.after
+    if has_content := any(policy.content for policy in policies):
+        labels += ("correct, of those in it",)
     twins: Fields = {}
-    for (label, colour), side in zip(colours.items(), sides):
-        share, low, high = np.array([share_interval(right) for right in side]).T
+    for (label, colour), side, policy in zip(colours.items(), sides, policies):
+        shares = [share_interval(right) for right in side]
+        if has_content:
+            shares.append(policy.content or (np.nan, np.nan, np.nan))
+        share, low, high = np.array(shares).T
         twins[label] = (colour, share, [share - low, high - share])
     figure, axis = new_figure(8, 0.75 * len(labels) + 0.9)
     for bars in twin_bars(axis, labels, twins, error_kw={"elinewidth": 1, "capsize": 3}):
@@ -199,6 +212,30 @@ def evaluation_picture(evaluation: Evaluation) -> View:
         axes = {"x": "step", "y": "correct, strict format", "title": "checkpoint by checkpoint"}
         images.append(_shares(steps, {"correct": (*curve, BLUE)}, axes, steps))
     return View(f"{''.join(images)}{pre(text)}", text)
+
+
+def levels_picture(over: OverLevels) -> View:
+    """The shares of right completions over the levels, before and after, with the trained level
+    marked; and the numbers.
+    """
+    text = str(over)
+    if not over.points:
+        return View(pre(text), text)
+    levels = [point.level for point in over.points]
+    figure, axis = new_figure(8, 2.8)
+    for label, colour, offset in (("base", GREY, -0.06), ("trained", BLUE, 0.06)):
+        sides = [point.before if label == "base" else point.after for point in over.points]
+        share, low, high = np.array(sides).T
+        places = np.array(levels) + offset
+        errors = [share - low, high - share]
+        axis.errorbar(places, share, errors, color=colour, label=label, marker="o", capsize=3)
+    if over.trained in levels:
+        axis.axvline(over.trained, color=ORANGE, linestyle="--", label="trained level")
+    axis.set_xticks(levels)
+    axis.set_ylim(-0.03, 1.03)
+    title = over.verdict.partition(";")[0]
+    with_legend(figure, axis, x="level of difficulty", y="correct, strict format", title=title)
+    return View(f"{inline_image(figure, title)}{pre(text)}", text)
 
 
 def _shares(

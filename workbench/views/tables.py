@@ -7,9 +7,6 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from workbench.printable import printable
 
@@ -18,6 +15,8 @@ _NUMBER_WIDE = 12  # characters
 _PADDED = "padding:2px 8px"
 _HEAD = f"text-align:left;white-space:nowrap;{_PADDED}"
 GOOD, BAD, WARNING = "#1e8449", "#c0392b", "#b9770e"  # of words
+# beside what trains, and what does not: on white and on dark, and without colours
+OWN_LINE, READ_LINE = "3px solid #3390d0", "3px dashed #8888"
 # no one grey reads well on white and on a dark theme's ground
 MUTED = "color-mix(in srgb, currentcolor 72%, transparent)"
 _COLOURS = {
@@ -164,6 +163,21 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def middle_cut(text: str, most: int, most_lines: int) -> str:
+    """`text` in at most about `most` characters and lines: its beginning, and its end, where the
+    answer is.
+    """
+    lines = text.split("\n")
+    if (hidden := len(lines) - most_lines) > 0:
+        end = most_lines // 3
+        lines[most_lines - end : -end] = [f"… ({hidden} line{'s' * (hidden > 1)}) …"]
+        text = "\n".join(lines)
+    if (hidden := len(text) - most) <= 0:
+        return text
+    end = most // 3
+    return f"{text[: most - end]}\n… ({hidden} characters) …\n{text[-end:]}"
+
+
 def one_line(text: str, most: int = LONGEST_SHOWN) -> str:
     """`text` in one line of at most `most` characters, with line breaks and invisible characters
     made visible.
@@ -211,12 +225,3 @@ def _cell(value: object) -> str:
     if isinstance(value, CellMark):
         text = f"<b style='color:{value.colour}'>{text}</b>"
     return f"<td style='text-align:{side};vertical-align:top;{wrap};{_PADDED}'>{text}</td>"
-
-
-def score_table(scored: Any) -> Table:
-    """The completions of a `ScoredBatch` beside each function's score, their weighted total and
-    their advantage.
-    """
-    numbers = np.column_stack([scored.scores, scored.totals, scored.advantages]).tolist()
-    rows = [[Verbatim(text), *own] for text, own in zip(scored.completions, numbers, strict=True)]
-    return Table(["completion", *map(short_name, scored.names), "total", "advantage"], rows)

@@ -1,5 +1,5 @@
-"""A gallery of broken runs: fourteen that are made for real in seconds, to be named, repaired and
-trained again.
+"""A gallery of broken runs: eighteen that are made for real, to be named, repaired and
+trained again: sixteen in seconds, and two of a real model in minutes.
 
     case = gallery.Case("run_01")
     run = case.make()               # trains it; the panel is all that is shown
@@ -23,13 +23,13 @@ from typing import Any
 
 import yaml
 
+from workbench.data.prompts import question
 from workbench.demo import notebooks_folder
 from workbench.errors import WorkbenchError, nearest
 from workbench.exporting.making import export
 from workbench.exporting.proving import prove
 from workbench.health.summary import StepSummary, summaries_of
 from workbench.inspection.evaluation import measure_policy
-from workbench.inspection.reading import question
 from workbench.recipe import Recipe
 from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, CANCELLED, SAME_SCORE
 from workbench.run.directory import RunDirectory
@@ -45,7 +45,8 @@ _KNOWN = yaml.safe_load((_FOLDER / "cases.yaml").read_text(encoding="utf-8"))
 CASES: tuple[str, ...] = tuple(_KNOWN["cases"])
 # what each diagnosis means
 ILLNESSES: dict[str, str] = {name: own["is"] for name, own in _KNOWN["illnesses"].items()}
-STEPS, END = 15, 5  # of a repaired run; and those at a run's end that say what it has come to
+# of a repaired run, at most; and those at a run's end that say what it has come to
+STEPS, END = 15, 5
 
 
 class NotYet(WorkbenchError, AssertionError):
@@ -58,8 +59,8 @@ class Fresh:
     adapter for each.
     """
 
-    def __init__(self, backend: str = "unsloth") -> None:
-        self.policy = load_policy("tiny", backend=backend, load_in_4bit=False, dtype="float32")
+    def __init__(self, backend: str = "unsloth", name: str = "tiny") -> None:
+        self.policy = load_policy(name, backend=backend, load_in_4bit=False, dtype="float32")
         self._first = {name: value.detach().clone() for name, value in trained(self.policy)}
         self._before: dict[str, float] = {}
 
@@ -115,7 +116,7 @@ class Case:
 
     def make(self) -> RunDirectory:
         """Train it as its recipe says: the broken run."""
-        self.run = train(self.recipe, policy=Fresh(self.backend)(), task=self.task)
+        self.run = train(self.recipe, policy=self._fresh()(), task=self.task)
         if self._measure == "proof":
             self.export = export(self.run, ["merged_16bit"])["merged_16bit"].path
             shutil.copyfile(MODEL_DIR / "model.safetensors", self.export / "model.safetensors")
@@ -167,11 +168,11 @@ class Case:
                 merged = isinstance(changes[name], dict)
                 asked[name] = {**asked.get(name, {}), **changes[name]} if merged else changes[name]
             asked["run_name"] = f"{self.name}-repaired"
-            asked["grpo"] = {**asked["grpo"], "max_steps": STEPS}
+            asked["grpo"] |= {"max_steps": min(STEPS, self.recipe.grpo["max_steps"])}
             if "reward_funcs" in of_task:
                 of_task = {"right_by": None, "format_by": None, "reward_weights": None, **of_task}
             task = dataclasses.replace(task, **of_task)
-            run = train(Recipe.of(asked), policy=Fresh(self.backend)(), task=task, watchers=[])
+            run = train(Recipe.of(asked), policy=self._fresh()(), task=task, watchers=[])
         self.reached = self._measured(run, task)
         says = (
             f"{_KNOWN['measures'][self._measure]}: {self.was:.0%} before, {self.reached:.0%} now,"
@@ -186,9 +187,12 @@ class Case:
         print(f"{self.name} is repaired: {says}")
         return run
 
+    def _fresh(self) -> Fresh:
+        return Fresh(self.backend, self.recipe.policy.name)
+
     def _measured(self, run: RunDirectory, task: Task) -> float:
         if self._measure == "gain":  # of the policy as the run has just left it
-            return Fresh(self.backend).gain(task.held_out)
+            return self._fresh().gain(task.held_out)
         if self._measure == "teaching":
             return 1 - statistics.fmean(
                 batch.dead_count / batch.group_count for batch in summaries_of(run)[-2 * END :]
@@ -197,6 +201,10 @@ class Case:
             return statistics.fmean(
                 batch.right / batch.completions for batch in summaries_of(run)[-END:]
             )
+        if self._measure == "own":
+            return 1 - _answered(run)
+        if self._measure == "alike":
+            return 1 - _unlike(summaries_of(run))
         if self._measure == "unseen":
             return 1 - len(_seen(task)) / len(task.held_out)
         return float(prove(self.export, prompts=16, run=run).passed)
@@ -218,6 +226,11 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
     def groups(count: Callable[[StepSummary], float]) -> str:
         return went(lambda own: count(own) / own.group_count)
 
+    texts = [
+        (text.casefold(), str(answer).casefold())
+        for batch in read_batches(run)
+        for text, answer in zip(batch.completions, batch.columns["answer"], strict=True)
+    ]
     paid: dict[str, list[float]] = {}
     for own in (function for batch in batches for function in batch.functions):
         paid.setdefault(own.name, []).extend((own.low or 0.0, own.high or 0.0))
@@ -238,6 +251,7 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
         ),
         "differ": groups(lambda own: max(function.varies for function in own.functions)),
         "right": went(lambda own: own.right / own.completions),
+        "named": f"{statistics.fmean(answer in text for text, answer in texts):.0%}",
         "length": went(lambda own: own.length, ".0f"),
         "distinct": went(lambda own: own.distinct_in_groups),
         "reward": went(lambda row: row["reward"], ".2f", rows),
@@ -247,6 +261,8 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
         "answer": repr(first.columns["answer"][0]),
         "trained_on": _kind(task.rows[0]),
         "held_out": _kind(task.held_out[0]),
+        "answered": f"{_answered(run):.0%}",
+        "unlike": f"{_unlike(batches):.0%}",
         "seen": f"{len(_seen(task))} of {len(task.held_out)}",
         "exported": (
             "merged_16bit lies in its export folder"
@@ -254,6 +270,19 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
             else "nothing was exported"
         ),
     }
+
+
+def _answered(run: RunDirectory) -> float:
+    # The share of completions whose text has a word after a call.
+    texts = [text for batch in read_batches(run) for text in batch.completions]
+    return statistics.fmean(bool(re.search(r"</tool_call>\w", text)) for text in texts)
+
+
+def _unlike(batches: Sequence[StepSummary]) -> float:
+    # Of the groups in which two made the same first call, the share in which they got different
+    # answers.
+    seen = [batch.calls.answers for batch in batches if batch.calls]
+    return sum(own.unlike for own in seen) / max(1, sum(own.groups for own in seen))
 
 
 def _kind(row: Row) -> str:
@@ -265,10 +294,10 @@ def _kind(row: Row) -> str:
 
 
 def _seen(task: Task) -> list[Row]:
-    # Held-out prompts with the numbers of a training prompt, in whatever order.
-    numbers = {
-        id(row): tuple(sorted(re.findall(r"\d+", question(row["prompt"]))))
-        for row in [*task.rows, *task.held_out]
-    }
+    # Held-out prompts with the numbers of a training prompt, in whatever order; without numbers,
+    # with its text.
+    asked = {id(row): question(row["prompt"]) for row in [*task.rows, *task.held_out]}
+    numbers = {key: sorted(re.findall(r"\d+", text)) or text for key, text in asked.items()}
+    numbers = {key: str(own) for key, own in numbers.items()}
     known = {numbers[id(row)] for row in task.rows}
     return [row for row in task.held_out if numbers[id(row)] in known]

@@ -8,8 +8,8 @@ show it.
 
 from __future__ import annotations
 
-from workbench.health.rules import completions, numbers, rewards
+from workbench.health.rules import completions, numbers, rewards, turns
 from workbench.health.verdicts import NAMES
 
-_ALL = {**vars(numbers), **vars(rewards), **vars(completions)}
+_ALL = {**vars(numbers), **vars(rewards), **vars(completions), **vars(turns)}
 RULES = [_ALL[name] for name in NAMES]

@@ -257,10 +257,11 @@ def truncation(view: ExaminedRun) -> Verdict:
     if cut.low <= 0.2 or of_cut is None:
         if share(unended - clipped, count).low <= 0.2:
             return view.verdict(OK, line, evidence)
-        line += (
-            f"; {percent((unended - clipped) / count)} end below the limit, by no EOS token that"
-            " the record knows"
-        )
+        line += f"; {percent((unended - clipped) / count)} end below the limit, "
+        if any(batch.calls for batch in recent):  # their lengths leave out what tools answered
+            line += "with what tools answered at it"
+            return view.verdict(WARNING, line, evidence, "cut rollouts")
+        line += "by no EOS token that the record knows"
         return view.verdict(NOTE, line, evidence, "other ends")
     if limit:
         line += f" at {limit} tokens"
@@ -298,8 +299,11 @@ def length_drift(view: ExaminedRun) -> Verdict:
     )
     if moved.low <= 0 <= moved.high or 1 / 1.5 < ratio < 1.5:
         return view.verdict(OK, line, evidence, over=batches)
-    if risen.low > 0 or (ratio < 1 and right_after > 0.8):
-        # Longer working that finds more answers, or waste that went away: what a run is for.
+    cut = share(view.total("clipped"), view.total("completions"))
+    learnt = view.reward_slope.low > 0 and risen.high >= 0 and right_after > 0 and cut.low <= 0.2
+    if risen.low > 0 or (ratio < 1 and (learnt or right_after > 0.8)):
+        # Longer working that finds more answers, or waste that went away: what a run is for. The
+        # reward tells it sooner than right answers do, which are few at first.
         return view.verdict(NOTE, line, evidence, over=batches)
     if correlation is not None:
         line += f"; within groups the reward goes with the length (r = {correlation:+.2f})"

@@ -25,11 +25,14 @@ from workbench.health.verdicts import (
 )
 from workbench.kinds import Fields
 from workbench.run.inert import MeasuredRun, judge
-from workbench.run.metrics import DEAD, ENTROPY, GRAD_NORM, KL, LEARNING_RATE, REWARD
+from workbench.run.metrics import DEAD, ENTROPY, GRAD_NORM, KL, LEARNING_RATE, MEAN_LENGTH, REWARD
 
 # Nats per token. 0.5 is far outside what a run at its usual settings reaches; the old advice of 10
 # to 20 nats per completion is 0.03 to 0.1 per token at 200 to 300 tokens.
 KL_ALARM, KL_WARNING, KL_EARLY = 0.5, 0.2, 0.1
+# Nats per completion that are not far, however few tokens they are spread over: a policy that has
+# learnt to answer in one word, which its base did once in fifty times, is 4 nats away.
+KL_NEAR = 5
 # times that entropy fell; flat is where a larger rise of the share of right completions is ruled
 # out
 FELL, FLAT = 7, 0.15
@@ -92,6 +95,12 @@ def kl_runaway(view: ExaminedRun) -> Verdict:
         line += f", and speeds up: {first:.2g}, {middle:.2g}, {late:.2g} by thirds"
     bad, worth = (KL_WARNING, KL_EARLY) if speeds_up else (KL_ALARM, KL_WARNING)
     state = ALARM if now > bad else WARNING if now > worth else OK
+    lengths = [length for _, length in view.numbers(MEAN_LENGTH)[-5:]]
+    if lengths and state != OK:
+        whole = evidence["kl_per_completion"] = now * statistics.median(lengths)
+        line += f", {whole:.2g} per completion"
+        if whole <= KL_NEAR:
+            state = WARNING if speeds_up else OK
     if state != OK and since:
         line += f"; above {KL_EARLY:g} since step {since}"
     return view.verdict(

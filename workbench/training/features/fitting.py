@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from workbench import memory
@@ -94,10 +95,51 @@ def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory
                 "memory is estimated as on a GPU where vLLM is installed, since the recipe asks"
                 " for it"
             )
+        if estimates and not machine.cuda and vram_gb is None:
+            lines.append(_on_this_cpu(parts, bool(on)))
         most = max(made, key=lambda one: one.peak.high, default=None)
         return bool(on), [line for line in lines if line], most
 
     return look
+
+
+LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of a container: cgroup 2, cgroup 1
+
+
+def _ram_bytes(cgroup: str = "/sys/fs/cgroup") -> int:
+    """This machine's memory, or what a container leaves of it."""
+    import psutil
+
+    ram = psutil.virtual_memory().total
+    for name in LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit
+            ram = min(ram, int(Path(cgroup, name).read_text()))
+    return ram
+
+
+def _on_this_cpu(parts: Sequence[Part], on: bool) -> str:
+    """A line where the process may need more resident memory than this machine has; else empty."""
+    ram = _ram_bytes()
+    how: Fields = {"vram_gb": ram / 1e9, "device": "cpu"}
+    made = [
+        memory.estimate(
+            recipe,
+            {**settings, "gradient_checkpointing": on},
+            longest_prompt_tokens=longest,
+            **how,
+        )
+        for recipe, settings, longest in parts
+    ]
+    most = max(made, key=lambda one: one.peak.high)
+    if most.fits:
+        return ""
+    part = parts[made.index(most)]
+    word = "may not" if most.fits is None else "does not"
+    return (
+        f"the run {word} fit into this machine's memory: the process needs about {most.peak}"
+        f" resident, of {memory.in_gb(ram)}; {most.peak_phase} decides. What saves memory:"
+        f" {memory.hints(part[0], {**part[1], 'gradient_checkpointing': on})[0]}"
+    )
 
 
 def _on_a_gpu(part: Part, *, vllm: bool) -> Part:

@@ -39,7 +39,7 @@ from workbench.task import Row, Task
 from workbench.training.feature import Asked, Feature
 from workbench.training.loading import random_kept
 from workbench.training.resuming import check_finite, save_adapter
-from workbench.training.sampling import scored_groups
+from workbench.training.sampling import as_trained, scored_groups
 from workbench.workspace import replace_folder
 
 FOLDER = "held_out"
@@ -119,7 +119,7 @@ class HeldOut(Feature):
         # Separate functions: those used in training may keep state, and may be edited while the run
         # trains.
         self.suite = RewardSuite(task, 1, weights, **recipe.rewards.model_dump(), keep_state=False)
-        self.how = {name: plan.settings[name] for name in ("max_completion_length", "temperature")}
+        self.how = as_trained(plan.settings, task)
         if recipe.eval_temperature is not None:
             self.how["temperature"] = recipe.eval_temperature
         asked_for = [*map(row_key, self.rows), self.suite.hash, self.template, *self.how.values()]

@@ -78,6 +78,7 @@ class HealthWatch(Feature):
             fp16=self.session.trainer.args.fp16,
             asked=tuple(asked_settings(stage.recipe)),
             warm_start=self.session.run.warm_start.is_file(),
+            environment=bool(getattr(self.session.trainer, "environment_factories", None)),
         )
 
     # -- as a watcher
@@ -174,7 +175,7 @@ def nothing_learnt(recorder: Any) -> str:
     why = "look at the rewards with `workbench probe`" if theirs else "look at the rewards in 02"
     if not (recorder.right or recorder.run.warm_start.is_file()):
         start = "begin with `warm_start: 32` in the recipe"
-        if theirs:
+        if theirs or about.get("turns"):  # neither has a warm start
             start = "take easier prompts, or more completions of each"
         never = qualified("no completion was right", unstated_right(about))
         why = f"{never}: where `workbench probe` finds nothing wrong, {start}"

