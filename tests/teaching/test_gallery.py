@@ -95,35 +95,31 @@ class TestNotebook:
         assert not [cell for cell in filled(read())["cells"] if "# your turn:" in cell["source"]]
 
 
-# One run of each case serves all that is asked of it: they take some minutes.
 @pytest.mark.slow
-@pytest.mark.timeout(2700)  # it trains 36 times
-def test_no_blank_passes_unfilled_and_the_solutions_repair_what_was_broken(home, capsys, monkeypatch):
+@pytest.mark.parametrize("name", gallery.CASES)
+def test_no_blank_passes_unfilled_and_the_solution_repairs_what_was_broken(name, home, capsys):
     """The notebook, cell by cell: a blank as it stands, and each wrong diagnosis, is refused; then comes the solution."""
-    cells, solutions, space, done = read()["cells"], filled(read())["cells"], {}, []
+    if name in REAL and not HAS_REAL:
+        pytest.skip("the extra smollm2 is not installed")
+    cells, solutions, space, own = read()["cells"], filled(read())["cells"], {}, f"br-{name[-2:]}-"
     for place, cell in enumerate(cells):
-        if cell["cell_type"] != "code" or "setup" in cell["metadata"].get("tags", []):
-            continue
-        if not HAS_REAL and cell["id"][3:5] in ("15", "16"):
+        if cell["cell_type"] != "code" or not (cell["id"].startswith(own) or cell["id"] in ("br-02", "br-01-parameters")):
             continue
         if place not in blanks(read()):
             exec(cell["source"], space)
             continue
         case = space["case"]
-        with pytest.raises(gallery.NotYet, match=f"{case.name}: no (diagnosis|repair) yet"):
+        with pytest.raises(gallery.NotYet, match=f"{name}: no (diagnosis|repair) yet"):
             exec(cell["source"], space)
         if "case.diagnose(" in cell["source"]:
             for wrong in set(gallery.ILLNESSES) - {case.illness}:
                 with pytest.raises(gallery.NotYet) as refused:
                     case.diagnose(wrong)
-                # With what the record shows in the place of every brace.
-                assert refused.value.value.startswith(f"{case.name}: not {wrong}. ")
-                assert not re.search(r"[{}]|\bnan\b", refused.value.value)
+                assert refused.value.value.startswith(f"{name}: not {wrong}. ")
+                # With what the record shows in the place of every field; a completion that it quotes may have braces.
+                assert not re.search(r"\{\w*\}|\bnan\b", refused.value.value)
         exec(solutions[place]["source"], space)
-        if "case.repair(" in cell["source"]:
-            assert case.was < case.least <= case.reached, f"{case.name}: {case.was} -> {case.reached}"
-            done.append(case.name)
-    assert done == [name for name in gallery.CASES if HAS_REAL or name not in REAL]
+    assert case.was < case.least <= case.reached, f"{case.was} -> {case.reached}"
 
 
 @pytest.mark.slow

@@ -234,7 +234,7 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
     paid: dict[str, list[float]] = {}
     for own in (function for batch in batches for function in batch.functions):
         paid.setdefault(own.name, []).extend((own.low or 0.0, own.high or 0.0))
-    return {"num_iterations": 1, "epsilon": 0.2, **asked} | {
+    return {"num_iterations": 1, "epsilon": 0.2, "temperature": 1.0, **asked} | {
         "paid": "; ".join(
             f"{name} paid {min(own):.2g} to {max(own):.2g}" for name, own in paid.items()
         ),
