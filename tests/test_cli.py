@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import typer
@@ -12,6 +13,7 @@ from hostile import HOSTILE, in_a_terminal, obeyed, run_command
 from workbench.cli import app, lab
 from workbench.command import GROUPS, json_text
 from workbench.data import reasons
+from workbench.demo import NOTEBOOKS
 from workbench.errors import WorkbenchError
 from workbench.recipe import Recipe
 
@@ -74,10 +76,57 @@ def test_the_groups_of_the_help_hold_each_command_once():
     assert sorted(named) == sorted(typer.main.get_command(app).commands)
 
 
-def test_the_help_cuts_no_sentence():
+def test_each_summary_is_one_line_of_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     text = workbench("--help").stdout
-    assert "..." not in text.partition("Begin:")[2]
-    assert all(f"{title}:" in text for title in GROUPS)
+    assert all(f"\n{title}:\n" in text for title in GROUPS)
+    assert max(map(len, text.splitlines())) <= 80
+    for name, command in typer.main.get_command(app).commands.items():
+        summary, _, rest = command.help.partition("\n")
+        assert re.search(rf"(?m)^  {name} +{re.escape(summary)}$", text)
+        assert summary.endswith("."), name
+        assert not rest.strip() or rest.startswith("\n"), f"{name}: the summary is a paragraph"
+
+
+def test_the_stages_are_those_of_the_notebooks_in_their_order():
+    stages = [title for title in GROUPS if title[0].isdigit()]
+    assert [title.lower().replace(" ", "_") for title in stages] == list(NOTEBOOKS)
+
+
+def test_help_names_no_type_of_python_for_an_options_value():
+    for name in typer.main.get_command(app).commands:
+        options = workbench(name, "--help").stdout.partition("\nOptions:")[2]
+        assert not re.findall(r"<[a-z].*?>", options), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["doctr"], "'doctor'"),
+        (["contineu"], "'continue'"),
+        (["inspect"], "eval, report"),
+        (["dataset"], "check"),
+        (["--verson"], "--version"),
+        (["probe", "arithmetic", "--promts", "3"], "--prompts"),
+        (["plan", "cp"], "'cpu'"),
+        (["plan", "cpu", "--set", "learnign_rate=1"], "'learning_rate'"),
+        (["probe", "arithmetic", "--weight", "lenght_reward=0"], "'length_reward'"),
+        (["probe", "arithmetik"], "'arithmetic'"),
+        (["explain", "reward_sdt"], "'reward_std'"),
+        (["lesson", "broken_run"], "'broken_runs'"),
+        (["notebook", "trian"], "'train'"),
+    ],
+)
+def test_what_is_misspelt_is_told_the_nearest(arguments, meant):
+    result = workbench(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert meant in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", [(), ("plan",), ("control",)])
+def test_h_is_help(command):
+    assert workbench(*command, "-h") == workbench(*command, "--help")
 
 
 def test_an_error_is_three_lines_and_exit_code_2(tmp_path):

@@ -45,12 +45,12 @@ from workbench.workspace import replace_file, shown
 def demo(
     *, policy: str = "tiny", name: str = "demo", seed: int = 0, steps: int | None = None
 ) -> Result:
-    """Execute the five notebooks in order in real kernels, and report what the training gained.
+    """Run the five notebooks in order, and report what training gained.
 
-    The executed notebooks and a report (HTML) stay under runs/NAME. Needs no GPU and no network.
-    `tiny` is a policy of 0.8 million parameters that learns to add, in 3 minutes. `smollm2` is a
-    real instruct model of 135 million that learns to call reviews positive or negative in one word,
-    in some ten minutes on two cores; it comes with the extra of that name.
+    They run in real kernels. The executed notebooks and a report (HTML) stay under runs/NAME. Needs
+    no GPU and no network. `tiny` is a policy of 0.8 million parameters that learns to add, in 3
+    minutes. `smollm2` is a real instruct model of 135 million that learns to call reviews positive
+    or negative in one word, in some ten minutes on two cores; it comes with the extra of that name.
 
     Example: `workbench demo --policy smollm2`.
 
@@ -99,20 +99,20 @@ def notebook(
     set_: Words = None,
     out: Path | None = None,
 ) -> Result:
-    """Run one notebook from a terminal, with your parameters, in a fresh kernel.
+    """Run one notebook from a terminal, with your parameters.
 
-    A parameter is assigned in the notebook's cell of parameters (or the folded one below it), or is
-    an entry of a dict there, as max_steps is of `grpo`; an unknown one is an error that names the
-    nearest right one. Values are Python literals (5, 1e-4, True, None, [1, 2]), and text where text
-    stands now. The notebook itself is not changed: the executed copy, with all its outputs, is
-    written even if a cell fails. Exits with 2 if one does.
+    It runs in a fresh kernel. A parameter is assigned in the notebook's cell of parameters (or the
+    folded one below it), or is an entry of a dict there, as max_steps is of `grpo`; an unknown one
+    is an error that names the nearest right one. Values are Python literals (5, 1e-4, True, None,
+    [1, 2]), and text where text stands now. The notebook itself is not changed: the executed copy,
+    with all its outputs, is written even if a cell fails. Exits with 2 if one does.
 
     Examples: `workbench notebook 03 --set max_steps=5 --set run_name=short`,
     `workbench notebook inspect --set run_name=short --out short.ipynb`.
 
     Args:
         which: One of the five, such as 03, train or 03_train; or the path of an .ipynb file.
-        set_ (--set): NAME=VALUE: one of its parameters; may be repeated.
+        set_ (--set NAME=VALUE): One of its parameters; may be repeated.
         out: Write the executed copy here, instead of a new file in runs/notebooks/.
     """
     from workbench.demo import find_notebook, run_notebook
@@ -134,13 +134,13 @@ def plan(
     steps: Steps = None,
     said: Set = None,
 ) -> Result:
-    """What would this run do, and does it fit? Settings requested and effective, the batch in
-    words, GPU memory.
+    """Show what a run would do, and whether it fits the GPU.
 
-    The policy is not loaded. Old names are translated, each with a line; unknown ones,
-    contradictions and batches without whole groups are errors (exit code 2); exits with 1 if it
-    does not fit. "Effective" means on this machine; without a GPU, memory is estimated as on one. A
-    preset is a recipe to start from; an unknown name lists them.
+    Settings requested and effective, the batch in words, GPU memory. The policy is not loaded. Old
+    names are translated, each with a line; unknown ones, contradictions and batches without whole
+    groups are errors (exit code 2); exits with 1 if it does not fit. "Effective" means on this
+    machine; without a GPU, memory is estimated as on one. A preset is a recipe to start from; an
+    unknown name lists them.
 
     Examples: `workbench plan t4 --vram 16`, `workbench plan train.py --out recipe.yaml`,
     `workbench plan recipe.yaml --set learning_rate=1e-5`, `workbench plan recipe.yaml --set
@@ -177,11 +177,11 @@ def train(
     steps: Steps = None,
     said: Set = None,
 ) -> Result:
-    """Train as a recipe says, without a notebook. Ctrl-C stops after the step and saves; a second
-    one aborts.
+    """Train as a recipe says.
 
-    While it trains, `workbench watch` shows it and `workbench control` steers it, from any other
-    terminal. A run that was stopped or killed resumes with `workbench continue`.
+    Ctrl-C stops after the step and saves; a second one aborts. While it trains, `workbench watch`
+    shows it and `workbench control` steers it, from any other terminal. A run that was stopped or
+    killed resumes with `workbench continue`.
 
     Examples: `workbench train recipe.yaml --steps 20 --set learning_rate=1e-5 --set
     policy.load_in_4bit=false`, `workbench train recipe.yaml --set algorithm=dr_grpo` (or grpo,
@@ -212,16 +212,17 @@ def continue_(
     accept_changes: bool = False,
     take_over: bool = False,
 ) -> Result:
-    """Resume a run that was stopped, failed or was killed, from its latest checkpoint, in its own
-    folder.
+    """Resume a run that was stopped or killed, from its checkpoint.
 
-    Optimiser, schedule, random states and the order of the prompts are those of the checkpoint; on
-    a CPU the numbers are those of a run that was never stopped.
+    It resumes in its own folder, from its latest checkpoint, after a failure as well. Optimiser,
+    schedule, random states and the order of the prompts are those of the checkpoint; on a CPU the
+    numbers are those of a run that was never stopped.
 
     Args:
         run: A run by name or path; latest: the last that is not training.
         steps: Train this many steps more (do not repeat this after a kill).
-        checkpoint (--from): Resume from this one, checkpoint-20; later ones are deleted.
+        checkpoint (--from NAME): Resume from this one, such as checkpoint-20; later ones are
+            deleted.
         accept_changes: Resume although recipe, rows or rewards were changed; recorded.
         take_over: The run began on another machine, now gone (a lost Colab runtime).
     """
@@ -266,10 +267,10 @@ def watch(
     every: float = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Follow a run that trains in another process: its numbers, its health, its changes. Ends when
-    the run ends.
+    """Follow a run that trains in another process.
 
-    Ctrl-C stops watching, not the run. --once, --png and --json show its current state and exit.
+    Shows its numbers, its health and its changes, and ends when the run ends. Ctrl-C stops
+    watching, not the run. --once, --png and --json show its current state and exit.
 
     Args:
         run: A run by name or path; latest: the one training, or begun last.
@@ -298,10 +299,10 @@ def watch(
 def control(
     run: str, action: str, details: Words = None, *, timeout: float = 60.0, force: bool = False
 ) -> Result:
-    """Send a request to a run that is training; it is applied at the end of the step in flight and
-    recorded in events.jsonl.
+    """Stop, pause or change a run while it trains.
 
-    Exits with 1 if the run refuses, with 3 if it has not answered in time.
+    The request is applied at the end of the step in flight and recorded in events.jsonl. Exits with
+    1 if the run refuses, with 3 if it has not answered in time.
 
     Examples: `workbench control latest stop`, `workbench control latest weight format_reward 0.5`.
 
@@ -336,11 +337,12 @@ def check(
     chat_template_kwargs: TemplateKwargs = None,
     system: str = "none",
 ) -> Result:
-    """Check a dataset: every row is kept, repaired by a stated rule, or listed with its reason.
-    Nothing is loaded on a GPU.
+    """Check a dataset: which rows can be used, and why not the others.
 
-    Names like question or ground_truth are used for the prompt and the answer if there is no doubt,
-    and the report says so; --prompt and --answer choose. Exits with 1 if no row could be kept.
+    Every row is kept, repaired by a stated rule, or listed with its reason. Nothing is loaded on a
+    GPU. Names like question or ground_truth are used for the prompt and the answer if there is no
+    doubt, and the report says so; --prompt and --answer choose. Exits with 1 if no row could be
+    kept.
 
     Examples: `workbench check train.jsonl`, `workbench check questions.csv --answer expert_answer
     --out tasks/mine/train.jsonl`, `workbench check openai/gsm8k --numbers --policy tiny --system
@@ -396,14 +398,14 @@ def probe(
     deadline: float = 10.0,
     rollouts: int = 0,
 ) -> Result:
-    """Can these rewards pay, and what do reward hacks earn? Seconds on a CPU, before any training.
+    """Find rewards that cannot pay, and what reward hacks earn.
 
-    From the task's own prompts it makes the completion that an honest policy would write, the
-    reference, and more than twenty that a policy would love to get away with (empty tags, several
-    answers, padding, refusal, cut before the closing tag,
-    ...), and scores them all. It names the function that cannot pay, with the line that nothing
-    reaches, and the reward hack that earns as much as the reference completion. Regression cases
-    (completion -> expected scores) are checked too.
+    It takes seconds on a CPU, before any training. From the task's own prompts it makes the
+    completion that an honest policy would write, the reference, and more than twenty that a policy
+    would love to get away with (empty tags, several answers, padding, refusal, cut before the
+    closing tag, ...), and scores them all. It names the function that cannot pay, with the line
+    that nothing reaches, and the reward hack that earns as much as the reference completion.
+    Regression cases (completion -> expected scores) are checked too.
 
     Where the reference completion cannot be read off the prompt, the task gives it:
     Task(ideal=lambda row: ...). Your own reward hacks: Task(probes={name: text or function of the
@@ -472,10 +474,10 @@ def probe(
 
 @command()
 def doctor() -> Result:
-    """Report versions, device, and what works here (4-bit, bf16, vLLM, widgets), with a remedy for
-    what does not.
+    """Report versions, the device, and what works on this machine.
 
-    Exits with 1 if something that training needs does not work.
+    4-bit, bf16, vLLM, widgets, and a remedy for what does not work. Exits with 1 if something that
+    training needs does not work.
     """
     from workbench.doctor import examine_machine, tables
 
@@ -498,8 +500,9 @@ def lab(*, port: Port = 8888, browser: Browser = True) -> None:
 
 @command()
 def explain(term: str | None = None, *, trl: str | None = None) -> Result:
-    """What does this word mean? Meaning, unit, healthy range, and what changed in which version.
-    Without a term: the list.
+    """Explain a metric, a setting or a word; without one, list them.
+
+    Meaning, unit, healthy range, and what changed in which version.
 
     Examples: `workbench explain clip_ratio`, `workbench explain reward_std --trl 0.26`.
 
@@ -525,10 +528,10 @@ def lesson(
     port: Port = 8888,
     browser: Browser = True,
 ) -> Result:
-    """Open a lesson: a notebook, copied into lessons/ of the workspace, where your own copy is
-    never overwritten.
+    """Open a lesson; without a name, list them with your progress.
 
-    Needs no GPU and no network. Your progress is kept in lessons/progress.jsonl.
+    A lesson is a notebook, copied into lessons/ of the workspace, where your own copy is never
+    overwritten. Needs no GPU and no network. Your progress is kept in lessons/progress.jsonl.
 
     Examples: `workbench lesson`, `workbench lesson grpo_by_hand`, `workbench lesson broken_runs
     --solved`.

@@ -22,8 +22,7 @@ def replay(
     out: Path | None = None,
     limit: int | None = None,
 ) -> Result:
-    """Score a run's recorded completions again with an edited task: which advantages would have
-    been different?
+    """Score a run's completions again with edited rewards.
 
     Shows which advantages change sign, which dead groups come alive, how well the order within
     groups is kept, each function's share of the advantages, and which function now decides, with
@@ -71,14 +70,14 @@ def eval_(
     levels: bool = False,
     seed: int = 0,
 ) -> Result:
-    """Is a run's policy better than its base? Both sampled on the same held-out prompts, as in
-    training, and compared.
+    """Measure whether a run's policy is better than its base.
 
-    Reports the gain with its 95 % interval, and how many more prompts it takes where that contains
-    0; pass@k, majority vote and best of n; and whether the run taught (it solves prompts that its
-    base does not solve in n tries) or sharpened (it solves at once what its base solves sometimes).
-    Leaves evaluation.json and, in evaluation.parquet, every completion; what is there already is
-    not measured again.
+    Both are sampled on the same held-out prompts, as in training, and compared. Reports the gain
+    with its 95 % interval, and how many more prompts it takes where that contains 0; pass@k,
+    majority vote and best of n; and whether the run taught (it solves prompts that its base does
+    not solve in n tries) or sharpened (it solves at once what its base solves sometimes). Leaves
+    evaluation.json and, in evaluation.parquet, every completion; what is there already is not
+    measured again.
 
     Exits with 1 unless the gain's interval lies above 0; with --levels: at the level above the
     trained one.
@@ -136,12 +135,11 @@ def report(
     eval_logs: bool = False,
     out: Path | None = None,
 ) -> Result:
-    """One page on a run: is it better, was it taught or sharpened, is it healthy, what was fixed
-    and what broke.
+    """Write one page on a run: what it gained, fixed and broke.
 
-    Made from the record and from the last `workbench eval`; no model is loaded. The page holds all
-    that it shows: no script, nothing fetched from a network, so it can be mailed or kept beside the
-    run.
+    Is it better, was it taught or sharpened, is it healthy? Made from the record and from the last
+    `workbench eval`; no model is loaded. The page holds all that it shows: no script, nothing
+    fetched from a network, so it can be mailed or kept beside the run.
 
     Examples: `workbench report`, `workbench report demo --markdown --out demo.md`.
 
@@ -180,8 +178,9 @@ def export(
     best: bool | None = None,
     push: str | None = None,
 ) -> Result:
-    """Leave with the model: write a run's policy into runs/RUN/export/FORMAT, each format
-    atomically.
+    """Write a run's policy for other programs: adapter, merged, GGUF.
+
+    It goes into runs/RUN/export/FORMAT, each format atomically.
 
     adapter: for PEFT and vLLM, beside the 16-bit base. merged_16bit: a standalone model, for
     transformers, vLLM and MLX. merged_4bit: the same in NF4. gguf: for llama.cpp and Ollama, as
@@ -194,12 +193,13 @@ def export(
 
     Args:
         run: A run by name or path; latest: the last that ended with an adapter.
-        formats (--format): adapter, merged_16bit, merged_4bit, gguf, or one of the three; repeat.
+        formats (--format FORMAT): adapter, merged_16bit, merged_4bit, gguf, or one of the three
+            of gguf; may be repeated.
         into: Merge into base (16 bits), or dequantised (4-bit weights in 16 bits); auto: by
             risk.
         overwrite: Replace an existing export.
         best: From now on the run's adapter is the best that eval_every kept; or the final one.
-        push: OWNER/NAME: upload it to the hub, private; needs one --format, proven.
+        push (--push OWNER/NAME): Upload it to the hub, private; needs one --format, proven.
     """
     from workbench.errors import ExportError
     from workbench.exporting import making, pushing
@@ -238,14 +238,14 @@ def export(
 def prove(
     artefact: str, *, run: str | None = None, prompts: int = 64, task: str | None = None
 ) -> Result:
-    """Is an export the policy that was trained? Loaded back in a separate process, and compared
-    with the live policy.
+    """Prove that an export is the policy that was trained.
 
-    From cheap to dear: sums of its files; tensors, layer by layer; token ids; then what it writes:
-    the probabilities of completions that the policy sampled, and greedy answers to held-out
-    prompts, rewarded as in training, with intervals. Quantised formats are measured, and fail only
-    where they equal the base, do not end, or cost more than 5 points beyond chance. What cannot be
-    told here is listed, not failed. Leaves proof.json beside the artefact.
+    It is loaded back in a separate process, and compared with the live policy. From cheap to dear:
+    sums of its files; tensors, layer by layer; token ids; then what it writes: the probabilities of
+    completions that the policy sampled, and greedy answers to held-out prompts, rewarded as in
+    training, with intervals. Quantised formats are measured, and fail only where they equal the
+    base, do not end, or cost more than 5 points beyond chance. What cannot be told here is listed,
+    not failed. Leaves proof.json beside the artefact.
 
     Exits with 1 if one fails; the cause and the remedy are in the text.
 
@@ -289,8 +289,9 @@ def ask(
     temperature: float = 0.0,
     base: bool = False,
 ) -> Result:
-    """Ask an exported model one question. It answers from the artefact's own files; `wb.chat` is
-    the same in a notebook.
+    """Ask an exported model one question.
+
+    It answers from the artefact's own files; `wb.chat` is the same in a notebook.
 
     Example: `workbench ask latest "What is 15 + 27?" --base`.
 
@@ -321,10 +322,10 @@ def ask(
 
 @command()
 def verify(path: str) -> Result:
-    """Is an artefact still what was exported? Every byte of its files against its passport; the
-    run, if it is at hand.
+    """Check that an export is still what was exported.
 
-    Exits with 1 if something differs.
+    Every byte of its files against its passport; the run, if it is at hand. Exits with 1 if
+    something differs.
 
     Examples: `workbench verify demo`, `workbench verify runs/demo/export/merged_16bit`.
 

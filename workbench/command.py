@@ -12,7 +12,8 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 import typer.core
@@ -22,27 +23,36 @@ from workbench.errors import RecipeError, WorkbenchError
 from workbench.kinds import Fields, Function
 from workbench.printable import guard_output
 
-# The commands as `workbench --help` lists them.
+# The commands as `workbench --help` lists them: the stages are the notebooks'.
 GROUPS = {
-    "Begin": ["demo", "lab", "lesson", "explain", "doctor"],
-    "Before training": ["check", "probe", "plan"],
-    "Training": ["train", "continue", "watch", "control", "notebook"],
-    "After training": ["eval", "replay", "report"],
-    "Leave with the model": ["export", "prove", "verify", "ask"],
+    "Start": ["demo", "lab", "notebook", "lesson"],
+    "01 Dataset": ["check"],
+    "02 Rewards": ["probe", "replay"],
+    "03 Train": ["plan", "train", "watch", "control", "continue"],
+    "04 Inspect": ["eval", "report"],
+    "05 Export": ["export", "prove", "ask", "verify"],
+    "Set-up and words": ["doctor", "explain"],
 }
 
 
 class Grouped(typer.core.TyperGroup):
-    """The commands in groups, each with the whole first sentence of its help."""
+    """The commands by stage, each with the first line of its help, which fits a line of 80."""
 
     def format_commands(self, ctx: object, formatter: Any) -> None:
+        width = max(map(len, self.commands))
         for title, names in GROUPS.items():
-            rows = [
-                (name, re.split(r"(?<=[.?!])\s", self.commands[name].help or "", maxsplit=1)[0])
-                for name in names
-            ]
             with formatter.section(title):
-                formatter.write_dl([(name, " ".join(text.split())) for name, text in rows])
+                for name in names:
+                    summary = (self.commands[name].help or "").partition("\n")[0]
+                    formatter.write(f"  {name:{width}}  {summary}\n")
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """A stage is not a command, but someone who looks for it is told its commands."""
+        for title, names in GROUPS.items():
+            stage = title.lower().split()[-1]
+            if args[0] not in self.commands and args[0].rstrip("s") == stage.rstrip("s"):
+                ctx.fail(f"{args[0]!r} is a stage; its commands are {', '.join(names)}")
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(
@@ -52,6 +62,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
     help=(
         "Train language models with GRPO on one GPU, and see why a run does or does not"
         " learn.\n\nStart with `workbench demo`: it runs the five notebooks on a small policy that"
@@ -59,6 +70,10 @@ app = typer.Typer(
         " you."
     ),
 )
+
+
+# What stands for a value in a command's help, by its type.
+METAVARS = {int: "N", float: "NUMBER", Path: "PATH"}
 
 
 class Result(NamedTuple):
@@ -73,28 +88,32 @@ class Help(NamedTuple):
     """A docstring as `--help` shows it: the command, and its parameters by name."""
 
     text: str
-    options: dict[str, tuple[str, str]]  # parameter -> (flag, "" for the usual one; its help)
+    options: dict[
+        str, tuple[str, str, str]
+    ]  # parameter -> flag, metavar ("": the usual ones), help
 
 
 def help_of(function: Function) -> Help:
-    """A function's docstring, whose `Args:` may name a flag: `checkpoint (--from): ...`."""
+    """A function's docstring, whose `Args:` may name a flag and its value:
+    `checkpoint (--from NAME): ...`.
+    """
     text, _, described = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
-    entry = r"^    (\w+)(?: \((--\w+)\))?: (.*(?:\n {5,}.*)*)"
-    options = {
-        name: (flag, one_line) for name, flag, one_line in re.findall(entry, described, re.M)
-    }
-    return Help(text, options)
+    entry = r"^    (\w+)(?: \((--\w+) (\S+)\))?: (.*(?:\n {5,}.*)*)"
+    return Help(text, {name: tuple(rest) for name, *rest in re.findall(entry, described, re.M)})
 
 
 def _described(
-    own: inspect.Parameter, flag: str, about: str, least: float | None
+    own: inspect.Parameter, flag: str, metavar: str, about: str, least: float | None
 ) -> inspect.Parameter:
     more: Fields = {"help": " ".join(about.split()), "min": least}
-    if own.default is False:
-        flag = "--" + own.name.replace("_", "-")
-    option = typer.Option(*filter(None, [flag]), **more)
     if own.kind is not own.KEYWORD_ONLY:
-        option = typer.Argument(**more)
+        option = typer.Argument(metavar=own.name.upper(), **more)
+    elif own.default is False:
+        option = typer.Option("--" + own.name.replace("_", "-"), **more)
+    else:
+        kind = next(iter(get_args(own.annotation)), own.annotation)  # of `int | None`: int
+        more["metavar"] = metavar or METAVARS.get(kind, "TEXT")
+        option = typer.Option(*filter(None, [flag]), **more)
     return own.replace(annotation=Annotated[own.annotation, option])
 
 
@@ -160,17 +179,28 @@ Words = list[str] | None
 Set = Annotated[
     Words,
     shared(
-        "KEY=VALUE over the recipe: a dotted field, or a GRPOConfig name; may be repeated.", "--set"
+        "Over the recipe: a dotted field, or a GRPOConfig name; may be repeated.",
+        "--set",
+        metavar="KEY=VALUE",
     ),
 ]
-Steps = Annotated[int | None, shared("Train this many steps instead of the recipe's.", min=1)]
-TaskFile = Annotated[str, typer.Argument(help="A task file, or the name of a task that ships.")]
-Weight = Annotated[Words, shared("NAME=VALUE: another weight for a function; may be repeated.")]
+Steps = Annotated[
+    int | None, shared("Train this many steps instead of the recipe's.", min=1, metavar="N")
+]
+TaskFile = Annotated[
+    str, typer.Argument(metavar="TASK", help="A task file, or the name of a task that ships.")
+]
+Weight = Annotated[
+    Words,
+    shared("Another weight for a function; may be repeated.", metavar="FUNCTION=NUMBER"),
+]
 TemplateKwargs = Annotated[
     str | None,
-    shared("With --policy, as in the recipe's grpo (JSON): '{\"enable_thinking\": false}'."),
+    shared(
+        "With --policy, as in the recipe's grpo: '{\"enable_thinking\": false}'.", metavar="JSON"
+    ),
 ]
-Port = Annotated[int, shared("Port of the JupyterLab server.", min=1, max=65535)]
+Port = Annotated[int, shared("Port of the JupyterLab server.", min=1, max=65535, metavar="N")]
 Browser = Annotated[bool, shared("Open a browser.")]
 
 

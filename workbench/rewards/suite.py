@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.errors import RecipeError, RewardError, TaskError
+from workbench.errors import RecipeError, RewardError, TaskError, nearest
 from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
 from workbench.rewards.chat_or_text import (
@@ -496,7 +496,7 @@ def _weights(task: Task, given: dict[str, float]) -> list[float]:
     weights = [float(given.get(name, own)) for name, own in zip(names, task.weights)]
     if unknown := sorted(given.keys() - set(names)):
         value, rule = repr(unknown[0]), "a weight names one of the task's functions"
-        remedy = f"choose from {', '.join(names)}"
+        remedy = nearest(unknown[0], names, f"choose from {', '.join(names)}")
     # not NaN, which TRL takes for a weight of 0
     elif large := [name for name, own in zip(names, weights) if not abs(own) <= LARGEST_WEIGHT]:
         value = f"{large[0]} = {weights[names.index(large[0])]}"
