@@ -495,7 +495,7 @@ def _weights(task: Task, given: dict[str, float]) -> list[float]:
     names = task.function_names
     weights = [float(given.get(name, own)) for name, own in zip(names, task.weights)]
     if unknown := sorted(given.keys() - set(names)):
-        value, rule = repr(unknown[0]), "a weight names one of the task's functions"
+        value, rule = f"{unknown[0]!r}", "a weight names one of the task's functions"
         remedy = nearest(unknown[0], names, f"choose from {', '.join(names)}")
     # not NaN, which TRL takes for a weight of 0
     elif large := [name for name, own in zip(names, weights) if not abs(own) <= LARGEST_WEIGHT]:
