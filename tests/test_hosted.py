@@ -185,10 +185,27 @@ def test_cells_and_readme_show_the_one_address_of_pyproject(tmp_path):
         text = file.read_text()
         assert here not in text
         assert "https://example.org/them/theirs" in text
+        assert urlsplit(here).path not in text
     assert link.format("/them/theirs") in text
     written = {file.name: file.read_text() for file in (copy / "notebooks").glob("*.ipynb")}
     setup_cell.write(copy)
     assert written == {file.name: file.read_text() for file in (copy / "notebooks").glob("*.ipynb")}
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "notebooks").rglob("*.ipynb")), ids=lambda file: file.stem)
+def test_badges_open_the_notebook_that_they_stand_in(file):
+    title = json.loads(file.read_text())["cells"][0]
+    place = file.relative_to(ROOT).as_posix()
+    assert title == setup_cell.with_badges(title, place), "python tools/setup_cell.py"
+    here = setup_cell.address()
+    links = dict(re.findall(r"\[!\[Open in (\w+)\]\(attachment:.*?\)\]\((.*?)\)", "".join(title["source"])))
+    assert links == {
+        "Colab": f"https://colab.research.google.com/github{urlsplit(here).path}/blob/main/{place}",
+        "Kaggle": f"https://kaggle.com/kernels/welcome?src={here}/blob/main/{place}",
+    }
+    pictures = re.findall(r"\(attachment:(.*?)\)", "".join(title["source"]))
+    assert list(title["attachments"]) == pictures
+    assert title["source"][0].startswith("# ")
 
 
 def test_no_other_address_is_in_the_readme():

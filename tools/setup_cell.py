@@ -1,14 +1,15 @@
-"""Write the set-up cell into the five notebooks and the lessons, with the repository's address as
-it stands in pyproject.toml.
+"""Write the set-up cell and the badges for Colab and Kaggle into the five notebooks and the
+lessons, with the repository's address as it stands in pyproject.toml.
 
     python tools/setup_cell.py
 
 Run it after a change of `Repository` in `[project.urls]`, the one place where the address is
-edited: the cells and the README get it from there (tests/test_hosted.py holds that they agree).
+edited: cells, badges and the README get it from there (tests/test_hosted.py holds that they agree).
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import tomllib
@@ -34,6 +35,12 @@ if os.environ.keys() & {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"}:
     runpy.run_path((files or urllib.request.urlretrieve(address + "/raw/main/workbench/hosted.py"))[0])["begin"](runs_in, address)
 """  # noqa: E501
 
+# Opens the notebook that follows it: a file of the repository, as the host reads it.
+BADGES = {
+    "Colab": "https://colab.research.google.com/github{path}/blob/main/{file}",
+    "Kaggle": "https://kaggle.com/kernels/welcome?src={address}/blob/main/{file}",
+}
+
 
 def address(root: Path = ROOT) -> str:
     """The repository's address."""
@@ -54,9 +61,28 @@ def cell(stem: str, root: Path = ROOT) -> dict[str, Any]:
     }
 
 
+def with_badges(title: dict[str, Any], file: str, root: Path = ROOT) -> dict[str, Any]:
+    """The title cell of the notebook `file` (a path in the repository), its badges under the title.
+
+    Their pictures are attached to the cell: they are seen without a network and in a copy.
+    """
+    heading, *lines = (line for line in title["source"] if not line.startswith("[![Open in"))
+    pictures, badges = {}, []
+    for name, link in BADGES.items():
+        picture = f"open_in_{name.lower()}.png"
+        data = (root / "notebooks" / "images" / picture).read_bytes()
+        pictures[picture] = {"image/png": base64.b64encode(data).decode()}
+        to = link.format(path=urlsplit(address(root)).path, address=address(root), file=file)
+        badges.append(f"[![Open in {name}](attachment:{picture})]({to})")
+    if lines[:2] == ["\n", "\n"]:  # around the ones that were there
+        del lines[0]
+    source = [heading, "\n", " ".join(badges) + "\n", *lines]
+    return title | {"attachments": pictures, "source": source}
+
+
 def write(root: Path = ROOT) -> None:
-    """Put the cell under each notebook's title, in place of the one that is there, and the address
-    into the README.
+    """Put the cell under each notebook's title, in place of the one that is there, the badges into
+    the title, and the address into the README.
     """
     before = set()
     for file in sorted((root / "notebooks").rglob("*.ipynb")):
@@ -66,6 +92,7 @@ def write(root: Path = ROOT) -> None:
             if "setup" in each["metadata"].get("tags", []):
                 before |= set(re.findall(r'address = "(.*?)"', "".join(each["source"])))
         rest = [each for each in rest if "setup" not in each["metadata"].get("tags", [])]
+        title = with_badges(title, file.relative_to(root).as_posix(), root)
         notebook["cells"] = [title, cell(file.stem, root), *rest]
         file.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     readme = root / "README.md"
