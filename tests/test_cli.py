@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import typer
 from commanding import workbench, workbench_process
 from hostile import HOSTILE, in_a_terminal, obeyed, run_command
+from running import Running
 
 from workbench.cli import app, lab
 from workbench.command import GROUPS, json_text
@@ -355,3 +361,72 @@ def test_lab_without_jupyterlab_says_what_to_install(monkeypatch):
     monkeypatch.setattr("os.execv", lambda *_: pytest.fail("started"))
     with pytest.raises(WorkbenchError, match="uv pip install jupyterlab"):
         lab()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_demo_with_a_line(tmp_path):
+    command = [sys.executable, "-m", "workbench.cli", "demo"]
+    environment = {**os.environ, "WORKBENCH_HOME": str(tmp_path)}
+    # Its own process group, as a shell gives it one: Ctrl-C goes to all of it.
+    demo = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, process_group=0)
+    assert demo.stderr.readline().startswith("01_dataset:")
+    executed = tmp_path / "runs" / "demo" / "notebooks" / "01_dataset.ipynb"
+    while not executed.is_file():
+        time.sleep(0.1)
+    os.killpg(demo.pid, signal.SIGINT)
+    rest = demo.communicate(timeout=300)[1]
+    assert (demo.returncode, rest) == (130, "aborted: what was executed stays under runs/\n")
+    assert executed.is_file()
+
+
+LIBRARIES = re.compile(r"site-packages|Warning|WARNING|^W\d{4} |Loading weights|Unsloth: |Traceback|\d+%\||it/s|━", re.M)
+
+
+def is_clean(text: str) -> bool:
+    """Nothing that draws, no bar, no warning of a library: what one would keep in a file."""
+    return not obeyed(text) and not LIBRARIES.search(text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "rows.jsonl"),
+        ("probe", "arithmetic"),
+        ("explain", "reward_std"),
+        ("lesson",),
+        ("watch",),
+        ("report",),
+        ("replay", "latest", "--task", "arithmetic"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_what_goes_to_a_file_is_clean(home, arguments):
+    (home / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(9)))
+    run = Running("r", steps=2)
+    run.step()
+    run.step()
+    run.finish()
+    result = workbench_process(*arguments, home=home)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+    assert is_clean(result.stdout + result.stderr), result.stdout + result.stderr
+
+
+@pytest.mark.slow
+def test_what_training_and_leaving_write_to_a_file_is_clean(tmp_path):
+    ends = {}
+    for arguments in (
+        ("plan", "cpu"),
+        ("train", "cpu", "--steps", "2", "--run-name", "r"),
+        ("continue", "r", "--steps", "1"),
+        ("eval", "r", "--held-out", "4", "--samples", "2"),
+        ("export", "r"),
+        ("verify", "r"),
+        ("prove", "r", "--prompts", "2"),
+        ("ask", "r", "1 + 1?"),
+        ("doctor",),
+    ):
+        result = workbench_process(*arguments, home=tmp_path)
+        ends[arguments[0]] = result.returncode
+        assert is_clean(result.stdout + result.stderr), result.stdout + result.stderr
+    assert {name for name, code in ends.items() if code} <= {"eval"}, "which found no gain"

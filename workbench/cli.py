@@ -41,7 +41,7 @@ from workbench.errors import PolicyError, WorkbenchError
 from workbench.workspace import replace_file, shown
 
 
-@command(least={"steps": 1})
+@command(least={"steps": 1}, aborted="what was executed stays under runs/")
 def demo(
     *, policy: str = "tiny", name: str = "demo", seed: int = 0, steps: int | None = None
 ) -> Result:
@@ -92,7 +92,7 @@ def demo(
     return Result(result, result_table(result))
 
 
-@command()
+@command(aborted="the copy holds the cells that were executed")
 def notebook(
     which: str,
     *,

@@ -217,15 +217,15 @@ def execute(
         notebook,
         timeout=1800,
         kernel_name="python3",
-        # Local kernels talk over the loopback interface, signed; ipykernel warns of that at every
-        # start.
-        extra_arguments=["--log-level=ERROR"],
+        # ipykernel warns at every start that its messages are not encrypted, and prints a traceback
+        # when it is ended; what fails in a cell is told by nbclient.
+        extra_arguments=["--log-level=CRITICAL"],
         resources={"metadata": {"path": str(resolve("."))}},
         on_cell_executed=lambda cell_index, **_: on_cell(cell_index + 1, total),
     )
     made(out.parent)
     try:
-        with _sockets(client):
+        with _interruptible(client), _sockets(client):
             # The copy is read, not clicked: without a kernel a panel would be an empty place.
             client.execute(env={**os.environ, "WORKBENCH_WIDGETS": "0"})
         on_cell(total, total)  # the last cell may be prose, which is not executed
@@ -245,6 +245,17 @@ def execute(
     finally:
         with replace_file(out) as beside:
             nbformat.write(notebook, beside)
+
+
+@contextlib.contextmanager
+def _interruptible(client: Any) -> Generator[None]:
+    # nbclient answers Ctrl-C by ending the kernel, and raises whatever comes of that.
+    try:
+        yield
+    except Exception:
+        if getattr(client, "_async_cleanup_kernel_future", None) is None:
+            raise
+        raise KeyboardInterrupt from None
 
 
 @contextlib.contextmanager
