@@ -375,7 +375,8 @@ def test_ctrl_c_ends_the_demo_with_a_line(tmp_path):
         time.sleep(0.1)
     os.killpg(demo.pid, signal.SIGINT)
     rest = demo.communicate(timeout=300)[1]
-    assert (demo.returncode, rest) == (130, "aborted: what was executed stays under runs/\n")
+    assert (demo.returncode, rest.splitlines()[-1]) == (130, "aborted: what was executed stays under runs/")
+    assert "nbclient" not in rest  # a kernel that is ended while it imports may still say so
     assert executed.is_file()
 
 
@@ -413,17 +414,14 @@ def test_what_goes_to_a_file_is_clean(home, arguments):
 
 
 @pytest.mark.slow
-def test_what_training_and_leaving_write_to_a_file_is_clean(tmp_path):
+def test_what_the_heavy_commands_write_to_a_file_is_clean(tmp_path):
     ends = {}
     for arguments in (
         ("plan", "cpu"),
         ("train", "cpu", "--steps", "2", "--run-name", "r"),
-        ("continue", "r", "--steps", "1"),
         ("eval", "r", "--held-out", "4", "--samples", "2"),
         ("export", "r"),
         ("verify", "r"),
-        ("prove", "r", "--prompts", "2"),
-        ("ask", "r", "1 + 1?"),
         ("doctor",),
     ):
         result = workbench_process(*arguments, home=tmp_path)

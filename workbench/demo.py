@@ -252,7 +252,7 @@ def _interruptible(client: Any) -> Generator[None]:
     # nbclient answers Ctrl-C by ending the kernel, and raises whatever comes of that.
     try:
         yield
-    except Exception:
+    except BaseException:
         if getattr(client, "_async_cleanup_kernel_future", None) is None:
             raise
         raise KeyboardInterrupt from None

@@ -329,6 +329,11 @@ class Recipe(_Part):
     _grpo_numbers = field_validator("grpo")(_settings)
 
     @property
+    def requested_steps(self) -> int | None:
+        """Steps over all stages; None or negative where it asks for none, or for epochs."""
+        return sum(stage.steps for stage in self.stages) or self.grpo.get("max_steps")
+
+    @property
     def chat_template_kwargs(self) -> Fields:
         """What every prompt is rendered with, in training and everywhere else:
         `grpo.chat_template_kwargs`.

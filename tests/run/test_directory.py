@@ -440,3 +440,23 @@ def test_a_run_lives_while_its_owner_does(home):
     assert run.live  # it is not this process's any more
     (run.path / "lock").unlink()
     assert not run.live
+
+
+@pytest.mark.parametrize(
+    ("asked", "effective", "planned"),
+    [
+        ({"max_steps": 5}, 2, 5),  # `continue --steps 3` wrote it into the recipe
+        ({}, 100, 100),  # the workbench's default
+        ({"num_train_epochs": 1}, -1, 0),
+        ({"max_steps": -1}, -1, 0),
+    ],
+)
+def test_the_planned_steps_are_the_recipes(home, asked, effective, planned):
+    manifest = {"settings": {"asked": {}, "in_force": {"max_steps": effective}}}
+    assert RunDirectory.create("r", Recipe(grpo=asked), manifest).planned_steps == planned
+
+
+def test_the_planned_steps_of_stages_are_all_of_theirs(home):
+    stages = [{"name": "a", "steps": 2}, {"name": "b", "steps": 3}]
+    manifest = {"settings": {"asked": {}, "in_force": {"max_steps": 2}}}
+    assert RunDirectory.create("r", Recipe.of({"stages": stages}), manifest).planned_steps == 5

@@ -93,11 +93,11 @@ class RunRecord:
 
     @property
     def planned_steps(self) -> int:
-        """Steps requested of the run, over all stages; 0 if it was asked for epochs."""
-        if stages := self.recipe().stages:
-            return sum(stage.steps for stage in stages)
+        """Steps requested of the run, over all stages, those that `continue` added included; 0 if
+        it was asked for epochs.
+        """
         effective = self.manifest().get("settings", {}).get("in_force", {})
-        return max(0, int(effective.get("max_steps") or 0))
+        return max(0, int(self.recipe().requested_steps or effective.get("max_steps") or 0))
 
     @property
     def again(self) -> str:
