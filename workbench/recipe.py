@@ -305,15 +305,12 @@ class Recipe(_Part):
     # auto: each prompt is read once for all its completions, where that is covered; trl: TRL's own
     # path.
     generation: Literal["auto", "trl"] = "auto"
-    # tokens; longer prompts are left out and counted
-    max_prompt_length: int | None = Field(None, ge=1)
+    max_prompt_length: int | None = Field(None, ge=1)  # tokens; longer ones are left out, counted
     # Steps between two measurements of held-out prompts while it trains; base and the end are
     # measured, too. None: nothing is.
     eval_every: int | None = Field(None, ge=1, strict=True)
-    # so many of them, the same ones each time, one completion each
-    eval_prompts: int = Field(32, ge=2)
-    # None: that of training; 0: the likeliest token every time
-    eval_temperature: float | None = Field(None, ge=0)
+    eval_prompts: int = Field(32, ge=2)  # the same ones each time, one completion each
+    eval_temperature: float | None = Field(None, ge=0)  # None: training's; 0: the likeliest token
     seed: int = Field(0, ge=0, lt=2**32)  # as numpy takes it
 
     @field_validator("stages")
@@ -329,9 +326,9 @@ class Recipe(_Part):
     _grpo_numbers = field_validator("grpo")(_settings)
 
     @property
-    def requested_steps(self) -> int | None:
-        """Steps over all stages; None or negative where it asks for none, or for epochs."""
-        return sum(stage.steps for stage in self.stages) or self.grpo.get("max_steps")
+    def requested_steps(self) -> int:
+        """Steps over all stages; 0 where it asks for none, or for epochs."""
+        return max(0, sum(stage.steps for stage in self.stages) or self.grpo.get("max_steps") or 0)
 
     @property
     def chat_template_kwargs(self) -> Fields:

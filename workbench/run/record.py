@@ -93,9 +93,7 @@ class RunRecord:
 
     @property
     def planned_steps(self) -> int:
-        """Steps requested of the run, over all stages, those that `continue` added included; 0 if
-        it was asked for epochs.
-        """
+        """Steps requested over all stages, `continue --steps` included; 0 for epochs."""
         effective = self.manifest().get("settings", {}).get("in_force", {})
         return max(0, int(self.recipe().requested_steps or effective.get("max_steps") or 0))
 

@@ -395,8 +395,7 @@ def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
 
 def _all_trained(recipe: Recipe, point: Point) -> bool:
     trained = json.loads((point.folder / "trainer_state.json").read_text(encoding="utf-8"))
-    asked = recipe.requested_steps or -1
-    asked = asked if asked > 0 else trained["max_steps"]  # of so many epochs
+    asked = recipe.requested_steps or trained["max_steps"]  # of so many epochs
     last = point.stage >= len(recipe.stages) - 1
     return last and trained["global_step"] >= asked and point.step > 0
 
