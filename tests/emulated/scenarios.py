@@ -269,17 +269,29 @@ def turns() -> Any:
     from workbench.training.prepare import prepare
     from workbench.training.trainer import make_trainer
 
-    SEEN.__init__()
+    def trained(name: str, masked: bool) -> Any:
+        SEEN.__init__()
+        asked = {"run_name": name, "policy": policy, "grpo": grpo}
+        plan = prepare(Recipe.of(asked), game(tools=[add]))
+        trainer = make_trainer(plan, load_policy(plan))
+        trainer.script = random.Random(7)
+        trainer._generate_single_turn = lambda prompt_ids, *_, **__: drawn_for(trainer, SCRIPTS["tools"], prompt_ids)
+        if not masked:  # as of a version that drops TRL's mask
+            made = trainer._generate
+            trainer._generate = lambda prompts: (*(own := made(prompts))[:2], [[1] * len(ids) for ids in own[1]], *own[3:])
+        run = attach(trainer, plan, watchers=[], runs=FOLDER / "runs")
+        trainer.train()
+        return trainer, run, [event["why"] for event in run.events() if event["event"] == "unmasked"]
+
     policy = {"name": make_speaking(FOLDER / "speaks"), "load_in_4bit": False, "backend": BACKEND}
     grpo = {**GRPO, "max_completion_length": 160, "max_tool_calling_iterations": 3}
-    plan = prepare(Recipe.of({"run_name": "turns", "policy": policy, "grpo": grpo}), game(tools=[add]))
-    trainer = make_trainer(plan, load_policy(plan))
-    trainer.script = random.Random(7)
-    trainer._generate_single_turn = lambda prompt_ids, *_, **__: drawn_for(trainer, SCRIPTS["tools"], prompt_ids)
-    run = attach(trainer, plan, watchers=[], runs=FOLDER / "runs")
-    trainer.train()
+    *_, told = trained("unmasked", masked=False)
+    in_loss = [mask for batch in SEEN.trained for mask in batch["masks"]]
+    trainer, run, silent = trained("turns", masked=True)
     batches = [*read_batches(run)]
     return {
+        "told": (told, silent),
+        "unmasked": in_loss,
         "recorded": [[int(turn.in_loss) for turn in own for _ in range(turn.tokens)] for batch in batches for own in batch.turns],
         "generated": [mask for batch in SEEN.generated for mask in batch["masks"]],
         "trained": [mask for batch in SEEN.trained for mask in batch["masks"]],

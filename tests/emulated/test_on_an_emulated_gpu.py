@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import emulated_gpu
 import pytest
 
+from workbench.training.features.turns import UNMASKED
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
@@ -237,6 +239,14 @@ def test_the_loss_leaves_out_what_the_record_says_the_policy_did_not_write(machi
     assert found["recorded"] == found["generated"]
     assert sorted(found["recorded"]) == sorted(found["trained"])
     assert found["lengths"] == pytest.approx(found["logged"])
+
+
+@on("T4", "A100")
+def test_what_tools_said_is_named_where_it_counts_as_the_policys(machine):
+    """unsloth#5673: the loss takes every token, and the record is told why."""
+    found = machine("turns")
+    assert found["told"] == [[UNMASKED], []]
+    assert {one for mask in found["unmasked"] for one in mask} == {1}
 
 
 # --- around the training ----------------------------------------------------------------------------------------------

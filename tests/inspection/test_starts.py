@@ -88,12 +88,16 @@ class Fixed:
         return " Go."
 
     def guess(self, number: int) -> str:
-        """Guess."""
+        """Guess.
+
+        Args:
+            number: From 1 to 9.
+        """
         return "yes" if number == self.secret else "no"
 
     def get_reward(self) -> float:
         """As lucky as the secret is low."""
-        return float(random.random() * 10 > self.secret)
+        return float(random.random() * 10 > getattr(self, "secret", 5))
 
 
 class Seeded(Fixed):
@@ -246,6 +250,41 @@ def test_a_task_without_an_environment_has_no_starts_and_a_late_one_is_cut():
     assert [*start_findings(Task("t", [row_of(1)], [lambda completions, **_: [1.0]]), [row_of(1)])] == []
     [found] = start_findings(task_of(Fixed), task_of(Fixed).rows, deadline_s=0)
     assert "8 starts of each of 1 prompts" in found.text
+
+
+class Lost(Fixed):
+    def get_reward(self):
+        raise AttributeError("last")
+
+
+class Worded(Fixed):
+    def get_reward(self):
+        return "won"
+
+
+class Unplayed(Fixed):
+    def get_reward(self):
+        self.secret += 1  # in what is asked for its reward, and in no other start
+
+
+class Untyped(Fixed):
+    def open(self, lid):
+        """Open it."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "severity", "words"),
+    [
+        (Lost, "error", "get_reward raises AttributeError: last"),
+        (Worded, "error", "get_reward returns 'won', which is no number"),
+        (Unplayed, "note", "each member of a group begins in the same state"),
+        (Untyped, "error", "the tool open: "),
+    ],
+)
+def test_tools_that_cannot_be_told_and_rewards_that_training_would_stop_at_are_named(kind, severity, words):
+    found = next(start_findings(task_of(kind), task_of(kind).rows[:2]))
+    assert found.severity == severity
+    assert words in found.text
 
 
 def test_each_environment_of_a_dict_is_reset_for_its_rows():

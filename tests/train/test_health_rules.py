@@ -230,6 +230,18 @@ def test_a_function_that_never_says_anything_is_named():
     found = verdicts(batches(4, functions=silent))["reward_cannot_pay"]
     assert (found.state, found.function) == (WARNING, "format")
     assert "none of 256 completions" in found.line
+    silent = (silent[0], silent[1]._replace(unscored=24))
+    early = verdicts(batches(4, completions=24, group_size=4, functions=silent))["reward_cannot_pay"]
+    assert early.state == SKIPPED  # not that it "paid differently"
+    assert early.evidence == {"needs": 128, "has": 96, "of": "completions"}
+
+
+@pytest.mark.parametrize("score", [1.0, 0.5])
+def test_completions_without_a_score_are_counted_beside_those_that_are_paid_alike(score):
+    """A `get_reward` that forgets to return what a lost game earns."""
+    forgets = (FunctionSummary("right", 1.0, score, score, score, 0, 0.0, 40),)
+    found = verdicts(batches(8, functions=forgets))["reward_cannot_pay"]
+    assert "for each of 192 completions, and 320 got no score" in found.line
 
 
 @pytest.mark.parametrize(

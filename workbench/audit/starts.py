@@ -5,14 +5,19 @@ them, and compared; nothing is played.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
+import numbers
 import random
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from workbench.audit.findings import Findings, finding
 from workbench.environments import Start, pinned_random, started, where_they_part
+from workbench.errors import TaskError
 from workbench.task import Row, Task
 
 GROUP = 8  # starts that are compared
@@ -20,8 +25,8 @@ _DEEPEST = 8
 
 
 def start_findings(task: Task, rows: Sequence[Row], deadline_s: float = 10.0) -> Findings:
-    """Whether the starts of a task's environment are the same, with an example of where they
-    differ; nothing for a task without one.
+    """Whether a policy can be told a task's tools, and whether the starts of its environment are
+    the same, with an example of where they differ; nothing for a task without turns.
 
     Each row gets a group of new environments; where `reset` takes a `seed`, the same one. What
     `reset` returns is compared, and every attribute.
@@ -29,6 +34,11 @@ def start_findings(task: Task, rows: Sequence[Row], deadline_s: float = 10.0) ->
     Args:
         deadline_s: no row but the first is begun later than this.
     """
+    with contextlib.suppress(Exception):  # what its making raises is said of its start
+        try:
+            _ = task.for_turns and task.tool_schemas
+        except TaskError as error:
+            yield finding("tools", error=error.value, fix=error.remedy)
     until, compared, unread = time.monotonic() + deadline_s, 0, ""
     for place, row in enumerate(rows if task.environment else ()):
         if place and time.monotonic() > until:
@@ -37,10 +47,14 @@ def start_findings(task: Task, rows: Sequence[Row], deadline_s: float = 10.0) ->
             with pinned_random(place):
                 seed = random.randrange(2**31)
                 group = [started(task.environment, row, seed) for _ in range(GROUP)]
+                # of one more: asking for its reward may change it
+                wrong = "" if place else _reward_of(started(task.environment, row, seed))
         except Exception as error:  # of the user's own code
             said = f"{type(error).__name__}: {error}"
             yield finding("starts.raises", error=said, prompt=str(row["prompt"])[-200:])
             return
+        if wrong:
+            yield finding("starts.reward", wrong=wrong)
         compared = place + 1
         for what, shown in itertools.chain(*(_differences(group[0], own) for own in group[1:])):
             if shown is not None:
@@ -51,6 +65,20 @@ def start_findings(task: Task, rows: Sequence[Row], deadline_s: float = 10.0) ->
         yield finding("starts.untold", what=unread)
     elif compared:
         yield finding("starts", starts=GROUP, prompts=compared)
+
+
+def _reward_of(start: Start) -> str:
+    # What is wrong with the reward of a rollout in which the policy calls nothing; "": nothing. A
+    # coroutine is left to training.
+    reward = getattr(start.environment, "get_reward", None)
+    if reward is None or inspect.iscoroutinefunction(reward):
+        return ""
+    try:
+        value = reward()
+    except Exception as error:  # of the user's own code
+        return f"raises {type(error).__name__}: {error}"
+    fine = value is None or isinstance(value, (numbers.Real, np.bool_))
+    return "" if fine else f"returns {str(value)[:60]!r}, which is no number"
 
 
 def _differences(first: Start, other: Start) -> Iterator[tuple[str, str | None]]:

@@ -57,13 +57,21 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
     seen = view.total("completions", batches)
     count = seen - sum(own.unscored for _, own in history)
     verdict = functools.partial(view.verdict, over=batches, function=name)
+
+    def early(has: int) -> Verdict:
+        needs: Fields = {"needs": PAYS_NOTHING, "has": has, "of": "completions"}
+        line = f"too early to say of {name}: {paid} {has} completions, of {PAYS_NOTHING}"
+        return verdict(SKIPPED, line, needs)
+
+    paid = "no score for any of"
     if not count:
         evidence: Fields = {"completions": seen, "scored": 0, "weight": weight}
         line = f"{name} gave none of {seen} completions a score"
-        return verdict(WARNING, line, evidence, "silent") if seen >= PAYS_NOTHING else None
+        return verdict(WARNING, line, evidence, "silent") if seen >= PAYS_NOTHING else early(seen)
     low = min(own.low for _, own in history if own.low is not None)
     high = max(own.high for _, own in history if own.high is not None)
     at_its_best = best is not None and low >= best - _CLOSE
+    unpaid = f", and {seen - count} got no score" if seen > count else ""
     # the latter: a penalty that never had to strike
     if high - low > _CLOSE or (at_its_best and best <= 0):
         return None
@@ -77,17 +85,12 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
     if formatted := [batch.formatted for batch in batches if batch.formatted is not None]:
         evidence["in_format"] = sum(formatted) / seen
     if at_its_best:
-        line = (
-            f"{name} pays its best, {best:g}, for each of {count} completions: nothing left to"
-            " learn"
-        )
-        return verdict(NOTE, line, evidence, "at its best")
+        line = f"{name} pays its best, {best:g}, for each of {count} completions{unpaid}"
+        return verdict(NOTE, f"{line}: nothing left to learn", evidence, "at its best")
     if count < PAYS_NOTHING:
-        line = (
-            f"too early to say of {name}: {low:g} for all of {count} completions, of {PAYS_NOTHING}"
-        )
-        return verdict(SKIPPED, line, {"needs": PAYS_NOTHING, "has": count, "of": "completions"})
-    line = f"{name} has paid {low:g} for each of {count} completions"
+        paid = f"{low:g} for all of"
+        return early(count)
+    line = f"{name} has paid {low:g} for each of {count} completions{unpaid}"
     decides = name == view.config.right_by
     if best is None:
         line += "; what it could pay is not known"

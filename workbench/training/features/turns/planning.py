@@ -42,7 +42,10 @@ def _lines(asked: Asked, stage: Stage) -> Iterator[str]:
     most = stage.recipe.grpo.get("max_tool_calling_iterations")
     rounds = "1 round" if most == 1 else f"{most} rounds"
     until = f"at most {rounds} of calls" if most is not None else _UNTIL_FULL
-    lengths = "prompt lengths include the tools"
+    lengths = (
+        "max_completion_length is for a whole rollout, what tools answer included;"
+        " prompt lengths include the tools"
+    )
     if task.environment:
         lengths += ", but not what `reset` says: leave room for it in max_seq_length"
     yield f"turns: {', '.join(tools)}; {until}; {lengths}"
