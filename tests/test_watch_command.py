@@ -216,7 +216,9 @@ def test_a_narrow_terminal_loses_the_bar_before_the_numbers(monkeypatch, columns
     assert not any(word in text for word in ("…", *cut))
 
 
-def test_a_file_gets_no_bar(monkeypatch, capsys):
+@pytest.mark.parametrize("variable", ["", "FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_a_file_gets_no_bar(monkeypatch, capsys, variable):
+    monkeypatch.setenv(variable or "NO_SUCH", "1")
     terminal = TerminalProgress()
     terminal.begin(SimpleNamespace(name="run"), 20, {})
     for step in range(1, 21):

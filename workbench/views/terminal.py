@@ -43,7 +43,11 @@ class Bar(bars.Progress):
     """
 
     def __init__(self, unit: str, remaining: bool = True) -> None:
-        console = Console(file=unguarded(sys.stderr), markup=False, emoji=False, highlight=False)
+        shown = unguarded(sys.stderr)
+        drawn = shown.isatty()  # FORCE_COLOR, which CI may set, does not make a terminal of a file
+        console = Console(
+            file=shown, force_terminal=drawn, markup=False, emoji=False, highlight=False
+        )
         name, what, numbers = (
             _Text(text, markup=False)
             for text in ("{task.description}", unit, "{task.fields[numbers]}")
