@@ -13,6 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#]+)")
+_EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.M)
 _NAMES = re.compile(r"^`wb\..*$", re.M)
 
 
@@ -54,6 +55,14 @@ def documented(text: str) -> str:
         )
 
     return _NAMES.sub(blocks, text)
+
+
+class Examples(importlib.import_module("griffe").Extension):
+    """Examples in docstrings are code, wherever they stand."""
+
+    def on_instance(self, *, obj: Any, **_: object) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = _EXAMPLE.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)
 
 
 def on_files(files: Any, config: Any) -> Any:
