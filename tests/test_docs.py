@@ -137,6 +137,24 @@ def test_every_recipe_is_one(page, code):
     assert wb.Recipe.of(yaml.safe_load(code)).run_name
 
 
+def test_the_page_of_all_keys_has_them_all_and_their_defaults():
+    every, parts = (yaml.safe_load(code) for code in blocks("docs/recipe.md", "yaml"))
+    assert wb.Recipe.of(every) == wb.Recipe()
+    recipe = wb.Recipe.of(parts)
+    [weight], [stage] = recipe.adaptive_weights.values(), recipe.stages
+    written = {
+        "": (every, wb.Recipe()),
+        "stages": (parts["stages"][0], stage),
+        "warm_start": (parts["warm_start"], recipe.warm_start),
+    }
+    written |= {name: (every[name], getattr(wb.Recipe(), name)) for name in ("policy", "lora", "rewards")}
+    written["adaptive_weights"] = (parts["adaptive_weights"]["strict_format_reward"], weight)
+    for name, (keys, part) in written.items():
+        assert keys.keys() == type(part).model_fields.keys(), name
+    assert weight == type(weight)()
+    assert recipe.warm_start == type(recipe.warm_start)(samples=32)
+
+
 @every_page
 def test_every_part_of_a_recipe_in_a_sentence_is_one(page):
     for span in spans(page):
