@@ -3,14 +3,11 @@
 ``WORKBENCH_HOME=FOLDER python -m tools.gallery``: runs that the folder has are not made again.
 """
 
-import io
 import shlex
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
-
-from PIL import Image
 
 from workbench.inspection import write_report
 from workbench.run.directory import RunDirectory, open_run
@@ -33,7 +30,7 @@ RUNS = {
     ),
     "cut": (
         "Cut",
-        "The demo's recipe with a limit of 12 tokens: no completion reaches its closing tag.",
+        "The demo's recipe with a limit of 12 tokens: too few for the strict format.",
         [
             f"workbench train {RECIPE} --set max_completion_length=12 --steps 15 --run-name cut",
             MEASURED.format(run="cut", prompts=40),
@@ -51,9 +48,9 @@ RUNS = {
 TOP = """\
 # Gallery
 
-What the workbench says of {count} real runs on two CPU cores: the figure that the panel left, the summary of `workbench report`, and the
-health verdicts. Made by `python -m tools.gallery` from the commands beside them. Another CPU rounds differently and ends a few
-points away.
+What the workbench says of real runs on two CPU cores: the figure that the panel left, the summary of `workbench report`, and the
+health verdicts. Made {date} by `python -m tools.gallery` from the commands beside them. Another CPU rounds differently and ends
+a few points away. The whole report, a page with every section, is in the folder of a run after `workbench report RUN`.
 """  # noqa: E501
 
 
@@ -79,19 +76,16 @@ def sections(run: RunDirectory) -> dict[str, str]:
     return read
 
 
-def picture(run: RunDirectory, file: Path) -> None:
-    """Write the figure that the panel left, in few colours."""
-    view = FollowedRun(run)
-    data, _ = view.picture(view.line())
-    Image.open(io.BytesIO(data)).convert("RGB").quantize(48).save(file, optimize=True)
-
-
 def write(folder: Path = ROOT / "docs") -> None:
     """Write the page and its pictures."""
-    page = TOP.format(count=len(RUNS))
+    runs = {name: made(name, commands) for name, (_, _, commands) in RUNS.items()}
+    newest = max(event["time"] for run in runs.values() for event in run.events())
+    page = TOP.format(date=newest[:10])
     for name, (title, about, commands) in RUNS.items():
-        run = made(name, commands)
-        picture(run, folder / "images" / f"gallery_{name}.png")
+        run = runs[name]
+        view = FollowedRun(run)
+        figure, _ = view.picture(view.line())
+        (folder / "images" / f"gallery_{name}.png").write_bytes(figure)
         read = sections(run)
         shown = "\n".join(commands)
         page += f"\n## {title}\n\n{about}\n\n```sh\n{shown}\n```\n\n"
