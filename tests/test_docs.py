@@ -129,12 +129,16 @@ def same(text: str, command: str) -> str:
 
 # --- recipes ----------------------------------------------------------------------------------------------------------
 
+TASKS = [(page, code) for page in TEXTS for code in blocks(page, "python") if "wb.Task(" in code and page != "docs/turns.md"]
 RECIPES = [(page, code) for page in TEXTS for code in blocks(page, "yaml")]
 
 
 @pytest.mark.parametrize(("page", "code"), RECIPES, ids=[page for page, _ in RECIPES])
-def test_every_recipe_is_one(page, code):
-    assert wb.Recipe.of(yaml.safe_load(code)).run_name
+def test_every_recipe_is_one_and_is_planned(page, code, home):
+    (home / "sums.py").write_text(next(task for where, task in TASKS if where == "docs/tasks.md"))
+    recipe = wb.Recipe.of(yaml.safe_load(code))
+    if not recipe.task.startswith("reasoning_gym/"):  # an extra, whose level is found by sampling
+        assert wb.plan(recipe).recipe.run_name == recipe.run_name
 
 
 def test_the_page_of_all_keys_has_them_all_and_their_defaults():
@@ -173,9 +177,6 @@ def test_python_compiles_and_names_what_exists(page):
         assert hasattr(wb, name)
         if name in ("rewards", "inspection") and part:
             assert hasattr(getattr(wb, name), part)
-
-
-TASKS = [(page, code) for page in TEXTS for code in blocks(page, "python") if "wb.Task(" in code and page != "docs/turns.md"]
 
 
 @pytest.mark.parametrize(("page", "code"), TASKS, ids=[page for page, _ in TASKS])
