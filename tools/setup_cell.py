@@ -70,7 +70,7 @@ def with_badges(title: dict[str, Any], file: str, root: Path = ROOT) -> dict[str
     pictures, badges = {}, []
     for name, link in BADGES.items():
         picture = f"open_in_{name.lower()}.png"
-        data = (root / "docs" / "images" / picture).read_bytes()
+        data = (ROOT / "docs" / "images" / picture).read_bytes()
         pictures[picture] = {"image/png": base64.b64encode(data).decode()}
         to = link.format(path=urlsplit(address(root)).path, address=address(root), file=file)
         badges.append(f"[![Open in {name}](attachment:{picture})]({to})")
