@@ -28,6 +28,11 @@ RUNS = {
             MEASURED.format(run="harder", prompts=100) + " --greedy",
         ],
     ),
+    "reviews": (
+        "A real model",
+        "SmolLM2-135M-Instruct learns to call short reviews positive or negative in one word.",
+        ["workbench demo --policy smollm2 --name reviews"],
+    ),
     "cut": (
         "Cut",
         "The demo's recipe with a limit of 12 tokens: too few for the strict format.",
