@@ -13,11 +13,21 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from workbench import extras
 from workbench.exporting.gguf import INSTALL
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-ASKED = {r.name.replace("_", "-").lower(): r for r in map(Requirement, PROJECT["project"]["dependencies"])}
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+
+
+def named(requirements: list[str]) -> dict[str, Requirement]:
+    return {r.name.replace("_", "-").lower(): r for r in map(Requirement, requirements)}
+
+
+LIGHT, TRAIN, UNSLOTH = (named(each) for each in (PROJECT["project"]["dependencies"], EXTRAS["train"], EXTRAS["unsloth"]))
+OURS = {"grpo-workbench": UNSLOTH.pop("grpo-workbench")}  # which brings the other extra
+ASKED = {**LIGHT, **TRAIN, **UNSLOTH}
 TESTED = {
     r.name.replace("_", "-").lower(): r for r in map(Requirement, PROJECT["dependency-groups"]["exact"])
 }  # the versions of `uv run`
@@ -55,9 +65,23 @@ def test_a_range_has_a_floor_and_holds_the_version_that_uv_run_sets_up(name):
         assert name == "ipython"
 
 
+def test_a_plain_install_brings_no_library_that_trains():
+    assert not LIGHT.keys() & (PATCHED | {"torch", "torchvision", "accelerate"})
+    assert PATCHED - TRAIN.keys() == UNSLOTH.keys() - {"torchvision"} == {"unsloth", "unsloth-zoo"}
+    assert OURS["grpo-workbench"].extras == {"train"}
+
+
+def test_the_extras_that_errors_name_are_those_that_bring_the_library():
+    beside = {"accelerate", "safetensors", "tokenizers"}  # transformers' and trl's own
+    assert {name.replace("_", "-") for name in extras.TRAIN} - beside == TRAIN.keys() - {"tqdm"}
+    assert {name.replace("_", "-") for name in extras.UNSLOTH} == UNSLOTH.keys()
+
+
 def test_uv_run_takes_the_tested_versions_by_default():
     dev = PROJECT["dependency-groups"]["dev"]
     assert {"include-group": "exact"} in dev, "uv's default group"
+    [own] = [Requirement(each) for each in dev if isinstance(each, str) and each.startswith("grpo-workbench")]
+    assert "unsloth" in own.extras
     assert "jupyterlab" in TESTED
 
 
@@ -97,10 +121,10 @@ def test_everything_imported_is_asked_for_and_everything_asked_for_is_imported()
 
 
 def test_llama_cpp_is_an_extra_alone_and_resolved_without_its_source():
-    [asked] = map(Requirement, PROJECT["project"]["optional-dependencies"]["gguf"])
+    [asked] = map(Requirement, EXTRAS["gguf"])
     told = [f"{each['name']}=={each['version']}" for each in PROJECT["tool"]["uv"]["dependency-metadata"]]
     assert exact(asked)
-    smollm2 = PROJECT["project"]["optional-dependencies"]["smollm2"]
+    smollm2 = EXTRAS["smollm2"]
     assert told == [str(asked), smollm2[0]]  # which would bring llama.cpp
     assert str(asked) in INSTALL
     assert not any("gguf" in str(group) or "llama" in str(group) for group in PROJECT["dependency-groups"]["dev"])

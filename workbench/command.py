@@ -238,9 +238,11 @@ def main() -> None:
     try:
         app()
     except Exception as met:
+        from workbench.extras import explained
         from workbench.processes import rank
         from workbench.workspace import disk_error
 
+        met = explained(met)
         error = met if isinstance(met, WorkbenchError) else disk_error(met)
         if isinstance(met, MemoryError) or re.search(
             "OutOfMemory|could not create a primitive", f"{type(met).__name__} {met}"

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
+from workbench.extras import INSTALL_UNSLOTH, explained, installed
 from workbench.kinds import Fields
 from workbench.run.machine import versions
 
@@ -35,11 +36,13 @@ def examine_machine() -> Fields:
     for name, probe in PROBES.items():
         try:
             finding = probe()
-        except Exception as error:  # the one thing that a doctor must not do is fall over
+        except Exception as met:  # the one thing that a doctor must not do is fall over
+            error = explained(met)
             detail = f"{type(error).__name__}: {error}".splitlines()[0]
             again = "install what it names again, at a version that pyproject.toml takes"
             finding = MachineFinding(False, detail, getattr(error, "remedy", again))
-        findings.append({"name": name, **finding._asdict(), "needed": probe is _policy})
+        needed = probe is _policy and installed("trl")  # without the extra train, nothing trains
+        findings.append({"name": name, **finding._asdict(), "needed": needed})
     return {"versions": versions(), "findings": findings}
 
 
@@ -66,6 +69,13 @@ def _policy() -> MachineFinding:
     )
     layers = f"{policy.linear4bit} Linear4bit layers through {policy.backend}"
     return MachineFinding(True, f"{layers}; {len(completion.ids)} tokens generated")
+
+
+def _unsloth() -> MachineFinding:
+    if installed("unsloth"):
+        return MachineFinding(True, importlib.metadata.version("unsloth"))
+    instead = "not installed: the default backend is plain transformers"
+    return MachineFinding(False, instead, f"optional: {INSTALL_UNSLOTH}")
 
 
 def _device() -> MachineFinding:
@@ -143,6 +153,7 @@ def _disk() -> MachineFinding:
 
 PROBES: dict[str, Callable[[], MachineFinding]] = {
     "4-bit policy": _policy,
+    "Unsloth": _unsloth,
     "GPU": _device,
     "bfloat16": _bf16,
     "vLLM": _vllm,

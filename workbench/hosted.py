@@ -178,7 +178,8 @@ def in_place() -> bool:
         if json.loads(source).get("url") != REPOSITORY.as_uri():
             return False
         project = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
-        needed = map(Requirement, project["dependencies"])
+        extras = project["optional-dependencies"]
+        needed = map(Requirement, project["dependencies"] + extras["train"] + extras["unsloth"])
         return all(
             each.specifier.contains(importlib.metadata.version(each.name), prereleases=True)
             for each in needed
@@ -205,7 +206,7 @@ def _install(where: str) -> None:
             Path(folder, option).write_text("\n".join(lines))
             command += [option, str(Path(folder, option))]
         rule = f"what {where} brings for the GPU, for numbers and for notebooks stays as it is"
-        _run([*command, "--editable", str(REPOSITORY)], rule=rule)
+        _run([*command, "--editable", f"{REPOSITORY}[unsloth]"], rule=rule)
     importlib.invalidate_caches()
     after = _versions()
     replaced = [name for name, version in sorted(before.items()) if after.get(name) != version]

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from workbench.errors import RecipeError, nearest
+from workbench.extras import default_backend, installed
 from workbench.kinds import Fields
 from workbench.secret import is_secret, setting
 from workbench.workspace import encodable, find, replace_file
@@ -174,9 +175,9 @@ class PolicyPart(_Part):
     name: str = "tiny"  # or "smollm2", a hub name, or a local folder
     # folder of a trained LoRA adapter of this model to continue from; None: a new one
     adapter: str | None = None
-    # transformers: plain transformers + PEFT, without Unsloth
-    backend: Literal["unsloth", "transformers"] = "unsloth"
-    load_in_4bit: bool = True
+    # transformers: plain transformers + PEFT, the default where Unsloth is not installed
+    backend: Literal["unsloth", "transformers"] = Field(default_factory=default_backend)
+    load_in_4bit: bool = Field(default_factory=lambda: installed("bitsandbytes"))
     max_seq_length: int = Field(256, ge=16)  # tokens of prompt + completion
     dtype: Literal["float16", "bfloat16", "float32"] | None = None  # None: chosen for the device
     fast_inference: bool = False  # vLLM generates (backend unsloth, on a GPU, if vLLM is installed)

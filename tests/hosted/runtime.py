@@ -148,7 +148,7 @@ def _venv(folder: Path) -> Path:
     # Ours and Jupyter's dependencies at Colab's versions, whether these fit one another or not.
     closure = uv(
         "pip", "compile", "--quiet", "--no-config", "--python", venv, "--no-header", "--no-annotate",
-        "--override", pins, "--override", exclude, ROOT / "pyproject.toml", roots,
+        "--override", pins, "--override", exclude, "--extra", "unsloth", ROOT / "pyproject.toml", roots,
     )  # fmt: skip
     wanted = {name_of(line) for line in closure.splitlines()}
     install = ["pip", "install", "--quiet", "--no-config", "--python", venv]

@@ -32,7 +32,7 @@ def test_what_is_there_stays(tmp_path):
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (info / "RECORD").write_text("")
     # The README's command, in the clone.
-    command = ["uv", "pip", "install", "--dry-run", "--python", python, "-e", "."]
+    command = ["uv", "pip", "install", "--dry-run", "--python", python, "-e", ".[unsloth]"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"(?m)^ - (\S+)==", done.stderr) == []
@@ -49,13 +49,15 @@ def lowest(tmp_path_factory):
     group = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["dev"]
     tools = [each for each in group if isinstance(each, str) and each.partition("==")[0] in TOOLS]
     options = ("--quiet", "--resolution", "lowest-direct", "--python", python)
-    uv("--directory", ROOT, "pip", "install", *options, "--editable", ROOT, *tools)
+    uv("--directory", ROOT, "pip", "install", *options, "--editable", f"{ROOT}[unsloth]", *tools)
     return python
 
 
 def test_the_lowest_versions_are_there(lowest):
     found = versions(lowest)
-    for asked in map(Requirement, tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for asked in map(Requirement, [*project["dependencies"], *extras["train"], *extras["unsloth"][1:]]):
         [floor] = [each.version for each in asked.specifier if each.operator in (">=", "==")]
         assert Version(found[name_of(asked.name)]).release[: len(Version(floor).release)] == Version(floor).release
 

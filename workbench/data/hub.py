@@ -11,6 +11,7 @@ from typing import Any
 
 from workbench.data.files import choose
 from workbench.errors import DataError
+from workbench.extras import need
 from workbench.workspace import shown
 
 _REFUSED = ["DatasetNotFoundError", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError"]
@@ -24,6 +25,7 @@ def load(name: str, called: str, subset: str | None = None) -> tuple[Any, list[s
     `name` is `owner/name`, or the path of a folder; `called`, what messages call it. `subset` None:
     "main", or the only one.
     """
+    need("datasets")
     import datasets
 
     folder = Path(name)

@@ -18,6 +18,7 @@ from workbench.exporting.artefacts import Artefact, Exported, open_artefact
 from workbench.exporting.merging import sixteen_bit_base
 from workbench.exporting.passport import PASSPORT, read_passport
 from workbench.exporting.reading import HFReader, Reader, open_reader
+from workbench.extras import need_train
 from workbench.kinds import Fields
 from workbench.run.turns import Turn
 from workbench.task import Row, Task
@@ -95,6 +96,7 @@ class Conversation:
         system_prompt: str | None = None,
         max_completion_length: int | None = None,
     ) -> None:
+        need_train()
         self.artefact = _opened(artefact)
         trained, settings = "", {}
         if (run := self.artefact.run) is not None:

@@ -15,6 +15,7 @@ from workbench.exporting import gguf, merging, passport, serving
 from workbench.exporting.artefacts import FORMATS, INTO, Artefact, Exported
 from workbench.exporting.public import public_name
 from workbench.exporting.risk import MergeRisk, merge_risk
+from workbench.extras import need_train
 from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
 from workbench.training.loading import (
@@ -69,6 +70,7 @@ def export(
         ExportError: an unknown format, another export in its place or at work, no room on the disk,
             or a missing tool.
     """
+    need_train()
     ordered = in_order(formats, "auto" if isinstance(into, MergeRisk) else into)
     notes, verdict = [], ""
     weights = adapter_sum(run.check_ended().adapter)

@@ -26,6 +26,7 @@ from workbench.exporting.reading import BaseUnread, open_reader
 from workbench.exporting.reference import ProofRequest, measured_reference, request_of, suite_of_run
 from workbench.exporting.tokens import check_tokens
 from workbench.exporting.weights import check_weights
+from workbench.extras import need_train
 from workbench.kinds import Fields
 from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
@@ -99,6 +100,7 @@ def _prove(
             rule="an artefact is compared with the policy of its run",
             remedy="give the run: run=wb.open_run(...), --run",
         )
+    need_train()
     with contextlib.closing(suite_of_run(run, task)) as suite:
         request = request_of(run, suite, prompts)
         checks, measured, reference = [_files(artefact), _base(artefact, run)], {}, None

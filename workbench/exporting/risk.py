@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from workbench.errors import ExportError
 from workbench.exporting import merging
+from workbench.extras import need_train
 from workbench.kinds import Tensor
 from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
@@ -70,6 +71,7 @@ def merge_risk(run: RunDirectory) -> MergeRisk:
 
     RunError: the run is training, or has no adapter.
     """
+    need_train()
     adapter = run.check_ended().adapter
     precision, base = run.manifest()["policy"]["precision"], merging.base_of(run)
     if merging.is_quantised(base):

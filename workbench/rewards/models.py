@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from workbench.errors import TaskError
+from workbench.extras import need_train
 from workbench.kinds import Function
 
 
@@ -110,6 +111,7 @@ class RewardModel:
         return logits[:, 0].float().tolist()
 
     def _prepare(self) -> None:
+        need_train()
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from workbench.errors import RunError
+from workbench.extras import need_train
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
 from workbench.workspace import made, renamed, resolve, shown, workspace, write_json
@@ -92,6 +93,7 @@ def start(
     Raises:
         RunError: for a name that no folder can have.
     """  # noqa: E501
+    need_train()
     starting = resolve(runs) / ".starting"
     folder = starting / secrets.token_hex(4)
     made(folder)

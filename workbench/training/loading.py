@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from workbench.errors import PolicyError, WorkbenchError
+from workbench.extras import explaining, installed, need, need_train
 from workbench.hub import check_hub
 from workbench.kinds import Fields, Model, Tokenizer
 from workbench.recipe import LoraPart, Recipe
@@ -360,6 +361,22 @@ def _adapter_shape(adapter: str | Path) -> LoraPart:
     return shape.model_copy(update={"target_modules": sorted(shape.target_modules)})
 
 
+def without_extras(recipe: Recipe) -> list[str]:
+    """Lines on defaults that are others here, as an extra is not installed. MissingError: the
+    recipe names what is not there.
+    """
+    need_train()
+    said, lines = recipe.policy.model_fields_set, []
+    if recipe.policy.load_in_4bit:
+        need("bitsandbytes")
+    elif "load_in_4bit" not in said:
+        lines.append("policy.load_in_4bit = False: bitsandbytes is not installed here")
+    if "backend" not in said and not installed("unsloth"):
+        why = "Unsloth is not installed here, and plain transformers trains"
+        lines.insert(0, f"policy.backend = 'transformers': {why}")
+    return lines
+
+
 def linear4bit_layers(model: Model) -> list[Any]:
     """The layers of a model that are `bitsandbytes.nn.Linear4bit`: none where bitsandbytes cannot
     be imported.
@@ -463,13 +480,13 @@ def own_patterns() -> Generator[None]:
 @contextlib.contextmanager
 def quiet_imports() -> Generator[None]:
     """Silence what other libraries print about one another on import: nothing that a reader could
-    act on.
+    act on. MissingError: one of them comes with an extra.
     """
     logger = logging.getLogger("torch.utils._pytree")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), explaining():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -478,6 +495,7 @@ def quiet_imports() -> Generator[None]:
 
 def random_states() -> Fields:
     """The current states of all random generators that loading and training draw from."""
+    need_train()
     import numpy as np
     import torch
 

@@ -7,11 +7,10 @@ It is slower on a GPU than Unsloth and patches nothing: it computes what the lib
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 from typing import Any
 
-from workbench.errors import PolicyError
+from workbench.extras import need
 from workbench.kinds import Model, Tokenizer
 from workbench.recipe import LoraPart
 from workbench.training.loading import linear4bit_layers, quiet_imports, random_kept
@@ -52,12 +51,7 @@ def load_base(
         and getattr(AutoConfig.from_pretrained(source, **safely), "quantization_config", None)
         is None
     ):
-        if importlib.util.find_spec("bitsandbytes") is None:
-            raise PolicyError(
-                "load_in_4bit = True, and bitsandbytes is not installed here",
-                rule="4-bit weights are bitsandbytes'",
-                remedy="pip install bitsandbytes, or set policy.load_in_4bit: false",
-            )
+        need("bitsandbytes")
         nf4 = {
             "load_in_4bit": True,
             "bnb_4bit_quant_type": "nf4",

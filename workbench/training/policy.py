@@ -345,15 +345,8 @@ def _unsloth() -> ModuleType:
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))
         os.environ.setdefault("UNSLOTH_AUTO_INSTALL", "0")
         os.environ.setdefault("TORCHAO_LOG_LEVEL", "ERROR")
-        try:
-            with loading.quiet_imports(), _without_noise():
-                import unsloth
-        except ModuleNotFoundError as error:
-            raise PolicyError(
-                f"backend 'unsloth': {error}",
-                rule="this backend trains with Unsloth",
-                remedy="pip install unsloth, or set policy.backend: transformers",
-            ) from None
+        with loading.quiet_imports(), _without_noise():
+            import unsloth
     import unsloth
 
     return unsloth

@@ -35,6 +35,7 @@ from workbench.training.loading import (
     fitted_to_adapter,
     load_tokenizer,
     shape_of_policy,
+    without_extras,
 )
 from workbench.training.plan import Memory, Plan, Stage
 from workbench.training.policy import trainer_classes
@@ -81,9 +82,9 @@ def prepare(
         recipe = fitted_to_adapter(recipe)
     backend = policy.backend_name if policy else recipe.policy.backend
     processes.check_processes(backend)
-    if policy is None:
-        # a slip in a path is found before torch and Unsloth are imported
+    if policy is None:  # a slip in a path is found before torch and Unsloth are imported
         find_model(recipe.policy.name, ask_hub=False)
+    instead = [] if policy else without_extras(recipe)
     unread: list[str] = []
     sought: list[str] = []
     if task is None and run is not None:
@@ -110,7 +111,7 @@ def prepare(
     notes += [*sought, *settings_of.stages_decide(recipe), *_of_stages(stages), *unread, *measured]
     notes += around.lines("plan", Asked(recipe, task, stages, steps, run))
     notes += [*of_shape, *chosen, *_warned(recipe, task, run), *dict.fromkeys(heard)]
-    notes += [*one_gpu(backend, machine), *settings_of.check_in_force(given, built)]
+    notes += [*instead, *one_gpu(backend, machine), *settings_of.check_in_force(given, built)]
     generates = [around.asked("generates", stage, machine, shape) for stage in stages]
     words = ". ".join(dict.fromkeys(itertools.chain(*generates)))
     rows = _rows(recipe, stages, given, built)

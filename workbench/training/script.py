@@ -19,6 +19,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from workbench.errors import RecipeError
+from workbench.extras import default_backend
 from workbench.kinds import Fields
 from workbench.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.training import settings as settings_of
@@ -126,7 +127,7 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
         from workbench.training.policy import trainer_classes
 
         # Only now: the backend is known, and importing Unsloth cannot be undone.
-        fields = settings_of.field_names(trainer_classes(backend or "unsloth")[0])
+        fields = settings_of.field_names(trainer_classes(backend or default_backend())[0])
     reader.leave_out_unknown(fields)
     recipe, renamed = settings_of.with_new_names(Recipe.of(reader.content, source), fields)
     notes = [*reader.notes, *renamed, *reader.fill_in(recipe)]

@@ -1,0 +1,135 @@
+"""Without the extras: every command that looks at rewards, data and runs works, the others say which extra they need."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recording import record
+
+import workbench as wb
+
+ABSENT = ("torch", "trl", "unsloth", "unsloth_zoo", "transformers", "peft", "datasets", "bitsandbytes")
+# Read by every Python that is begun with it: workers and servers of reward functions, too.
+BLOCKER = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory) -> Path:
+    """A workspace with one recorded run, in whose Pythons the libraries of `absent.txt` cannot be imported."""
+    home = tmp_path_factory.mktemp("light")
+    absent = "open(__file__.replace('sitecustomize.py', 'absent.txt')).read().split()"
+    (home / "sitecustomize.py").write_text(BLOCKER.format(absent=absent))
+    (home / "absent.txt").write_text(" ".join(ABSENT))
+    task = wb.load_task("arithmetic")
+    row = {**task.rows[0], "prompt_id": 0}
+    right = f"<reasoning>\nit is so\n</reasoning>\n<answer>\n{row['answer']}\n</answer>\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_HOME", str(home))
+        run = record(task, [[(row, [right, "<answer>", "?", right])]] * 3)
+        run.release()
+    return home
+
+
+def python(home: Path, *arguments: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "WORKBENCH_HOME": str(home), "PYTHONPATH": str(home)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=home)
+
+
+def workbench(home: Path, *arguments: str) -> subprocess.CompletedProcess:
+    return python(home, "-m", "workbench.cli", *arguments)
+
+
+def test_they_are_really_absent(light):
+    for module in ABSENT:
+        ended = python(light, "-c", f"import {module}")
+        assert f"No module named '{module}'" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "holds"),
+    [
+        (("check", "arithmetic"), "rows read"),
+        (("probe", "arithmetic"), "nothing is wrong"),
+        (("replay", "r", "--task", "arithmetic", "--weight", "style_reward=0"), "advantages"),
+        (("report", "r", "--markdown"), "written: runs/r/report.md"),
+        (("watch", "r", "--once"), "step"),
+        (("explain", "reward_std"), "TRL"),
+        (("control", "--help"), "learning_rate"),
+        (("doctor",), "pip install '.[train]'"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, tuple) else "",
+)
+def test_a_command_that_looks_works(light, words, holds):
+    ended = workbench(light, *words)
+    assert ended.returncode == 0, ended.stderr
+    assert holds in ended.stdout
+
+
+def test_the_reward_lab_scores(light):
+    script = "import workbench as wb; lab = wb.Lab('arithmetic'); print(lab.parts['seen-0'].value); lab.close()"
+    ended = python(light, "-c", script)
+    assert ended.returncode == 0, ended.stderr
+    assert "total <b>" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "cpu"),
+        ("plan", "cpu", "--set", "policy.load_in_4bit=true"),
+        ("train", "cpu"),
+        ("check", "arithmetic", "--policy", "tiny"),
+        ("check", "openai/gsm8k"),
+        ("probe", "arithmetic", "--policy", "tiny"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_needs_a_model_names_the_extra(light, words):
+    ended = workbench(light, *words)
+    assert ended.returncode == 2
+    assert "MissingError: " in ended.stderr
+    assert "grpo-workbench[train]" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+# Every function of the face that imports one of the eight, as a person calls it.
+CALLS = {
+    "plan": "wb.plan(wb.Recipe())",
+    "load_policy": "wb.load_policy('tiny')",
+    "train": "wb.train(wb.Recipe())",
+    "start": "wb.start(wb.Recipe())",
+    "attach": "wb.attach(object())",
+    "preview": "wb.preview(task.rows, 'tiny')",
+    "prompt_lengths": "wb.prompt_lengths(task.rows, 'tiny')",
+    "open_source": "wb.open_source('openai/gsm8k')",
+    "merge_risk": "wb.merge_risk(run)",
+    "export": "wb.export(run)",
+    "ask": "wb.ask('.', 'What is 15 + 27?')",
+    "RewardModel": "RewardModel('nowhere').scores(prompts=['a'], completions=['b'])",
+}
+
+
+def test_no_function_raises_an_import_error_without_a_remedy(light):
+    script = "import workbench as wb\nfrom workbench.rewards.models import RewardModel\n"
+    script += "task, run = wb.load_task('arithmetic'), wb.open_run('r')\n"
+    for name, call in CALLS.items():
+        script += f"try: {call}\nexcept Exception as error: met = error\n"
+        script += f"print({name!r}, type(met).__name__, str(met).count('[train]'), sep=': ')\n"
+    ended = python(light, "-c", script)
+    assert ended.returncode == 0, ended.stderr
+    said = dict(line.split(": ", 1) for line in ended.stdout.splitlines())
+    assert said == dict.fromkeys(CALLS, "MissingError: 2")

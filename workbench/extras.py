@@ -1,0 +1,84 @@
+"""What a plain install leaves out, and which extra of the package brings it.
+
+Rewards, data and runs are looked at without any of these libraries; training, and whatever loads a
+model or a tokenizer, imports them inside functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Generator
+from typing import Literal
+
+from workbench.errors import WorkbenchError
+
+# What an extra brings, as far as it is imported here (tests/test_dependencies.py).
+TRAIN = ("torch", "trl", "transformers", "peft", "datasets", "bitsandbytes", "psutil")
+TRAIN += ("sentencepiece", "accelerate", "safetensors", "tokenizers")
+UNSLOTH = ("unsloth", "unsloth_zoo", "torchvision")
+INSTALL_TRAIN = "pip install 'grpo-workbench[train]', or in a clone pip install '.[train]'"
+INSTALL_UNSLOTH = (
+    "in a clone: pip install uv && uv pip install -e '.[unsloth]'. Plain pip may refuse: unsloth"
+    " asks for a certifi that is not published, and pyproject.toml tells uv that any will do"
+)
+
+
+class MissingError(WorkbenchError, ImportError):
+    """A library that is not installed; the remedy names the extra that brings it."""
+
+
+def installed(module: str) -> bool:
+    """Whether a library can be found, without importing it."""
+    with contextlib.suppress(ImportError, ValueError):
+        return importlib.util.find_spec(module) is not None
+    return False
+
+
+def default_backend() -> Literal["unsloth", "transformers"]:
+    """The backend of a recipe that names none: the one of Unsloth, where that is installed."""
+    return "unsloth" if installed("unsloth") else "transformers"
+
+
+def absent(module: str) -> MissingError:
+    """The error for one of these libraries that is not there."""
+    rule = (
+        "training, and loading a model, a tokenizer or a dataset of the hub, need the extra train;"
+        " check, probe, replay, report, watch, explain and the lab do not"
+    )
+    remedy = INSTALL_TRAIN
+    if module in UNSLOTH:
+        rule = "policy.backend: unsloth needs the extra unsloth"
+        remedy = f"set policy.backend: transformers, which trains without it; or {INSTALL_UNSLOTH}"
+    elif module == "bitsandbytes":
+        rule = "4-bit weights are bitsandbytes', which comes with the extra train"
+        remedy = f"set policy.load_in_4bit: false, for 16-bit weights; or {remedy}"
+    return MissingError(f"{module} is not installed here", rule=rule, remedy=remedy)
+
+
+def explained(error: Exception) -> Exception:
+    """The error to raise for this one: of a failed import of these libraries one with a remedy."""
+    name = (getattr(error, "name", None) or "").partition(".")[0]
+    known = isinstance(error, ModuleNotFoundError) and name in (*TRAIN, *UNSLOTH)
+    return absent(name) if known else error
+
+
+def need(*modules: str) -> None:
+    """MissingError if one of them is not installed. Nothing is imported."""
+    for module in modules:
+        if not installed(module):
+            raise absent(module)
+
+
+def need_train() -> None:
+    """MissingError if the extra train is not installed; 16 bits do without bitsandbytes."""
+    need("torch", "trl", "transformers", "peft", "datasets")
+
+
+@contextlib.contextmanager
+def explaining() -> Generator[None]:
+    """Raises `explained` where an import fails."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise explained(error) from None
