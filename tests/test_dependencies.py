@@ -26,7 +26,6 @@ def named(requirements: list[str]) -> dict[str, Requirement]:
 
 
 LIGHT, TRAIN, UNSLOTH = (named(each) for each in (PROJECT["project"]["dependencies"], EXTRAS["train"], EXTRAS["unsloth"]))
-OURS = {"grpo-workbench": UNSLOTH.pop("grpo-workbench")}  # which brings the other extra
 ASKED = {**LIGHT, **TRAIN, **UNSLOTH}
 TESTED = {
     r.name.replace("_", "-").lower(): r for r in map(Requirement, PROJECT["dependency-groups"]["exact"])
@@ -67,14 +66,16 @@ def test_a_range_has_a_floor_and_holds_the_version_that_uv_run_sets_up(name):
 
 def test_a_plain_install_brings_no_library_that_trains():
     assert not LIGHT.keys() & (PATCHED | {"torch", "torchvision", "accelerate"})
-    assert PATCHED - TRAIN.keys() == UNSLOTH.keys() - {"torchvision"} == {"unsloth", "unsloth-zoo"}
-    assert OURS["grpo-workbench"].extras == {"train"}
+    assert PATCHED - TRAIN.keys() == {"unsloth", "unsloth-zoo"}
+    assert UNSLOTH.items() - TRAIN.items() == {(name, UNSLOTH[name]) for name in ("unsloth", "unsloth-zoo", "torchvision")}
+    assert TRAIN.items() <= UNSLOTH.items()
 
 
 def test_the_extras_that_errors_name_are_those_that_bring_the_library():
     beside = {"accelerate", "safetensors", "tokenizers"}  # transformers' and trl's own
     assert {name.replace("_", "-") for name in extras.TRAIN} - beside == TRAIN.keys() - {"tqdm"}
-    assert {name.replace("_", "-") for name in extras.UNSLOTH} == UNSLOTH.keys()
+    assert {name.replace("_", "-") for name in extras.UNSLOTH} == UNSLOTH.keys() - TRAIN.keys()
+    assert str(TRAIN["trl"].specifier) == f"=={extras._TRL}"
 
 
 def test_uv_run_takes_the_tested_versions_by_default():

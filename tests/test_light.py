@@ -15,24 +15,28 @@ import workbench as wb
 ABSENT = ("torch", "trl", "unsloth", "unsloth_zoo", "transformers", "peft", "datasets", "bitsandbytes")
 # Read by every Python that is begun with it: workers and servers of reward functions, too.
 BLOCKER = """
-import sys
+import importlib.metadata, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {absent}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
+def from_name(name, found=importlib.metadata.Distribution.from_name):
+    if name in {absent}:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return found(name)
+
 sys.meta_path.insert(0, Absent())
+importlib.metadata.Distribution.from_name = from_name
 """
 
 
 @pytest.fixture(scope="module")
 def light(tmp_path_factory) -> Path:
-    """A workspace with one recorded run, in whose Pythons the libraries of `absent.txt` cannot be imported."""
+    """A workspace with one recorded run, in whose Pythons those libraries are neither to be imported nor listed."""
     home = tmp_path_factory.mktemp("light")
-    absent = "open(__file__.replace('sitecustomize.py', 'absent.txt')).read().split()"
-    (home / "sitecustomize.py").write_text(BLOCKER.format(absent=absent))
-    (home / "absent.txt").write_text(" ".join(ABSENT))
+    (home / "sitecustomize.py").write_text(BLOCKER.format(absent=ABSENT))
     task = wb.load_task("arithmetic")
     row = {**task.rows[0], "prompt_id": 0}
     right = f"<reasoning>\nit is so\n</reasoning>\n<answer>\n{row['answer']}\n</answer>\n"
@@ -57,6 +61,8 @@ def test_they_are_really_absent(light):
     for module in ABSENT:
         ended = python(light, "-c", f"import {module}")
         assert f"No module named '{module}'" in ended.stderr
+        ended = python(light, "-c", f"import importlib.metadata as m; m.version({module!r})")
+        assert "PackageNotFoundError" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -67,7 +73,7 @@ def test_they_are_really_absent(light):
         (("replay", "r", "--task", "arithmetic", "--weight", "style_reward=0"), "advantages"),
         (("report", "r", "--markdown"), "written: runs/r/report.md"),
         (("watch", "r", "--once"), "step"),
-        (("explain", "reward_std"), "TRL"),
+        (("explain", "reward_std"), "TRL 1.14.2"),
         (("control", "--help"), "learning_rate"),
         (("doctor",), "pip install '.[train]'"),
     ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Generator
+from importlib import metadata
 from typing import Literal
 
 from workbench.errors import WorkbenchError
@@ -17,10 +18,11 @@ from workbench.errors import WorkbenchError
 TRAIN = ("torch", "trl", "transformers", "peft", "datasets", "bitsandbytes", "psutil")
 TRAIN += ("sentencepiece", "accelerate", "safetensors", "tokenizers")
 UNSLOTH = ("unsloth", "unsloth_zoo", "torchvision")
+_TRL = "1.14.2"
 INSTALL_TRAIN = "pip install 'grpo-workbench[train]', or in a clone pip install '.[train]'"
 INSTALL_UNSLOTH = (
-    "in a clone: pip install uv && uv pip install -e '.[unsloth]'. Plain pip may refuse: unsloth"
-    " asks for a certifi that is not published, and pyproject.toml tells uv that any will do"
+    "in a clone: pip install uv && uv pip install -e '.[unsloth]'. Plain pip adds xformers, which"
+    " is not used, and refuses where the index lacks the certifi that unsloth asks for"
 )
 
 
@@ -33,6 +35,13 @@ def installed(module: str) -> bool:
     with contextlib.suppress(ImportError, ValueError):
         return importlib.util.find_spec(module) is not None
     return False
+
+
+def trl_version() -> str:
+    """The version of TRL that is installed; else of the one that the extra train brings."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version("trl")
+    return _TRL
 
 
 def default_backend() -> Literal["unsloth", "transformers"]:

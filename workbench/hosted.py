@@ -178,8 +178,8 @@ def in_place() -> bool:
         if json.loads(source).get("url") != REPOSITORY.as_uri():
             return False
         project = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
-        extras = project["optional-dependencies"]
-        needed = map(Requirement, project["dependencies"] + extras["train"] + extras["unsloth"])
+        extra = project["optional-dependencies"]["unsloth"]
+        needed = map(Requirement, project["dependencies"] + extra)
         return all(
             each.specifier.contains(importlib.metadata.version(each.name), prereleases=True)
             for each in needed

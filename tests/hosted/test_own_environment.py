@@ -56,8 +56,7 @@ def lowest(tmp_path_factory):
 def test_the_lowest_versions_are_there(lowest):
     found = versions(lowest)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    for asked in map(Requirement, [*project["dependencies"], *extras["train"], *extras["unsloth"][1:]]):
+    for asked in map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["unsloth"]]):
         [floor] = [each.version for each in asked.specifier if each.operator in (">=", "==")]
         assert Version(found[name_of(asked.name)]).release[: len(Version(floor).release)] == Version(floor).release
 

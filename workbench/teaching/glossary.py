@@ -9,13 +9,13 @@ import fnmatch
 import functools
 import itertools
 import re
-from importlib import metadata
 from pathlib import Path
 
 import yaml
 from packaging.version import InvalidVersion, Version
 
 from workbench.errors import TermError
+from workbench.extras import trl_version
 from workbench.kinds import Fields
 from workbench.training.settings.names import ALIASES
 from workbench.training.settings.values import CHOICES, DEFAULTS, RANGES
@@ -65,13 +65,13 @@ def explain(name: str, trl: str | None = None) -> Term:
         name: as TRL logs it, as the recipe has it, or a word such as "dead group"; old names are
             also known.
         trl: the version of TRL to explain it for, such as an older guide's; None: the installed
-            one.
+            one, or the one that the extra train brings.
 
     Raises:
         TermError: if there is no such term, naming the nearest; or no such version.
     """
     try:
-        version = Version(trl or metadata.version("trl"))
+        version = Version(trl or trl_version())
     except InvalidVersion:
         raise TermError(
             f"trl = {trl!r}", rule="a version is like 0.26 or 1.14.2", remedy="give one, or none"
