@@ -49,7 +49,7 @@ def lowest(tmp_path_factory):
     group = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["dev"]
     tools = [each for each in group if isinstance(each, str) and each.partition("==")[0] in TOOLS]
     # Unsloth asks for any diffusers, and the newest for a newer huggingface_hub than our floor.
-    tools.append("diffusers<0.40")
+    tools.append("diffusers>=0.39,<0.40")
     options = ("--quiet", "--resolution", "lowest-direct", "--python", python)
     uv("--directory", ROOT, "pip", "install", *options, "--editable", f"{ROOT}[unsloth]", *tools)
     return python
