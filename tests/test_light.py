@@ -16,18 +16,19 @@ ABSENT = ("torch", "trl", "unsloth", "unsloth_zoo", "transformers", "peft", "dat
 # Read by every Python that is begun with it: workers and servers of reward functions, too.
 BLOCKER = """
 import importlib.metadata, sys
+from importlib.machinery import PathFinder
 
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {absent}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+class Absent(PathFinder):
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return None if name.partition(".")[0] in {absent} else PathFinder.find_spec(name, path, target)
 
 def from_name(name, found=importlib.metadata.Distribution.from_name):
     if name in {absent}:
         raise importlib.metadata.PackageNotFoundError(name)
     return found(name)
 
-sys.meta_path.insert(0, Absent())
+sys.meta_path[sys.meta_path.index(PathFinder)] = Absent
 importlib.metadata.Distribution.from_name = from_name
 """
 
@@ -98,6 +99,7 @@ def test_the_reward_lab_scores(light):
         ("plan", "cpu"),
         ("plan", "cpu", "--set", "policy.load_in_4bit=true"),
         ("train", "cpu"),
+        ("demo",),
         ("check", "arithmetic", "--policy", "tiny"),
         ("check", "openai/gsm8k"),
         ("probe", "arithmetic", "--policy", "tiny"),
@@ -110,6 +112,53 @@ def test_a_command_that_needs_a_model_names_the_extra(light, words):
     assert "MissingError: " in ended.stderr
     assert "grpo-workbench[train]" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+DEFAULTS = """
+import workbench as wb
+from workbench.training.loading import without_extras
+for policy in ({}, {"load_in_4bit": True}, {"backend": "unsloth", "load_in_4bit": False}):
+    recipe = wb.Recipe(policy=policy)
+    try: lines = without_extras(recipe)
+    except wb.errors.WorkbenchError as error: lines = [f"{type(error).__name__} {error.value}: {error.remedy}"]
+    print(recipe.policy.backend, recipe.policy.load_in_4bit, *lines, sep=" | ")
+"""
+
+
+@pytest.fixture
+def without(light, tmp_path):
+    """A workspace in whose Pythons only Unsloth and bitsandbytes are absent."""
+    blocker = BLOCKER.format(absent=("unsloth", "unsloth_zoo", "bitsandbytes"))
+    (tmp_path / "sitecustomize.py").write_text(blocker)
+    return tmp_path
+
+
+def test_without_unsloth_and_bitsandbytes_the_defaults_are_plain_and_16_bits_each_with_a_line(without):
+    script = DEFAULTS.replace("import workbench as wb", "import workbench as wb, workbench.errors")
+    none, four_bits, unsloth = python(without, "-c", script).stdout.splitlines()
+    assert none.startswith("transformers | False | policy.backend = 'transformers': Unsloth is not installed here")
+    assert "| policy.load_in_4bit = False: bitsandbytes is not installed here" in none
+    assert four_bits.startswith("transformers | True | MissingError bitsandbytes is not installed here: ")
+    assert "policy.load_in_4bit: false" in four_bits
+    assert unsloth == "unsloth | False"  # trainer_classes says what is missing
+
+
+@pytest.mark.slow
+def test_without_unsloth_and_bitsandbytes_it_trains_and_plans_in_16_bits(without):
+    recipe = wb.Recipe(run_name="plain", grpo={"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8})
+    (without / "recipe.yaml").write_text("run_name: plain\ngrpo: " + str(recipe.grpo))
+    ended = workbench(without, "plan", "recipe.yaml")
+    assert ended.returncode == 0, ended.stderr
+    assert "through transformers, 16-bit" in ended.stdout
+    assert "policy.backend = 'transformers'" in ended.stdout
+    ended = workbench(without, "train", "recipe.yaml")
+    assert ended.returncode == 0, ended.stderr
+    policy = wb.open_run(without / "runs" / "plain").manifest()["policy"]
+    assert (policy["backend_name"], policy["linear4bit"]) == ("transformers", 0)
+    ended = workbench(without, "plan", "recipe.yaml", "--set", "policy.backend=unsloth")
+    assert ended.returncode == 2
+    assert "MissingError: unsloth is not installed here" in ended.stderr
+    assert "uv pip install -e '.[unsloth]'" in ended.stderr
 
 
 # Every function of the face that imports one of the eight, as a person calls it.

@@ -23,6 +23,7 @@ import yaml
 from workbench import policies
 from workbench.data.prompts import question_text
 from workbench.errors import RunError, nearest
+from workbench.extras import installed, need_train
 from workbench.kinds import Fields
 from workbench.run.directory import check_name, open_run
 from workbench.training.precision import fast_bf16
@@ -262,7 +263,8 @@ def _sockets(client: Any) -> Generator[None]:
 def settings_of(policy: str) -> dict[str, Any]:
     """What a demonstration changes, by notebook, and its `task.py`, from `demos.yaml`.
 
-    RunError for a policy that has none; PolicyError for one that is not installed.
+    RunError for a policy that has none; PolicyError for one that is not installed, MissingError
+    where the extra train is not.
     """
     demos = yaml.safe_load(Path(__file__).with_name("demos.yaml").read_bytes())
     if policy not in demos:
@@ -271,7 +273,11 @@ def settings_of(policy: str) -> dict[str, Any]:
         remedy = nearest(policy, demos, otherwise)
         raise RunError(f"demo: policy {policy!r}", rule=rule, remedy=remedy)
     policies.folder_of(policy)
+    need_train()
     settings = demos[policy]
+    if policy == "tiny" and not installed("unsloth"):
+        plainly = {"backend": "transformers", "load_in_4bit": installed("bitsandbytes")}
+        settings["03_train"] = {"loading": plainly | {"max_seq_length": 256}}
     if policy != "tiny" and fast_bf16():
         settings["03_train"]["loading"]["dtype"] = "bfloat16"
     return settings
