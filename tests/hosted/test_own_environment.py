@@ -40,6 +40,21 @@ def test_what_is_there_stays(tmp_path):
     assert "xformers" not in done.stderr
 
 
+def test_plain_pip_installs_what_looks_at_rewards_and_nothing_that_trains(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    programs = tmp_path / "venv" / "bin"
+    done = subprocess.run([programs / "pip", "install", "--quiet", ROOT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    there = versions(programs / "python").keys()
+    assert "grpo-workbench" in there
+    assert not there & {"torch", "trl", "transformers", "peft", "datasets", "bitsandbytes", "unsloth", "unsloth-zoo"}
+    for words in (["probe", "arithmetic"], ["check", "arithmetic"], ["explain", "reward_std"], ["doctor"]):
+        environment = {**os.environ, "WORKBENCH_HOME": str(tmp_path)}
+        command = [programs / "workbench", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def lowest(tmp_path_factory):
     """Python of an environment in which whatever pyproject.toml asks for is as old as it may be."""
