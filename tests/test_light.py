@@ -71,6 +71,7 @@ def test_they_are_really_absent(light):
     [
         (("check", "arithmetic"), "rows read"),
         (("probe", "arithmetic"), "nothing is wrong"),
+        (("probe", "calculator"), "not checked: whether a policy can be told these tools; transformers is not installed"),
         (("replay", "r", "--task", "arithmetic", "--weight", "style_reward=0"), "advantages"),
         (("report", "r", "--markdown"), "written: runs/r/report.md"),
         (("watch", "r", "--once"), "step"),

@@ -11,6 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from workbench.errors import TaskError
+from workbench.extras import need
 from workbench.kinds import Fields, Function
 
 Environment = Function | Mapping[str, Function] | None  # what makes them; by name, several
@@ -50,6 +51,7 @@ def schemas_of(tools: Sequence[Function], environment: Environment) -> dict[str,
     environment, or of none. TaskError: a tool cannot be read, or called by its name, or an
     environment has no `reset` that TRL could call.
     """
+    need("transformers")
     from transformers.utils import get_json_schema
 
     for make in factories_of(environment).values():

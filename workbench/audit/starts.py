@@ -18,6 +18,7 @@ import numpy as np
 from workbench.audit.findings import Findings, finding
 from workbench.environments import Start, pinned_random, started, where_they_part
 from workbench.errors import TaskError
+from workbench.extras import MissingError
 from workbench.task import Row, Task
 
 GROUP = 8  # starts that are compared
@@ -39,6 +40,8 @@ def start_findings(task: Task, rows: Sequence[Row], deadline_s: float = 10.0) ->
             _ = task.for_turns and task.tool_schemas
         except TaskError as error:
             yield finding("tools", error=error.value, fix=error.remedy)
+        except MissingError as error:
+            yield finding("tools.unread", missing=error.value, fix=error.remedy)
     until, compared, unread = time.monotonic() + deadline_s, 0, ""
     for place, row in enumerate(rows if task.environment else ()):
         if place and time.monotonic() > until:
