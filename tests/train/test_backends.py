@@ -58,12 +58,12 @@ def find_spec(name, path=None, target=None):
     return None if name.split(".")[0] in ("unsloth", "unsloth_zoo", "bitsandbytes") else real(name, path, target)
 importlib.machinery.PathFinder.find_spec = staticmethod(find_spec)
 import workbench as wb
-from workbench.errors import PolicyError
+from workbench.extras import MissingError
 grpo = dict(max_steps=2, num_generations=4, per_device_train_batch_size=8, max_completion_length=8)
-for policy in ({"backend": "transformers"}, {"backend": "unsloth", "load_in_4bit": False}):
+for policy in ({"backend": "transformers", "load_in_4bit": True}, {"backend": "unsloth", "load_in_4bit": False}):
     try:
         wb.load_policy(wb.Recipe(policy=policy, grpo=grpo))
-    except PolicyError as error:
+    except MissingError as error:
         print(error.remedy)
 run = wb.train(wb.Recipe(policy={"backend": "transformers", "load_in_4bit": False}, grpo=grpo), runs=sys.argv[1])
 print(run.result()["status"], wb.load_policy(run.recipe(), adapter=run.adapter).linear4bit)
