@@ -276,7 +276,7 @@ class Untyped(Fixed):
     ("kind", "severity", "words"),
     [
         (Lost, "error", "get_reward raises AttributeError: last"),
-        (Worded, "error", "get_reward returns 'won', which is no number"),
+        (Worded, "error", "get_reward returns 'won', which is not a number"),
         (Unplayed, "note", "each member of a group begins in the same state"),
         (Untyped, "error", "the tool open: "),
     ],

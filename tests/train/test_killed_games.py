@@ -122,7 +122,7 @@ def test_it_goes_on_to_the_last_bit_or_says_that_it_does_not(home, folder, envir
     [continued] = [event for event in run.events() if event["event"] == "continued"]
     if environment is Own:
         assert left_of(run) != left_of(whole)
-        assert continued["inexact"].startswith("Own.random begins anew")
+        assert continued["inexact"].startswith("Own.random starts afresh")
     else:
         assert left_of(run) == left_of(whole)
         assert "inexact" not in continued

@@ -35,13 +35,15 @@ def start_findings(task: Task, rows: Sequence[Row], deadline_s: float = 10.0) ->
     Args:
         deadline_s: no row but the first is begun later than this.
     """
-    with contextlib.suppress(Exception):  # what its making raises is said of its start
-        try:
-            _ = task.for_turns and task.tool_schemas
-        except TaskError as error:
-            yield finding("tools", error=error.value, fix=error.remedy)
-        except MissingError as error:
-            yield finding("tools.unread", missing=error.value, fix=error.remedy)
+    try:
+        _ = task.for_turns and task.tool_schemas
+    except TaskError as error:
+        yield finding("tools", error=error.value, fix=error.remedy)
+    except MissingError as error:
+        yield finding("tools.unread", missing=error.value, fix=error.remedy)
+    except Exception:  # raised while an environment is made: reported below, with its start
+        if not task.environment:
+            raise
     until, compared, unread = time.monotonic() + deadline_s, 0, ""
     for place, row in enumerate(rows if task.environment else ()):
         if place and time.monotonic() > until:
@@ -81,7 +83,7 @@ def _reward_of(start: Start) -> str:
     except Exception as error:  # of the user's own code
         return f"raises {type(error).__name__}: {error}"
     fine = value is None or isinstance(value, (numbers.Real, np.bool_))
-    return "" if fine else f"returns {str(value)[:60]!r}, which is no number"
+    return "" if fine else f"returns {str(value)[:60]!r}, which is not a number"
 
 
 def _differences(first: Start, other: Start) -> Iterator[tuple[str, str | None]]:

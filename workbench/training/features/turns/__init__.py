@@ -142,7 +142,7 @@ class Turns(Feature):
         """
         pools = (getattr(self.session.trainer, "_environment_pool", None) or {}).values()
         self.session.restored.inexact += [
-            f"{type(own).__name__}.{name} begins anew, and draws other starts: take `seed` in reset"
+            f"{type(own).__name__}.{name} starts afresh: let reset take `seed`, and draw from it"
             for own, *_ in pools
             if not takes_seed(own)
             for name, value in vars(own).items()

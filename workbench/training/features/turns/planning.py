@@ -61,7 +61,7 @@ def _lines(asked: Asked, stage: Stage) -> Iterator[str]:
 
 
 def _starts(task: Task) -> Iterator[str]:
-    # TRL hands `reset` no seed of its own.
+    # TRL itself does not pass a seed to `reset`.
     for factory in factories_of(task.environment).values():
         made = factory()
         name = type(made).__name__
