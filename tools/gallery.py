@@ -33,6 +33,16 @@ RUNS = {
         "SmolLM2-135M-Instruct learns to call short reviews positive or negative in one word.",
         ["workbench demo --policy smollm2 --name reviews"],
     ),
+    "guess": (
+        "By turns",
+        "A policy that calls a tool guesses numbers, with five guesses for each.",
+        [
+            f"workbench train {RECIPE} --set task=guess_the_number --set policy.name=tiny_turns "
+            "--set max_steps=30 --set max_completion_length=128 "
+            "--set max_tool_calling_iterations=6 --run-name guess",
+            MEASURED.format(run="guess", prompts=32),
+        ],
+    ),
     "cut": (
         "Cut",
         "The demo's recipe with a limit of 12 tokens: too few for the strict format.",
