@@ -23,7 +23,7 @@ import yaml
 from workbench import policies
 from workbench.data.prompts import question_text
 from workbench.errors import RunError, nearest
-from workbench.extras import installed, need_train
+from workbench.extras import need_train
 from workbench.kinds import Fields
 from workbench.run.directory import check_name, open_run
 from workbench.training.precision import fast_bf16
@@ -286,9 +286,6 @@ def settings_of(policy: str) -> dict[str, Any]:
     policies.folder_of(policy)
     need_train()
     settings = demos[policy]
-    if policy == "tiny" and not installed("unsloth"):
-        plainly = {"backend": "transformers", "load_in_4bit": installed("bitsandbytes")}
-        settings["03_train"] = {"loading": plainly | {"max_seq_length": 256}}
     if policy != "tiny" and fast_bf16():
         settings["03_train"]["loading"]["dtype"] = "bfloat16"
     return settings

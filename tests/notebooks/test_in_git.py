@@ -213,6 +213,6 @@ def test_the_packaged_recipe_asks_for_what_notebook_03_asks():
     body = [node for cell in cells for node in ast.parse(source(cell)).body]
     parameters = {node.targets[0].id: ast.literal_eval(node.value) for node in body}
     assert {name: parameters["grpo"][name] for name in recipe.grpo} == recipe.grpo
-    for name in ("load_in_4bit", "max_seq_length"):
-        assert parameters["loading"][name] == getattr(recipe.policy, name)
+    # backend and 4 bit are not named: where a library is missing, both go on without it
+    assert parameters["loading"] == {"max_seq_length": recipe.policy.max_seq_length}
     assert parameters["policy_name"] == recipe.policy.name
