@@ -216,7 +216,6 @@ def execute(
     total = len(notebook.cells)
     client = NotebookClient(
         notebook,
-        timeout=1800,
         kernel_name="python3",
         # ipykernel warns at every start that its messages are not encrypted, and prints a traceback
         # when it is ended; what fails in a cell is told by nbclient.
@@ -230,7 +229,7 @@ def execute(
             # The copy is read, not clicked: without a kernel a panel would be an empty place.
             client.execute(env={**os.environ, "WORKBENCH_WIDGETS": "0"})
         on_cell(total, total)  # the last cell may be prose, which is not executed
-    except (CellExecutionError, DeadKernelError, TimeoutError) as error:
+    except (CellExecutionError, DeadKernelError) as error:
         kind = type(error).__name__
         lines = str(getattr(error, "evalue", "") or error).strip().splitlines() or [kind]
         remedies = [

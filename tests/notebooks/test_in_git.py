@@ -199,6 +199,14 @@ def test_one_notebook_runs_with_its_own_parameters(home):
         run_notebook(str(home / "own.ipynb"), out=home / "own.ipynb")
 
 
+def test_a_cell_may_train_for_days(home, monkeypatch):
+    seen = []
+    monkeypatch.setattr("nbclient.NotebookClient.execute", lambda client, **_: seen.append(client.timeout))
+    nbformat.write(notebook("steps = 60"), home / "own.ipynb")
+    run_notebook(str(home / "own.ipynb"))
+    assert seen == [None]
+
+
 def test_a_notebook_without_a_parameters_cell_is_an_error():
     with pytest.raises(RunError, match="0 cells tagged"):
         with_parameters(nbformat.v4.new_notebook(), {}, "x")
