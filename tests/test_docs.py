@@ -184,5 +184,20 @@ def test_a_task_file_is_whole(page, code, home):
     (home / "shown.py").write_text(code)
     task = wb.load_task("shown.py")
     answer = task.rows[0]["answer"]
-    right, wrong = wb.score(task, task.rows[0], [f"It is {answer}", "I do not know."]).totals
+    right, wrong = wb.score(task, task.rows[0], [f"<answer>{answer}</answer>", "I do not know."]).totals
     assert right > wrong
+
+
+ASKED = [(page, code) for page, code in TASKS if "SYSTEM_PROMPT" in code]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "code"), ASKED, ids=[page for page, _ in ASKED])
+def test_the_embedded_policy_learns_a_task_file_by_the_page_s_recipe(page, code, home):
+    (home / "sums.py").write_text(code)
+    [asked] = [recipe for where, recipe in RECIPES if where == "docs/tasks.md" and "sums.py" in recipe]
+    recipe = yaml.safe_load(asked)
+    recipe["grpo"]["max_steps"] = recipe["eval_every"]
+    recipe["policy"]["load_in_4bit"] = False  # which is slower
+    run = wb.train(recipe)
+    assert run.result()["held_out"]["last"]["gain_low"] > 0
