@@ -28,7 +28,7 @@ _LIBRARY = {
     "compare": ("same_answer",),
     "judging": ("make_judge_reward", "make_ranking_reward", "Reply"),
     "endpoint": ("Endpoint",),
-    "..decide.local": ("local_judge",),  # a policy is loaded by what stands above the rewards
+    ".decide.local": ("local_judge",),  # a policy is loaded by what stands above the rewards
 }  # fmt: skip
 _MODULE = {name: module for module, names in _LIBRARY.items() for name in names}
 __all__ = [*_MODULE]

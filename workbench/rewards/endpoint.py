@@ -36,7 +36,7 @@ class CallError(Exception):
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     # Prompts, completions and the key go to the address that was given, and to no other.
-    def redirect_request(self, *_: object) -> None:
+    def redirect_request(self, *_: Any) -> None:  # ty: ignore[incompatible-method-override]
         return None
 
 
@@ -121,7 +121,8 @@ class Endpoint:
             with _OPENER.open(request, timeout=self.timeout_s) as response:
                 content = response.read(_MOST_BYTES)
         except urllib.error.HTTPError as error:
-            with contextlib.suppress(Exception):
+            content = b""
+            with error, contextlib.suppress(OSError, http.client.HTTPException):
                 content = error.read(_MOST_BYTES)
             said = _safe(content, key)
             wait_s = _retry_after_s(error.headers.get("Retry-After"))

@@ -135,14 +135,11 @@ class Judge:
         self.spent, self._in_flight = Spent(), 0
         self._kept: dict[str, str] = {}
         self._tail: Tail | None = None
+        # 16 hex digits that change with whatever decides on its scores: who is asked, and what
+        who = getattr(call, "identity", None) or reward_hash(call)
+        self.identity = _digest(VERSION, who, rubric, _RANK if ranks else _SCORE)[:16]
         first = next(iter(inspect.signature(call).parameters), "")
         self._takes_messages = first == "messages"
-
-    @property
-    def identity(self) -> str:
-        """16 hex digits that change with whatever decides on its scores: who is asked, and what."""
-        who = getattr(self.call, "identity", None) or reward_hash(self.call)
-        return _digest(VERSION, who, self.rubric, _RANK if self.ranks else _SCORE)[:16]
 
     def __repr__(self) -> str:
         return f"Judge({self.identity!r})"  # stands for it in the reward's hash
