@@ -372,7 +372,8 @@ def _measured(name: str, about: Fields, found: Interval | None, cases: int, righ
     distance = abs(limit - (abs(value) if kind == "either" else value))
     needed = None
     if verdict == UNTOLD and distance > 0:  # an interval narrows with the root of the cases
-        needed = math.ceil(max(3 / distance, cases * ((high - low) / 2 / distance) ** 2))
+        would = max(3 / distance, cases * ((high - low) / 2 / distance) ** 2)
+        needed = math.ceil(round(would, 6))
     known = None if math.isnan(value) else value
     return Measured(
         name, asks, cases, known, low, high, limit, kind, verdict, needed, reason, remedy

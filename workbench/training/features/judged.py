@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from workbench import processes
 from workbench.errors import RecipeError
@@ -14,6 +15,7 @@ from workbench.rewards.judging import Judge, Spent, judge_of
 from workbench.task import function_name
 from workbench.training.feature import Asked, Feature
 from workbench.training.plan import Stage
+from workbench.workspace import shown
 
 
 class Judged(Feature):
@@ -44,11 +46,16 @@ class Judged(Feature):
                 lines.append(f"{name}, on trial: {kept['verdict']}")
         return list(dict.fromkeys(lines))
 
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
+        self.judges = dict(each for stage in session.stages for each in judges(stage))
+        for judge in self.judges.values():
+            judge.spent = Spent()  # its budget is of this run
+
     def before_first(self, stage: Stage) -> bool:
-        """Its trial into the manifest, and a budget of its own for the run."""
+        """The trials of its judges go into the manifest; training may begin."""
         task, run = stage.scored_by[0], self.session.run
         for name, judge in judges(stage):
-            judge.spent = Spent()
             trials = run.manifest().get("judges", {})
             if name not in trials:
                 accepted = stage.recipe.judge == "accept"
@@ -57,8 +64,7 @@ class Judged(Feature):
         return True
 
     def result(self, seconds: float) -> Fields:
-        known = [each for stage in self.session.stages for each in judges(stage)]
-        spent = {name: dataclasses.asdict(judge.spent) for name, judge in known}
+        spent = {name: dataclasses.asdict(judge.spent) for name, judge in self.judges.items()}
         return {"judges": spent} if spent else {}
 
 
@@ -71,15 +77,16 @@ def judges(stage: Stage) -> Iterator[tuple[str, Judge]]:
 
 def _verdict(name: str, judge: Judge, stage: Stage) -> RecipeError | None:
     # The error where it may not train.
-    trial = judge.trial_on(stage.scored_by[0])
+    task = stage.scored_by[0]
+    trial = judge.trial_on(task)
     if trial and trial["ok"]:
         return None
     value = f"{name} has no trial on this task, as judge, rubric and prompts are now"
     if trial:
         value = f"{name}, on trial: {trial['verdict']}"
+    try_it = f"workbench trial {shown(task.source)}" if task.source else "wb.trial(task)"
     return RecipeError(
         value,
         rule="a judge trains after it has passed its trial",
-        remedy=f"workbench trial {stage.recipe.task}, which says what to change; or"
-        " `judge: accept` in the recipe",
+        remedy=f"{try_it} says what to change; `judge: accept` in the recipe trains all the same",
     )
