@@ -17,7 +17,7 @@ from workbench.decide.trial import FAILED, NOT_HERE, PASSED, UNTOLD, Measured, _
 from workbench.display import view_of
 from workbench.errors import BudgetError, RewardError, TaskError
 from workbench.health.trends import Interval
-from workbench.rewards.judging import Judge, Reply, Unreadable, judge_of
+from workbench.rewards.judging import Reply, judge_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 judges = importlib.import_module("judges")
@@ -35,23 +35,19 @@ def measured(trial) -> dict[str, Measured]:
     return {each.name: each for each in trial.measures}
 
 
-def unreadable() -> Unreadable:
-    return Unreadable("got '' from the judge", rule="r", remedy="r")
-
-
 # --- measures, by hand ------------------------------------------------------------------------------------------------
 
 
 def cases_of(ranks: bool, answers: list[dict], right=None) -> _Cases:
     """The cases of a judge that answered so: for each prompt, names shown together -> answers in turn, else by VALUES."""
-    judge = Judge(lambda text: "", "r", ranks=ranks)
-    found = _Cases(judge, [VALUES] * len(answers), np.array(right or [[True, False]] * len(answers)))
-    for row, own in enumerate(answers):
+    found = {names: [] for names in _questions(ranks)}
+    for own in answers:
         turns = {names: [*given] for names, given in own.items()}
         for names in _questions(ranks):
             planned = turns.get(names)
-            found.take(row, names, planned.pop(0) if planned else [VALUES[name] for name in names])
-    return found
+            found[names].append(planned.pop(0) if planned else [VALUES[name] for name in names])
+    shaped = {names: np.array(own, float).reshape(len(answers), -1, len(names)) for names, own in found.items()}
+    return _Cases(ranks, np.array(right or [[True, False]] * len(answers)), shaped)
 
 
 def by_name(cases: _Cases) -> dict[str, Measured]:
@@ -77,12 +73,12 @@ def test_a_judge_that_scores():
 
 
 def test_what_could_not_be_read_is_left_out_and_counted():
-    lost = {("padded",): [unreadable()], ("refusal",): [unreadable()]}
+    lost = {("padded",): [[math.nan]], ("refusal",): [[math.nan]]}
     found = by_name(cases_of(False, [{}, {}, lost]))
     assert found["readable"].value == pytest.approx(2 / 30)
     assert found["verbosity"].value == pytest.approx(0.1)
     assert found["dead groups"].value == 0.0
-    none = by_name(cases_of(False, [{names: [unreadable()] * 2 for names in _questions(False)}] * 3))
+    none = by_name(cases_of(False, [{names: [[math.nan] * len(names)] * 2 for names in _questions(False)}] * 3))
     assert (none["readable"].value, none["readable"].verdict) == (1.0, FAILED)
     assert {each.verdict for each in none.values()} == {FAILED, UNTOLD, NOT_HERE}
     assert {each.value for name, each in none.items() if name != "readable"} == {None}

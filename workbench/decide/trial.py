@@ -9,6 +9,7 @@ limit, there were too few cases to tell.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -22,7 +23,7 @@ import yaml
 
 from workbench.audit.completions import CompletionBuilder, builders
 from workbench.audit.examination import spread
-from workbench.errors import TaskError
+from workbench.errors import RewardError, TaskError
 from workbench.health.trends import Z_95, Interval, paired_gain, share
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
@@ -167,24 +168,34 @@ def trial(
     rows = spread(task.rows, cases)
     texts = [_texts(to, number) for number, to in enumerate(_builders(task, rows))]
     judge.spent = Spent()
-    case = _Cases(judge, texts, _right(task, rows, texts))
     asked, loop = _questions(judge.ranks), CoroutineLoop.of(reward)
+    answers: dict[Names, list[Any]] = {names: [] for names in asked}
     for start in range(0, len(rows), _TOGETHER):
-        some = range(start, min(start + _TOGETHER, len(rows)))
+        stop = min(start + _TOGETHER, len(rows))
+        some = [(row, names) for row in range(start, stop) for names in asked]
         questions = [
             Question(prompt_as_text(rows[row]["prompt"]), tuple(texts[row][name] for name in names))
-            for row in some
-            for names in asked
+            for row, names in some
         ]
-        answers = iter(loop.begin(judge.scores_of(questions, fresh=True)).result())
-        for row in some:
-            for names in asked:
-                case.take(row, names, next(answers))
+        waiting = loop.begin(judge.scores_of(questions, fresh=True))
+        try:
+            scores = waiting.result()
+        finally:
+            waiting.cancel()  # interrupted: what is not asked costs nothing
+        for (_, names), each in zip(some, scores, strict=True):
+            if isinstance(each, RewardError) and not isinstance(each, Unreadable):
+                raise each
+            lost = isinstance(each, Unreadable)
+            answers[names].append([math.nan] * len(names) if lost else each)
         if progress is not None:
-            progress(some.stop, len(rows))
+            progress(stop, len(rows))
+    by_names = {
+        names: np.array(own).reshape(len(rows), -1, len(names)) for names, own in answers.items()
+    }
+    measures = _Cases(judge.ranks, _right(task, rows, texts), by_names).measures
     result = JudgeTrial(
         function_name(reward), task.name, judge.asks, judge.key(task), now(), len(rows),
-        [*case.measures(task.right_function)], judge.spent, _cost(judge, completions, size),
+        [*measures(task.right_function)], judge.spent, _cost(judge, completions, size),
     )  # fmt: skip
     append_line(made(resolve(FOLDER)) / "trials.jsonl", result.found())
     return result
@@ -198,15 +209,11 @@ def _planned(source: object) -> tuple[Task, int, int]:
         return load_task(source), PER, 8  # ty: ignore[invalid-argument-type]  it says so itself
     plan = prepare(source.model_copy(update={"judge": "accept"}))
     assert plan.task is not None
-    completions = sum(
-        math.prod(
-            stage.settings.get(name) or 1
-            for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
-        )
-        * max(1, stage.steps)
-        // (stage.settings.get("num_iterations") or 1)
-        for stage in plan.stages
-    )
+    completions = 0
+    for stage in plan.stages:
+        own = stage.settings
+        learnt = own["per_device_train_batch_size"] * (own.get("gradient_accumulation_steps") or 1)
+        completions += max(1, stage.steps) * learnt // (own.get("num_iterations") or 1)
     return plan.task, completions, plan.batch.num_generations
 
 
@@ -257,13 +264,10 @@ def _right(task: Task, rows: Sequence[Row], texts: Sequence[dict[str, str]]) -> 
     name = task.right_function
     if judge_of(task.reward_funcs[task.function_names.index(name)]):
         return np.zeros((len(rows), 2), dtype=bool)
-    suite = RewardSuite(task, 1, on_error="skip", keep_state=False)
     pairs = [own[name] for own in texts for name in ("good", "bad")]
-    try:
-        doubled = [row for row in rows for _ in range(2)]
+    doubled = [row for row in rows for _ in range(2)]
+    with contextlib.closing(RewardSuite(task, 1, on_error="skip", keep_state=False)) as suite:
         scores = suite.score_each(doubled, pairs, names=[name], quiet=True)[name].scores
-    finally:
-        suite.close()
     return task.is_right(scores).reshape(-1, 2)
 
 
@@ -276,82 +280,63 @@ def _questions(ranks: bool) -> list[Names]:
     return [("good", "bad"), *both, _GROUP]
 
 
-class _Cases:
-    """What a judge answered for each prompt, and the measures that follow."""
+class _Cases(NamedTuple):
+    """What a judge answered, and the measures that follow."""
 
-    def __init__(self, judge: Judge, texts: Sequence[dict[str, str]], right: np.ndarray) -> None:
-        self.judge, self.rows, self.right = judge, range(len(texts)), right
-        self.answers: dict[tuple[int, Names], list[list[float]]] = {}
-        self.unreadable = self.asked = 0
+    ranks: bool
+    right: np.ndarray  # [P, 2] whether the good and the wrong completion are right
+    answers: dict[Names, np.ndarray]  # [P, times asked, names]; NaN: it could not be read
 
-    def take(self, row: int, names: Names, answer: Any) -> None:
-        self.asked += 1
-        self.unreadable += isinstance(answer, Unreadable)
-        if not isinstance(answer, Exception):
-            self.answers.setdefault((row, names), []).append(answer)
-        elif not isinstance(answer, Unreadable):
-            raise answer
+    def shown(self, *names: str) -> np.ndarray:
+        """[P, names] the scores of completions, by themselves or as they were shown together."""
+        if self.ranks:
+            return self.answers[names][:, 0]
+        return np.stack([self.answers[name,][:, 0, 0] for name in names], axis=1)
 
-    def scores(self, row: int, *names: str) -> list[float]:
-        """Of completions that were shown together; NaN where the answer could not be read."""
-        if self.judge.ranks:
-            return next(iter(self.answers.get((row, names), [])), [math.nan] * len(names))
-        return [next(iter(self.answers.get((row, (name,)), [[math.nan]])))[0] for name in names]
+    def first_over_second(self, *names: str) -> np.ndarray:
+        """[P] how much higher the first of two scores than the second."""
+        return -np.diff(self.shown(*names), axis=1)[:, 0]
 
-    def gained(self, row: int, name: str, over: str) -> float:
-        """How much higher one scores than the other; over both orders, if they are ranked."""
-        one, other = self.scores(row, name, over)
-        if not self.judge.ranks:
-            return one - other
-        second, first = self.scores(row, over, name)
-        return ((one - other) + (first - second)) / 2
+    def gained(self, name: str, over: str) -> np.ndarray:
+        """[P] how much higher one scores than the other; over both orders, if they are ranked."""
+        gained = self.first_over_second(name, over)
+        return (gained - self.first_over_second(over, name)) / 2 if self.ranks else gained
 
     def measures(self, right: str) -> Iterator[Measured]:
-        pairs = [("good", "bad"), *_TEMPTED.items()]
+        lost = [np.isnan(own[:, :, 0]).ravel() for own in self.answers.values()]
+        unreadable = np.concatenate(lost)
+        again = self.answers[("good", "bad") if self.ranks else ("good",)][:, :, 0]
+        spans = np.ptp(self.shown(*_GROUP), axis=1)
         values: dict[str, Interval | None] = {
-            "readable": share(self.unreadable, self.asked, Z_95),
+            "readable": share(unreadable.sum(), len(unreadable), Z_95),
             "agreement": self._agreement(),
-            "self-agreement": self._mean([self._apart(row) for row in self.rows]),
+            "self-agreement": _mean(np.abs(again[:, 0] - again[:, 1])),
             "position": None,
+            "dead groups": share((spans == 0).sum(), (~np.isnan(spans)).sum(), Z_95),
         }
-        if self.judge.ranks:
-            orders = [order for one, other in pairs for order in ((one, other), (other, one))]
-            values["position"] = self._mean(
-                [
-                    np.mean([-np.diff(self.scores(row, *order))[0] for order in orders])
-                    for row in self.rows
-                ]
+        if self.ranks:
+            orders = [names for names in self.answers if len(names) == 2]
+            values["position"] = _mean(
+                np.mean([self.first_over_second(*order) for order in orders], axis=0)
             )
         for name, of in _TEMPTED.items():
-            gains = [self.gained(row, name, of) for row in self.rows]
-            values[_OF.get(name, name)] = self._mean(gains)
-        spans = [np.ptp(self.scores(row, *_GROUP)) for row in self.rows]
-        known = [span for span in spans if not math.isnan(span)]
-        values["dead groups"] = share(sum(span == 0 for span in known), len(known), Z_95)
+            values[_OF.get(name, name)] = _mean(self.gained(name, of))
         for name, about in _told()["measures"].items():
-            yield _measured(name, about, values[name], self._counted(name), right)
-
-    def _apart(self, row: int) -> float:
-        asked = self.answers.get((row, ("good", "bad") if self.judge.ranks else ("good",)), [])
-        return abs(asked[0][0] - asked[1][0]) if len(asked) > 1 else math.nan
+            count = len(unreadable) if name == "readable" else len(self.right)
+            yield _measured(name, about, values[name], count, right)
 
     def _agreement(self) -> Interval | None:
-        told = [row for row in self.rows if self.right[row][0] != self.right[row][1]]
-        if not told:
-            return None
-        gains = [
-            self.gained(row, "good", "bad") * (1 if self.right[row][0] else -1) for row in told
-        ]
-        return share(sum(gain > 0 for gain in gains), sum(abs(gain) > 0 for gain in gains), Z_95)
+        # Of the pairs of which one is right, and between which it decides.
+        sign = self.right[:, 0].astype(int) - self.right[:, 1]
+        gains = self.gained("good", "bad") * sign
+        return share((gains > 0).sum(), (np.abs(gains) > 0).sum(), Z_95) if sign.any() else None
 
-    def _mean(self, values: Sequence[float]) -> Interval:
-        known = np.array([value for value in values if not math.isnan(value)])
-        if len(known) < 2:
-            return Interval(math.nan, -1.0, 1.0)
-        return paired_gain(np.zeros((len(known), 1)), known[:, None])
 
-    def _counted(self, name: str) -> int:
-        return self.asked if name == "readable" else len(self.rows)
+def _mean(values: np.ndarray) -> Interval:
+    known = values[~np.isnan(values)]
+    if len(known) < 2:
+        return Interval(math.nan, -1.0, 1.0)
+    return paired_gain(np.zeros((len(known), 1)), known[:, None])
 
 
 def _measured(name: str, about: Fields, found: Interval | None, cases: int, right: str) -> Measured:
