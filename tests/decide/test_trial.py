@@ -13,7 +13,7 @@ import pytest
 from commanding import workbench
 
 import workbench as wb
-from workbench.decide.trial import FAILED, NOT_HERE, PASSED, UNTOLD, Measured, _Cases, _measured, _questions, _told
+from workbench.decide.trial import FAILED, NOT_HERE, PASSED, UNTOLD, JudgeMeasure, _Cases, _measured, _questions, _told
 from workbench.display import view_of
 from workbench.errors import BudgetError, RewardError, TaskError
 from workbench.health.trends import Interval
@@ -31,7 +31,7 @@ def task_of(*functions, rows=TASK.rows, **fields) -> wb.Task:
     return wb.Task("sums", rows, list(functions), **fields)
 
 
-def measured(trial) -> dict[str, Measured]:
+def measured(trial) -> dict[str, JudgeMeasure]:
     return {each.name: each for each in trial.measures}
 
 
@@ -50,7 +50,7 @@ def cases_of(ranks: bool, answers: list[dict], right=None) -> _Cases:
     return _Cases(ranks, np.array(right or [[True, False]] * len(answers)), shaped)
 
 
-def by_name(cases: _Cases) -> dict[str, Measured]:
+def by_name(cases: _Cases) -> dict[str, JudgeMeasure]:
     return {each.name: each for each in cases.measures("correctness_reward")}
 
 
@@ -217,7 +217,7 @@ def test_progress_and_the_file_of_trials(home):
     assert {name: kept[name] for name in ("key", "verdict", "ok", "rows")} == {
         "key": trial.key, "verdict": trial.verdict, "ok": trial.ok, "rows": 6,
     }  # fmt: skip
-    assert kept["measures"][0].keys() == set(Measured._fields)
+    assert kept["measures"][0].keys() == set(JudgeMeasure._fields)
     assert [*(home / "judges").iterdir()] == [home / "judges" / "trials.jsonl"], "the cache is neither read nor written"
 
 

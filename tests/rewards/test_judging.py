@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import json
 import math
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 import workbench as wb
 from workbench.errors import BudgetError, RewardError, TaskError
 from workbench.rewards.endpoint import Endpoint
-from workbench.rewards.judging import Judge, Question, Reply, Spent, Unreadable, judge_of, shuffled, spread_by_rank
+from workbench.rewards.judging import Judge, Question, Reply, Spent, UnreadableAnswer, judge_of, shuffled, spread_by_rank
 from workbench.rewards.suite import RewardSuite
 
 PROMPT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]
@@ -440,9 +439,9 @@ def test_an_address_is_asked_as_openai_is(monkeypatch):
 
 
 def test_429_then_success_waits_as_long_as_the_server_asks():
-    soon = email.utils.formatdate(time.time() + 0.5, usegmt=True)
     later = (429, {"Retry-After": "0"}, "slow down")
-    with Server(later, (503, {"Retry-After": soon}, "busy"), answer('{"score": 8}')) as server:
+    since = {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}
+    with Server(later, (503, since, "busy"), answer('{"score": 8}')) as server:
         found, errors, judge = scores(Endpoint(server.address, "m"), ["red"], backoff_s=600.0)
     assert (found, errors, judge.spent.retries) == ([0.8], {}, 2)
 
@@ -536,4 +535,4 @@ def test_a_judge_of_ones_own_can_be_asked_directly():
     assert judge.spent.calls == 2
     assert isinstance(judge.spent, Spent)
     [error] = asyncio.run(Judge(lambda text: "no", "r", ranks=False).scores_of([Question("?", ("a",))], fresh=True))
-    assert isinstance(error, Unreadable)
+    assert isinstance(error, UnreadableAnswer)

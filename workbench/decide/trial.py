@@ -33,7 +33,7 @@ from workbench.rewards.judging import (
     Judge,
     Question,
     Spent,
-    Unreadable,
+    UnreadableAnswer,
     judge_of,
     prompt_as_text,
 )
@@ -58,7 +58,7 @@ _TOGETHER = 4  # rows
 Names = tuple[str, ...]
 
 
-class Measured(NamedTuple):
+class JudgeMeasure(NamedTuple):
     """One measure of a judge."""
 
     name: str
@@ -92,7 +92,7 @@ class JudgeTrial:
     key: str  # of the judge and the task's prompts: a trial of another key does not count
     time: str
     rows: int
-    measures: list[Measured]
+    measures: list[JudgeMeasure]
     spent: Spent  # by the trial
     planned: Fields  # what judging will take: completions, calls, tokens, cost, minutes
 
@@ -183,9 +183,9 @@ def trial(
         finally:
             waiting.cancel()  # interrupted: what is not asked costs nothing
         for (_, names), each in zip(some, scores, strict=True):
-            if isinstance(each, RewardError) and not isinstance(each, Unreadable):
+            if isinstance(each, RewardError) and not isinstance(each, UnreadableAnswer):
                 raise each
-            lost = isinstance(each, Unreadable)
+            lost = isinstance(each, UnreadableAnswer)
             answers[names].append([math.nan] * len(names) if lost else each)
         if progress is not None:
             progress(stop, len(rows))
@@ -302,7 +302,7 @@ class _Cases(NamedTuple):
         gained = self.first_over_second(name, over)
         return (gained - self.first_over_second(over, name)) / 2 if self.ranks else gained
 
-    def measures(self, right: str) -> Iterator[Measured]:
+    def measures(self, right: str) -> Iterator[JudgeMeasure]:
         lost = [np.isnan(own[:, :, 0]).ravel() for own in self.answers.values()]
         unreadable = np.concatenate(lost)
         again = self.answers[("good", "bad") if self.ranks else ("good",)][:, :, 0]
@@ -339,12 +339,14 @@ def _mean(values: np.ndarray) -> Interval:
     return paired_gain(np.zeros((len(known), 1)), known[:, None])
 
 
-def _measured(name: str, about: Fields, found: Interval | None, cases: int, right: str) -> Measured:
+def _measured(
+    name: str, about: Fields, found: Interval | None, cases: int, right: str
+) -> JudgeMeasure:
     limit, kind = about["limit"], about["kind"]
     words = [about[part].format(right=right) for part in ("asks", "reason", "remedy")]
     asks, reason, remedy = words
     if found is None:
-        return Measured(
+        return JudgeMeasure(
             name, asks, 0, None, None, None, limit, kind, NOT_HERE, None, reason, remedy
         )
     value, low, high = found
@@ -360,7 +362,7 @@ def _measured(name: str, about: Fields, found: Interval | None, cases: int, righ
         would = max(3 / distance, cases * ((high - low) / 2 / distance) ** 2)
         needed = math.ceil(round(would, 6))
     known = None if math.isnan(value) else value
-    return Measured(
+    return JudgeMeasure(
         name, asks, cases, known, low, high, limit, kind, verdict, needed, reason, remedy
     )
 

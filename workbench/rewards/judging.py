@@ -64,7 +64,7 @@ class Reply(NamedTuple):
     model: str = ""  # as the server calls it
 
 
-class Unreadable(RewardError):
+class UnreadableAnswer(RewardError):
     """An answer of a judge that is not what it was asked for."""
 
 
@@ -184,7 +184,7 @@ class Judge:
         key = _digest(self.identity, self._messages(question, "MARK"))
         use = self.cache and not fresh
         if use and (known := self._known(key)) is not None:
-            with contextlib.suppress(Unreadable):  # a damaged line is asked again
+            with contextlib.suppress(UnreadableAnswer):  # a damaged line is asked again
                 scores = self._read(known, question)
                 self.spent.cached += 1
                 return scores
@@ -284,9 +284,9 @@ class Judge:
             raise self._unreadable(repr(text[:200]))
         return scores
 
-    def _unreadable(self, answer: str) -> Unreadable:
+    def _unreadable(self, answer: str) -> UnreadableAnswer:
         form = '{"ranking": [...]} with every number once' if self.ranks else '{"score": 0 to 10}'
-        return Unreadable(
+        return UnreadableAnswer(
             f"got {answer} from the judge",
             rule=f"a judge answers with one JSON object, {form}",
             remedy="let it answer at greater length if it was cut, take another judge, or let"

@@ -18,7 +18,7 @@ from workbench.training.plan import Stage
 from workbench.workspace import shown
 
 
-class Judged(Feature):
+class JudgeWatch(Feature):
     """Nothing without a judge."""
 
     key = "judge"
