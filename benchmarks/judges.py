@@ -28,6 +28,7 @@ import measuring
 from measuring import Line
 
 RUBRIC = "Is the answer right?"
+CHOOSING = "choosing a grade"
 LONG, GRADES = 60, {"right": 7, "wrong": 3, "cut": 2, "refusal": 1}
 Grade = Callable[[str, str], float]  # (prompt, answer) -> 0 to 10
 
@@ -189,17 +190,26 @@ def failed(trial: Any) -> list[str]:
 
 
 def real(policy: str, cases: int) -> list[dict[str, Any]]:
-    """The trials of a policy as a judge of reviews, scoring and ranking."""
+    """The trials of a policy as a judge of reviews: scoring in its own words, ranking, and scoring
+    by the likeliest of five grades.
+    """
     import workbench as wb
 
+    grades = [f'{{"score": {grade}}}' for grade in (0, 2.5, 5, 7.5, 10)]
     found = []
-    for ranks in (False, True):
+    for kind, ranks, answers in (
+        ("scoring", False, []),
+        ("ranking", True, []),
+        (CHOOSING, False, grades),
+    ):
         started = time.perf_counter()
-        call = wb.rewards.local_judge(policy, max_tokens=24, load_in_4bit=False)
-        trial = on_trial(call, ranks, cases, "reviews", deadline_s=600.0)
+        call = wb.rewards.local_judge(policy, answers=answers, max_tokens=24, load_in_4bit=False)
+        # A small model does not keep to JSON, which few cases show; the choice of a grade is read.
+        some = cases if answers else max(2, cases // 6)
+        trial = on_trial(call, ranks, some, "reviews", deadline_s=600.0)
         minutes = (time.perf_counter() - started) / 60
-        measuring.say(f"{policy}: {trial}\n{minutes:.1f} minutes")
-        found.append(trial.found() | {"ranks": ranks, "took_minutes": round(minutes, 1)})
+        measuring.say(f"{policy}, {kind}: {trial}\n{minutes:.1f} minutes")
+        found.append(trial.found() | {"kind": kind, "took_minutes": round(minutes, 1)})
     return found
 
 
@@ -223,9 +233,11 @@ def report(
         lines.append(Line(f"an honest judge that {kind} passes its trial", figure, "all", "-"))
     rows = [[f"planted: {bias}", ", ".join(found) or "nothing"] for bias, found in named.items()]
     for trial in trials:
-        kind = "ranking" if trial["ranks"] else "scoring"
-        who = f"{trial['asked']}, {kind} {trial['rows']} reviews"
-        rows.append([f"{who}: {trial['verdict'].partition(':')[0]}", ""])
+        kind, minutes = trial["kind"], trial["took_minutes"]
+        verdict = trial["verdict"].partition(":")[0]
+        rows.append(
+            [f"{trial['asked']}, {kind}, {trial['rows']} reviews", f"{verdict}, {minutes} min"]
+        )
         rows += [[f"{kind}: {each['name']}", interval(each)] for each in trial["measures"]]
     return lines, (["judge, measure", "found"], rows)
 
@@ -239,7 +251,7 @@ def main() -> int:
     asked = measuring.parse(parser, cases=20, seeds=1, real_cases=2)
     stamped = measuring.stamp()
     with measuring.empty_home():
-        named = {}
+        named: dict[str, list[str]] = {}
         for bias, (make, first, ranks) in BIASED.items():
             named[bias] = failed(scripted(make(), ranks, asked.cases, first))
             measuring.say(f"planted: {bias}; failed: {named[bias]}")

@@ -318,6 +318,10 @@ def test_a_policy_of_this_machine_is_a_judge(home, tiny_policy):
     assert reply.model == "tiny"
     assert (reply.input_tokens > 0, reply.output_tokens) == (True, pytest.approx(4, abs=4))
     assert call.asks == "the policy tiny, on this machine"
+    grades = [f'{{"score": {grade}}}' for grade in range(11)]
+    chosen = wb.rewards.local_judge(tiny_policy, answers=grades)([{"role": "user", "content": "What is 1 + 1?"}])
+    assert chosen.text in grades
+    assert chosen.input_tokens == 11 * reply.input_tokens
     assert call.identity != wb.rewards.local_judge("tiny", max_tokens=9).identity
     trial = wb.trial(task_of(wb.rewards.make_judge_reward(call)), cases=2)
     assert measured(trial)["readable"].value == 1.0

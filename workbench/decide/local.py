@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.data.rendering import prompt_text
 from workbench.kinds import Fields, Function
 from workbench.rewards.judging import Reply
 
@@ -15,16 +17,24 @@ if TYPE_CHECKING:
 
 
 def local_judge(
-    policy: Policy | str | Path, *, max_tokens: int = 128, max_seq_length: int = 4096, **fields: Any
+    policy: Policy | str | Path,
+    *,
+    answers: Sequence[str] = (),
+    max_tokens: int = 128,
+    max_seq_length: int = 4096,
+    **fields: Any,
 ) -> Function:
     """A judge that a policy on this machine plays: it takes the likeliest token every time, one
     question at a time, and sends nothing.
 
-    >>> reward = wb.rewards.make_judge_reward(wb.rewards.local_judge("smollm2"))
+    >>> grades = ['{"score": 0}', '{"score": 5}', '{"score": 10}']
+    >>> reward = wb.rewards.make_judge_reward(wb.rewards.local_judge("smollm2", answers=grades))
 
     Args:
         policy: one that is loaded, and is not the one that is trained; or the name of one, which is
             loaded beside it when the first question comes.
+        answers: the likeliest of these texts is its answer, whatever it would write: for a small
+            model, which rarely keeps to JSON. Reading takes as many times as long.
         max_tokens: of an answer.
         max_seq_length, fields: as for `load_policy`, for one given by its name.
     """
@@ -40,14 +50,22 @@ def local_judge(
         return load_policy(policy, max_seq_length=max_seq_length, **fields)
 
     def ask_policy(messages: list[Fields]) -> Reply:
-        from workbench.training.sampling import prompt_lengths, sample
+        from workbench.training.sampling import logprobs_of, sample
 
         with one_at_a_time:
             own = loaded()
+            asked = prompt_text(messages, own.tokenizer)
+            read, *given = own.tokenizer([asked, *answers], add_special_tokens=False)["input_ids"]
+            if given:
+                likely = map(sum, logprobs_of(own.model, [(read, each) for each in given]))
+                _, text, wrote = max(zip(likely, answers, given, strict=True))
+                return Reply(text, len(read) * len(given), len(wrote), name)
             [[answer]] = sample(own, [messages], temperature=0, max_completion_length=max_tokens)
-            [read] = prompt_lengths([{"prompt": messages}], own).lengths
-        return Reply(answer.text, read, answer.length_tokens, name)
+        return Reply(answer.text, len(read), answer.length_tokens, name)
 
-    about = {"identity": repr([name, trained, max_tokens, sorted(fields.items())]), "together": 1}
+    about = {
+        "identity": repr([name, trained, answers, max_tokens, sorted(fields.items())]),
+        "together": 1,
+    }
     vars(ask_policy).update(about, asks=f"the policy {name}, on this machine")
     return ask_policy
