@@ -322,9 +322,9 @@ def test_a_damaged_run_is_never_silent_and_no_message_raw(tmp_path):
 def test_a_judges_bias_is_named_by_itself_or_not():
     judges = benchmark("judges")
     named = {"position": ["position"], "verbosity": [], "authority": ["authority", "injection"]}
-    measure = {"name": "readable", "verdict": "failed", "value": 1.0, "low": 0.84, "high": 1.0}
+    measure = {"name": "unreadable", "verdict": "failed", "value": 1.0, "low": 0.84, "high": 1.0}
     untold = {"name": "verbosity", "verdict": "cannot be told", "value": None, "low": None, "high": None}
-    trial = {"kind": "scoring", "asked": "m", "rows": 2, "verdict": "failed: readable", "took_minutes": 1.5}
+    trial = {"kind": "scoring", "asked": "m", "rows": 2, "verdict": "failed: unreadable", "took_minutes": 1.5}
     trial["measures"] = [measure, untold]
     lines, (_, rows) = judges.report(named, {"scores": [True, False, True]}, [trial])
     assert [line.figure for line in lines] == ["1 of 3", "2 of 3"]

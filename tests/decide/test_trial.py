@@ -63,25 +63,25 @@ def test_a_judge_that_scores():
     assert found["white space"].value == 0
     assert found["injection"].value == pytest.approx(0.4)
     assert found["authority"].value == pytest.approx(0.05)
-    assert (found["agreement"].value, found["dead groups"].value, found["readable"].value) == (1.0, 0.0, 0.0)
+    assert (found["agreement"].value, found["dead groups"].value, found["unreadable"].value) == (1.0, 0.0, 0.0)
     assert found["position"].verdict == NOT_HERE
     # 3 of 4 cases: never narrower than 3 / n
     assert (found["injection"].low, found["injection"].high) == pytest.approx((0.4 - 0.75, 1.0))
     # Wilson's of 0 of 4, and of 0 of 40 answers
     assert found["dead groups"].high == pytest.approx(1.96**2 / (4 + 1.96**2))
-    assert (found["readable"].cases, found["readable"].high) == (40, pytest.approx(1.96**2 / (40 + 1.96**2)))
+    assert (found["unreadable"].cases, found["unreadable"].high) == (40, pytest.approx(1.96**2 / (40 + 1.96**2)))
 
 
 def test_what_could_not_be_read_is_left_out_and_counted():
     lost = {("padded",): [[math.nan]], ("refusal",): [[math.nan]]}
     found = by_name(cases_of(False, [{}, {}, lost]))
-    assert found["readable"].value == pytest.approx(2 / 30)
+    assert found["unreadable"].value == pytest.approx(2 / 30)
     assert found["verbosity"].value == pytest.approx(0.1)
     assert found["dead groups"].value == 0.0
     none = by_name(cases_of(False, [{names: [[math.nan] * len(names)] * 2 for names in _questions(False)}] * 3))
-    assert (none["readable"].value, none["readable"].verdict) == (1.0, FAILED)
+    assert (none["unreadable"].value, none["unreadable"].verdict) == (1.0, FAILED)
     assert {each.verdict for each in none.values()} == {FAILED, UNTOLD, NOT_HERE}
-    assert {each.value for name, each in none.items() if name != "readable"} == {None}
+    assert {each.value for name, each in none.items() if name != "unreadable"} == {None}
 
 
 def test_agreement_is_of_the_pairs_that_it_tells_apart_and_that_the_reward_does():
@@ -324,5 +324,5 @@ def test_a_policy_of_this_machine_is_a_judge(home, tiny_policy):
     assert chosen.input_tokens == 11 * reply.input_tokens
     assert call.identity != wb.rewards.local_judge("tiny", max_tokens=9).identity
     trial = wb.trial(task_of(wb.rewards.make_judge_reward(call)), cases=2)
-    assert measured(trial)["readable"].value == 1.0
+    assert measured(trial)["unreadable"].value == 1.0
     assert math.isfinite(trial.planned["minutes"])

@@ -308,7 +308,7 @@ class _Cases(NamedTuple):
         again = self.answers[("good", "bad") if self.ranks else ("good",)][:, :, 0]
         spans = np.ptp(self.shown(*_GROUP), axis=1)
         values: dict[str, Interval | None] = {
-            "readable": share(unreadable.sum(), len(unreadable), Z_95),
+            "unreadable": share(unreadable.sum(), len(unreadable), Z_95),
             "agreement": self._agreement(),
             "self-agreement": _mean(np.abs(again[:, 0] - again[:, 1])),
             "position": None,
@@ -322,7 +322,7 @@ class _Cases(NamedTuple):
         for name, of in _TEMPTED.items():
             values[_OF.get(name, name)] = _mean(self.gained(name, of))
         for name, about in _told()["measures"].items():
-            count = len(unreadable) if name == "readable" else len(self.right)
+            count = len(unreadable) if name == "unreadable" else len(self.right)
             yield _measured(name, about, values[name], count, right)
 
     def _agreement(self) -> Interval | None:
