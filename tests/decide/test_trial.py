@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import math
@@ -248,6 +249,8 @@ def test_what_cannot_be_tried_is_refused(home):
         wb.trial(task_of(judged, second))
     assert "judge_reward, second_reward" in met.value.remedy
     assert wb.trial(task_of(judged, second), function="second_reward", cases=2).function == "second_reward"
+    partial = functools.partial(judged)
+    assert wb.trial(task_of(partial), cases=2).function == "judge_reward"
     with pytest.raises(TaskError, match="what a good answer to them is"):
         wb.trial(task_of(judged, rows=[{"prompt": "Sing."}, {"prompt": "Dance."}]))
 

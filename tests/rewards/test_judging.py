@@ -190,6 +190,19 @@ def test_each_group_of_a_batch_is_one_call():
     assert sorted(map(sorted, asked)) == [["x", "y"], ["x", "z"]]
 
 
+def test_rows_that_share_a_prompt_are_groups_of_their_own():
+    asked = []
+
+    def call(text):
+        asked.append(quoted(text))
+        return json.dumps({"ranking": [[*range(1, len(asked[-1]) + 1)]]})
+
+    function = wb.rewards.make_ranking_reward(call, cache=False)
+    rows = [{"prompt": "Play.", "prompt_id": name} for name in "ab"]
+    wb.score([function], rows, [["x", "y"], ["v", "w"]])
+    assert sorted(map(sorted, asked)) == [["v", "w"], ["x", "y"]]
+
+
 def test_spread_by_rank_by_hand():
     assert spread_by_rank([1, 2, 2, 4]) == [1.0, 0.5, 0.5, 0.0]
     assert spread_by_rank([0, 0, 0, 1]) == pytest.approx([2 / 3, 2 / 3, 2 / 3, 0.0])
@@ -471,6 +484,12 @@ def test_what_a_server_refuses(monkeypatch, reply, calls, says):
     assert len(server.asked) == calls
 
 
+def test_what_is_for_this_machine_goes_to_no_proxy(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with Server(answer('{"score": 8}')) as server:
+        assert scores(Endpoint(server.address, "m"), ["red"])[0] == [0.8]
+
+
 def test_nobody_there_and_no_key_are_told(monkeypatch):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     assert "4 times; it raised ConnectionError" in scores(Endpoint("http://127.0.0.1:9/v1", "m"), ["red"])[1][0]
@@ -496,6 +515,8 @@ def test_an_address_that_is_none_or_holds_a_key_is_refused(address):
         Endpoint(address, "m")
     with pytest.raises(TaskError, match="hold a key"):
         Endpoint("http://localhost/v1", "m", key_variable="sk-abcdefghijklmnopqrstuvwx")
+    with pytest.raises(TaskError, match="hold a key"):
+        Endpoint("http://localhost/v1", "m", api_key="correct horse")
 
 
 @pytest.mark.parametrize(

@@ -63,16 +63,16 @@ class JudgeMeasure(NamedTuple):
 
     name: str
     asks: str  # what is measured, in words
-    cases: int
-    value: float | None
-    low: float | None
-    high: float | None
     limit: float
     kind: str  # most, least, either: on which side of the limit the interval has to lie
-    verdict: str
-    needed: int | None  # cases that would tell, about, where these were too few
     reason: str
     remedy: str
+    verdict: str = NOT_HERE
+    cases: int = 0
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    needed: int | None = None  # cases that would tell, about, where these were too few
 
     def __str__(self) -> str:
         if self.value is None:
@@ -163,8 +163,7 @@ def trial(
         RewardError: the judge cannot be reached. BudgetError: it would cost more than it may.
     """
     task, completions, size = _planned(source)
-    reward = _on_trial(task, function)
-    judge: Judge = vars(reward)["judge"]
+    reward, judge = _on_trial(task, function)
     rows = spread(task.rows, cases)
     texts = [_texts(to, number) for number, to in enumerate(_builders(task, rows))]
     judge.spent = Spent()
@@ -217,10 +216,14 @@ def _planned(source: object) -> tuple[Task, int, int]:
     return plan.task, completions, plan.batch.num_generations
 
 
-def _on_trial(task: Task, name: str | None) -> Any:
-    known = {function_name(each): each for each in task.reward_funcs if judge_of(each)}
+def _on_trial(task: Task, name: str | None) -> tuple[Any, Judge]:
+    known = {
+        function_name(each): (each, judge)
+        for each in task.reward_funcs
+        if (judge := judge_of(each)) is not None
+    }
     if name is None and len(known) == 1:
-        return next(iter(known.values()))
+        name = next(iter(known))
     if name in known:
         return known[name]
     raise TaskError(
@@ -342,28 +345,24 @@ def _mean(values: np.ndarray) -> Interval:
 def _measured(
     name: str, about: Fields, found: Interval | None, cases: int, right: str
 ) -> JudgeMeasure:
-    limit, kind = about["limit"], about["kind"]
-    words = [about[part].format(right=right) for part in ("asks", "reason", "remedy")]
-    asks, reason, remedy = words
+    words = {part: about[part].format(right=right) for part in ("asks", "reason", "remedy")}
+    blank = JudgeMeasure(name, **{**about, **words})
     if found is None:
-        return JudgeMeasure(
-            name, asks, 0, None, None, None, limit, kind, NOT_HERE, None, reason, remedy
-        )
-    value, low, high = found
+        return blank
+    (value, low, high), limit, kind = found, blank.limit, blank.kind
     inside, outside = {
         "most": (high <= limit, low > limit),
         "least": (low >= limit, high < limit),
         "either": (max(-low, high) <= limit, max(low, -high) > limit),
     }[kind]
     verdict = PASSED if inside else FAILED if outside else UNTOLD
-    distance = abs(limit - (abs(value) if kind == "either" else value))
-    needed = None
+    distance, needed = abs(limit - (abs(value) if kind == "either" else value)), None
     if verdict == UNTOLD and distance > 0:  # an interval narrows with the root of the cases
         would = max(3 / distance, cases * ((high - low) / 2 / distance) ** 2)
         needed = math.ceil(round(would, 6))
     known = None if math.isnan(value) else value
-    return JudgeMeasure(
-        name, asks, cases, known, low, high, limit, kind, verdict, needed, reason, remedy
+    return blank._replace(
+        verdict=verdict, cases=cases, value=known, low=low, high=high, needed=needed
     )
 
 

@@ -78,7 +78,7 @@ class Endpoint:
                 remedy="for example http://localhost:8000/v1",
             )
         named = {"key_variable": key_variable or "", **options}
-        if parts.username or parts.query or any(is_secret("", own) for own in named.values()):
+        if parts.username or parts.query or any(is_secret(*own) for own in named.items()):
             raise TaskError(
                 f"a judge's address or options at {parts.hostname} hold a key",
                 rule="a key stands in no file: addresses and options are recorded",
@@ -90,6 +90,9 @@ class Endpoint:
         self.options: Fields = {"temperature": 0, "max_tokens": max_tokens, **options}
         self.host = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
         self.local = _is_local(parts.hostname)
+        # What is for this machine is sent to no proxy.
+        proxies = [urllib.request.ProxyHandler({})] if self.local else []
+        self._opener = urllib.request.build_opener(_NoRedirect, *proxies)
 
     @property
     def identity(self) -> str:
@@ -118,7 +121,7 @@ class Endpoint:
             f"{self.address}/chat/completions", json.dumps(body).encode(), headers
         )
         try:
-            with _OPENER.open(request, timeout=self.timeout_s) as response:
+            with self._opener.open(request, timeout=self.timeout_s) as response:
                 content = response.read(_MOST_BYTES)
         except urllib.error.HTTPError as error:
             content = b""
@@ -145,9 +148,6 @@ class Endpoint:
                 str(answer.get("model") or ""),
             )
         raise CallError(f"an answer that is no chat completion: {_safe(content, key)}")
-
-
-_OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 def _is_local(host: str) -> bool:

@@ -398,11 +398,15 @@ def make_ranking_reward(
     judge = Judge(call, rubric, ranks=True, **limits)
 
     async def ranking_reward(
-        prompts: Sequence[object], completions: Sequence[object], **kwargs: object
+        prompts: Sequence[object],
+        completions: Sequence[object],
+        prompt_id: Sequence[str] | None = None,
+        **kwargs: object,
     ) -> list[Any]:
         texts = [completion_text(each) for each in completions]
         plain = [prompt_as_text(each) for each in prompts]
-        starts = [at for at in range(len(plain)) if not at or plain[at] != plain[at - 1]]
+        of = [*zip(plain, prompt_id or plain, strict=True)]
+        starts = [at for at in range(len(of)) if not at or of[at] != of[at - 1]]
         groups = [texts[a:b] for a, b in zip(starts, [*starts[1:], len(texts)], strict=True)]
         asked = [
             Question(plain[start], shuffled(set(group)))
