@@ -290,7 +290,7 @@ def test_a_judge_that_is_late_is_asked_again_and_then_no_score():
 
     [score], errors, judge = scores(call, ["red"], deadline_s=0.05, retries=2)
     assert math.isnan(score)
-    assert "asked the function call 3 times; it was not back after 0.05 s" in errors[0]
+    assert "asked the function call() 3 times; it was not back after 0.05 s" in errors[0]
     assert len(asked) == 3
     assert judge.spent.retries == 2
 

@@ -148,7 +148,7 @@ class Judge:
     def asks(self) -> str:
         """Who is asked, in words."""
         name = getattr(self.call, "__name__", type(self.call).__name__)
-        return getattr(self.call, "asks", f"the function {name}")
+        return getattr(self.call, "asks", f"the function {name}()")
 
     # -- asking
     async def scores_of(self, questions: Sequence[Question], *, fresh: bool = False) -> list[Any]:
