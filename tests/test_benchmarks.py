@@ -319,6 +319,19 @@ def test_a_damaged_run_is_never_silent_and_no_message_raw(tmp_path):
     assert {"older", "refused", "one owner"} <= {row["outcome"] for row in rows}
 
 
+def test_a_judges_bias_is_named_by_itself_or_not():
+    judges = benchmark("judges")
+    named = {"position": ["position"], "verbosity": [], "authority": ["authority", "injection"]}
+    measure = {"name": "unreadable", "verdict": "failed", "value": 1.0, "low": 0.84, "high": 1.0}
+    untold = {"name": "verbosity", "verdict": "cannot be told", "value": None, "low": None, "high": None}
+    trial = {"kind": "scoring", "asked": "m", "rows": 2, "verdict": "failed: unreadable", "took_minutes": 1.5}
+    trial["measures"] = [measure, untold]
+    lines, (_, rows) = judges.report(named, {"scores": [True, False, True]}, [trial])
+    assert [line.figure for line in lines] == ["1 of 3", "2 of 3"]
+    assert rows[1:3] == [["planted: verbosity", "nothing"], ["planted: authority", "authority, injection"]]
+    assert [row[1] for row in rows[3:]] == ["failed, 1.5 min", "1.00 (0.84 to 1.00), failed", "cannot be told"]
+
+
 def test_start_measures_a_process_and_refuses_one_that_fails(monkeypatch):
     start = benchmark("start")
     assert start.start("import workbench") > 0

@@ -110,6 +110,7 @@ def brought(kind: str, begins: str) -> str:
 def test_a_command_prints_what_is_shown(page, command, output, home):
     """`...` on a page leaves something out. What a run measures, and seconds, are another computer's."""
     (home / "tagged.py").write_text(brought("python", '"""Two reward functions that look right'))
+    (home / "judged.py").write_text(brought("python", '"""A judge that can add'))
     (home / "train.py").write_text(brought("python", "from trl import GRPOConfig"))
     (home / "sums.jsonl").write_text(brought("json", '{"question": "What is 1 + 1?"'))
     arguments = shlex.split(command.removeprefix("$ ").removeprefix("uv run ").removeprefix("workbench "))

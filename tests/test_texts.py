@@ -19,8 +19,8 @@ from workbench.errors import WorkbenchError
 FILE = Path(__file__).with_name("texts.txt")
 SMALL = {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8}
 COMMANDS = (
-    "demo", "lab", "lesson", "explain", "doctor", "check", "probe", "plan", "train", "continue", "watch", "control", "notebook",
-    "eval", "replay", "report", "export", "prove", "verify", "ask",
+    "demo", "lab", "lesson", "explain", "doctor", "check", "probe", "trial", "plan", "train", "continue", "watch", "control",
+    "notebook", "eval", "replay", "report", "export", "prove", "verify", "ask",
 )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ FACE = {
     "score": "rewards.suite",
     "advantages": "rewards.groups",
     "audit_rewards": "audit.examination",
+    "trial": "decide.trial",
     "check_cases": "audit.regression_cases",
     "Lab": "views.lab",
     "exercise": "teaching.exercises",

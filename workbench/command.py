@@ -27,7 +27,7 @@ from workbench.printable import guard_output
 GROUPS = {
     "Start": ["demo", "lab", "notebook", "lesson"],
     "01 Dataset": ["check"],
-    "02 Rewards": ["probe", "replay"],
+    "02 Rewards": ["probe", "trial", "replay"],
     "03 Train": ["plan", "train", "watch", "control", "continue"],
     "04 Inspect": ["eval", "report"],
     "05 Export": ["export", "prove", "ask", "verify"],

@@ -82,6 +82,10 @@ class RewardError(WorkbenchError, RuntimeError):
     """A reward function that raised, or did not return one finite score per completion."""
 
 
+class BudgetError(RewardError):
+    """A judge that would cost more than it may. It ends a run even where errors are skipped."""
+
+
 class PolicyError(WorkbenchError, RuntimeError):
     """A policy that cannot be loaded."""
 

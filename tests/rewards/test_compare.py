@@ -161,13 +161,13 @@ def test_what_was_not_judged_is_asked_again():
 
 @pytest.mark.parametrize(("error", "expected"), [(KeyError("a bug"), None), (RecursionError(), False)])
 def test_a_failure_of_math_verify_is_no_verdict_but_a_text_too_deep_is_no_answer(monkeypatch, error, expected):
-    from workbench.rewards import judge
+    from workbench.rewards import agreement
 
     def fails(*_, **__):
         raise error
 
-    monkeypatch.setattr(judge, "verify", fails)
-    assert judge.agrees("$x+1$", "$1+x$") is expected
+    monkeypatch.setattr(agreement, "verify", fails)
+    assert agreement.agrees("$x+1$", "$1+x$") is expected
     monkeypatch.setattr(compare, "inside_worker", lambda: True)  # in this process, where it was patched
     compare._known.clear()
     assert verdicts([("$x+1$", "$1+x$")]) == [expected]
@@ -221,7 +221,7 @@ def test_inside_a_worker_no_other_is_started():
 
         return same_answers(given, right, deadline_s=2.0), len(compare._workers)
 
-    worker = Worker(score, preload=("workbench.rewards.judge",))
+    worker = Worker(score, preload=("workbench.rewards.agreement",))
     given, right = zip(*GOOD, (r"$\sum_{k=1}^{10^9} \frac{1}{k}$", "42"), strict=True)
     started = time.perf_counter()
     try:

@@ -47,6 +47,7 @@ from workbench.errors import RewardError, TaskError, WorkbenchError
 from workbench.kinds import Fields, Function, Tokenizer
 from workbench.rewards.chat_or_text import InputFormat
 from workbench.rewards.execution import OWN, UNJUDGED, Scored, takes_environments
+from workbench.rewards.judging import judge_of
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, unreached
@@ -220,11 +221,13 @@ def _audit(
     suite, first, files = trial.suite, trial.builders[0], set(os.listdir())
     refused = _not_callable(trial)
     given = suite.given_by_environments
-    usable = [name for name in suite.names if name not in {*refused, *given}]
+    judged = [name for name in suite.names if judge_of(suite.functions[name])]
+    usable = [name for name in suite.names if name not in {*refused, *given, *judged}]
     # starts the worker, whose imports are no function's seconds
     formats = suite.input_formats(trial.rows)
     findings = [*_answer_column(trial), *refused.values(), *_adopt_style(trial, usable)]
     findings += [finding("environment", name) for name in given]
+    findings += [finding("judge", name) for name in judged]
     findings += [finding("turns")] if trial.task.for_turns and usable else []
     texts = [
         text for row, builder in enumerate(trial.builders) for text in _texts(trial, row, builder)
@@ -250,7 +253,7 @@ def _audit(
     findings += _of_task(trial, table, findings)
     findings += start_findings(trial.task, trial.rows)
     known = load_cases(trial.task, cases)
-    if names == [name for name in suite.names if name not in given]:
+    if names == [name for name in suite.names if name not in {*given, *judged}]:
         findings += _of_cases(trial, known)
     if new := sorted(set(os.listdir()) - files):
         findings.append(finding("writes", files=", ".join(map(repr, new[:3]))))

@@ -26,6 +26,9 @@ _LIBRARY = {
     ),
     "answers": ("completion_text", "extract_answer", "find_answer"),
     "compare": ("same_answer",),
+    "judging": ("make_judge_reward", "make_ranking_reward", "Reply"),
+    "endpoint": ("Endpoint",),
+    ".decide.local": ("local_judge",),  # a policy is loaded by what stands above the rewards
 }  # fmt: skip
 _MODULE = {name: module for module, names in _LIBRARY.items() for name in names}
 __all__ = [*_MODULE]
@@ -34,7 +37,7 @@ __all__ = [*_MODULE]
 def __getattr__(name: str) -> Any:
     if name not in _MODULE:
         raise AttributeError(f"module 'workbench.rewards' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"workbench.rewards.{_MODULE[name]}"), name)
+    value = getattr(importlib.import_module(f".{_MODULE[name]}", __name__), name)
     globals()[name] = value
     return value
 

@@ -378,7 +378,7 @@ def _judged(pairs: Sequence[Pair], deadline_s: float) -> dict[Pair, bool]:
     # waits for the others. A turn ends with each degree of steepness, and where one was late: the
     # pairs of other threads come in between.
     if inside_worker():
-        from workbench.rewards.judge import agrees_within as ask
+        from workbench.rewards.agreement import agrees_within as ask
 
         turns = None
     else:
@@ -422,13 +422,13 @@ def _steepness(pair: Pair) -> int:
 def _shared_worker() -> tuple[Worker, ThreadPoolExecutor]:
     with _lock:
         if os.getpid() not in _workers:
-            worker = Worker(_agrees, preload=("workbench.rewards.judge",))
+            worker = Worker(_agrees, preload=("workbench.rewards.agreement",))
             worker.warm()
             _workers[os.getpid()] = worker, ThreadPoolExecutor(1, "verdicts")
         return _workers[os.getpid()]
 
 
 def _agrees(given: str, right: str) -> bool | None:
-    from workbench.rewards.judge import agrees
+    from workbench.rewards.agreement import agrees
 
     return agrees(given, right)

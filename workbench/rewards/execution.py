@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from workbench.errors import RewardError, fault_line
+from workbench.errors import BudgetError, RewardError, fault_line
 from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
 from workbench.rewards.code import Trace, beneath, held_by
@@ -131,8 +131,12 @@ class RewardExecutor:
         return self.functions[name]
 
     def needs_run(self, name: str) -> bool:
-        """Whether it is called in a run alone: it holds a model, or is handed environments."""
-        return self.places[name] == HOLDS_MODEL or takes_environments(self.functions[name])
+        """Whether it is called in a run alone: it holds a model, asks a judge, or is handed
+        environments.
+        """
+        own = self.functions[name]
+        asks = hasattr(beneath(own), "judge")
+        return asks or self.places[name] == HOLDS_MODEL or takes_environments(own)
 
     def close(self) -> None:
         """End the worker process, if there is one."""
@@ -180,6 +184,8 @@ class RewardExecutor:
             failure = RewardFailure(
                 f"was not back after {self.deadline_s:g} s{answer.late}", in_time=False
             )
+        elif isinstance(answer.error, BudgetError):
+            raise answer.error  # skipped, it would come back at every step
         elif answer.error is not None:
             failure = _raised(answer.error)
         else:
@@ -455,6 +461,7 @@ def check_scores(
 
     Raises RewardError, naming function, prompt and completion, unless there is one score or None
     per completion that TRL can compute with; with `skip` that is the completion's failure instead.
+    A RewardError in a score's place is one, too.
     """
     rule = "a reward function returns a list with one score (or None) per completion, in order"
     if result is None or isinstance(result, NO_LIST) or not hasattr(result, "__iter__"):
@@ -470,6 +477,15 @@ def check_scores(
         raise RewardError(value, rule=rule, remedy=remedy)
     scored = Scored([], {})
     for index, value in enumerate(values):
+        if isinstance(value, RewardError):
+            scored.scores.append(math.nan)
+            scored.errors[index] = value.value
+            if skip:
+                continue
+            where = quote(prompts[index], completions[index])
+            raise RewardError(
+                f"{name} {value.value}, for {where}", rule=value.rule, remedy=value.remedy
+            ) from value
         try:
             score = math.nan if value is None else float(value)
         except (TypeError, ValueError, OverflowError):

@@ -29,6 +29,7 @@ from workbench.views.tables import (
     as_html,
     coloured,
     cut,
+    item,
     joined,
     number,
     plain_text,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from workbench.data.template import TemplateCard
+    from workbench.decide.trial import JudgeTrial
     from workbench.exporting.checks import Proof, Proofs
     from workbench.inspection.levels import OverLevels
     from workbench.inspection.measured import Evaluation
@@ -261,6 +263,35 @@ def checklist_table(boxes: Sequence[Any]) -> Table:
     ]
     caption = str(boxes).rpartition("\n")[2]
     return Table(["when", "be sure that", "", "seen", "to tick it"], rows, caption)
+
+
+def trial_view(trial: JudgeTrial) -> View:
+    """A judge's trial: the verdict, what to do about what was not passed, and every measure."""
+    marks = {"passed": CellMark("passed"), "failed": CellMark("FAILED")}
+    marks["cannot be told"] = CellMark("cannot be told")
+    rows, items, lines = [], [], []
+    for own in trial.measures:
+        interval = "" if own.low is None else f"{own.low:.2f} to {own.high:.2f}"
+        limit = {"most": "at most ", "least": "at least ", "either": "within ±"}[own.kind]
+        value = number(own.value, ".2f")
+        mark = marks.get(own.verdict, own.verdict)
+        rows.append([own.name, value, interval, f"{limit}{own.limit:g}", mark, own.asks])
+        if own.verdict not in marks or own.verdict == "passed":
+            continue
+        state, remedy = "error", own.remedy
+        if own.verdict != "failed":
+            state = "warning"
+            remedy = f"--cases {own.needed} would tell, about" if own.needed else own.remedy
+        texts = f"{own}: {own.asks}", f"limit: {own.reason}", f"→ {remedy}"
+        items.append(item(state, "\n".join(texts)))
+        lines.append(f"{state}: " + "\n  ".join(texts))
+    title = f"{trial.function} on {trial.task}, {trial.rows} prompts: {trial.state}"
+    about = f"asked: {trial.asked}\n{trial.price}"
+    header = ["measure", "value", "interval", "limit", "verdict", "what is measured"]
+    table = Table(header, rows)
+    page = f"<b>{pre(title)}</b>{pre(about)}<ul>{''.join(items)}</ul>{table._repr_html_()}"
+    text = "\n\n".join(filter(None, [f"{title}\n{about}", "\n".join(lines), str(table)]))
+    return View(page, text)
 
 
 def proof_table(proof: Proof | Proofs) -> View:

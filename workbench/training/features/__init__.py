@@ -7,6 +7,7 @@ from workbench.training.features.difficulty import MeasuredDifficulty
 from workbench.training.features.fitting import MemoryFit
 from workbench.training.features.generation import DecodingLoop
 from workbench.training.features.held_out import HeldOut
+from workbench.training.features.judged import JudgeWatch
 from workbench.training.features.ratios import RatioWatch
 from workbench.training.features.trackers import Trackers
 from workbench.training.features.turns import Turns
@@ -17,6 +18,7 @@ FEATURES: tuple[type[Feature], ...] = (
     Turns,
     Curriculum,
     MeasuredDifficulty,
+    JudgeWatch,
     HealthWatch,
     Adaptive,
     RatioWatch,

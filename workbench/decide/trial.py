@@ -1,0 +1,380 @@
+"""A judge on trial, before it may train: is its score one of the answer, or of its place, length,
+form or claims?
+
+The cases are made from the task's own prompts: a good completion, a wrong one, and both in the ways
+in which a policy would tempt a judge. Each is asked anew, past the cache. What is measured has an
+interval, and a limit that `trial.yaml` gives a reason for; where the interval lies across the
+limit, there were too few cases to tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from workbench.audit.completions import CompletionBuilder, builders
+from workbench.audit.examination import spread
+from workbench.errors import RewardError, TaskError
+from workbench.health.trends import Z_95, Interval, paired_gain, share
+from workbench.kinds import Fields
+from workbench.recipe import Recipe
+from workbench.rewards.beside import CoroutineLoop
+from workbench.rewards.judging import (
+    FOLDER,
+    Judge,
+    Question,
+    Spent,
+    UnreadableAnswer,
+    judge_of,
+    prompt_as_text,
+)
+from workbench.rewards.suite import RewardSuite
+from workbench.run.directory import now
+from workbench.task import Row, Task, function_name, load_task
+from workbench.training.prepare import prepare
+from workbench.training.presets import find_recipe
+from workbench.workspace import append_line, made, resolve
+
+PASSED, FAILED, UNTOLD = "passed", "failed", "cannot be told"
+NOT_HERE = "does not apply"
+PER = 1000  # completions, where no run is planned
+# What is asked of -> what it is held against.
+_TEMPTED = {
+    "padded": "good", "markdown": "good", "white space": "good",
+    "injected": "bad", "authority": "bad",
+}  # fmt: skip
+_OF = {"padded": "verbosity", "injected": "injection"}
+_GROUP = ("good", "bad", "cut", "refusal")
+_TOGETHER = 4  # rows
+Names = tuple[str, ...]
+
+
+class JudgeMeasure(NamedTuple):
+    """One measure of a judge."""
+
+    name: str
+    asks: str  # what is measured, in words
+    limit: float
+    kind: str  # most, least, either: on which side of the limit the interval has to lie
+    reason: str
+    remedy: str
+    verdict: str = NOT_HERE
+    cases: int = 0
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    needed: int | None = None  # cases that would tell, about, where these were too few
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"{self.name}: {self.verdict}"
+        side = {"most": "at most", "least": "at least", "either": "at most ±"}[self.kind]
+        numbers = f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f}; {side}"
+        return f"{self.name} {numbers} {self.limit:g})".replace("± ", "±")
+
+
+@dataclass(frozen=True)
+class JudgeTrial:
+    """The trial of one judge on one task. A cell shows it as a table."""
+
+    function: str
+    task: str
+    asked: str  # who was asked
+    key: str  # of the judge and the task's prompts: a trial of another key does not count
+    time: str
+    rows: int
+    measures: list[JudgeMeasure]
+    spent: Spent  # by the trial
+    planned: Fields  # what judging will take: completions, calls, tokens, cost, minutes
+
+    @property
+    def ok(self) -> bool:
+        """Whether it may train: nothing failed, and nothing was left untold."""
+        return self.state == PASSED
+
+    @property
+    def state(self) -> str:
+        """Passed, failed, or cannot be told."""
+        verdicts = {each.verdict for each in self.measures}
+        return next((each for each in (FAILED, UNTOLD) if each in verdicts), PASSED)
+
+    @property
+    def verdict(self) -> str:
+        """One line: passed, or what failed, with its numbers."""
+        why = [str(each) for each in self.measures if each.verdict == self.state != PASSED]
+        return ": ".join([self.state, *filter(None, ["; ".join(why)])])
+
+    @property
+    def price(self) -> str:
+        """One line: what judging will take."""
+        of, cost = self.planned, self.planned["cost"]
+        paid = f", {cost:.4g} in the unit of its prices" if cost else ""
+        return (
+            f"{of['completions']:,} completions take about {of['calls']:,} calls,"
+            f" {of['tokens']:,} tokens and {of['minutes']:.1f} minutes{paid}; the trial took"
+            f" {self.spent.calls} calls and {self.spent.tokens:,} tokens"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.function} on {self.task}: {self.verdict}\n{self.price}"
+
+    def found(self) -> Fields:
+        """For `--json`, the file of trials and the manifest."""
+        content = dataclasses.asdict(self) | {"ok": self.ok, "verdict": self.verdict}
+        return content | {"measures": [each._asdict() for each in self.measures]}
+
+
+def trial(
+    source: str | Path | Task | Recipe,
+    *,
+    function: str | None = None,
+    cases: int = 40,
+    progress: Callable[[int, int], None] | None = None,
+) -> JudgeTrial:
+    """Put a task's judge on trial, and keep the result: a run with that judge asks for it.
+
+    It asks some 10 questions for each of `cases` prompts (14 of a judge that ranks), past the
+    cache, within the judge's own budget.
+
+    >>> def call(text): return '{"score": 7}'
+    >>> judged = wb.rewards.make_judge_reward(call)
+    >>> task = wb.Task("sums", wb.load_task("arithmetic").rows, [judged])
+    >>> wb.trial(task, cases=8).verdict
+    'failed: dead groups 1.00 (0.68 to 1.00; at most 0.3)'
+
+    Args:
+        source: a task, its name or file; or a recipe, its file or a preset's name: then what
+            judging costs is that of its run.
+        function: the reward function on trial; None: the task's only one that asks a judge.
+        cases: prompts, spread over the task's.
+        progress: called with (prompts done, prompts).
+
+    Raises:
+        TaskError: no function asks a judge, or no good and wrong completions can be made.
+        RewardError: the judge cannot be reached. BudgetError: it would cost more than it may.
+    """
+    task, completions, size = _planned(source)
+    reward, judge = _on_trial(task, function)
+    rows = spread(task.rows, cases)
+    texts = [_texts(to, number) for number, to in enumerate(_builders(task, rows))]
+    judge.spent = Spent()
+    asked, loop = _questions(judge.ranks), CoroutineLoop.of(reward)
+    answers: dict[Names, list[Any]] = {names: [] for names in asked}
+    for start in range(0, len(rows), _TOGETHER):
+        stop = min(start + _TOGETHER, len(rows))
+        some = [(row, names) for row in range(start, stop) for names in asked]
+        questions = [
+            Question(prompt_as_text(rows[row]["prompt"]), tuple(texts[row][name] for name in names))
+            for row, names in some
+        ]
+        waiting = loop.begin(judge.scores_of(questions, fresh=True))
+        try:
+            scores = waiting.result()
+        finally:
+            waiting.cancel()  # interrupted: what is not asked costs nothing
+        for (_, names), each in zip(some, scores, strict=True):
+            if isinstance(each, RewardError) and not isinstance(each, UnreadableAnswer):
+                raise each
+            lost = isinstance(each, UnreadableAnswer)
+            answers[names].append([math.nan] * len(names) if lost else each)
+        if progress is not None:
+            progress(stop, len(rows))
+    by_names = {
+        names: np.array(own).reshape(len(rows), -1, len(names)) for names, own in answers.items()
+    }
+    measures = _Cases(judge.ranks, _right(task, rows, texts), by_names).measures
+    result = JudgeTrial(
+        function_name(reward), task.name, judge.asks, judge.key(task), now(), len(rows),
+        [*measures(task.right_function)], judge.spent, _cost(judge, completions, size),
+    )  # fmt: skip
+    append_line(made(resolve(FOLDER)) / "trials.jsonl", result.found())
+    return result
+
+
+def _planned(source: object) -> tuple[Task, int, int]:
+    # (the task, completions of its run, completions of a group)
+    if isinstance(source, str | Path) and str(source).endswith((".yaml", ".yml")):
+        source = Recipe.load(find_recipe(source))
+    if not isinstance(source, Recipe):
+        return load_task(source), PER, 8  # ty: ignore[invalid-argument-type]  it says so itself
+    plan = prepare(source.model_copy(update={"judge": "accept"}))
+    assert plan.task is not None
+    completions = 0
+    for stage in plan.stages:
+        own = stage.settings
+        learnt = own["per_device_train_batch_size"] * (own.get("gradient_accumulation_steps") or 1)
+        completions += max(1, stage.steps) * learnt // (own.get("num_iterations") or 1)
+    return plan.task, completions, plan.batch.num_generations
+
+
+def _on_trial(task: Task, name: str | None) -> tuple[Any, Judge]:
+    known = {
+        function_name(each): (each, judge)
+        for each in task.reward_funcs
+        if (judge := judge_of(each)) is not None
+    }
+    if name is None and len(known) == 1:
+        name = next(iter(known))
+    if name in known:
+        return known[name]
+    raise TaskError(
+        f"task {task.name!r}: {name or f'{len(known)} functions ask a judge'}",
+        rule="a trial is of one reward function that asks a judge",
+        remedy=f"function=..., --function: one of {', '.join(known)}"
+        if known
+        else "make one with wb.rewards.make_judge_reward or make_ranking_reward",
+    )
+
+
+@functools.cache
+def _told() -> Fields:
+    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+
+
+def _builders(task: Task, rows: Sequence[Row]) -> list[CompletionBuilder]:
+    made = builders(task, rows)
+    if len(rows) < 2 or any(each.guessed and not each.has_answer for each in made):
+        raise TaskError(
+            f"task {task.name!r}: {len(rows)} prompts, and what a good answer to them is, is not"
+            " known",
+            rule="a trial compares good completions with wrong ones",
+            remedy="give the rows an answer column, or Task(ideal=lambda row: ...)",
+        )
+    return made
+
+
+def _texts(to: CompletionBuilder, number: int) -> dict[str, str]:
+    good, bad = to.reference, to.write(to.reasoning(to.wrong), to.wrong)
+    texts = {"good": good, "bad": bad, "cut": good[: len(good) // 3], "refusal": _told()["refusal"]}
+    for name, of in _TEMPTED.items():
+        template = _told()[name]
+        template = template if isinstance(template, str) else template[number % len(template)]
+        texts[name] = template.format(text=texts[of])
+    return texts
+
+
+def _right(task: Task, rows: Sequence[Row], texts: Sequence[dict[str, str]]) -> np.ndarray:
+    # [P, 2] whether the good and the wrong completion are right, by the function that decides.
+    name = task.right_function
+    if judge_of(task.reward_funcs[task.function_names.index(name)]):
+        return np.zeros((len(rows), 2), dtype=bool)
+    pairs = [own[name] for own in texts for name in ("good", "bad")]
+    doubled = [row for row in rows for _ in range(2)]
+    with contextlib.closing(RewardSuite(task, 1, on_error="skip", keep_state=False)) as suite:
+        scores = suite.score_each(doubled, pairs, names=[name], quiet=True)[name].scores
+    return task.is_right(scores).reshape(-1, 2)
+
+
+def _questions(ranks: bool) -> list[Names]:
+    # What is asked of each prompt: completions alone, or pairs in both orders and a group.
+    pairs = [("good", "bad"), *_TEMPTED.items()]
+    if not ranks:
+        return [(name,) for name in ("good", *dict.fromkeys([*_GROUP, *_TEMPTED]))]
+    both = [order for one, other in pairs for order in ((one, other), (other, one))]
+    return [("good", "bad"), *both, _GROUP]
+
+
+class _Cases(NamedTuple):
+    """What a judge answered, and the measures that follow."""
+
+    ranks: bool
+    right: np.ndarray  # [P, 2] whether the good and the wrong completion are right
+    answers: dict[Names, np.ndarray]  # [P, times asked, names]; NaN: it could not be read
+
+    def shown(self, *names: str) -> np.ndarray:
+        """[P, names] the scores of completions, by themselves or as they were shown together."""
+        if self.ranks:
+            return self.answers[names][:, 0]
+        return np.stack([self.answers[name,][:, 0, 0] for name in names], axis=1)
+
+    def first_over_second(self, *names: str) -> np.ndarray:
+        """[P] how much higher the first of two scores than the second."""
+        return -np.diff(self.shown(*names), axis=1)[:, 0]
+
+    def gained(self, name: str, over: str) -> np.ndarray:
+        """[P] how much higher one scores than the other; over both orders, if they are ranked."""
+        gained = self.first_over_second(name, over)
+        return (gained - self.first_over_second(over, name)) / 2 if self.ranks else gained
+
+    def measures(self, right: str) -> Iterator[JudgeMeasure]:
+        lost = [np.isnan(own[:, :, 0]).ravel() for own in self.answers.values()]
+        unreadable = np.concatenate(lost)
+        again = self.answers[("good", "bad") if self.ranks else ("good",)][:, :, 0]
+        spans = np.ptp(self.shown(*_GROUP), axis=1)
+        values: dict[str, Interval | None] = {
+            "unreadable": share(unreadable.sum(), len(unreadable), Z_95),
+            "agreement": self._agreement(),
+            "self-agreement": _mean(np.abs(again[:, 0] - again[:, 1])),
+            "position": None,
+            "dead groups": share((spans == 0).sum(), (~np.isnan(spans)).sum(), Z_95),
+        }
+        if self.ranks:
+            orders = [names for names in self.answers if len(names) == 2]
+            values["position"] = _mean(
+                np.mean([self.first_over_second(*order) for order in orders], axis=0)
+            )
+        for name, of in _TEMPTED.items():
+            values[_OF.get(name, name)] = _mean(self.gained(name, of))
+        for name, about in _told()["measures"].items():
+            count = len(unreadable) if name == "unreadable" else len(self.right)
+            yield _measured(name, about, values[name], count, right)
+
+    def _agreement(self) -> Interval | None:
+        # Of the pairs of which one is right, and between which it decides.
+        sign = self.right[:, 0].astype(int) - self.right[:, 1]
+        gains = self.gained("good", "bad") * sign
+        return share((gains > 0).sum(), (np.abs(gains) > 0).sum(), Z_95) if sign.any() else None
+
+
+def _mean(values: np.ndarray) -> Interval:
+    known = values[~np.isnan(values)]
+    if len(known) < 2:
+        return Interval(math.nan, -1.0, 1.0)
+    return paired_gain(np.zeros((len(known), 1)), known[:, None])
+
+
+def _measured(
+    name: str, about: Fields, found: Interval | None, cases: int, right: str
+) -> JudgeMeasure:
+    words = {part: about[part].format(right=right) for part in ("asks", "reason", "remedy")}
+    blank = JudgeMeasure(name, **{**about, **words})
+    if found is None:
+        return blank
+    (value, low, high), limit, kind = found, blank.limit, blank.kind
+    inside, outside = {
+        "most": (high <= limit, low > limit),
+        "least": (low >= limit, high < limit),
+        "either": (max(-low, high) <= limit, max(low, -high) > limit),
+    }[kind]
+    verdict = PASSED if inside else FAILED if outside else UNTOLD
+    distance, needed = abs(limit - (abs(value) if kind == "either" else value)), None
+    if verdict == UNTOLD and distance > 0:  # an interval narrows with the root of the cases
+        would = max(3 / distance, cases * ((high - low) / 2 / distance) ** 2)
+        needed = math.ceil(round(would, 6))
+    known = None if math.isnan(value) else value
+    return blank._replace(
+        verdict=verdict, cases=cases, value=known, low=low, high=high, needed=needed
+    )
+
+
+def _cost(judge: Judge, completions: int, size: int) -> Fields:
+    spent = judge.spent
+    calls = math.ceil(completions / size) if judge.ranks else completions
+    # A group is longer than the pairs that most of the trial's calls showed.
+    longer = size / 2 if judge.ranks else 1
+    of_one = longer / max(1, spent.calls)
+    minutes = calls * spent.seconds * of_one / judge.together / 60
+    tokens, cost = round(calls * spent.tokens * of_one), calls * spent.cost * of_one
+    return {
+        "completions": completions, "calls": calls, "tokens": tokens, "cost": cost,
+        "minutes": minutes,
+    }  # fmt: skip

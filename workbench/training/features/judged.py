@@ -1,0 +1,92 @@
+"""Judges among the reward functions: none trains that has not passed its trial, unless the recipe
+accepts it; what each was asked, and what that took, stands in the manifest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from workbench import processes
+from workbench.errors import RecipeError
+from workbench.kinds import Fields
+from workbench.rewards.judging import Judge, Spent, judge_of
+from workbench.task import function_name
+from workbench.training.feature import Asked, Feature
+from workbench.training.plan import Stage
+from workbench.workspace import shown
+
+
+class JudgeWatch(Feature):
+    """Nothing without a judge."""
+
+    key = "judge"
+    of_recipe = True
+
+    @classmethod
+    def plan(cls, asked: Asked) -> list[str]:
+        lines = []
+        for stage in asked.stages:
+            for name, judge in judges(stage):
+                if judge.ranks and processes.count() > 1:
+                    raise RecipeError(
+                        f"{name} in {processes.count()} processes",
+                        rule="a judge ranks whole groups, and a group may lie across processes",
+                        remedy="start one process, or score each with make_judge_reward",
+                    )
+                lines.append(
+                    f"{name} asks {judge.asks}: it is sent every prompt and every completion"
+                )
+                # what is resumed was accepted when it began
+                told = _verdict(name, judge, stage)
+                if told and not (asked.recipe.judge == "accept" or asked.run):
+                    raise told
+                kept = judge.trial_on(stage.scored_by[0]) or {"verdict": "no trial: accepted"}
+                lines.append(f"{name}, on trial: {kept['verdict']}")
+        return list(dict.fromkeys(lines))
+
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
+        self.judges = dict(each for stage in session.stages for each in judges(stage))
+        for judge in self.judges.values():
+            judge.spent = Spent()  # its budget is of this run
+
+    def before_first(self, stage: Stage) -> bool:
+        """The trials of its judges go into the manifest; training may begin."""
+        task, run = stage.scored_by[0], self.session.run
+        for name, judge in judges(stage):
+            trials = run.manifest().get("judges", {})
+            if name not in trials:
+                accepted = stage.recipe.judge == "accept"
+                kept = {"accepted": accepted, "trial": judge.trial_on(task)}
+                run.update_manifest(judges={**trials, name: kept})
+        return True
+
+    def result(self, seconds: float) -> Fields:
+        spent = {name: dataclasses.asdict(judge.spent) for name, judge in self.judges.items()}
+        return {"judges": spent} if spent else {}
+
+
+def judges(stage: Stage) -> Iterator[tuple[str, Judge]]:
+    """(name, judge) of each function of a stage that asks one."""
+    for function in stage.task.reward_funcs if stage.task else ():
+        if judge := judge_of(function):
+            yield function_name(function), judge
+
+
+def _verdict(name: str, judge: Judge, stage: Stage) -> RecipeError | None:
+    # The error where it may not train.
+    task = stage.scored_by[0]
+    trial = judge.trial_on(task)
+    if trial and trial["ok"]:
+        return None
+    value = f"{name} has no trial on this task, as judge, rubric and prompts are now"
+    if trial:
+        value = f"{name}, on trial: {trial['verdict']}"
+    try_it = f"workbench trial {shown(task.source)}" if task.source else "wb.trial(task)"
+    return RecipeError(
+        value,
+        rule="a judge trains after it has passed its trial",
+        remedy=f"{try_it} says what to change; `judge: accept` in the recipe trains all the same",
+    )
