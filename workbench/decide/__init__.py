@@ -1,0 +1,1 @@
+"""Instruments that decide: which reward, which judge, which rung."""
