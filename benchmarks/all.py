@@ -26,7 +26,7 @@ NAMES = (
     "steps", "generation", "checkpoints", "exports", "verifying", "kills", "damage", "hooks",
     "scoring", "answers", "replay",
     "reading", "long_run", "start", "dataset_checks", "health", "broken_runs", "held_out", "turns",
-    "warm_start", "levels", "real_model", "resident", "bad_environments",
+    "warm_start", "levels", "real_model", "resident", "bad_environments", "duel",
 )  # fmt: skip
 README = measuring.HERE / "README.md"
 _BLOCK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)

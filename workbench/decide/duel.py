@@ -99,7 +99,8 @@ class DuelPlan:
             f"up to {self.pairs} runs of each recipe, all with the same {self.pairs} seeds; a run:"
             f" {steps} completions; in all at most {most:,}, the budget is {self.budget:,}",
             f"compared: the share of {first.recipe.eval_prompts} held-out prompts solved at the"
-            f" end ({by}); a seed's runs have the same ones",
+            f" end ({by}); a seed's runs have the same ones, measured up to {MEASURED + 1} times,"
+            " beside the budget",
             f"test: {METHOD}; looks after {FIRST} to {self.pairs} seeds; calls one of two equal"
             f" recipes in {ERROR:.0%} of duels",
         ]

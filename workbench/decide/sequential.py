@@ -82,7 +82,10 @@ def compared(differences: Sequence[np.ndarray], pairs: int) -> list[Look]:
     Yao, 2013): of m that are open, each is tested at 5 % / m, and one that is called leaves its
     share to the others. What was called stays called.
 
-    Error rate, measured with 200,000 sequences: see `tests/decide/test_sequential.py`.
+    Calls of equal recipes, measured in 20,000 simulated duels of 6 pairs each: 3.1 % where seeds
+    and 32 prompts differ by luck, 0.9 % where the prompts alone do, 4.9 % where seeds differ much,
+    at most 0.6 % where ties abound (90 % of 8 prompts solved, or 97 % of 32), and 6.4 % where one
+    recipe collapses with one seed in five at the same mean rate, whose differences are skewed.
 
     Args:
         pairs: the most that there will be, decided before the first: 3 to 20.
@@ -110,8 +113,8 @@ def _look(differences: np.ndarray, pairs: int, error: float) -> Look:
     mean = float(by_pair.mean())
     if count < FIRST:
         return Look(mean, math.nan, math.nan, math.nan, 0.0, count, False, None)
-    # By luck a few pairs may agree: the runs cannot spread less than P prompts alone make them.
-    sampled = float(differences.var(axis=1, ddof=1).mean()) / prompts
+    # By luck a few pairs may agree: no less than half of the variance that their prompts alone make
+    sampled = float(differences.var(axis=1, ddof=1).mean()) / prompts / 2
     spread = math.sqrt(max(float(by_pair.var(ddof=1)), sampled, prompts**-2))
     bound, standard_error = boundaries(pairs, error)[count - FIRST], spread / math.sqrt(count)
     low, high = mean - bound * standard_error, mean + bound * standard_error
