@@ -82,7 +82,10 @@ class DuelPlan:
         """What decides its runs: a duel resumes where this is unchanged."""
         numbers = {name: vars(self)[name] for name in ("pairs", "completions", "budget", "seed")}
         arms = {
-            arm.name: {"recipe": arm.recipe.model_dump(mode="json"), "rewards": arm.rewards}
+            arm.name: {
+                "recipe": arm.recipe.model_dump(mode="json", exclude={"run_name"}),
+                "rewards": arm.rewards,
+            }
             for arm in self.arms
         }
         return {"arms": arms, **numbers}
