@@ -449,7 +449,7 @@ def _solved(plan: DuelPlan, arm: Arm, run: RunDirectory) -> dict[int, np.ndarray
     if plan.completions // arm.completions not in measured:
         raise RunError(
             "its held-out prompts were not measured at its end",
-            rule="",
+            rule="a duel compares what was measured",
             remedy=f"see held_out_failed in {shown(run.path / 'events.jsonl')}, and delete the run",
         )
     if arm.measure != plan.arms[0].measure:
