@@ -271,6 +271,7 @@ def test_the_picture_has_a_line_for_each_run_and_a_thick_one_for_each_arm(fought
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_planted_difference_is_called_by_command_also_after_a_kill(home):
     """The shipped rewards against a coin, which teaches nothing."""
     grpo = {**GRPO, "num_generations": 8, "per_device_train_batch_size": 32, "max_completion_length": 64, "learning_rate": 5e-3}

@@ -93,19 +93,19 @@ class DuelPlan:
     def __str__(self) -> str:
         first, *others = self.arms
         steps = ", ".join(
-            f"{arm.name} {self.completions // arm.completions} steps of {arm.completions}"
+            f"{arm.name} {self.completions // arm.completions} steps x {arm.completions}"
             for arm in self.arms
         )
         most = len(self.arms) * self.pairs * self.completions
         by = " and ".join(filter(None, (first.task.right_words, first.task.format_by)))
         lines = [
-            f"up to {self.pairs} runs of each recipe, all with the same {self.pairs} seeds; a run:"
-            f" {steps} completions; in all at most {most:,}, the budget is {self.budget:,}",
+            f"up to {self.pairs} seeds, a run of each recipe for each: {steps} completions; in all"
+            f" at most {most:,} of the budget of {self.budget:,}",
             f"compared: the share of {first.recipe.eval_prompts} held-out prompts solved at the"
             f" end ({by}); a seed's runs have the same ones, measured up to {MEASURED + 1} times,"
             " beside the budget",
-            f"test: {METHOD}; looks after {FIRST} to {self.pairs} seeds; calls one of two equal"
-            f" recipes in {ERROR:.0%} of duels",
+            f"test: {METHOD}, after each seed from the third on; it calls one of two equal recipes"
+            f" in {ERROR:.0%} of duels",
         ]
         own = flat(first.recipe.model_dump(mode="json"))
         for arm in others:
