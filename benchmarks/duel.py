@@ -3,7 +3,7 @@
     uv run python benchmarks/duel.py --home /path/of/a/folder        # hours; goes on where it was
     uv run python benchmarks/duel.py --home FOLDER --worker 0 --workers 2   # one of two at a time
 
-Duels of at most 6 pairs on the embedded policy, of runs of 3 steps of 32 completions, and 48
+Duels of at most 6 pairs on the embedded policy, of runs of 4 steps of 32 completions, and 48
 held-out prompts. A/A: the shipped five rewards against themselves, with the training prompts in
 reverse order, so that the runs of a pair differ by luck alone (with nothing changed they would be
 the same to the bit). Planted: the shipped five against a coin, a reward that is a hash of the
@@ -30,7 +30,7 @@ import measuring
 import numpy as np
 from measuring import Line
 
-PAIRS, STEPS, COMPLETIONS, PROMPTS = 6, 3, 32, 48
+PAIRS, STEPS, COMPLETIONS, PROMPTS = 6, 4, 32, 48
 KINDS = {"A/A": ("five", "reversed"), "planted": ("coin", "five")}
 REAL = (("correctness", "five"), ("binary", "tiered"))
 TASK = '''"""Of benchmarks/duel.py."""
@@ -96,7 +96,7 @@ def recipe_of(arm: str, home: Path, **over: Any) -> Any:
         "num_generations": 8,
         "per_device_train_batch_size": COMPLETIONS,
         "max_completion_length": 64,
-        "learning_rate": 5e-3,
+        "learning_rate": 4e-3,
         "beta": 0.0,
     }
     policy = {"load_in_4bit": False, "backend": "transformers"}
