@@ -34,12 +34,6 @@ from typing import Any
 import measuring
 from measuring import Line
 
-TASKS = (
-    "aiw", "base_conversion", "basic_arithmetic", "chain_sum", "color_cube_rotation", "count_bits",
-    "course_schedule", "family_relationships", "gcd", "isomorphic_strings", "leg_counting",
-    "letter_counting", "needle_haystack", "number_sequence", "power_function", "products",
-    "ransom_note", "spell_backward", "syllogism", "word_sorting",
-)  # fmt: skip
 FRESH = 60  # completions of the second measurement
 OUTCOMES = ("landed", "honestly none", "contradicted", "not measured")
 TOKENS = 32
@@ -205,7 +199,7 @@ def main() -> None:
         recipe = Recipe.of(
             {"policy": {**shape, "max_seq_length": 512}, "grpo": {"max_completion_length": TOKENS}}
         )
-        tasks = ["chain_sum"] if asked.quick else [*TASKS]
+        tasks = ["chain_sum"] if asked.quick else names
         policy = load_policy(recipe)
         file = home / f"auto-{asked.policy}.jsonl"
         found = kept(file, tasks, lambda name: auto(name, policy, recipe), asked.minutes)

@@ -21,7 +21,7 @@ MEASURED = "workbench eval {run} --held-out {prompts} --samples 16"
 RUNS = {
     "demo": ("Sharpened", "The demo, as it ships.", ["workbench demo"]),
     "harder": (
-        "Taught, perhaps",
+        "Taught? Cannot be told",
         "The same policy, asked in words that it was not taught.",
         [
             f"workbench train {RECIPE} --set task=arithmetic_harder --steps 90 --run-name harder",
@@ -32,6 +32,16 @@ RUNS = {
         "A real model",
         "SmolLM2-135M-Instruct learns to call short reviews positive or negative in one word.",
         ["workbench demo --policy smollm2 --name reviews"],
+    ),
+    "guess": (
+        "By turns",
+        "A policy that calls a tool guesses numbers, with five guesses for each.",
+        [
+            f"workbench train {RECIPE} --set task=guess_the_number --set policy.name=tiny_turns "
+            "--set max_steps=30 --set max_completion_length=128 "
+            "--set max_tool_calling_iterations=6 --run-name guess",
+            MEASURED.format(run="guess", prompts=32),
+        ],
     ),
     "cut": (
         "Cut",

@@ -369,3 +369,7 @@ def test_a_hack_shows_on_held_out_prompts(home):
     paid = Evaluation(measured_.prompts, measured_.before, replace(measured_.after, total=flat + 1.0))
     assert len(inspection.hacking(run, paid).numbers["signs"]) == 1
     assert inspection.hacking(run, measured_).numbers["signs"] == []
+    none = evaluation(flat & False, flat & False)
+    paid = Evaluation(none.prompts, none.before, replace(none.after, total=flat + 1.0))
+    (sign,) = inspection.hacking(run, paid).numbers["signs"]
+    assert sign.endswith("no completion was right, before or after")

@@ -11,9 +11,11 @@ import pytest
 from recording import record
 
 from workbench.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, RunConfig, Verdict, diagnose, examine_run, worsened
+from workbench.health.diagnosis import Verdicts
 from workbench.health.rules import RULES
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import change_of_share, share, slope
+from workbench.health.verdicts import worst_first
 from workbench.rewards.groups import DEAD_KINDS
 from workbench.run.metrics import MEAN_LENGTH
 from workbench.task import Task
@@ -464,6 +466,13 @@ def test_a_new_stage_begins_anew():
 
 
 # --- together ---------------------------------------------------------------------------------------------------
+
+
+def test_the_worst_comes_first_and_of_those_what_began_first():
+    seen = [("note", NOTE, 1), ("late", ALARM, 11), ("warned", WARNING, None), ("early", ALARM, 2)]
+    verdicts = Verdicts(Verdict(name, state, "", first_step=step) for name, state, step in seen)
+    assert [each.name for each in worst_first(verdicts)] == ["early", "late", "warned", "note"]
+    assert [line.split(":")[1].strip() for line in str(verdicts).splitlines()] == ["early", "late", "warned", "note"]
 
 
 def test_only_what_got_worse_is_news():

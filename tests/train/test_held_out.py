@@ -16,7 +16,7 @@ from workbench.inspection.evaluation import measure_policy
 from workbench.recipe import Recipe
 from workbench.rewards import library
 from workbench.run.directory import RunDirectory
-from workbench.run.held_out import best_of, held_out
+from workbench.run.held_out import best_of, held_out, told
 from workbench.run.rollouts import query
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
@@ -128,6 +128,14 @@ def test_the_closing_line_says_the_share_of_the_time_that_the_manifest_has(home)
     share = trained(recipe(max_steps=2), [heard]).result()["held_out"]["share"]
     assert 0 < share < 1
     assert f" {100 * share:.1f} % of the time" in heard.words
+
+
+def test_a_run_that_was_never_above_its_base_has_no_best_step():
+    last = {"correct": 0.0, "low": 0.0, "high": 0.11, "gain": -0.38, "gain_low": -0.55, "gain_high": -0.2, "step": 30}
+    found = {"last": last, "best": last, "base": 0.38, "seconds": 4, "share": 0.06}
+    assert "never above base" in told(found)
+    assert "step 30" not in told(found)
+    assert "best: 40 % at step 15" in told({**found, "best": {"correct": 0.4, "step": 15}})
 
 
 @pytest.mark.slow

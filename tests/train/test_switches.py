@@ -240,6 +240,7 @@ def test_what_the_libraries_warn_of_is_noted():
         logging.getLogger("trl.trainer.grpo_trainer").warning("mind %s", "this")
         logging.getLogger("trl.trainer.grpo_trainer").warning("`'luspo'` is said in the plan's own words")
         warnings.warn("and\n that", FutureWarning, stacklevel=1)
+        warnings.warn("silenced by TRL_EXPERIMENTAL_SILENCE=1", UserWarning, stacklevel=1)
     assert heard == ["TRL warns: mind this", "Python warns: and that"]
     assert not logging.getLogger("trl").handlers
 

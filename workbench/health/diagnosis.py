@@ -19,6 +19,7 @@ from workbench.health.verdicts import (
     ExaminedRun,
     RunConfig,
     Verdict,
+    worst_first,
 )
 from workbench.kinds import Fields
 from workbench.run.control_file import RunState
@@ -38,8 +39,7 @@ class Verdicts(list[Verdict]):
     """
 
     def __str__(self) -> str:
-        worst_first = sorted(self, key=lambda each: STATES.index(each.state))
-        lines = [str(each) for each in worst_first if each.state not in (OK, SKIPPED)]
+        lines = [str(each) for each in worst_first(self) if each.state not in (OK, SKIPPED)]
         return "\n".join(lines) or "no issue found"
 
     __repr__ = __str__

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -67,6 +67,11 @@ class Verdict:
     def key(self) -> tuple[str, str]:
         """Identifies the same verdict from one step to the next."""
         return self.name, self.function
+
+
+def worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """The worst first; of those alike, the one that began first, which is nearer to the cause."""
+    return sorted(verdicts, key=lambda each: (STATES.index(each.state), each.first_step or 0))
 
 
 @dataclass(frozen=True)

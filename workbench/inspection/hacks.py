@@ -126,10 +126,10 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
         gained = Interval(*paired_difference(*(own.total for own in held)))
         correct = Interval(*paired_difference(*(own.correct for own in held)))
         if gained.low > 0 and correct.high < 0.02 and evaluation.after.correct.mean() < _ROOM:
-            signs.append(
-                f"on held-out prompts reward rose by {gained.value:.2g}, right completions changed"
-                f" by {_points(correct)}"
-            )
+            of_right = "no completion was right, before or after"
+            if any(part.correct.any() for part in held):
+                of_right = f"right completions changed by {_points(correct)}"
+            signs.append(f"on held-out prompts reward rose by {gained.value:.2g}, {of_right}")
     if signs:
         verdict = f"REWARD HACKING? {'; '.join(signs)}"
     elif math.isnan(rise.value):

@@ -93,9 +93,10 @@ def in_numbers(measured: Fields) -> str:
 def told(found: Fields) -> str:
     """What a run's result reports of it, in words."""
     last, best, base = found["last"], found["best"], 100 * found["base"]
-    line = (
-        f"held-out {base:.0f} % -> {in_numbers(last)}; best: {100 * best['correct']:.0f} % at step"
-        f" {best['step']}"
+    line = f"held-out {base:.0f} % -> {in_numbers(last)}; "
+    reached = 100 * best["correct"]
+    line += (
+        f"best: {reached:.0f} % at step {best['step']}" if reached > base else "never above base"
     )
     return (
         f"{line}; measuring took {found['seconds']:.0f} s, {100 * found['share']:.1f} % of the time"

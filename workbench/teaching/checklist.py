@@ -18,7 +18,8 @@ from workbench.data.checks import check
 from workbench.data.difficulty import load_profile
 from workbench.errors import WorkbenchError
 from workbench.exporting.passport import PROOF
-from workbench.health import ALARM, NOTE, SKIPPED, STATES, WARNING, Verdict, examine_run
+from workbench.health import ALARM, NOTE, SKIPPED, WARNING, Verdict, examine_run
+from workbench.health.verdicts import worst_first
 from workbench.inspection.measured import gain_in_words
 from workbench.inspection.reading import by_step
 from workbench.kinds import Fields
@@ -145,7 +146,7 @@ def _of_task(task: Task) -> dict[str, _Seen]:
 
 
 def _of_run(run: RunDirectory, during: dict[str, Fields]) -> dict[str, _Seen]:
-    verdicts = sorted(examine_run(run, last=200), key=lambda each: STATES.index(each.state))
+    verdicts = worst_first(examine_run(run, last=200))
     seen = {}
     for key, box in during.items():
         if own := [each for each in verdicts if each.name in box.get("verdicts", ())]:
@@ -185,11 +186,11 @@ def _of_run(run: RunDirectory, during: dict[str, Fields]) -> dict[str, _Seen]:
     }
 
 
-def _of_verdicts(worst_first: list[Verdict]) -> _Seen:
-    worst = worst_first[0]
+def _of_verdicts(ordered: list[Verdict]) -> _Seen:
+    worst = ordered[0]
     if worst.state in (ALARM, WARNING):
         return False, worst.line
-    for each in worst_first:
+    for each in ordered:
         if each.state == SKIPPED or (each.state == NOTE and each.name in _TOO_EARLY):
             return None, each.line
     return True, worst.line

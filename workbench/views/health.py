@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, Verdict
+from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, WARNING, Verdict, worst_first
 from workbench.views.tables import MUTED, View, coloured, item, one_line
 
 _MOST_PROMPTS = 3
@@ -36,8 +36,7 @@ def health_view(verdicts: Sequence[Verdict]) -> View:
 
 
 def _wrong(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    wrong = [verdict for verdict in verdicts if verdict.state in (ALARM, WARNING, NOTE)]
-    return sorted(wrong, key=lambda verdict: STATES.index(verdict.state))
+    return worst_first(each for each in verdicts if each.state in (ALARM, WARNING, NOTE))
 
 
 def _headline(verdict: Verdict) -> str:

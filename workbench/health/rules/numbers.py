@@ -98,7 +98,7 @@ def kl_runaway(view: ExaminedRun) -> Verdict:
     lengths = [length for _, length in view.numbers(MEAN_LENGTH)[-5:]]
     if lengths and state != OK:
         whole = evidence["kl_per_completion"] = now * statistics.median(lengths)
-        line += f", {whole:.2g} per completion"
+        line += f", {float(f'{whole:.2g}'):,g} per completion"
         if whole <= KL_NEAR:
             state = WARNING if speeds_up else OK
     if state != OK and since:
