@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from hostile import HOSTILE
@@ -94,6 +95,15 @@ def over_levels():
     return OverLevels(EVIL, 1, points, 3, 2)
 
 
+def duel():
+    from workbench.decide.duel import Arm, Duel, DuelPlan
+
+    arms = tuple(Arm(name, Recipe(), TASK, 4, "") for name in (EVIL, "other"))
+    solved = np.array([True, False] * 4)
+    pair = [{0: ~solved, 4: ~solved}, {0: ~solved, 4: solved | ~solved}]
+    return Duel(DuelPlan(arms, 3, 4, 24, 1, Path("runs")), [pair] * 3)
+
+
 def recorded_group():
     from workbench.inspection.reading import RecordedGroup
 
@@ -176,6 +186,7 @@ SAMPLES = {
     "workbench.exporting.risk.MergeRisk": merge_risk,
     "workbench.health.diagnosis.Verdicts": verdicts,
     "workbench.inspection.levels.OverLevels": over_levels,
+    "workbench.decide.duel.Duel": duel,
     "workbench.inspection.measured.Evaluation": evaluation,
     "workbench.inspection.reading.RecordedGroup": recorded_group,
     "workbench.inspection.reading.Listing": listing,

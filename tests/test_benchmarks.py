@@ -332,6 +332,27 @@ def test_a_judges_bias_is_named_by_itself_or_not():
     assert [row[1] for row in rows[3:]] == ["failed, 1.5 min", "1.00 (0.84 to 1.00), failed", "cannot be told"]
 
 
+def test_duels_of_a_bank_of_runs_are_counted(tmp_path):
+    """Made-up runs: the better arm solves 8 of 10 prompts, the others 2 of 10; nothing is trained."""
+    duel = benchmark("duel")
+    bank = duel.Bank(tmp_path, 0, minutes=0)
+    for seed in range(1, 2 * duel.PAIRS + 1):
+        for arm, solved in {"five": 8, "coin": 2, "reversed": 8}.items():
+            bank.runs[arm, seed] = {"solved": "1" * solved + "0" * (10 - solved)}
+    del bank.runs["reversed", 8]
+    found = [duel.fought(kind, number, bank) for number in (0, 1) for kind in duel.KINDS]
+    assert [own and own["called"] for own in found] == [False, True, None, True]  # what is missing is not counted
+    assert found[1]["mean"] == pytest.approx(0.6)
+    lines, (header, rows), _, _ = duel.report([own for own in found if own], [])
+    assert [line.figure for line in lines] == ["0", "2"]
+    assert [dict(zip(header, row))["budget saved"] for row in rows] == ["0%", "50%"]
+
+
+@pytest.mark.slow
+def test_duels_are_fought_for_real():
+    subprocess.run([sys.executable, str(FOLDER / "duel.py"), "--quick"], check=True)
+
+
 def test_start_measures_a_process_and_refuses_one_that_fails(monkeypatch):
     start = benchmark("start")
     assert start.start("import workbench") > 0

@@ -62,6 +62,7 @@ FACE = {
     "by_step": "inspection.reading",
     "explain_group": "inspection.reading",
     "replay": "replaying",
+    "duel": "decide.duel",
     "evaluate": "inspection.evaluation",
     "inspection": "",
     # 05: leave with the model

@@ -7,7 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import workbench as wb
-from workbench.command import Result, Weight, Words, as_flags, command, open_named, weights_of
+from workbench.command import (
+    Result,
+    Weight,
+    Words,
+    as_flags,
+    command,
+    open_named,
+    weights_of,
+)
 from workbench.errors import RequestError
 from workbench.workspace import find, shown
 
@@ -124,6 +132,66 @@ def eval_(
             progress=bar,
         )
     return Result(evaluation.found, evaluation, int(not evaluation.found["gain"]["low"] > 0))
+
+
+@command(
+    least={"budget": 1, "steps": 1, "held_out": 2, "seed": 0},
+    aborted="finished runs are kept; the same command resumes the duel",
+)
+def duel(
+    recipes: list[str],
+    *,
+    budget: int = 6000,
+    steps: int | None = None,
+    held_out: int | None = None,
+    seed: int = 1,
+    name: str | None = None,
+    plan: bool = False,
+) -> Result:
+    """Train recipes against each other until it is clear which is better.
+
+    Two runs cannot tell two rewards apart: with another seed, each would have ended elsewhere. A
+    duel trains every recipe several times, with the same seeds, the same number of completions and
+    the same held-out prompts, one run after another and another recipe first each time. After each
+    seed from the third on, it tests the differences of the held-out rates; it stops once one recipe
+    is called better, or when the budget is spent: then it says how many more seeds would tell, if
+    that can be told. Where no recipe is better, it calls one in 5 % of duels.
+
+    Rates are compared, never rewards: a held-out prompt is solved where the first recipe's task
+    says so, whatever the recipes pay for. The runs stay under runs/NAME, with duel.png. Killed or
+    interrupted, the same command resumes.
+
+    Exits with 0 if all comparisons are called, with 1 if one is undecided.
+
+    Examples: `workbench duel binary.yaml tiered.yaml --budget 6000 --plan`, `workbench duel
+    binary.yaml tiered.yaml --budget 6000`.
+
+    Args:
+        recipes: Two or more recipe files, or presets.
+        budget: Completions that training may sample, all runs together.
+        steps: Steps of a run of the first recipe; default: as leave 6 runs for each.
+        held_out: Held-out prompts that each run measures; default: the first recipe's.
+        seed: The first seed.
+        name: Name of the folder under runs/; default: the recipes' names.
+        plan: Show what it would train, and exit.
+    """
+    from workbench.decide.duel import fight, plan_duel
+    from workbench.views.duel import DuelProgress, duel_picture
+    from workbench.views.figure import png
+    from workbench.workspace import replace_file
+
+    planned = plan_duel(
+        *recipes, budget=budget, steps=steps, held_out=held_out, seed=seed, name=name
+    )
+    if plan:
+        return Result(planned.asked, planned)
+    print(planned, file=sys.stderr)
+    shown_by = DuelProgress(planned)
+    with shown_by.bar:
+        fought = fight(planned, watchers=[shown_by], on_pair=shown_by.pair)
+    with replace_file(planned.folder / "duel.png") as beside:
+        beside.write_bytes(png(duel_picture(fought).figure))
+    return Result(fought.found, fought, int(not fought.called))
 
 
 @command()
