@@ -359,7 +359,7 @@ def test_doctor_reports_and_its_exit_code_says_whether_training_can_work(monkeyp
 def test_lab_without_jupyterlab_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("os.execv", lambda *_: pytest.fail("started"))
-    with pytest.raises(WorkbenchError, match="uv pip install jupyterlab"):
+    with pytest.raises(WorkbenchError, match=r"pip install '\.\[lab\]'"):
         lab()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 from recording import record
 
 import workbench as wb
+from workbench.task import fingerprint
+from workbench.training.resuming import _sum_of_state
 
 ABSENT = ("torch", "trl", "unsloth", "unsloth_zoo", "transformers", "peft", "datasets", "bitsandbytes")
 # Read by every Python that is begun with it: workers and servers of reward functions, too.
@@ -35,7 +38,7 @@ importlib.metadata.Distribution.from_name = from_name
 
 @pytest.fixture(scope="module")
 def light(tmp_path_factory) -> Path:
-    """A workspace with one recorded run, in whose Pythons those libraries are neither to be imported nor listed."""
+    """A workspace with one run that was stopped and saved, in whose Pythons those libraries are neither imported nor listed."""
     home = tmp_path_factory.mktemp("light")
     (home / "sitecustomize.py").write_text(BLOCKER.format(absent=ABSENT))
     task = wb.load_task("arithmetic")
@@ -44,6 +47,14 @@ def light(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_HOME", str(home))
         run = record(task, [[(row, [right, "<answer>", "?", right])]] * 3)
+        folder = run.checkpoints / "checkpoint-2"
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text("{}")
+        (folder / "trainer_state.json").write_text('{"global_step": 2, "max_steps": 3}')
+        state = {"stage": 0, "step": 2, "done": 2, "run": run.identity, "files": {}}
+        (folder / "state.json").write_text(json.dumps(state | {"sha256": _sum_of_state(state)}))
+        prompts = {"rows": fingerprint(task.rows), "held_out": fingerprint(task.held_out)}
+        run.update_manifest(task=prompts, result={"status": "stopped", "steps": 2, "minutes": 1.0})
         run.release()
     return home
 
@@ -77,7 +88,6 @@ def test_they_are_really_absent(light):
         (("watch", "r", "--once"), "step"),
         (("explain", "reward_std"), "TRL 1.14.2"),
         (("control", "--help"), "learning_rate"),
-        (("doctor",), "pip install '.[train]'"),
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )
@@ -85,6 +95,12 @@ def test_a_command_that_looks_works(light, words, holds):
     ended = workbench(light, *words)
     assert ended.returncode == 0, ended.stderr
     assert holds in ended.stdout
+
+
+def test_doctor_exits_with_1_where_nothing_can_train_and_says_what_to_install(light):
+    ended = workbench(light, "doctor")
+    assert ended.returncode == 1, ended.stderr
+    assert "pip install '.[train]'" in ended.stdout
 
 
 def test_the_reward_lab_scores(light):
@@ -111,7 +127,9 @@ def test_a_command_that_needs_a_model_names_the_extra(light, words):
     ended = workbench(light, *words)
     assert ended.returncode == 2
     assert "MissingError: " in ended.stderr
-    assert "grpo-workbench[train]" in ended.stderr
+    assert "pip install '.[train]'" in ended.stderr
+    assert "grpo-workbench[" not in ended.stderr, "nothing was released under that name"
+    assert "do not" not in ended.stderr, "a rule that lists what works without it"
     assert "Traceback" not in ended.stderr
 
 
@@ -175,17 +193,23 @@ CALLS = {
     "merge_risk": "wb.merge_risk(run)",
     "export": "wb.export(run)",
     "ask": "wb.ask('.', 'What is 15 + 27?')",
+    "chat": "wb.chat('.')",
+    "prove": "wb.prove(Artefact(run.path, 'adapter', 'tiny', run=run))",
+    "evaluate": "wb.evaluate(run)",
+    "sample": "wb.sample(wb.load_policy('tiny'), ['What is 15 + 27?'])",
+    "continue_run": "wb.continue_run(run)",
     "RewardModel": "RewardModel('nowhere').scores(prompts=['a'], completions=['b'])",
 }
 
 
 def test_no_function_raises_an_import_error_without_a_remedy(light):
     script = "import workbench as wb\nfrom workbench.rewards.models import RewardModel\n"
+    script += "from workbench.exporting.artefacts import Artefact\n"
     script += "task, run = wb.load_task('arithmetic'), wb.open_run('r')\n"
     for name, call in CALLS.items():
         script += f"try: {call}\nexcept Exception as error: met = error\n"
-        script += f"print({name!r}, type(met).__name__, str(met).count('[train]'), sep=': ')\n"
+        script += f"print({name!r}, type(met).__name__, \"pip install '.[\" in str(met), sep=': ')\n"
     ended = python(light, "-c", script)
     assert ended.returncode == 0, ended.stderr
-    said = dict(line.split(": ", 1) for line in ended.stdout.splitlines())
-    assert said == dict.fromkeys(CALLS, "MissingError: 2")
+    said = dict(line.split(": ", 1) for line in ended.stdout.splitlines() if line.partition(":")[0] in CALLS)
+    assert said == dict.fromkeys(CALLS, "MissingError: True")

@@ -38,6 +38,7 @@ from workbench.command import (
     app as app,
 )
 from workbench.errors import PolicyError, WorkbenchError
+from workbench.extras import INSTALL_LAB
 from workbench.workspace import replace_file, shown
 
 
@@ -476,8 +477,8 @@ def probe(
 def doctor() -> Result:
     """Report versions, the device, and what works on this machine.
 
-    4-bit, bf16, vLLM, widgets, and a remedy for what does not work. Exits with 1 if something that
-    training needs does not work.
+    4-bit, bf16, vLLM, widgets, and a remedy for what does not work. Exits with 1 if training does
+    not work here, as in an install without the extra train.
     """
     from workbench.doctor import examine_machine, tables
 
@@ -564,8 +565,8 @@ def _open_lab(notebook: Path, port: int, browser: bool) -> None:
         raise WorkbenchError(
             "JupyterLab is not installed",
             rule="`workbench lab` and `lesson` start the JupyterLab of this environment",
-            remedy=f"uv pip install jupyterlab; or open {shown(notebook)} in the Jupyter that you"
-            " have, with this environment's kernel",
+            remedy=f"{INSTALL_LAB}; or open {shown(notebook)} in the Jupyter that you have, with"
+            " this environment's kernel",
         )
     start = [sys.executable, "-m", "jupyterlab", str(notebook), f"--port={port}"]
     start.append(f"--ServerApp.root_dir={notebook.parents[1]}")
