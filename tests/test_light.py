@@ -82,7 +82,7 @@ def test_they_are_really_absent(light):
     [
         (("check", "arithmetic"), "rows read"),
         (("probe", "arithmetic"), "nothing is wrong"),
-        (("probe", "calculator"), "not checked: whether a policy can be told these tools; transformers is not installed"),
+        (("probe", "guess_the_number"), "each member of a group begins in the same state"),
         (("replay", "r", "--task", "arithmetic", "--weight", "style_reward=0"), "advantages"),
         (("report", "r", "--markdown"), "written: runs/r/report.md"),
         (("watch", "r", "--once"), "step"),
@@ -208,7 +208,7 @@ def test_no_function_raises_an_import_error_without_a_remedy(light):
     script += "task, run = wb.load_task('arithmetic'), wb.open_run('r')\n"
     for name, call in CALLS.items():
         script += f"try: {call}\nexcept Exception as error: met = error\n"
-        script += f"print({name!r}, type(met).__name__, \"pip install '.[\" in str(met), sep=': ')\n"
+        script += f"print({name!r}, type(met).__name__, \"'.[\" in str(met), sep=': ')\n"
     ended = python(light, "-c", script)
     assert ended.returncode == 0, ended.stderr
     said = dict(line.split(": ", 1) for line in ended.stdout.splitlines() if line.partition(":")[0] in CALLS)

@@ -60,7 +60,8 @@ def absent(module: str) -> MissingError:
     remedy = INSTALL_TRAIN
     if module in UNSLOTH:
         rule = "policy.backend: unsloth needs the extra unsloth"
-        remedy = f"set policy.backend: transformers, which needs only the extra train; or {INSTALL_UNSLOTH}"
+        remedy = "set policy.backend: transformers, which needs only the extra train; or"
+        remedy += f" {INSTALL_UNSLOTH}"
     elif module == "datasets":
         rule = "datasets, which comes with the extra train, reads what is on the hub, and trains"
     elif module == "bitsandbytes":
