@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from recording import record
 
 import workbench as wb
@@ -160,6 +161,40 @@ def test_without_unsloth_and_bitsandbytes_the_defaults_are_plain_and_16_bits_eac
     assert four_bits.startswith("transformers | True | MissingError bitsandbytes is not installed here: ")
     assert "policy.load_in_4bit: false" in four_bits
     assert unsloth == "unsloth | False"  # trainer_classes says what is missing
+
+
+SCRIPT = """
+from unsloth import FastLanguageModel
+from trl import GRPOConfig, GRPOTrainer
+
+model, tokenizer = FastLanguageModel.from_pretrained(model_name="tiny", max_seq_length=256, load_in_4bit=False)
+model = FastLanguageModel.get_peft_model(model, r=8)
+args = GRPOConfig(max_steps=2, num_generations=4, per_device_train_batch_size=8, max_completion_length=64)
+GRPOTrainer(model=model, reward_funcs=[reward], args=args, train_dataset=rows).train()
+"""
+PLANS = """
+import workbench as wb
+for said in ([], ["policy.backend=transformers"]):
+    made = wb.plan("train.py", said=said)
+    notes = [line for line in made.notes if "policy.backend" in line]
+    print(made.recipe.policy.backend, *notes, sep=" | ")
+    made.recipe.save(f"asked{len(said)}.yaml", portable=True)
+wb.plan("cpu").recipe.save("cpu.yaml", portable=True)
+"""
+
+
+def test_a_script_for_unsloth_is_planned_where_there_is_none_and_its_recipe_is_left_to_the_next_machine(without):
+    (without / "train.py").write_text(SCRIPT)
+    ended = python(without, "-c", PLANS)
+    assert ended.returncode == 0, ended.stderr
+    alone, told = [line for line in ended.stdout.splitlines() if line.startswith("transformers")]
+    assert "line 5: policy.backend = 'unsloth' is left out: Unsloth is not installed here" in alone
+    assert "is left out" not in told
+    written = {name: yaml.safe_load((without / f"{name}.yaml").read_text())["policy"] for name in ("asked0", "asked1", "cpu")}
+    assert "backend" not in written["asked0"]
+    assert written["asked1"]["backend"] == "transformers"
+    assert written["asked0"]["load_in_4bit"] is False, "the script says so"
+    assert not {"backend", "load_in_4bit"} & written["cpu"].keys(), "nobody does"
 
 
 @pytest.mark.slow

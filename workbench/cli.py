@@ -156,7 +156,7 @@ def plan(
     recipe = sys.stdin.read() + "\n" if source == "-" else source
     planned = wb.plan(recipe, vram_gb=vram, said=said or [], steps=steps)
     if out:
-        planned.recipe.save(out)
+        planned.recipe.save(out, portable=True)
     if planned.memory is None or planned.memory.fits is not False:
         return Result(planned.found(), planned)
     from workbench.memory import hints

@@ -216,7 +216,9 @@ def plan(
     """  # noqa: E501
     from workbench.training.presets import read_source
 
-    called, recipe, notes, named, tasked = read_source(source)
+    # A script is read with its backend's names of settings, so this one has to be known before.
+    backend = dict(each.split("=", 1) for each in said if "=" in each).get("policy.backend")
+    called, recipe, notes, named, tasked = read_source(source, backend)
     recipe = settings_of.overridden(recipe, said, steps)
     memory = (memory or around.memory_feature(vram_gb)) if named else None
     # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.
