@@ -37,7 +37,7 @@ from workbench.command import (
 from workbench.command import (
     app as app,
 )
-from workbench.errors import PolicyError, WorkbenchError
+from workbench.errors import PolicyError, RequestError, WorkbenchError, nearest
 from workbench.extras import INSTALL_LAB
 from workbench.workspace import replace_file, shown
 
@@ -51,7 +51,8 @@ def demo(
     They run in real kernels. The executed notebooks and a report (HTML) stay under runs/NAME. Needs
     no GPU and no network. `tiny` is a policy of 0.8 million parameters that learns to add, in 3
     minutes. `smollm2` is a real instruct model of 135 million that learns to call reviews positive
-    or negative in one word, in some ten minutes on two cores; it comes with the extra of that name.
+    or negative in one word, in about ten minutes on two cores; it comes with the extra of that
+    name.
 
     Example: `workbench demo --policy smollm2`.
 
@@ -317,6 +318,13 @@ def control(
     """
     from workbench.views import watch
 
+    for each in details or []:
+        if each.startswith("--"):  # a weight may be negative, so typer lets it through
+            raise RequestError(
+                f"no option {each}",
+                rule="control takes --timeout, --force and --json",
+                remedy=nearest(each, ("--timeout", "--force", "--json"), "leave it out"),
+            )
     answer = watch.control(open_named(run, "training"), action, details or [], timeout, force)
     code = {True: 0, False: 1, None: 3 if timeout else 0}[answer["applied"]]
     return Result(answer, watch.answered(answer, timeout), code)
