@@ -435,7 +435,8 @@ def probe(
         prompts: Prompts to try, spread over the task's.
         max_completion_length: Tokens that a completion may have.
         cases: File of regression cases; default: cases.jsonl beside the task file.
-        deadline: Seconds per function for all completions; a judge may need minutes.
+        deadline: Seconds per function for all completions (a judge may need minutes), and per call
+            of an environment.
         rollouts: With --policy: play this many from each of 8 starts of 16 prompts; try 8.
     """
     from workbench.checking import tokenizer_of

@@ -339,10 +339,11 @@ class Untyped(Fixed):
         (Untyped, "error", "the tool open: "),
     ],
 )
-def test_tools_that_cannot_be_told_and_rewards_that_training_would_stop_at_are_named(kind, severity, words):
+def test_tools_that_cannot_be_told_and_rewards_that_training_would_stop_at_are_named(kind, severity, words, capsys):
     found = next(start_findings(task_of(kind), task_of(kind).rows[:2], deadline_s=0.5))
     assert found.severity == severity
     assert words in found.text
+    assert capsys.readouterr().out == "", "the finding says it"
 
 
 def fine(a: int, b: str = "") -> str:

@@ -41,9 +41,11 @@ def start_findings(task: Task, rows: Sequence[Row], deadline_s: float | None = 1
     Args:
         deadline_s: for each call of the environment's; and no row but the first is begun later.
     """
-    begin = guarded(started, deadline_s)
+    begin = guarded(started, deadline_s, quiet=True)
     try:
-        guarded(checked_tools, deadline_s)(tools=task.tools, environment=task.environment)
+        guarded(checked_tools, deadline_s, quiet=True)(
+            tools=task.tools, environment=task.environment
+        )
     except TaskError as error:
         yield finding("tools", error=error.value, fix=error.remedy)
     except Exception:  # raised while an environment is made: reported below, with its start
@@ -86,7 +88,7 @@ def _reward_of(start: Start, deadline_s: float | None) -> str:
     if reward is None or inspect.iscoroutinefunction(reward):
         return ""
     try:
-        values = guarded(lambda: plain_result([reward()]), deadline_s)()
+        values = guarded(lambda: plain_result([reward()]), deadline_s, quiet=True)()
     except Exception as error:  # of the user's own code
         return f"raised {type(error).__name__}: {error}"
     return check_scores("get_reward", values, [""], [""], skip=True).errors.get(0, "")
