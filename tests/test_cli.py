@@ -404,7 +404,8 @@ def test_ctrl_c_ends_the_demo_with_a_line(tmp_path):
         time.sleep(0.1)
     os.killpg(demo.pid, signal.SIGINT)
     rest = demo.communicate(timeout=300)[1]
-    assert (demo.returncode, rest.splitlines()[-1]) == (130, "aborted: what was executed stays under runs/")
+    ended = "aborted: what was executed stays under runs/; a run that had begun goes on with `workbench continue latest`"
+    assert (demo.returncode, rest.splitlines()[-1]) == (130, ended)
     assert "nbclient" not in rest  # a kernel that is ended while it imports may still say so
     assert executed.is_file()
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 
 import nbformat
 import pytest
 from commanding import workbench
 
 import workbench as wb
+from workbench import cli
 from workbench.data.sources import save_rows
 from workbench.demo import NOTEBOOKS, notebooks_folder, run_notebooks, settings_of, with_parameters
 from workbench.errors import PolicyError, RunError
@@ -41,6 +44,20 @@ def test_every_parameter_of_a_demonstration_is_one_of_its_notebook(settings, ste
         written = [own[name] for own in (values, *values.values()) if isinstance(own, dict) and name in own]
         assert [own for own in written if own == value and type(own) is type(value)], name
     assert set(settings) <= {*NOTEBOOKS, "task.py"}
+
+
+def test_in_a_file_it_says_how_far_it_is(monkeypatch, capsys):
+    def trained(*_: object, on_step, **__: object):
+        on_step(3)
+        on_step(4)
+        raise RunError("stopped here", rule="", remedy="")
+
+    monkeypatch.setattr("workbench.demo.run_notebooks", trained)
+    for every_s, steps in ((0.0, ["3", "4"]), (600.0, [])):
+        monkeypatch.setattr(cli, "_SAID_EVERY_S", every_s)
+        with pytest.raises(RunError):
+            inspect.unwrap(cli.demo)()
+        assert re.findall(r"03_train: (\d+) steps", capsys.readouterr().err) == steps
 
 
 def test_what_it_trains_is_a_plan_of_whole_groups(settings):

@@ -69,19 +69,19 @@ def test_the_api_page_has_every_public_name_in_order():
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-def commands_on(page: str) -> list[tuple[str, set[str]]]:
-    """(The command, its options) wherever a page has one in its code."""
+def commands_on(page: str) -> list[tuple[str, list[str]]]:
+    """(The command, its arguments) wherever a page has one in its code."""
     lines = [line.partition("  #")[0] for _, code in FENCE.findall(TEXTS[page]) for line in code.splitlines()]
-    named = [re.search(r"(?<!import )(?<![\w-])workbench ([a-z]\w*)(.*)", line) for line in (*lines, *spans(page))]
-    return [(match[1], set(re.findall(r"--[a-z][a-z-]+", match[2]))) for match in named if match]
+    named = [re.match(r"(?:\$ )?(?:uv run .*)?workbench ([a-z]\w*)(.*)", line) for line in (*lines, *spans(page))]
+    return [(match[1], shlex.split(match[2])) for match in named if match]
 
 
 @every_page
-def test_every_command_and_option_exists(page):
-    for command, options in commands_on(page):
+def test_every_command_is_one_that_can_be_typed(page):
+    for command, arguments in commands_on(page):
         assert command in COMMANDS
-        known = {option for one in COMMANDS[command].params for option in one.opts}
-        assert options <= known | {"--help"}, command
+        if arguments and "--help" not in arguments:  # a name alone stands for the command
+            COMMANDS[command].make_context(command, arguments)
 
 
 def test_every_command_is_on_a_page():
@@ -184,5 +184,20 @@ def test_a_task_file_is_whole(page, code, home):
     (home / "shown.py").write_text(code)
     task = wb.load_task("shown.py")
     answer = task.rows[0]["answer"]
-    right, wrong = wb.score(task, task.rows[0], [f"It is {answer}", "I do not know."]).totals
+    right, wrong = wb.score(task, task.rows[0], [f"<answer>{answer}</answer>", "I do not know."]).totals
     assert right > wrong
+
+
+ASKED = [(page, code) for page, code in TASKS if "SYSTEM_PROMPT" in code]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "code"), ASKED, ids=[page for page, _ in ASKED])
+def test_the_embedded_policy_learns_a_task_file_by_the_page_s_recipe(page, code, home):
+    (home / "sums.py").write_text(code)
+    [asked] = [recipe for where, recipe in RECIPES if where == "docs/tasks.md" and "sums.py" in recipe]
+    recipe = yaml.safe_load(asked)
+    recipe["grpo"]["max_steps"] = recipe["eval_every"]
+    recipe["policy"]["load_in_4bit"] = False  # which is slower
+    run = wb.train(recipe)
+    assert run.result()["held_out"]["last"]["gain_low"] > 0

@@ -168,25 +168,19 @@ def test_set_up_needs_nothing_but_python(elsewhere):
     assert (done.stdout, done.stderr) == ("\n", "")
 
 
-def test_cells_and_readme_show_the_one_address_of_pyproject(tmp_path):
+def test_cells_and_badges_show_the_one_address_of_pyproject(tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(ROOT / "notebooks", copy / "notebooks")
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copyfile(ROOT / name, copy / name)
     here = setup_cell.address()
-    link = "https://colab.research.google.com/github{}/blob/main/notebooks/01_dataset.ipynb"
-    shown = f"\n    git clone {here}\n{link.format(urlsplit(here).path)}\n"
-    (copy / "README.md").write_text((copy / "README.md").read_text() + shown)
-    project = (copy / "pyproject.toml").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
     assert project.count(here) == 1
     (copy / "pyproject.toml").write_text(project.replace(here, "https://example.org/them/theirs"))
     setup_cell.write(copy)
-    for file in [*(copy / "notebooks").glob("*.ipynb"), copy / "README.md"]:
+    for file in (copy / "notebooks").glob("*.ipynb"):
         text = file.read_text()
         assert here not in text
         assert "https://example.org/them/theirs" in text
         assert urlsplit(here).path not in text
-    assert link.format("/them/theirs") in text
     written = {file.name: file.read_text() for file in (copy / "notebooks").glob("*.ipynb")}
     setup_cell.write(copy)
     assert written == {file.name: file.read_text() for file in (copy / "notebooks").glob("*.ipynb")}
@@ -206,11 +200,6 @@ def test_badges_open_the_notebook_that_they_stand_in(file):
     pictures = re.findall(r"\(attachment:(.*?)\)", "".join(title["source"]))
     assert list(title["attachments"]) == pictures
     assert title["source"][0].startswith("# ")
-
-
-def test_no_other_address_is_in_the_readme():
-    others = set(re.findall(r"https://[^\s)\"'`>]*grpo-workbench", (ROOT / "README.md").read_text()))
-    assert others <= {setup_cell.address()}
 
 
 # -- the host --------------------------------------------------------------------------------------------------------------

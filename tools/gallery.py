@@ -21,7 +21,7 @@ MEASURED = "workbench eval {run} --held-out {prompts} --samples 16"
 RUNS = {
     "demo": ("Sharpened", "The demo, as it ships.", ["workbench demo"]),
     "harder": (
-        "Taught, perhaps",
+        "Taught? Cannot be told",
         "The same policy, asked in words that it was not taught.",
         [
             f"workbench train {RECIPE} --set task=arithmetic_harder --steps 90 --run-name harder",

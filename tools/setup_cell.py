@@ -4,14 +4,13 @@ lessons, with the repository's address as it stands in pyproject.toml.
     python tools/setup_cell.py
 
 Run it after a change of `Repository` in `[project.urls]`, the one place where the address is
-edited: cells, badges and the README get it from there (tests/test_hosted.py holds that they agree).
+edited: cells and badges get it from there (tests/test_hosted.py holds that they agree).
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -81,28 +80,16 @@ def with_badges(title: dict[str, Any], file: str, root: Path = ROOT) -> dict[str
 
 
 def write(root: Path = ROOT) -> None:
-    """Put the cell under each notebook's title, in place of the one that is there, the badges into
-    the title, and the address into the README.
+    """Put the cell under each notebook's title, in place of the one that is there, and the badges
+    into the title.
     """
-    before = set()
     for file in sorted((root / "notebooks").rglob("*.ipynb")):
         notebook = json.loads(file.read_text(encoding="utf-8"))
         title, *rest = notebook["cells"]
-        for each in rest:
-            if "setup" in each["metadata"].get("tags", []):
-                before |= set(re.findall(r'address = "(.*?)"', "".join(each["source"])))
         rest = [each for each in rest if "setup" not in each["metadata"].get("tags", [])]
         title = with_badges(title, file.relative_to(root).as_posix(), root)
         notebook["cells"] = [title, cell(file.stem, root), *rest]
         file.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    readme = root / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    for old in before:
-        # A link that opens a notebook in Colab has only the path of it.
-        text = text.replace(old, address(root)).replace(
-            urlsplit(old).path, urlsplit(address(root)).path
-        )
-    readme.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,18 +42,24 @@ from workbench.errors import PolicyError, RequestError, WorkbenchError, nearest
 from workbench.extras import INSTALL_LAB
 from workbench.workspace import replace_file, shown
 
+_SAID_EVERY_S = 30.0
 
-@command(least={"steps": 1}, aborted="what was executed stays under runs/")
+
+@command(
+    least={"steps": 1},
+    aborted="what was executed stays under runs/; a run that had begun goes on with `workbench"
+    " continue latest`",
+)
 def demo(
     *, policy: str = "tiny", name: str = "demo", seed: int = 0, steps: int | None = None
 ) -> Result:
     """Run the five notebooks in order, and report what training gained.
 
     They run in real kernels. The executed notebooks and a report (HTML) stay under runs/NAME. Needs
-    no GPU and no network. `tiny` is a policy of 0.8 million parameters that learns to add, in 3
-    minutes. `smollm2` is a real instruct model of 135 million that learns to call reviews positive
-    or negative in one word, in about ten minutes on two cores; it comes with the extra of that
-    name.
+    no GPU and no network. `tiny` is a policy of 0.8 million parameters that learns to add and
+    subtract, in 3 minutes. `smollm2` is a real instruct model of 135 million that learns to call
+    reviews positive or negative in one word, in about ten minutes on two idle cores; it comes with
+    the extra of that name.
 
     Example: `workbench demo --policy smollm2`.
 
@@ -79,8 +86,15 @@ def demo(
             if not bar.console.is_terminal and done == total:
                 print(f"{stem}: {total} cells", file=sys.stderr, flush=True)
 
+        said_at = time.monotonic()
+
         def on_step(done: int) -> None:
+            nonlocal said_at
             bar.update(tasks["03_train"], numbers=f"{done} steps trained")
+            if not bar.console.is_terminal and time.monotonic() > said_at + _SAID_EVERY_S:
+                said_at = time.monotonic()
+                line = f"03_train: {done} steps trained; `workbench watch` shows them"
+                print(line, file=sys.stderr, flush=True)
 
         parameters = {"03_train": {"max_steps": steps}} if steps else None
         result = run_notebooks(

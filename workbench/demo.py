@@ -23,7 +23,7 @@ import yaml
 from workbench import policies
 from workbench.data.prompts import question_text
 from workbench.errors import RunError, nearest
-from workbench.extras import installed, need_train
+from workbench.extras import need_train
 from workbench.kinds import Fields
 from workbench.run.directory import check_name, open_run
 from workbench.training.precision import fast_bf16
@@ -216,7 +216,6 @@ def execute(
     total = len(notebook.cells)
     client = NotebookClient(
         notebook,
-        timeout=1800,
         kernel_name="python3",
         # ipykernel warns at every start that its messages are not encrypted, and prints a traceback
         # when it is ended; what fails in a cell is told by nbclient.
@@ -230,7 +229,7 @@ def execute(
             # The copy is read, not clicked: without a kernel a panel would be an empty place.
             client.execute(env={**os.environ, "WORKBENCH_WIDGETS": "0"})
         on_cell(total, total)  # the last cell may be prose, which is not executed
-    except (CellExecutionError, DeadKernelError, TimeoutError) as error:
+    except (CellExecutionError, DeadKernelError) as error:
         kind = type(error).__name__
         lines = str(getattr(error, "evalue", "") or error).strip().splitlines() or [kind]
         remedies = [
@@ -286,9 +285,6 @@ def settings_of(policy: str) -> dict[str, Any]:
     policies.folder_of(policy)
     need_train()
     settings = demos[policy]
-    if policy == "tiny" and not installed("unsloth"):
-        plainly = {"backend": "transformers", "load_in_4bit": installed("bitsandbytes")}
-        settings["03_train"] = {"loading": plainly | {"max_seq_length": 256}}
     if policy != "tiny" and fast_bf16():
         settings["03_train"]["loading"]["dtype"] = "bfloat16"
     return settings

@@ -31,7 +31,7 @@ def test_what_is_there_stays(tmp_path):
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (info / "RECORD").write_text("")
-    # The README's command, in the clone.
+    # The command of docs/machines.md, in the clone.
     command = ["uv", "pip", "install", "--dry-run", "--python", python, "-e", ".[unsloth]"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

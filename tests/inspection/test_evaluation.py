@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from workbench.display import view_of
-from workbench.errors import DataError
-from workbench.inspection.evaluation import measure_policy
+from workbench.errors import DataError, TaskError
+from workbench.inspection.evaluation import _task_of, measure_policy
 from workbench.inspection.measured import Evaluation, Measured, form_and_content, gain_in_words
 from workbench.inspection.statistics import paired_difference, share_interval
+from workbench.recipe import Recipe
+from workbench.run.directory import RunDirectory
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
 
@@ -201,3 +203,24 @@ def test_no_held_out_prompts_is_an_error(tiny_policy):
     task = Task("t", [{"prompt": "x"}], [lambda completions, **kwargs: [0.0]])
     with pytest.raises(DataError, match="0 held-out prompts"):
         measure_policy(tiny_policy, task)
+
+
+def test_a_run_whose_task_file_is_gone_is_measured_on_its_copy(home):
+    written = "import workbench as wb\ntask = wb.Task('{}', [{{'prompt': 'a', 'answer': 'b'}}], [len])\n"
+    run = RunDirectory(home / "runs" / "r")
+    run.path.mkdir(parents=True)
+    Recipe(run_name="r", task="mine.py").save(run.path / "recipe.yaml")
+    began = {"name": "begun", "source": str(home / "mine.py")}
+    run.write_json("manifest.json", {"task": began, "rewards": {"functions": {}}})
+    (run.path / "task.py").write_text(written.format("begun"))
+    (home / "mine.py").write_text(written.format("edited"))
+    assert _task_of(run).name == "edited"
+    (home / "mine.py").unlink()
+    assert _task_of(run).name == "begun"
+    (home / "mine.py").write_text("task = None")
+    with pytest.raises(TaskError, match="not bound"):
+        _task_of(run)
+    (home / "mine.py").unlink()
+    (run.path / "task.py").unlink()
+    with pytest.raises(TaskError, match=r"no such file"):
+        _task_of(run)

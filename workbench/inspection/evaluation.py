@@ -18,7 +18,7 @@ import numpy as np
 
 from workbench.audit.prompt_format import parse_format
 from workbench.data.difficulty import row_key
-from workbench.errors import DataError, RunError, nearest
+from workbench.errors import DataError, RunError, TaskError, nearest
 from workbench.inspection import statistics
 from workbench.inspection.measured import Evaluation, Measured
 from workbench.inspection.reading import changed_since
@@ -32,8 +32,9 @@ from workbench.task import Row, Task, load_task
 from workbench.training.loading import adapter_sum, base_differs, base_summed, put_on
 from workbench.training.playing import marks_of
 from workbench.training.policy import Policy, load_policy
+from workbench.training.resuming import begun_task
 from workbench.training.sampling import as_trained, scored_groups
-from workbench.workspace import renamed, shown
+from workbench.workspace import find, renamed, shown
 
 FILE = "evaluation.parquet"
 _ASIDE = "evaluation-{}.parquet"  # under settings that are not those of the last
@@ -133,7 +134,13 @@ def _task_of(run: RunDirectory) -> Task:
             rule="held-out prompts are scored by a task's reward functions",
             remedy="pass one: wb.evaluate(run, task=wb.Task(..., held_out=rows))",
         )
-    return load_task(run.recipe().task)
+    recipe = run.recipe()
+    try:
+        return load_task(recipe.task)
+    except TaskError:
+        if find(recipe.task).is_file():
+            raise
+        return begun_task(run, recipe)  # its file is gone, or named from another folder: the copy
 
 
 def _rows(task: Task, most: int) -> dict[str, Row]:

@@ -73,7 +73,7 @@ class Listing:
     def left_out(self) -> str:
         """How many rows a cell does not show, in words; empty if none."""
         more = len(self) - len(self.some)
-        return f"and {more:,} more rows, in `.frame`" if more else ""
+        return f"and {more:,} more rows (in Python: `.frame`)" if more else ""
 
     def __str__(self) -> str:
         rows = ""
