@@ -17,9 +17,10 @@ from hostile import HOSTILE, in_a_terminal, obeyed, run_command
 from running import Running
 
 from workbench.cli import app, lab
-from workbench.command import GROUPS, json_text
+from workbench.command import GROUPS, help_of, json_text
 from workbench.data import reasons
 from workbench.demo import NOTEBOOKS
+from workbench.doctor import tables
 from workbench.errors import WorkbenchError
 from workbench.recipe import Recipe
 
@@ -99,10 +100,30 @@ def test_the_stages_are_those_of_the_notebooks_in_their_order():
     assert [title.lower().replace(" ", "_") for title in stages] == list(NOTEBOOKS)
 
 
-def test_help_names_no_type_of_python_for_an_options_value():
+def test_help_names_no_type_of_python():
     for name in typer.main.get_command(app).commands:
-        options = workbench(name, "--help").stdout.partition("\nOptions:")[2]
-        assert not re.findall(r"<[a-z].*?>", options), name
+        assert not re.findall(r"<[a-z].*?>", workbench(name, "--help").stdout), name
+
+
+def test_every_argument_and_option_has_its_help():
+    for name, each in typer.main.get_command(app).commands.items():
+        assert [own.name for own in each.params if not own.help and own.name != "help"] == [], name
+
+
+def resume(run, *, checkpoint=None):
+    """Resume.
+
+    Args:
+        run: A run.
+        checkpoint (--from): Resume from this one.
+    """
+
+
+def test_an_entry_whose_flag_lacks_a_metavar_is_refused_and_not_lost():
+    with pytest.raises(ValueError, match=r"checkpoint \(--from\)"):
+        help_of(resume)
+    resume.__doc__ = resume.__doc__.replace("(--from)", "(--from NAME)")
+    assert help_of(resume).options["checkpoint"] == ("--from", "NAME", "Resume from this one.")
 
 
 @pytest.mark.parametrize(
@@ -115,6 +136,8 @@ def test_help_names_no_type_of_python_for_an_options_value():
         (["--verson"], "--version"),
         (["probe", "arithmetic", "--promts", "3"], "--prompts"),
         (["plan", "cp"], "'cpu'"),
+        (["check", "arithmetc"], "'arithmetic'"),
+        (["control", "latest", "stop", "--tiemout", "5"], "'--timeout'"),
         (["plan", "cpu", "--set", "learnign_rate=1"], "'learning_rate'"),
         (["probe", "arithmetic", "--weight", "lenght_reward=0"], "'length_reward'"),
         (["probe", "arithmetik"], "'arithmetic'"),
@@ -356,10 +379,16 @@ def test_doctor_reports_and_its_exit_code_says_whether_training_can_work(monkeyp
     assert all(finding["remedy"] for finding in found["findings"] if not finding["works"])
 
 
+def test_a_commit_that_is_not_known_is_not_called_not_installed():
+    text = tables({"versions": {"torch": None, "cpu": None, "commit": None}, "findings": []})
+    said = dict(re.findall(r"(?m)^(torch|cpu|commit) +(.*\S)", text))
+    assert said == {"torch": "not installed", "cpu": "unknown", "commit": "unknown"}
+
+
 def test_lab_without_jupyterlab_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("os.execv", lambda *_: pytest.fail("started"))
-    with pytest.raises(WorkbenchError, match="uv pip install jupyterlab"):
+    with pytest.raises(WorkbenchError, match=r"pip install '\.\[lab\]'"):
         lab()
 
 

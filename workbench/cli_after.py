@@ -99,8 +99,8 @@ def eval_(
         samples: Completions per prompt; 16 or more tell whether it was taught or sharpened.
         greedy: Also take the likeliest tokens: one completion per prompt.
         checkpoints: Steps of checkpoints to measure also, such as 20,40; best; or all.
-        levels: Instead, of a task reasoning_gym/NAME@LEVEL: the levels around and above the trained
-            one.
+        levels: Measure the levels around and above the trained one instead, for a task
+            reasoning_gym/NAME@LEVEL.
         seed: The same seed gives the same completions on the same machine.
     """
     from workbench.views.terminal import progress
@@ -261,8 +261,8 @@ def export(
 
     Args:
         run: A run by name or path; latest: the last that ended with an adapter.
-        formats (--format FORMAT): adapter, merged_16bit, merged_4bit, gguf, or one of the three
-            of gguf; may be repeated.
+        formats (--format FORMAT): adapter, merged_16bit, merged_4bit, or a gguf_... format; gguf
+            is all three of those; may be repeated.
         into: Merge into base (16 bits), or dequantised (4-bit weights in 16 bits); auto: by
             risk.
         overwrite: Replace an existing export.
@@ -392,8 +392,8 @@ def ask(
 def verify(path: str) -> Result:
     """Check that an export is still what was exported.
 
-    Every byte of its files against its passport; the run, if it is at hand. Exits with 1 if
-    something differs.
+    Compares every byte of its files with its passport, and also the run, if it is still there.
+    Exits with 1 if something differs.
 
     Examples: `workbench verify demo`, `workbench verify runs/demo/export/merged_16bit`.
 

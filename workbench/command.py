@@ -55,6 +55,17 @@ class Grouped(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+class Described(typer.core.TyperCommand):
+    """A command whose help says in words what an argument takes, and not by a type of Python's."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for each in params:
+            if each.param_type_name == "argument":
+                vars(each)["display_type_rich"] = lambda ctx: ""
+        return params
+
+
 app = typer.Typer(
     cls=Grouped,
     name="workbench",
@@ -99,7 +110,11 @@ def help_of(function: Function) -> Help:
     """
     text, _, described = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
     entry = r"^    (\w+)(?: \((--\w+) (\S+)\))?: (.*(?:\n {5,}.*)*)"
-    return Help(text, {name: tuple(rest) for name, *rest in re.findall(entry, described, re.M)})
+    options = {name: tuple(rest) for name, *rest in re.findall(entry, described, re.M)}
+    for line in re.findall(r"^    \w.*", described, re.M):
+        if line.split()[0].rstrip(":") not in options:  # else its flag and its help would be lost
+            raise ValueError(f"{line!r}: not `name: text` or `name (--flag METAVAR): text`")
+    return Help(text, options)
 
 
 def _described(
@@ -163,7 +178,8 @@ def command(
             parameters.append(as_json)
         called = function if streams else run
         vars(called)["__signature__"] = signature.replace(parameters=parameters)
-        app.command(name or getattr(function, "__name__", None), help=text, **settings)(called)
+        name_of = name or getattr(function, "__name__", None)
+        app.command(name_of, cls=Described, help=text, **settings)(called)
         return function
 
     return add

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
-from workbench.extras import INSTALL_UNSLOTH, explained, installed
+from workbench.extras import INSTALL_LAB, INSTALL_UNSLOTH, explained, installed
 from workbench.kinds import Fields
 from workbench.run.machine import versions
 
@@ -41,8 +41,7 @@ def examine_machine() -> Fields:
             detail = f"{type(error).__name__}: {error}".splitlines()[0]
             again = "install what it names again, at a version that pyproject.toml takes"
             finding = MachineFinding(False, detail, getattr(error, "remedy", again))
-        needed = probe is _policy and installed("trl")  # without the extra train, nothing trains
-        findings.append({"name": name, **finding._asdict(), "needed": needed})
+        findings.append({"name": name, **finding._asdict(), "needed": probe is _policy})
     return {"versions": versions(), "findings": findings}
 
 
@@ -50,7 +49,10 @@ def tables(report: Fields) -> str:
     """The findings of `examine`, for people."""
     from workbench.views.tables import Table
 
-    installed = [[name, version or "not installed"] for name, version in report["versions"].items()]
+    installed = [
+        [name, version or ("unknown" if name in ("cpu", "commit") else "not installed")]
+        for name, version in report["versions"].items()
+    ]
     rows = [
         [one["name"], "yes" if one["works"] else "no", one["detail"], one["remedy"]]
         for one in report["findings"]
@@ -139,7 +141,7 @@ def _jupyter() -> MachineFinding:
         return MachineFinding(True, importlib.metadata.version("jupyterlab"))
     except importlib.metadata.PackageNotFoundError:
         return MachineFinding(
-            False, "not installed", "only `workbench lab` needs it: uv pip install jupyterlab"
+            False, "not installed", f"only `workbench lab` and `lesson` need it: {INSTALL_LAB}"
         )
 
 

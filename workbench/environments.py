@@ -7,6 +7,8 @@ import copy
 import inspect
 import itertools
 import random
+import re
+import typing
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,14 +48,12 @@ def offered(
     return {name: [*tools, *methods_of(make())] for name, make in makers.items()}
 
 
-def schemas_of(tools: Sequence[Function], environment: Environment) -> dict[str, list[Fields]]:
-    """`offered` as the JSON schemas that a template renders; "" is the name of a single
-    environment, or of none. TaskError: a tool cannot be read, or called by its name, or an
-    environment has no `reset` that TRL could call.
+def checked_tools(
+    tools: Sequence[Function], environment: Environment
+) -> dict[str | None, list[Function]]:
+    """`offered`. TaskError: a policy cannot be told a tool, or call it by its name, or an
+    environment has no `reset` that TRL could call. No library is imported.
     """
-    need("transformers")
-    from transformers.utils import get_json_schema
-
     for make in factories_of(environment).values():
         own = make()
         reset = getattr(own, "reset", None)
@@ -69,9 +69,8 @@ def schemas_of(tools: Sequence[Function], environment: Environment) -> dict[str,
                 rule="its `reset` is wrapped, so that what it raises is named",
                 remedy="leave __slots__ out",
             )
-    schemas: dict[str, list[Fields]] = {}
-    for name, functions in offered(tools, environment).items():
-        own = schemas[name or ""] = []
+    every = offered(tools, environment)
+    for functions in every.values():
         names = [getattr(tool, "__name__", str(tool)) for tool in functions]
         if twice := [each for each in names if names.count(each) > 1]:
             raise TaskError(
@@ -79,26 +78,56 @@ def schemas_of(tools: Sequence[Function], environment: Environment) -> dict[str,
                 rule="a call reaches a tool by its name",
                 remedy="rename one of them",
             )
-        for tool, called in zip(functions, names):
-            try:
+        for tool in functions:
+            with _told(tool):
                 _check_arguments(tool)
+    return every
+
+
+def schemas_of(tools: Sequence[Function], environment: Environment) -> dict[str, list[Fields]]:
+    """`checked_tools` as the JSON schemas that a template renders; "" is the name of a single
+    environment, or of none. TaskError as there.
+    """
+    need("transformers")
+    from transformers.utils import get_json_schema
+
+    schemas: dict[str, list[Fields]] = {}
+    for name, functions in checked_tools(tools, environment).items():
+        own = schemas[name or ""] = []
+        for tool in functions:
+            with _told(tool):
                 own.append(get_json_schema(tool))
-            except Exception as error:  # transformers has several types, none of them in common
-                raise TaskError(
-                    f"the tool {called}: {error}",
-                    rule="the policy is told a tool's parameters: each has a name, a type, and a"
-                    " line under `Args:` of the docstring",
-                    remedy="def add(a: int, b: int) -> int, with a docstring in Google's style",
-                ) from error
     return schemas
 
 
+@contextlib.contextmanager
+def _told(tool: Function) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:  # transformers has several types, none of them in common
+        raise TaskError(
+            f"the tool {getattr(tool, '__name__', tool)}: {error}",
+            rule="the policy is told a tool's parameters: each has a name, a type, and a line"
+            " under `Args:` of the docstring",
+            remedy="def add(a: int, b: int) -> int, with a docstring in Google's style",
+        ) from error
+
+
 def _check_arguments(tool: Function) -> None:
+    # What transformers would refuse for a reason that the signature or the docstring shows.
+    if not (text := (inspect.getdoc(tool) or "").strip()):
+        raise TypeError("it has no docstring")
+    typing.get_type_hints(tool)  # NameError: a type that cannot be looked up
+    _, _, described = text.partition("\nArgs:\n")
     for parameter in inspect.signature(tool).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise TypeError(f"{parameter} takes any arguments, and calls name theirs")
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise TypeError(f"{parameter.name} has no name in a call (/)")
+        if parameter.annotation is parameter.empty:
+            raise TypeError(f"its parameter {parameter.name} has no type")
+        if not re.search(rf"(?m)^\s*{parameter.name}:", described):
+            raise TypeError(f"its docstring has no line on {parameter.name} under `Args:`")
 
 
 class Start(NamedTuple):
@@ -184,7 +213,7 @@ def with_own_rewards(
     """
     try:
         kinds = dict.fromkeys(type(make()) for make in factories_of(environment).values())
-    except Exception as error:  # of the user's own code
+    except (Exception, SystemExit) as error:  # of the user's own code
         raise TaskError(
             f"task {name!r}: environment: {type(error).__name__}: {error}",
             rule="an environment is made without arguments; `reset` begins a rollout",

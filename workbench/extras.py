@@ -19,10 +19,12 @@ TRAIN = ("torch", "trl", "transformers", "peft", "datasets", "bitsandbytes", "ps
 TRAIN += ("sentencepiece", "accelerate", "safetensors", "tokenizers")
 UNSLOTH = ("unsloth", "unsloth_zoo", "torchvision")
 _TRL = "1.14.2"
-INSTALL_TRAIN = "pip install 'grpo-workbench[train]', or in a clone pip install '.[train]'"
+# By the clone alone: nothing was released yet, and a name in an index may become anybody's.
+INSTALL_TRAIN = "in your clone of the repository, pip install '.[train]', or uv sync"
+INSTALL_LAB = "in your clone of the repository, pip install '.[lab]', or uv sync --extra lab"
+# uv, as pip adds xformers, which is not used, and refuses where the index lacks unsloth's certifi.
 INSTALL_UNSLOTH = (
-    "in a clone: pip install uv && uv pip install -e '.[unsloth]'. Plain pip adds xformers, which"
-    " is not used, and refuses where the index lacks the certifi that unsloth asks for"
+    "in your clone of the repository, pip install uv, then uv pip install -e '.[unsloth]'"
 )
 
 
@@ -31,9 +33,12 @@ class MissingError(WorkbenchError, ImportError):
 
 
 def installed(module: str) -> bool:
-    """Whether a library can be found, without importing it."""
+    """Whether a library can be found, without importing it. A folder that only has its name, as
+    `datasets/` beside a notebook, is none.
+    """
     with contextlib.suppress(ImportError, ValueError):
-        return importlib.util.find_spec(module) is not None
+        spec = importlib.util.find_spec(module)
+        return spec is not None and spec.origin is not None
     return False
 
 
@@ -51,14 +56,14 @@ def default_backend() -> Literal["unsloth", "transformers"]:
 
 def absent(module: str) -> MissingError:
     """The error for one of these libraries that is not there."""
-    rule = (
-        "training, and loading a model, a tokenizer or a dataset of the hub, need the extra train;"
-        " check, probe, replay, report, watch, explain and the lab do not"
-    )
+    rule = "training, and whatever loads a model or a tokenizer, needs the extra train"
     remedy = INSTALL_TRAIN
     if module in UNSLOTH:
         rule = "policy.backend: unsloth needs the extra unsloth"
-        remedy = f"set policy.backend: transformers, which trains without it; or {INSTALL_UNSLOTH}"
+        remedy = "set policy.backend: transformers, which needs only the extra train; or"
+        remedy += f" {INSTALL_UNSLOTH}"
+    elif module == "datasets":
+        rule = "datasets, which comes with the extra train, reads what is on the hub, and trains"
     elif module == "bitsandbytes":
         rule = "4-bit weights are bitsandbytes', which comes with the extra train"
         remedy = f"set policy.load_in_4bit: false, for 16-bit weights; or {remedy}"
@@ -67,9 +72,21 @@ def absent(module: str) -> MissingError:
 
 def explained(error: Exception) -> Exception:
     """The error to raise for this one: of a failed import of these libraries one with a remedy."""
-    name = (getattr(error, "name", None) or "").partition(".")[0]
-    known = isinstance(error, ModuleNotFoundError) and name in (*TRAIN, *UNSLOTH)
-    return absent(name) if known else error
+    name = getattr(error, "name", None) or ""
+    library = name.partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or library not in (*TRAIN, *UNSLOTH):
+        return error
+    if not installed(library):
+        return absent(library)
+    version = ""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        version = f" {metadata.version(library)}"
+    return MissingError(
+        f"{library}{version} is installed here, and has no module {name}",
+        rule="modules come and go between the versions of a library",
+        remedy="correct the import if it is yours; if not, install the tested version:"
+        f" {INSTALL_UNSLOTH if library in UNSLOTH else INSTALL_TRAIN}",
+    )
 
 
 def need(*modules: str) -> None:

@@ -393,9 +393,13 @@ class Recipe(_Part):
         except ValidationError as error:
             raise _explain(error, source) from None
 
-    def save(self, path: str | Path) -> None:
-        """Write the recipe as YAML, fields in their declared order, atomically."""
-        text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    def save(self, path: str | Path, *, portable: bool = False) -> None:
+        """Write the recipe as YAML, fields in their declared order, atomically; `portable`: without
+        a backend and 4 bits that nobody asked for, on which another machine decides.
+        """
+        left = {"backend", "load_in_4bit"} - self.policy.model_fields_set if portable else set()
+        content = self.model_dump(mode="json", exclude={"policy": left})
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
         with replace_file(path) as beside:
             beside.write_text(text, encoding="utf-8")
 

@@ -168,6 +168,8 @@ def test_checkpoints_and_greedy_beside_them(run):
     ]
     with pytest.raises(RunError, match="no checkpoint of step '7'(?s:.*)choose from 1, 2"):
         evaluate(run, checkpoints=[1, 7])
+    with pytest.raises(RunError, match="no checkpoint of step 'bset'(?s:.*)'best'"):
+        evaluate(run, checkpoints="bset")
 
 
 def test_one_held_out_prompt_is_refused_before_anything_is_sampled(run):

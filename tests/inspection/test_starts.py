@@ -6,7 +6,9 @@ import json
 import math
 import random
 import threading
+import time
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 import commanding
 import numpy as np
@@ -15,7 +17,7 @@ from playing_models import Game, make_player, row_of
 
 from workbench.audit.examination import audit_rewards
 from workbench.audit.starts import start_findings
-from workbench.environments import copies, pinned_random, started, where_they_part
+from workbench.environments import checked_tools, copies, pinned_random, started, where_they_part
 from workbench.errors import TaskError
 from workbench.health.rules.turns import unequal_starts
 from workbench.health.summary import summarise
@@ -262,6 +264,53 @@ class Worded(Fixed):
         return "won"
 
 
+class Exact(Fixed):
+    def get_reward(self):
+        return Decimal("0.5")
+
+
+class Arrayed(Fixed):
+    def get_reward(self):
+        return np.array(1.0)
+
+
+class Tensor(Fixed):
+    def get_reward(self):
+        import torch
+
+        return torch.tensor(1.0)
+
+
+class Undefined(Fixed):
+    def get_reward(self):
+        return math.nan
+
+
+class Endless(Fixed):
+    def get_reward(self):
+        return math.inf
+
+
+class Ending(Fixed):
+    def get_reward(self):
+        raise SystemExit(3)
+
+
+class Sleeping(Fixed):
+    def get_reward(self):
+        time.sleep(60)
+
+
+class EndingAtOnce(Fixed):
+    def reset(self, **row):
+        raise SystemExit(3)
+
+
+class SleepingAtOnce(Fixed):
+    def reset(self, **row):
+        time.sleep(60)
+
+
 class Unplayed(Fixed):
     def get_reward(self):
         self.secret += 1  # in what is asked for its reward, and in no other start
@@ -275,16 +324,92 @@ class Untyped(Fixed):
 @pytest.mark.parametrize(
     ("kind", "severity", "words"),
     [
-        (Lost, "error", "get_reward raises AttributeError: last"),
-        (Worded, "error", "get_reward returns 'won', which is not a number"),
+        (Lost, "error", "get_reward raised AttributeError: last"),
+        (Worded, "error", "get_reward returned 'won'"),
+        (Exact, "note", "each member of a group begins in the same state"),
+        (Arrayed, "note", "each member of a group begins in the same state"),
+        (Tensor, "note", "each member of a group begins in the same state"),
+        (Undefined, "error", "get_reward returned nan"),
+        (Endless, "error", "get_reward returned inf"),
+        (Ending, "error", "SystemExit: 3"),
+        (Sleeping, "error", "get_reward raised TimeoutError: took longer than 0.5 s"),
+        (EndingAtOnce, "error", "SystemExit: 3"),
+        (SleepingAtOnce, "error", "took longer than 0.5 s"),
         (Unplayed, "note", "each member of a group begins in the same state"),
         (Untyped, "error", "the tool open: "),
     ],
 )
-def test_tools_that_cannot_be_told_and_rewards_that_training_would_stop_at_are_named(kind, severity, words):
-    found = next(start_findings(task_of(kind), task_of(kind).rows[:2]))
+def test_tools_that_cannot_be_told_and_rewards_that_training_would_stop_at_are_named(kind, severity, words, capsys):
+    found = next(start_findings(task_of(kind), task_of(kind).rows[:2], deadline_s=0.5))
     assert found.severity == severity
     assert words in found.text
+    assert capsys.readouterr().out == "", "the finding says it"
+
+
+def fine(a: int, b: str = "") -> str:
+    """Do it.
+
+    Args:
+        a: the first,
+            in two lines
+        b: the second
+
+    Returns:
+        what was done
+    """
+
+
+def bare() -> str:
+    """Do it."""
+
+
+def silent(a: int) -> str:
+    pass
+
+
+def untyped(a) -> str:
+    """Do it.
+
+    Args:
+        a: the first
+    """
+
+
+def undescribed(a: int) -> str:
+    """Do it with a: the first."""
+
+
+def of_a_strange_type(a: Nowhere) -> str:  # noqa: F821
+    """Do it.
+
+    Args:
+        a: the first
+    """
+
+
+@pytest.mark.parametrize(
+    ("tool", "why"),
+    [
+        (fine, ""),
+        (bare, ""),
+        (silent, "no docstring"),
+        (untyped, "its parameter a has no type"),
+        (undescribed, "no line on a under `Args:`"),
+        (of_a_strange_type, "name 'Nowhere' is not defined"),
+    ],
+)
+def test_a_tool_that_transformers_would_refuse_is_refused_without_it(tool, why):
+    from transformers.utils import get_json_schema
+
+    if not why:
+        assert checked_tools([tool], None) == {None: [tool]}
+        assert get_json_schema(tool)["function"]["name"] == tool.__name__
+        return
+    with pytest.raises(TaskError) as caught:
+        checked_tools([tool], None)
+    assert why in caught.value.value
+    with pytest.raises(Exception):  # noqa: B017, PT011
+        get_json_schema(tool)
 
 
 def test_each_environment_of_a_dict_is_reset_for_its_rows():

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from workbench.training.guarding import guarded, guarded_tool
+from workbench.rewards.guarding import guarded, guarded_tool
 
 
 def sleeps(seconds):

@@ -251,7 +251,7 @@ def _audit(
     except RewardError as error:
         findings.append(_refusal("returns", "", error))
     findings += _of_task(trial, table, findings)
-    findings += start_findings(trial.task, trial.rows)
+    findings += start_findings(trial.task, trial.rows, trial.suite.deadline_s)
     known = load_cases(trial.task, cases)
     if names == [name for name in suite.names if name not in {*given, *judged}]:
         findings += _of_cases(trial, known)

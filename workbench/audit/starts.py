@@ -7,25 +7,31 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-import numbers
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from workbench.audit.findings import Findings, finding
-from workbench.environments import Start, pinned_random, started, where_they_part
+from workbench.environments import (
+    Start,
+    checked_tools,
+    pinned_random,
+    started,
+    where_they_part,
+)
 from workbench.errors import TaskError
-from workbench.extras import MissingError
+from workbench.rewards.execution import check_scores
+from workbench.rewards.guarding import guarded
+from workbench.rewards.worker import plain_result
 from workbench.task import Row, Task
 
 GROUP = 8  # starts that are compared
 _DEEPEST = 8
 
 
-def start_findings(task: Task, rows: Sequence[Row], deadline_s: float = 10.0) -> Findings:
+def start_findings(task: Task, rows: Sequence[Row], deadline_s: float | None = 10.0) -> Findings:
     """Whether a policy can be told a task's tools, and whether the starts of its environment are
     the same, with an example of where they differ; nothing for a task without turns.
 
@@ -33,27 +39,30 @@ def start_findings(task: Task, rows: Sequence[Row], deadline_s: float = 10.0) ->
     `reset` returns is compared, and every attribute.
 
     Args:
-        deadline_s: no row but the first is begun later than this.
+        deadline_s: for each call of the environment's; and no row but the first is begun later.
     """
+    begin = guarded(started, deadline_s, quiet=True)
     try:
-        _ = task.for_turns and task.tool_schemas
+        guarded(checked_tools, deadline_s, quiet=True)(
+            tools=task.tools, environment=task.environment
+        )
     except TaskError as error:
         yield finding("tools", error=error.value, fix=error.remedy)
-    except MissingError as error:
-        yield finding("tools.unread", missing=error.value, fix=error.remedy)
     except Exception:  # raised while an environment is made: reported below, with its start
         if not task.environment:
             raise
-    until, compared, unread = time.monotonic() + deadline_s, 0, ""
+    until = time.monotonic() + (math.inf if deadline_s is None else deadline_s)
+    compared, unread = 0, ""
     for place, row in enumerate(rows if task.environment else ()):
         if place and time.monotonic() > until:
             break
         try:
             with pinned_random(place):
                 seed = random.randrange(2**31)
-                group = [started(task.environment, row, seed) for _ in range(GROUP)]
+                start: dict[str, Any] = {"environment": task.environment, "row": row, "seed": seed}
+                group = [begin(**start) for _ in range(GROUP)]
                 # of one more: asking for its reward may change it
-                wrong = "" if place else _reward_of(started(task.environment, row, seed))
+                wrong = "" if place else _reward_of(begin(**start), deadline_s)
         except Exception as error:  # of the user's own code
             said = f"{type(error).__name__}: {error}"
             yield finding("starts.raises", error=said, prompt=str(row["prompt"])[-200:])
@@ -72,18 +81,17 @@ def start_findings(task: Task, rows: Sequence[Row], deadline_s: float = 10.0) ->
         yield finding("starts", starts=GROUP, prompts=compared)
 
 
-def _reward_of(start: Start) -> str:
-    # What is wrong with the reward of a rollout in which the policy calls nothing; "": nothing. A
-    # coroutine is left to training.
+def _reward_of(start: Start, deadline_s: float | None) -> str:
+    # What is wrong with the reward of a rollout in which the policy calls nothing, by the rule for
+    # scores; "": nothing. A coroutine is left to training.
     reward = getattr(start.environment, "get_reward", None)
     if reward is None or inspect.iscoroutinefunction(reward):
         return ""
     try:
-        value = reward()
+        values = guarded(lambda: plain_result([reward()]), deadline_s, quiet=True)()
     except Exception as error:  # of the user's own code
-        return f"raises {type(error).__name__}: {error}"
-    fine = value is None or isinstance(value, (numbers.Real, np.bool_))
-    return "" if fine else f"returns {str(value)[:60]!r}, which is not a number"
+        return f"raised {type(error).__name__}: {error}"
+    return check_scores("get_reward", values, [""], [""], skip=True).errors.get(0, "")
 
 
 def _differences(first: Start, other: Start) -> Iterator[tuple[str, str | None]]:

@@ -148,7 +148,8 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
     ):
         written = "notebook 01 writes it: run that first, or " if path.name == "train.jsonl" else ""
         rule = f"rows come from {KINDS}, or are one of {', '.join(SHIPPED)}"
-        remedy = f"{written}check the path; {looked_in()}"
+        otherwise = f"{written}check the path; {looked_in()}"
+        remedy = nearest(text, () if kind else SHIPPED, otherwise)  # a name has no suffix
         raise DataError(f"{name}: no such file", rule=rule, remedy=remedy)
     called = name if folder else on_hub
     dataset, notes = hub.load(str(path) if folder else on_hub, called, subset)

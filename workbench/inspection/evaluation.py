@@ -18,7 +18,7 @@ import numpy as np
 
 from workbench.audit.prompt_format import parse_format
 from workbench.data.difficulty import row_key
-from workbench.errors import DataError, RunError, TaskError
+from workbench.errors import DataError, RunError, TaskError, nearest
 from workbench.inspection import statistics
 from workbench.inspection.measured import Evaluation, Measured
 from workbench.inspection.reading import changed_since
@@ -213,7 +213,11 @@ def _checkpoints(run: RunDirectory, asked: Sequence[int | str] | str) -> dict[st
             f"{run.name}: no checkpoint of step {missing[0]!r}",
             rule="a checkpoint is named by its step, and save_total_limit in the recipe says how"
             " many are kept",
-            remedy=f"choose from {', '.join(saved) or 'none'}",
+            remedy=nearest(
+                missing[0],
+                ("best", "all", *saved),
+                f"choose from {', '.join(saved)}" if saved else "this run kept none; leave it out",
+            ),
         )
     return {f"checkpoint-{step}": saved[step] for step in sorted(set(steps), key=int)}
 

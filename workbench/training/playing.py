@@ -29,12 +29,12 @@ from workbench.environments import (
 )
 from workbench.errors import TaskError
 from workbench.kinds import Fields, Function
+from workbench.rewards.guarding import guarded_environment
 from workbench.rewards.hashing import source_code
 from workbench.run.calls import unparsed
 from workbench.run.turns import POLICY, Turn, own_words
 from workbench.task import Row, Task, function_name
 from workbench.training.drawing import drawing, until_eos
-from workbench.training.guarding import guarded_environment
 from workbench.training.loading import eos_ids
 from workbench.training.policy import Policy, trainer_classes
 from workbench.training.transcribing import calls_recorded, turns_from

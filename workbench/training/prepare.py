@@ -216,7 +216,7 @@ def plan(
     """  # noqa: E501
     from workbench.training.presets import read_source
 
-    called, recipe, notes, named, tasked = read_source(source)
+    called, recipe, notes, named, tasked = read_source(source, said)
     recipe = settings_of.overridden(recipe, said, steps)
     memory = (memory or around.memory_feature(vram_gb)) if named else None
     # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.

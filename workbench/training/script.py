@@ -19,7 +19,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from workbench.errors import RecipeError
-from workbench.extras import default_backend
+from workbench.extras import default_backend, installed
 from workbench.kinds import Fields
 from workbench.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.training import settings as settings_of
@@ -99,13 +99,16 @@ class Pasted(NamedTuple):
     tasked: bool = True  # so does task
 
 
-def read_script(text: str, source: str = "script", fields: set[str] | None = None) -> Pasted:
+def read_script(
+    text: str, source: str = "script", fields: set[str] | None = None, backend: str | None = None
+) -> Pasted:
     """Read a training script into a recipe, without running it. What cannot be read is left out,
     with a note.
 
     A notebook's `!pip` and `%cd`, Markdown fences and `...` among arguments are skipped. `fields`
     are names of the installed GRPOConfig's (None: look them up, which imports the libraries).
-    RecipeError if it is not Python, or calls nothing known.
+    `backend` goes before the script's, and one that is not installed is left out. RecipeError if
+    it is not Python, or calls nothing known.
     """
     try:
         reader = _Reader(_parsed(text, source))
@@ -114,7 +117,9 @@ def read_script(text: str, source: str = "script", fields: set[str] | None = Non
         raise RecipeError(
             f"{source}: nested too deeply", rule="a person wrote the script", remedy=_PASTE
         ) from error
-    backend = reader.content["policy"].get("backend")
+    if backend is None and reader.content["policy"].get("backend") == "unsloth":
+        reader.leave_out_unsloth()
+    backend = backend or reader.content["policy"].get("backend")
     if not reader.calls(_READ):
         others = [f", line {call.line}: {call.name}" for call in reader.all if "GRPO" in call.name]
         raise RecipeError(
@@ -339,6 +344,13 @@ class _Reader:
                 " put them into a task file (notebook 02 writes one), and name it in `task:`, now"
                 f" {Recipe().task!r}"
             )
+
+    def leave_out_unsloth(self) -> None:
+        """Leave the script's backend to the machine, where it is not installed."""
+        if not installed("unsloth"):
+            del self.content["policy"]["backend"]
+            text = "policy.backend = 'unsloth' is left out: Unsloth is not installed here"
+            self._note(self.stated["policy.backend"][1], text)
 
     def leave_out_unknown(self, fields: set[str]) -> None:
         """Leave out settings that no field or old name stands for, or that lack their library."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any
 
 from workbench.kinds import Fields, Function, Tokenizer
+from workbench.rewards.guarding import guarded_tool
 from workbench.run.turns import ENVIRONMENT, POLICY, TOOL, ToolCall, Turn
-from workbench.training.guarding import guarded_tool
 
 NOT_CALLED = "not called: max_tool_calling_iterations was reached, or max_completion_length"
 NOT_READ = "its result did not fit into max_completion_length, and was not read"

@@ -58,12 +58,11 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
     count = seen - sum(own.unscored for _, own in history)
     verdict = functools.partial(view.verdict, over=batches, function=name)
 
-    def early(has: int) -> Verdict:
+    def early(has: int, paid: str = "no score for any of") -> Verdict:
         needs: Fields = {"needs": PAYS_NOTHING, "has": has, "of": "completions"}
-        line = f"too early to say of {name}: {paid} {has} completions, of {PAYS_NOTHING}"
+        line = f"too early to judge {name}: {paid} {has} completions; it takes {PAYS_NOTHING}"
         return verdict(SKIPPED, line, needs)
 
-    paid = "no score for any of"
     if not count:
         evidence: Fields = {"completions": seen, "scored": 0, "weight": weight}
         line = f"{name} gave none of {seen} completions a score"
@@ -88,8 +87,7 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
         line = f"{name} pays its best, {best:g}, for each of {count} completions{unpaid}"
         return verdict(NOTE, f"{line}: nothing left to learn", evidence, "at its best")
     if count < PAYS_NOTHING:
-        paid = f"{low:g} for all of"
-        return early(count)
+        return early(count, f"{low:g} for all of")
     line = f"{name} has paid {low:g} for each of {count} completions{unpaid}"
     decides = name == view.config.right_by
     if best is None:

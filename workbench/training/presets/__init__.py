@@ -6,6 +6,7 @@ None of them was measured on a GPU: none was available.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.errors import RecipeError, nearest
@@ -47,23 +48,29 @@ def find_recipe(name_or_path: str | Path) -> Path:
     )
 
 
-def read_source(source: str | Path | Recipe) -> tuple[str, Recipe, list[str], bool, bool]:
+def read_source(
+    source: str | Path | Recipe, said: Sequence[str] = ()
+) -> tuple[str, Recipe, list[str], bool, bool]:
     """What a recipe file, a preset's name, a script or a recipe asks for: (its name, the recipe,
     lines about what a script set otherwise, whether policy.name was requested, and a task).
+    `said`, as for `overridden`: of these the backend is taken already, as a script is read with
+    the names of settings that its backend has.
     """
     from workbench.training.script import read_script
 
+    backend = dict(each.split("=", 1) for each in said if "=" in each).get("policy.backend")
     if not isinstance(source, (str, Path)):
         return "recipe", Recipe.of(source), [], True, True
     if isinstance(source, str) and "\n" in source:
-        return "script", *read_script(source)
+        return "script", *read_script(source, backend=backend)
     file = find(source)
     if file.suffix != ".py" or not file.is_file():
         file = find_recipe(source)
         name = str(source) if file.stem == str(source) else shown(file)
         return name, Recipe.load(file), [], True, True
     try:
-        return shown(file), *read_script(file.read_text(encoding="utf-8"), shown(file))
+        text = file.read_text(encoding="utf-8")
+        return shown(file), *read_script(text, shown(file), backend=backend)
     except UnicodeDecodeError as error:
         rule = "a script is text in UTF-8"
         raise RecipeError(f"{shown(file)}: {error}", rule=rule, remedy="save it so") from error

@@ -52,9 +52,14 @@ def with_new_names(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]
     for stage in content["stages"]:
         notes += _renamed_in_stage(stage, fields)
     # What was not asked stays so: a table tells "you" from "workbench default" by it.
-    said = recipe.model_fields_set
-    asked = {key: own for key, own in content.items() if key in said or own != fresh[key]}
+    asked = _asked(content, fresh, recipe.model_fields_set)
+    if "policy" in asked:  # whose defaults are this machine's
+        asked["policy"] = _asked(asked["policy"], fresh["policy"], recipe.policy.model_fields_set)
     return Recipe.of(asked), notes
+
+
+def _asked(content: Fields, fresh: Fields, said: set[str]) -> Fields:
+    return {key: own for key, own in content.items() if key in said or own != fresh[key]}
 
 
 def _moved(name: str, value: object, where: str, content: Fields, fresh: Fields) -> str:

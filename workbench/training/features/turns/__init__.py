@@ -25,12 +25,12 @@ from workbench.data.prompts import question
 from workbench.environments import takes_seed
 from workbench.errors import RecipeError, RunError, fault_line
 from workbench.kinds import Fields, Function, Trainer
+from workbench.rewards.guarding import guarded, guarded_environment, guarded_tool
 from workbench.run.batch import ScoredBatch
 from workbench.run.calls import Markers, unparsed
 from workbench.run.turns import POLICY, Turn, own_words
 from workbench.training.feature import Asked, Feature
 from workbench.training.features.turns.planning import described, turns_lines
-from workbench.training.guarding import guarded, guarded_environment, guarded_tool
 from workbench.training.plan import Stage
 from workbench.training.transcribing import Record, calls_recorded, text_tokenizer, turns_from
 

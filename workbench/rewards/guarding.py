@@ -33,7 +33,7 @@ class _Coroutines:
 _COROUTINES = _Coroutines()
 
 
-def guarded(function: Function, deadline_s: float | None) -> Function:
+def guarded(function: Function, deadline_s: float | None, quiet: bool = False) -> Function:
     """The function, for `deadline_s` at most each time it is called (None: no limit).
 
     TimeoutError after that. A call in the main thread is interrupted where it is: while it sleeps,
@@ -41,8 +41,16 @@ def guarded(function: Function, deadline_s: float | None) -> Function:
     Python, code that catches BaseException and goes on, and any call under Windows or in another
     thread. A coroutine is cancelled; one that blocks is left behind with its thread.
 
-    RuntimeError for SystemExit: it is the function's own end, not the run's.
+    RuntimeError for SystemExit: it is the function's own end, not the run's. Who is late is
+    printed, unless `quiet`.
     """
+
+    def late(said: str) -> TimeoutError:
+        if (
+            not quiet
+        ):  # a generation may call it hundreds of times, and say nothing until it is over
+            print(f"{getattr(function, '__qualname__', function)} {said}", flush=True)
+        return TimeoutError(said)
 
     @functools.wraps(function)
     def called(**arguments: object) -> object:
@@ -51,14 +59,14 @@ def guarded(function: Function, deadline_s: float | None) -> Function:
         except SystemExit as error:
             raise _ended(error) from error
         except _Late:
-            raise _late(function, f"took longer than {deadline_s:g} s") from None
+            raise late(f"took longer than {deadline_s:g} s") from None
 
     @functools.wraps(function)
     async def awaited(**arguments: object) -> object:
         call: Fields = {"function": function, "arguments": arguments}
         answer = await answer_of(_COROUTINES.call, call, deadline_s)
         if answer.late is not None:
-            raise _late(function, f"took longer than {deadline_s:g} s{answer.late}")
+            raise late(f"took longer than {deadline_s:g} s{answer.late}")
         if isinstance(answer.error, SystemExit):
             raise _ended(answer.error) from answer.error
         if answer.error is not None:
@@ -100,12 +108,6 @@ def guarded_environment(environment: Any, deadline_s: float | None = DEADLINE_S)
 
 def _ended(error: SystemExit) -> RuntimeError:
     return RuntimeError(f"SystemExit: {error}")
-
-
-def _late(function: Function, said: str) -> TimeoutError:
-    # A generation may call it hundreds of times, and say nothing until it is over.
-    print(f"{getattr(function, '__qualname__', function)} {said}", flush=True)
-    return TimeoutError(said)
 
 
 def _within(deadline_s: float | None, act: Callable[[], object]) -> object:
