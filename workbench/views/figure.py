@@ -158,5 +158,5 @@ def image_tag(data: str, text: str, wide: float) -> str:
     alt = html.escape(printable(text))
     return (
         f"<style>{DARK_PROGRAMS}</style><img src='data:image/png;base64,{data}' class='chart'"
-        f" alt='{alt}' style='width:{wide:.0f}px;max-width:100%'>"
+        f" alt='{alt}' width='{wide:.0f}' style='max-width:100%'>"
     )
