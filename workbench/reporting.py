@@ -28,7 +28,7 @@ from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import told
 from workbench.run.rollouts import batch_and_place
-from workbench.views.look import REPORT
+from workbench.views.look import ALARM, REPORT
 from workbench.views.tables import Table, Verbatim, pre
 from workbench.workspace import encodable, replace_file
 
@@ -106,7 +106,9 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     else:
         changed = inspection.regressions(evaluation)
         gained = [*str(evaluation).splitlines()[:4], *in_training, changed.verdict]
-    yield "In short", "\n".join([run.describe(run.name), *gained, hacks.verdict])
+    alarms = [verdict.title for verdict in verdicts if verdict.state == "alarm"]
+    alarmed = [f"{ALARM} alarm: {', '.join(alarms)}"] * bool(alarms)
+    yield "In short", "\n".join([*alarmed, run.describe(run.name), *gained, hacks.verdict])
     yield "Health", verdicts
     yield "Curves", run
     if evaluation is not None:

@@ -210,7 +210,7 @@ def test_the_charts_draw_metrics_and_watch_verdicts_that_are_known():
     drawn = set()
     for chart in spec["charts"].values():
         drawn |= {key for line in chart.get("lines", ()) for key in (line["key"], *line.get("shaded", ()))}
-        drawn |= {key for key, _, _ in chart.get("stack", ())}
+        drawn |= {key for key, *_ in chart.get("stack", ())}
     assert drawn == known
     assert {issue for chart in spec["charts"].values() for issue in chart.get("alarms", ())} <= set(NAMES)
 
@@ -466,7 +466,7 @@ def test_held_out_points_have_intervals_and_the_line_of_base():
     assert points.get_xydata().tolist() == [[0, 0.4], [10, 0.5], [20, 0.7]]
     assert list(base.get_ydata()) == [0.4, 0.4]
     assert bars.get_segments()[1].tolist() == [[10, pytest.approx(0.4)], [10, pytest.approx(0.6)]]
-    assert "held-out right" in reward.shown_legend.get_texts()[-1].get_text()
+    assert "held-out correct" in reward.shown_legend.get_texts()[-1].get_text()
     figure.draw(filled)
     assert not len(points.get_xdata())
     assert figure.held_out.now.get_text() == ""
@@ -515,7 +515,7 @@ def test_the_band_says_what_is_over_and_what_is_only_a_warning():
     raised = marks_of(alarm("kl_runaway", 4), alarm("collapse", 6))
     said = band(raised, ("kl_runaway", "alarm"), ("collapse", "ok"))
     assert "runaway KL (step 4)," in said
-    assert "(step 6, over)" in said
+    assert "(step 6, now over)" in said
     assert band([], ("kl_runaway", "warning"), ("collapse", "ok")) == "! 1 warning: runaway KL"
     assert band([], ("kl_runaway", "ok")).endswith("no alarm, no warning")
     assert band([]) == "", "nobody has examined it"

@@ -48,7 +48,8 @@ class Chart:
     axis: Any  # of matplotlib
     title: str  # what is drawn, with its unit
     lines: Sequence[Any] = ()  # what `add` takes, from the front to the back
-    stack: Sequence[tuple[str, str, str]] = ()  # (column, label, colour) of stacked areas
+    # (column, label, colour, hatch) of stacked areas
+    stack: Sequence[tuple[str, str, str, str]] = ()
     alpha: float = 0.45  # of the stack
     share: bool = False  # the left axis goes from 0 to 1
     right_share: bool = False  # the right one does
@@ -81,9 +82,9 @@ class Chart:
         self.peak = axis.text(0.99, 0.97, "", ha="right", va="top", **look)
         self.words = axis.text(0.5, 0.5, "", ha="center", va="center", **look)
         axis.text(0, 1.03, self.hint, va="bottom", **look)
-        across = {"transform": axis.get_xaxis_transform(), "linewidth": 1.6}
+        across = {"transform": axis.get_xaxis_transform(), "linewidth": 1.6, "linestyle": "--"}
         (self.alarm,) = axis.plot([], [], color=RED, **across)
-        self.areas = [self._area(colour, self.alpha, label) for _, label, colour in self.stack]
+        self.areas = [self._area(own[2], self.alpha, own[1], own[3]) for own in self.stack]
         self.shown_legend: Legend | None = None
         self._entries: list[tuple[object, str]] = []
         settings, self.lines = self.lines, []
@@ -119,8 +120,10 @@ class Chart:
         words = f"{ALARM} {self.title}" if steps else self.title
         self.name.set(text=words, color=RED if steps else INK)
 
-    def _area(self, colour: str, alpha: float, label: str | None = None) -> Any:
-        look = {"color": colour, "alpha": alpha, "linewidth": 0.8, "label": label}
+    def _area(
+        self, colour: str, alpha: float, label: str | None = None, hatch: str | None = None
+    ) -> Any:
+        look = {"color": colour, "alpha": alpha, "linewidth": 0.8, "label": label, "hatch": hatch}
         look["edgecolor"] = PAPER  # a gap between neighbours
         return self.axis.fill_between([0, 1], [0, 0], [0, 0], **look)
 
@@ -167,7 +170,7 @@ class Chart:
                 line.shade.set_data(least.x, least.low, greatest.high)
                 left += [least.low, greatest.high]
         lower = np.zeros(1)
-        for area, (key, _, _) in zip(self.areas, self.stack if len(history) else ()):
+        for area, (key, *_) in zip(self.areas, self.stack if len(history) else ()):
             curve = column(key)
             upper = lower + np.nan_to_num(curve.mean)
             area.set_data(curve.x, np.broadcast_to(lower, upper.shape), upper)

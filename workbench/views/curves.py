@@ -104,8 +104,6 @@ class RunFigure:
         points = self.charts["std"].points
         bucketed = len(history) > points
         self.title.set_text(as_text(cut(title or self.name, 56 if bucketed else 88)))
-        raised = [mark for mark in marks if mark.kind == ALARMED]
-        self.alarms.fill(raised, verdicts, last_step)
         self.note.set_text(as_text(_wrapped(note, 140)))
         means = f"lines: means of up to {-(-len(history) // points)} steps; shading: min to max"
         self.reduced.set_text(means if bucketed else "")
@@ -115,6 +113,8 @@ class RunFigure:
         self.held_out.fill(held_out)
         self.key.set_text(as_text(self.marks.fill(marks, last_step)))
         self._fit_legend(history, bool(held_out))
+        raised = [mark for mark in marks if mark.kind == ALARMED]
+        self.alarms.fill(raised, verdicts, last_step)
         return png(self.figure, sharp)
 
     def _add_functions(self, history: History) -> None:
@@ -156,7 +156,7 @@ class RunFigure:
             names[MOST_NAMED:] = [f"and {more + 1} more"]
         entries = list(zip(artists, names))
         if held_out:
-            entries.append((self.held_out.points, "held-out right, base dashed (right)"))
+            entries.append((self.held_out.points, "held-out correct, base dashed (right)"))
         if len(self.marks.checkpoints.get_xdata()):
             entries.append((self.marks.checkpoints, "checkpoint"))
         chart.head(-(-len(entries) // _LEGEND_COLUMNS))
@@ -187,7 +187,7 @@ class _HeldOut:
         self.bars.set_segments(ends)
         base = points[:1]
         newest = " → ".join(f"{share:.0%}" for share in (*base, *points[1:][-1:]))
-        self.now.set_text(f"held-out right: {newest}" if newest else "")
+        self.now.set_text(f"held-out correct: {newest}" if newest else "")
         self.base.set_data([0, self._axis.get_xlim()[1]][: 2 * len(base)], base * 2)
 
 
@@ -217,13 +217,14 @@ class _Alarms:
         for text in self.names:
             text.set_visible(False)
         for place, (text, mark) in enumerate(zip(self.names, alarms)):
-            late = mark.step > 0.6 * last_step
+            late = mark.step > 0.78 * last_step
             text.set(text=f" {ALARM} {mark.text} ", ha="right" if late else "left", visible=True)
             text.set_position((mark.step, 0.98 - 0.12 * place))
         now = {verdict.name: verdict.state for verdict in verdicts}
         over = [bool(now) and now.get(mark.issue) != "alarm" for mark in alarms]
         said = [
-            f"{mark.text} (step {mark.step}{', over' * past})" for mark, past in zip(alarms, over)
+            f"{mark.text} (step {mark.step}{', now over' * past})"
+            for mark, past in zip(alarms, over)
         ]
         warned = [verdict.title for verdict in verdicts if verdict.state == "warning"]
         colour, ground, words = GREEN, PAPER, f"{WELL} no alarm, no warning" if verdicts else ""

@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench.kinds import Axes, Fields, Figure
 from workbench.printable import printable
-from workbench.views.look import AXES, DARK_PROGRAMS, RULE, SERIES, SMALL, TITLE
+from workbench.views.look import AXES, DARK_PROGRAMS, PAPER, RULE, SERIES, SMALL, TITLE
 from workbench.views.tables import cut
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def stacked_bars(
     **look: Any,
 ) -> None:
     """Horizontal bars of named parts: positive values right of 0, negative ones left."""
+    look = {"edgecolor": PAPER, "linewidth": 0.8, **look}  # a gap between neighbours
     places = range(len(labels))
     right = left = np.zeros(len(labels))
     for (name, added), colour in zip(parts, itertools.cycle(colours)):

@@ -100,7 +100,7 @@ def contribution_bars(group: ExplainedGroup) -> Figure:
     look = {"color": INK, "markersize": 5, "label": "advantage"}
     axis.plot(group.advantages, range(count), "D", **look)
     axis.axvline(0, color=GREY, linewidth=0.8)
-    axis.margins(x=0.04)
+    axis.use_sticky_edges = False  # so that no mark is cut
     return with_legend(figure, axis, x="advantage", title=textwrap.fill(group.verdict, 110))
 
 

@@ -31,7 +31,11 @@ def health_view(verdicts: Sequence[Verdict]) -> View:
     for verdict in _wrong(verdicts):
         reasons = [] if verdict.state == NOTE else _reasons(verdict)
         items.append(item(verdict.state, verdict.title, _line(verdict), *reasons))
-    listed = f"<ul style='margin:2px 0;padding-left:18px'>{''.join(items)}</ul>" if items else ""
+    listed = (
+        f"<ul style='margin:2px 0;padding-left:4px;list-style:none'>{''.join(items)}</ul>"
+        if items
+        else ""
+    )
     if verdicts and all(verdict.state not in (ALARM, WARNING) for verdict in verdicts):
         listed = coloured(f"{WELL} no alarm, no warning", GOOD) + listed
     rest = "".join(coloured(one_line(line), MUTED) for line in _rest(verdicts))

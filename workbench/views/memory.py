@@ -9,7 +9,7 @@ import numpy as np
 from workbench.memory import UNCALIBRATED, MemoryEstimate
 from workbench.memory.parts import GB, PHASES, add, in_gb
 from workbench.views.figure import Picture, new_figure, stacked_bars, with_legend
-from workbench.views.look import INK, PAPER, RED, settings
+from workbench.views.look import INK, RED, settings
 
 # What is drawn in one colour: name -> its parts' names, and the colour.
 GROUPS = settings(Path(__file__).with_name("memory.yaml"))
@@ -35,7 +35,7 @@ def memory_picture(estimate: MemoryEstimate) -> Picture:
         f"{phase}\n{in_gb(span.bytes)}\n({span.low / GB:.1f} to {span.high / GB:.1f})"
         for phase, span in zip(PHASES, spans)
     ]
-    stacked_bars(axis, labels, parts, colours, edgecolor=PAPER, linewidth=0.8)
+    stacked_bars(axis, labels, parts, colours)
     low, size, high = np.array([(span.low, span.bytes, span.high) for span in spans]).T / GB
     ends = {"xerr": [size - low, high - size], "elinewidth": 1.2, "capsize": 5, "capthick": 1.2}
     axis.errorbar(size, range(len(PHASES)), fmt="none", ecolor=INK, **ends)

@@ -310,5 +310,6 @@ class RunCurves:
         return f"{self.view.name}: {len(self.view.history)} steps"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        self.view.examine()
         picture = self.view.picture(repr(self), sharp=True)
         return image_bundle(*picture, width(self.view.figure.figure))

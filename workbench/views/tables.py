@@ -164,9 +164,11 @@ def item(state: str, head: str, *texts: str) -> str:
     """A finding in a list: its state ("alarm", "error", "warning" or "note") and head in its
     colour, then its texts as they are.
     """
-    sign = f"{ALARM} " if state == "alarm" else ""
+    sign = {"alarm": f"{ALARM} ", "warning": "! "}.get(state, "")
     bold = pre(f"{sign}{state}{head and ': '}{head}", f"color:{_COLOURS[state]};font-weight:bold")
-    return f"<li style='margin:4px 0'>{bold}{''.join(map(pre, texts))}</li>"
+    # What is wrong and what to do stand out against what lies between.
+    shades = [f"color:{MUTED}" if 0 < place < len(texts) - 1 else "" for place in range(len(texts))]
+    return f"<li style='margin:4px 0'>{bold}{''.join(map(pre, texts, shades))}</li>"
 
 
 def cut(text: str, most: int) -> str:
@@ -230,7 +232,7 @@ def _is_number(value: object) -> bool:
 def _cell(value: object) -> str:
     text = value.page if isinstance(value, Html) else html.escape(_text(value))
     if isinstance(value, (Verbatim, Html)):
-        style = f"text-align:left;vertical-align:top;min-width:15em;{_PADDED}"
+        style = f"text-align:left;vertical-align:top;min-width:12em;{_PADDED}"
         return f"<td style='{style}'>{verbatim(text)}</td>"
     side = "right" if _is_number(value) else "left"
     # A word is not broken for the sake of a narrow column, and neither is "100 %".
