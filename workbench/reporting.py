@@ -106,7 +106,8 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     else:
         changed = inspection.regressions(evaluation)
         gained = [*str(evaluation).splitlines()[:4], *in_training, changed.verdict]
-    alarms = [verdict.title for verdict in verdicts if verdict.state == "alarm"]
+    began = sorted(verdicts, key=lambda verdict: verdict.first_step or 0)
+    alarms = [verdict.title for verdict in began if verdict.state == "alarm"]
     alarmed = [f"{ALARM} alarm: {', '.join(alarms)}"] * bool(alarms)
     yield "In short", "\n".join([*alarmed, run.describe(run.name), *gained, hacks.verdict])
     yield "Health", verdicts

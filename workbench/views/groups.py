@@ -97,10 +97,9 @@ def contribution_bars(group: ExplainedGroup) -> Figure:
     figure, axis = new_figure(9, 0.42 * count + 1.3)
     parts = zip(map(short_name, group.names), group.contributions.T, strict=True)
     stacked_bars(axis, _labels(group), parts)
-    look = {"color": INK, "markersize": 5, "label": "advantage"}
+    look = {"color": INK, "markersize": 5, "label": "advantage", "clip_on": False}
     axis.plot(group.advantages, range(count), "D", **look)
     axis.axvline(0, color=GREY, linewidth=0.8)
-    axis.use_sticky_edges = False  # so that no mark is cut
     return with_legend(figure, axis, x="advantage", title=textwrap.fill(group.verdict, 110))
 
 
