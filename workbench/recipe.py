@@ -299,8 +299,7 @@ class Recipe(_Part):
     grpo: Fields = {}
     rewards: RewardsPart = RewardsPart()
     reward_weights: dict[str, float] = {}  # by reward function; others keep the task's
-    # accept: functions that ask a judge train without a trial that they passed (`workbench trial`)
-    judge: Literal["accept"] | None = None
+    judge: Literal["accept"] | None = None  # accept: a judge trains without having passed a trial
     adaptive_weights: dict[str, AdaptivePart] = {}  # by reward function
     stages: list[StagePart] = Field([], max_length=100)  # none: one stage of grpo.max_steps steps
     # before the first stage

@@ -28,16 +28,13 @@ from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import told
 from workbench.run.rollouts import batch_and_place
-from workbench.views.figure import image_tag
+from workbench.views.look import ALARM, REPORT
 from workbench.views.tables import Table, Verbatim, pre
 from workbench.workspace import encodable, replace_file
 
 # Whatever a completion holds, a browser runs nothing and asks nobody: a second wall behind the
 # escaping.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-_STYLE = """:root{color-scheme:light dark} body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em}
-details{margin:1em 0} summary{font-weight:bold;cursor:pointer} td,th{border-bottom:1px solid #8884}
-pre{overflow-wrap:anywhere} @media(prefers-color-scheme:dark){img.chart{filter:invert(.93) hue-rotate(180deg)}}"""  # noqa: E501
 _EXAMPLES = 3  # prompts fixed, and as many broken
 
 
@@ -87,7 +84,7 @@ def write_report(
         page = (
             "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta"
             f" http-equiv='Content-Security-Policy' content=\"{_POLICY}\"><title>{title}</title>"
-            f"<style>{_STYLE}</style></head><body><h1>{title}</h1>{''.join(parts)}</body></html>\n"
+            f"<style>{REPORT}</style></head><body><h1>{title}</h1>{''.join(parts)}</body></html>\n"
         )
     with replace_file(file) as beside:
         beside.write_text(encodable(page), encoding="utf-8")
@@ -109,17 +106,19 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     else:
         changed = inspection.regressions(evaluation)
         gained = [*str(evaluation).splitlines()[:4], *in_training, changed.verdict]
-    yield "In short", "\n".join([run.describe(run.name), *gained, hacks.verdict])
+    began = sorted(verdicts, key=lambda verdict: verdict.first_step or 0)
+    alarms = [verdict.title for verdict in began if verdict.state == "alarm"]
+    alarmed = [f"{ALARM} alarm: {', '.join(alarms)}"] * bool(alarms)
+    yield "In short", "\n".join([*alarmed, run.describe(run.name), *gained, hacks.verdict])
+    yield "Health", verdicts
+    yield "Curves", run
     if evaluation is not None:
+        yield "Base against trained", evaluation
         worse = changed.frame[changed.frame["change"] < 0]
         better = changed.frame[changed.frame["change"] > 0][::-1]
         for how, frame in (("worse", worse), ("better", better)):
             listing = Listing(f"{len(frame)} prompts", frame.head(_EXAMPLES))
             yield f"Prompts that became {how}", listing
-    yield "Health", verdicts
-    yield "Curves", run
-    if evaluation is not None:
-        yield "Base against trained", evaluation
     if warmed := manifest.get("warm_start"):
         yield "Warm start", _values(["", "found"], warmed)
     yield "Step by step", steps
@@ -170,8 +169,7 @@ def _html(result: object) -> str:
         return view
     if hasattr(view, "_repr_html_"):
         return view._repr_html_()
-    image = view._repr_mimebundle_()
-    return image_tag(image["image/png"], str(view))
+    return view._repr_mimebundle_()["text/html"]
 
 
 def _text(result: object) -> str:

@@ -49,7 +49,7 @@ def _watch(page, home) -> list[str]:
     def over() -> bool:
         finished = any(event["event"] == "finished" for event in lines(events))
         source = page.evaluate(
-            "() => { const i = [...document.querySelectorAll('.jp-RenderedImage img')].pop();"
+            "() => { const i = [...document.querySelectorAll('img.chart')].pop();"
             " if (i) i.scrollIntoView({block: 'center'}); return i ? i.src : null; }"
         )
         if source and source not in seen:
@@ -95,7 +95,7 @@ for _ in range(30):
 plot.end("finished after 30 steps")
 """
 SEEN = """() => {
-  const image = [...document.querySelectorAll('.jp-RenderedImage img')].pop();
+  const image = [...document.querySelectorAll('img.chart')].pop();
   const step = [...document.body.innerText.matchAll(/busy: step (\\d+) of/g)].pop();
   const group = [...document.body.innerText.matchAll(/step (\\d+), group/g)].pop();
   return [image ? image.src.split(',')[1] : '', step ? +step[1] : 0, group ? +group[1] : 0,

@@ -31,9 +31,7 @@ def asked(run: Path, action: str) -> dict:
 
 
 def picture(page) -> str | None:
-    return page.evaluate(
-        "() => { const i = [...document.querySelectorAll('.jp-RenderedImage img')].pop(); return i ? i.src : null; }"
-    )
+    return page.evaluate("() => { const i = [...document.querySelectorAll('img.chart')].pop(); return i ? i.src : null; }")
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def test_buttons_steer_the_cell_that_trains(jupyterlab, page):
     assert stopped["by"] == "panel"
     assert stopped["step"] <= asked_at + 2
     assert (run / "checkpoints" / f"checkpoint-{stopped['step']}" / "state.json").is_file()
-    picture = page.locator(".jp-RenderedImage img").first
+    picture = page.locator("img.chart").first
     picture.scroll_into_view_if_needed()
     page.screenshot(path=str(jupyterlab.home / "stopped.png"))
 
@@ -96,7 +96,7 @@ def test_buttons_steer_the_cell_that_trains(jupyterlab, page):
     page.keyboard.press("Escape")
     page.keyboard.press("Control+s")
     saved = waited_for(lambda: _outputs(jupyterlab.folder / "cell.ipynb"))
-    assert saved < 300_000
+    assert saved < 500_000
 
 
 def _outputs(file: Path) -> int:

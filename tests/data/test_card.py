@@ -23,7 +23,7 @@ def test_from_rows_to_a_folder_through_the_face(home):
     card = view_of(wb.preview(report.kept[0], "tiny"))
     assert "tags that survive decoding" in card._repr_html_()
     lengths = wb.prompt_lengths(report.require(), "tiny")
-    assert set(view_of(lengths)._repr_mimebundle_()) == {"image/png", "text/plain"}
+    assert set(view_of(lengths)._repr_mimebundle_()) == {"image/png", "text/html", "text/plain"}
     halves = wb.split(report.kept, 20)
     profile = wb.profile_difficulty("tiny", halves.train, "d.jsonl", prompts=0)
     assert "not measured" in str(view_of(profile))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from workbench.exporting.checks import Check, Proof, Proofs
+from workbench.views import look
 from workbench.views.results import proof_table
 
 PAIR = {"policy": 0.75, "artefact": 0.5, "base": 0.25, "low": -0.5, "high": 0.0}
@@ -29,9 +30,9 @@ def test_one_proof_has_cause_and_remedy_only_where_it_failed():
 
 def test_marks_have_a_colour_and_are_words():
     html = proof_table(GOOD).html + proof_table(BAD).html
-    colours = dict(re.findall(r"<b style='color:(#\w+)'>([\w ]+)</b>", html))
+    colours = dict(re.findall(r"<b style='color:([^']+)'>([\w ]+)</b>", html))
     assert {mark: colour for colour, mark in colours.items()} == {
-        "passed": "#1e8449", "FAILED": "#c0392b", "cannot be told": "#b9770e",
+        "passed": look.GOOD, "FAILED": look.BAD, "cannot be told": look.WARNING,
     }  # fmt: skip
     assert "EOS    cannot be told  no template" in proof_table(GOOD).text
 

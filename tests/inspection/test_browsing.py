@@ -237,7 +237,8 @@ def test_the_report_begins_with_the_answer_and_holds_all_that_it_shows(home):
     answer, _, rest = page.text.partition("Prompts that became worse")
     assert "gain +80 points" in answer
     assert "fixed 36, broken 4, neither 0 of 40 prompts" in answer
-    assert rest.index("4 prompts") < rest.index("Prompts that became better") < rest.index("Curves")
+    assert rest.index("4 prompts") < rest.index("Prompts that became better") < rest.index("Step by step")
+    assert answer.index("Health") < answer.index("Curves") < answer.index("Base against trained")
     assert printable(evil) in page.text
     assert ASKED[:10] not in page.text.partition("A group of the last step")[0]
     written = inspection.write_report(run, markdown=True).read_text()

@@ -17,6 +17,7 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.rollouts import read_batches
 from workbench.training.policy import load_policy
 from workbench.training.trainer import train
+from workbench.views.look import ORANGE
 
 
 def test_the_kl_of_each_token_by_hand_and_its_shade():
@@ -30,7 +31,7 @@ def test_the_kl_of_each_token_by_hand_and_its_shade():
     page = view_of(view)._repr_html_()
     assert "<b>" not in page
     assert "tex2jax_ignore" in page
-    assert page.count("rgba(230,159,0,0.900)") == 1  # likelier, and all of the KL
+    assert page.count(f"color-mix(in srgb,{ORANGE} 90.0%,transparent)") == 1  # likelier, and all of the KL
 
 
 def test_tokens_read_as_the_text_does_and_the_bytes_of_a_character_are_one():

@@ -148,7 +148,7 @@ def test_the_report_is_one_file_to_hand_on(demo):
     assert page.count("data:image/png;base64") == 4
     assert len(re.findall("alt='(demo: 12 steps|gain [+]|[^']*pass@2|step 12: [^']* decided this group)", page)) == 4
     assert "<script" not in page
-    assert page.index("fixed ") < page.index("Prompts that became worse") < page.index("Curves") < page.index("Settings")
+    assert page.index("fixed ") < page.index("Curves") < page.index("Prompts that became worse") < page.index("Settings")
     for code in ("RunDirectory", "load_policy", "You will", "05_export"):
         assert code not in page
 

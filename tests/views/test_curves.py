@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
+from PIL import Image
 
+from workbench.health.verdicts import NAMES, Verdict
 from workbench.run.metrics import (
     ALL_RIGHT,
     ALL_WRONG,
@@ -31,9 +33,9 @@ from workbench.run.metrics import (
 from workbench.views import curves
 from workbench.views.chart import MAX_POINTS, tick_label
 from workbench.views.curves import KL_UNMEASURED, MOST_MARKS, MOST_NAMED, MOST_NUMBERS, NO_ENTROPY, RunFigure
-from workbench.views.figure import COLOURS
 from workbench.views.history import (
     ADAPTIVE,
+    ALARMED,
     CHANGE,
     CHECKPOINT,
     KL_PER_COMPLETION,
@@ -44,6 +46,7 @@ from workbench.views.history import (
     envelope,
     weighted,
 )
+from workbench.views.look import settings
 
 LENGTHS = ("completions/min_length", "completions/max_length")  # logged by TRL
 FIVE = [f"{letter}_reward" for letter in "abcde"]
@@ -200,18 +203,16 @@ def test_a_stage_that_a_continued_run_begins_again_is_marked_once():
     assert [mark.text for mark in marks_of(stage, {"event": "continued", "step": 5}, stage)] == ["stage b", "continued"]
 
 
-def test_the_charts_draw_metrics_that_are_known_in_the_palette():
+def test_the_charts_draw_metrics_and_watch_verdicts_that_are_known():
     """charts.yaml is data: a key that nothing logs would be an empty curve, and nobody would see it."""
-    spec = yaml.safe_load(Path(curves.__file__).with_name("charts.yaml").read_text(encoding="utf-8"))
+    spec = settings(Path(curves.__file__).with_name("charts.yaml"))
     known = {*NUMBERS, MIXED, ALL_RIGHT, ALL_WRONG, DEAD, KL_PER_COMPLETION}
     drawn = set()
     for chart in spec["charts"].values():
         drawn |= {key for line in chart.get("lines", ()) for key in (line["key"], *line.get("shaded", ()))}
-        drawn |= {key for key, _, _ in chart.get("stack", ())}
+        drawn |= {key for key, *_ in chart.get("stack", ())}
     assert drawn == known
-    assert tuple(spec["colours"]) == COLOURS
-    memory = yaml.safe_load(Path(curves.__file__).with_name("memory.yaml").read_text(encoding="utf-8"))
-    assert {group["colour"] for group in memory.values()} <= {*COLOURS, "#cccccc"}
+    assert {issue for chart in spec["charts"].values() for issue in chart.get("alarms", ())} <= set(NAMES)
 
 
 # -- the figure --------------------------------------------------------------------------------------------------------
@@ -257,10 +258,10 @@ def test_time_is_split_where_it_was_measured():
     def named(filled: History) -> list[str]:
         return [text.get_text() for text in drawn(filled).charts["time"].shown_legend.get_texts()]
 
-    assert named(history(3)) == ["generate", "rewards", "forward + backward", "whole step"]
+    assert named(history(3)) == ["generate", "reward", "train", "all"]
     whole = History()
     whole.add(1, {STEP_S: 2.0})
-    assert named(whole) == ["whole step"]
+    assert named(whole) == ["all"]
 
 
 def test_a_legend_keeps_no_dot_of_the_first_step():
@@ -326,7 +327,7 @@ def test_changes_at_one_step_share_a_number():
 def test_long_titles_are_cut():
     figure = RunFigure("r")
     figure.draw(history(3), "long " * 100, "words " * 400)
-    assert len(figure.title.get_text()) <= 118
+    assert len(figure.title.get_text()) <= 88
     assert len(figure.note.get_text().splitlines()) == 2
 
 
@@ -403,7 +404,7 @@ def test_no_text_leaves_the_figure_or_its_chart(scale):
                 assert not label.get_visible() or not label.get_text() or (box.x0 >= 0 and box.x1 <= whole.x1)
         if chart.shown_legend is not None and chart is not figure.charts["reward"]:
             assert chart.shown_legend.get_window_extent().x1 <= chart.axis.get_window_extent().x1 + 20
-    assert [figure.charts[key].axis.get_xlabel() for key in ("reward", "raw", "length")] == ["step"] * 3
+    assert [figure.charts[key].axis.get_xlabel() for key in ("length", "entropy", "time")] == ["step"] * 3
 
 
 @pytest.mark.parametrize("scale", [8.8e-6, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.0046, 0.3))])
@@ -468,3 +469,60 @@ def test_held_out_points_have_intervals_and_the_line_of_base():
     assert "held-out correct" in reward.shown_legend.get_texts()[-1].get_text()
     figure.draw(filled)
     assert not len(points.get_xdata())
+    assert figure.held_out.now.get_text() == ""
+
+
+# -- alarms ------------------------------------------------------------------------------------------------------------
+
+
+def alarm(name: str, step: int, state: str = "alarm") -> dict:
+    return {"event": "health", "name": name, "state": state, "step": step}
+
+
+def test_an_alarm_is_marked_once_at_the_step_at_which_it_was_raised():
+    found = marks_of(alarm("kl_runaway", 3, "warning"), alarm("kl_runaway", 4), alarm("collapse", 6), alarm("kl_runaway", 9))
+    assert [(mark.step, mark.kind, mark.issue) for mark in found] == [(4, ALARMED, "kl_runaway"), (6, ALARMED, "collapse")]
+    assert marks_of(alarm("kl_runaway", 4), {"event": "continued", "step": 3})[0].kind == STAGE
+
+
+def test_an_alarm_is_seen_in_the_figure_at_its_step_and_at_what_it_is_about():
+    figure, filled = RunFigure("r", 0.01), history(30)
+    plain = figure.draw(filled)
+    marks = marks_of(alarm("kl_runaway", 4), alarm("truncation", 25))
+    assert figure.draw(filled, marks=marks) != plain
+    alarmed = {key: list(chart.alarm.get_xdata())[::3] for key, chart in figure.charts.items()}
+    assert alarmed == {
+        "reward": [4, 25], "raw": [], "std": [], "groups": [], "kl": [4], "length": [25], "entropy": [], "time": []
+    }  # fmt: skip
+    assert figure.charts["kl"].name.get_color() != figure.charts["std"].name.get_color()
+    names = [(text.get_text().strip(), text.get_position()[0]) for text in figure.alarms.names if text.get_visible()]
+    assert [(name.split(maxsplit=1)[1], step) for name, step in names] == [("runaway KL", 4), ("clipped completions", 25)]
+    assert "2 alarms: runaway KL (step 4), clipped completions (step 25)" in figure.alarms.band.get_text()
+    for text in (figure.alarms.band, *figure.alarms.names[:2]):
+        box = text.get_window_extent()
+        assert box.x0 >= 0, text
+        assert box.x1 <= figure.figure.bbox.x1, text
+    assert figure.draw(filled) == plain, "nothing of it stays"
+
+
+def test_the_band_says_what_is_over_and_what_is_only_a_warning():
+    figure, filled = RunFigure("r", 0.01), history(30)
+
+    def band(marks: list[Mark], *states: tuple[str, str]) -> str:
+        figure.draw(filled, marks=marks, verdicts=[Verdict(name, state, "") for name, state in states])
+        return figure.alarms.band.get_text()
+
+    raised = marks_of(alarm("kl_runaway", 4), alarm("collapse", 6))
+    said = band(raised, ("kl_runaway", "alarm"), ("collapse", "ok"))
+    assert "runaway KL (step 4)," in said
+    assert "(step 6, now over)" in said
+    assert band([], ("kl_runaway", "warning"), ("collapse", "ok")) == "! 1 warning: runaway KL"
+    assert band([], ("kl_runaway", "ok")).endswith("no alarm, no warning")
+    assert band([]) == "", "nobody has examined it"
+
+
+def test_a_picture_that_stays_has_twice_the_pixels():
+    figure, filled = RunFigure("r", 0.01), history(10)
+    small, large = (Image.open(io.BytesIO(figure.draw(filled, sharp=sharp))) for sharp in (False, True))
+    assert large.size == tuple(2 * side for side in small.size)
+    assert small.size[0] == 900

@@ -56,10 +56,12 @@ def test_as_html_everything_is_escaped_and_stands_in_pre():
     assert "\u202e" not in page
     for place in (match.start() for match in re.finditer(r"alert\(1\)|\$x\$", page)):
         assert page.rfind("<pre", 0, place) > page.rfind("</pre>", 0, place)
-    assert page.index("alarm</b>") < page.index("warning</b>") < page.index("note</b>") < page.index("no sign of: clipped")
+    assert page.index("alarm: ") < page.index("warning: ") < page.index("note: ") < page.index("no sign of: clipped")
 
 
 def test_a_healthy_run_takes_one_line():
     assert verdict_lines([Verdict("truncation", OK, "0 % were cut")]) == "no sign of: clipped completions"
-    assert "<ul" not in health_view([Verdict("truncation", OK, "0 % were cut")])._repr_html_()
+    page = health_view([Verdict("truncation", OK, "0 % were cut")])._repr_html_()
+    assert "<ul" not in page
+    assert "no alarm, no warning" in page
     assert verdict_lines([]) == ""

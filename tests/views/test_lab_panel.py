@@ -15,6 +15,7 @@ from workbench.rewards.library import correctness_reward
 from workbench.task import Task
 from workbench.views.bench import Bench
 from workbench.views.lab import Lab, highlighted
+from workbench.views.look import MORE
 
 SYSTEM = "Answer as <answer>\n[answer]\n</answer>"
 ROWS = [
@@ -102,7 +103,7 @@ def test_typing_inside_a_running_loop_waits_for_a_pause(lab):
 def test_advantages_are_of_the_group_and_follow_the_scaling(lab):
     # Totals 2.25, 0.25, 0.25, 0.25: mean 0.75, std 1.
     lab.type(3, "")
-    assert "advantage <b style='color:#1e8449'>+1.50" in seen(lab, 0)
+    assert f"advantage <b style='color:{MORE}'>+1.50" in seen(lab, 0)
     assert "-0.50" in seen(lab, 1)
     assert "correctness_reward decided this group" in lab.parts["verdict"].value
     # 2.25 twice: mean 1.25, and without scaling the advantage is the distance from it.

@@ -319,8 +319,7 @@ def taken_together() -> Generator[list[str], None, None]:
 
     def hear(who: str, said: object) -> None:
         line = f"{who} warns: {' '.join(str(said).split())}"
-        # What a plan says in its own words, with the remedy, is not said twice: `combinations.py`.
-        # That an experimental API may change is not for users to act on: the pins hold it.
+        # A plan says some in its own words: `combinations.py`. The pins hold what is experimental.
         if line not in heard and not _IN_OUR_WORDS.search(line):
             heard.append(line)
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from workbench.audit.examination import RewardAudit
 from workbench.kinds import Figure
-from workbench.views.figure import GREY, inline_image, new_figure, stacked_bars, with_legend
+from workbench.views.figure import inline_image, new_figure, stacked_bars, with_legend
+from workbench.views.look import GREY
 from workbench.views.tables import (
     Table,
     Verbatim,
@@ -41,7 +42,7 @@ def audit_view(audit: RewardAudit, chart: bool = True) -> View:
     if chart and audit.probes:
         image = inline_image(leaderboard_chart(audit), audit.verdict)
     items = [
-        item(each.severity, str(each).partition(": ")[2].replace("\n  -> ", "\n→ "))
+        item(each.severity, "", str(each).partition(": ")[2].replace("\n  -> ", "\n→ "))
         for each in audit.findings
     ]
     head = f"<b>{pre(title)}</b>{pre(tried)}{image}<ul>{''.join(items)}</ul>"

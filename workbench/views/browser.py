@@ -15,7 +15,8 @@ from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place
 from workbench.views.groups import group_html, group_of
-from workbench.views.tables import MUTED, Table, Verbatim, coloured, one_line, short_name
+from workbench.views.look import MUTED
+from workbench.views.tables import Table, Verbatim, coloured, one_line, short_name
 from workbench.views.widgets import Parts, no_widgets, widget_view
 
 _LONGEST = 160  # characters of a completion in a page

@@ -20,7 +20,8 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.turns import POLICY, TOOL, ToolCall, Turn, own_words
 from workbench.task import Task, function_name, load_task
-from workbench.views.tables import BAD, MUTED, Table, View, coloured, one_line, pre, verbatim
+from workbench.views.look import BAD, MUTED
+from workbench.views.tables import Table, View, coloured, one_line, typed, verbatim
 from workbench.views.turns import transcript, turn_text
 from workbench.views.widgets import Parts, no_widgets, widget_view
 
@@ -165,7 +166,7 @@ class ByHand:
         messages = self.prompt
         if not isinstance(messages, str):
             messages = "\n".join(f"[{own['role']}]\n{own['content']}" for own in messages)
-        page = pre(messages, "margin:4px 0") + verbatim(transcript(self.turns, folded=False).page)
+        page = typed(messages, "margin:4px 0") + verbatim(transcript(self.turns, folded=False).page)
         lines = [messages, *map(turn_text, self.turns)]
         if self.batch is not None:
             scores = _score_table(self.batch)

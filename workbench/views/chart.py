@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from workbench.kinds import Axes
-from workbench.views.figure import GREY
 from workbench.views.history import History
+from workbench.views.look import ALARM, GREY, INK, PALE, PAPER, RED, SMALL, TITLE
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -48,11 +48,16 @@ class Chart:
     axis: Any  # of matplotlib
     title: str  # what is drawn, with its unit
     lines: Sequence[Any] = ()  # what `add` takes, from the front to the back
-    stack: Sequence[tuple[str, str, str]] = ()  # (column, label, colour) of stacked areas
+    # (column, label, colour, hatch) of stacked areas
+    stack: Sequence[tuple[str, str, str, str]] = ()
     alpha: float = 0.45  # of the stack
     share: bool = False  # the left axis goes from 0 to 1
     right_share: bool = False  # the right one does
     peaks: bool = False  # a lone peak of the first line may leave the scale
+    hint: str = ""  # in place of a legend
+    size: float = TITLE  # of the title's type
+    ticks: int = 3  # of an axis, about: each costs as much as a curve
+    alarms: Sequence[str] = ()  # names of the verdicts that are about what is drawn
     legend_rows: int = 1  # between title and axis
     columns: int = 0  # of a legend of all that is here; 0: the caller makes it
     points: int = 2 * MAX_POINTS // 5  # of a line; a longer history is drawn as means of buckets
@@ -62,20 +67,24 @@ class Chart:
 
         axis = self.axis
         self.head(self.legend_rows)
-        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+        axis.xaxis.set_major_locator(MaxNLocator(self.ticks, integer=True, steps=[1, 2, 5, 10]))
         self.right: Any = None  # the axis of what is `right`, if anything is
-        self._scale(axis, self.share)
+        self._scale(axis, self.share, self.ticks)
         if self.right_share or any(line.get("right") for line in self.lines):
             self.right = axis.twinx()
             self.right.spines["top"].set_visible(False)
-            self.right.spines["right"].set_color("#cccccc")
-            self.right.tick_params(labelsize=7, colors=GREY)
-            self._scale(self.right, self.right_share)
+            self.right.spines["right"].set_color(PALE)
+            self.right.tick_params(labelsize=SMALL, colors=GREY)
+            self._scale(self.right, self.right_share, 2)
         self.axes = [axis] if self.right is None else [axis, self.right]
         look = {"transform": axis.transAxes, "color": GREY}
-        self.peak = axis.text(0.99, 0.97, "", fontsize=7, ha="right", va="top", **look)
-        self.words = axis.text(0.5, 0.5, "", fontsize=8, ha="center", va="center", **look)
-        self.areas = [self._area(colour, self.alpha, label) for _, label, colour in self.stack]
+        look["fontsize"] = SMALL
+        self.peak = axis.text(0.99, 0.97, "", ha="right", va="top", **look)
+        self.words = axis.text(0.5, 0.5, "", ha="center", va="center", **look)
+        axis.text(0, 1.03, self.hint, va="bottom", **look)
+        across = {"transform": axis.get_xaxis_transform(), "linewidth": 1.6, "linestyle": "--"}
+        (self.alarm,) = axis.plot([], [], color=RED, **across)
+        self.areas = [self._area(own[2], self.alpha, own[1], own[3]) for own in self.stack]
         self.shown_legend: Legend | None = None
         self._entries: list[tuple[object, str]] = []
         settings, self.lines = self.lines, []
@@ -86,25 +95,36 @@ class Chart:
             self.legend([entry for entries in pairs for entry in entries], self.columns)
 
     @staticmethod
-    def _scale(axis: Axes, share: bool) -> None:
+    def _scale(axis: Axes, share: bool, ticks: int) -> None:
         from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
         def short(value: float, _: object) -> str:
             return tick_label(value, max(map(abs, axis.get_ylim())))
 
         # At a fixed place: to look for a free one costs a tenth of a drawing.
-        axis.xaxis.set_label_coords(0.5, -0.16)
+        axis.xaxis.set_label_coords(0.5, -0.19)
         axis.yaxis.set_label_coords(-0.1, 0.5)
-        axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+        axis.yaxis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
         # matplotlib's own formatter writes what the numbers have in common over the legend.
         axis.yaxis.set_major_formatter(PercentFormatter(1.0) if share else FuncFormatter(short))
 
     def head(self, legend_rows: int) -> None:
         """Place the title above a legend of this many rows."""
-        self.axis.set_title(self.title, fontsize=9, loc="left", y=1.0, pad=6 + 11 * legend_rows)
+        look = {"fontsize": self.size, "weight": "bold", "loc": "left", "y": 1.0}
+        self.name = self.axis.set_title(self.title, pad=6 + 11 * legend_rows, **look)
 
-    def _area(self, colour: str, alpha: float, label: str | None = None) -> Any:
-        look = {"color": colour, "alpha": alpha, "linewidth": 0, "label": label}
+    def alarmed(self, steps: Sequence[int]) -> None:
+        """Show at which steps alarms were raised about what is drawn."""
+        x = [value for step in steps for value in (step, step, np.nan)]
+        self.alarm.set_data(x, [0, 1, np.nan] * len(steps))
+        words = f"{ALARM} {self.title}" if steps else self.title
+        self.name.set(text=words, color=RED if steps else INK)
+
+    def _area(
+        self, colour: str, alpha: float, label: str | None = None, hatch: str | None = None
+    ) -> Any:
+        look = {"color": colour, "alpha": alpha, "linewidth": 0.8, "label": label, "hatch": hatch}
+        look["edgecolor"] = PAPER  # a gap between neighbours
         return self.axis.fill_between([0, 1], [0, 0], [0, 0], **look)
 
     def add(self, key: str, right: bool = False, shaded: Sequence[str] = (), **look: Any) -> None:
@@ -113,7 +133,7 @@ class Chart:
         """
         axis = self.right if right else self.axis
         depth = 2.5 - 0.001 * len(self.lines)
-        label = None if key in shaded else "min to max"
+        label = None if key in shaded else "range"
         shade = self._area(look["color"], 0.22, label) if shaded else None
         (artist,) = axis.plot([], [], zorder=depth, **look)
         self.lines = [*self.lines, Line(key, artist, right, shaded, shade)]
@@ -126,9 +146,9 @@ class Chart:
         if self.shown_legend is not None:
             self.shown_legend.remove()
         self.shown_legend = self.axis.legend(
-            *zip(*entries, strict=True), fontsize=7, frameon=False, ncols=columns,
+            *zip(*entries, strict=True), fontsize=SMALL, frameon=False, ncols=columns,
             loc="lower left", bbox_to_anchor=(-0.01, 1.0), borderaxespad=0.2, borderpad=0.2,
-            handlelength=1.3, handletextpad=0.5, columnspacing=1.1,
+            handlelength=1.2, handletextpad=0.4, columnspacing=1.0,
         )  # fmt: skip
         for handle in self.shown_legend.get_lines():
             if handle.get_marker() == ".":  # the curve's only point now, not its look
@@ -150,7 +170,7 @@ class Chart:
                 line.shade.set_data(least.x, least.low, greatest.high)
                 left += [least.low, greatest.high]
         lower = np.zeros(1)
-        for area, (key, _, _) in zip(self.areas, self.stack if len(history) else ()):
+        for area, (key, *_) in zip(self.areas, self.stack if len(history) else ()):
             curve = column(key)
             upper = lower + np.nan_to_num(curve.mean)
             area.set_data(curve.x, np.broadcast_to(lower, upper.shape), upper)

@@ -11,7 +11,8 @@ from typing import Any
 from workbench.exporting.chat import BASE, TRAINED, ChatAnswer, Conversation, Exchange
 from workbench.kinds import Fields
 from workbench.printable import printable
-from workbench.views.tables import MUTED, no_formulas, verbatim
+from workbench.views.look import MUTED
+from workbench.views.tables import no_formulas, verbatim
 from workbench.views.turns import transcript, turn_text
 from workbench.views.widgets import Parts, no_widgets, widget_view
 from workbench.workspace import shown

@@ -21,7 +21,8 @@ from workbench.kinds import Fields
 from workbench.run.control_file import ACTIONS, RunState, send
 from workbench.run.directory import RunDirectory
 from workbench.views.history import change_text
-from workbench.views.tables import BAD, GOOD, MUTED, coloured
+from workbench.views.look import BAD, GOOD, MUTED
+from workbench.views.tables import coloured
 from workbench.views.widgets import Parts, no_widgets, widget_view
 
 BY = "panel"

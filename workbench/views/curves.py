@@ -11,20 +11,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from workbench.kinds import Fields
+from workbench.health.verdicts import Verdict
+from workbench.kinds import Fields, Figure
 from workbench.run import metrics
 from workbench.run.rollouts import unstated_right
 from workbench.views.chart import Chart
-from workbench.views.figure import GREEN, SERIES, as_text, mosaic, png
-from workbench.views.history import ADAPTIVE, CHECKPOINT, History, Mark, weighted
+from workbench.views.figure import as_text, mosaic, png
+from workbench.views.history import ADAPTIVE, ALARMED, CHECKPOINT, History, Mark, weighted
+from workbench.views.look import (
+    ALARM,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PAPER,
+    RED,
+    SERIES,
+    SMALL,
+    TEXT,
+    VIOLET,
+    WELL,
+    settings,
+)
 from workbench.views.tables import cut, short_name
 
 MOST_MARKS = 60  # vertical lines
 MOST_NUMBERS = 8  # of them that are numbered and explained
+MOST_ALARMS = 4  # that are named over the curve
 MOST_NAMED = 11  # functions in the legend
-VIOLET = "#5b2a86"  # of held-out prompts: no function has it
 _LONGEST_NAME = 20  # characters
 _LEGEND_COLUMNS = 4
 NO_ENTROPY = "not logged by this trainer\n(Unsloth's GPU trainer never logs it)"
@@ -42,21 +57,21 @@ class RunFigure:
     def __init__(self, name: str = "", beta: float = 0.0) -> None:
         self.name = name
         self.beta = beta
-        specified = yaml.safe_load(_SPECIFIED.read_text(encoding="utf-8"))
+        specified = settings(_SPECIFIED)
         layout = specified["layout"]
-        self.figure, axes = mosaic(10, 7.6, layout, **specified["grid"])
+        self.figure, axes = mosaic(9, 7.6, layout, **specified["grid"])
         texts = (self.figure.text(s="", **look) for look in specified["texts"])
         self.title, self.note, self.key, self.reduced = texts
         self.charts = {
             key: Chart(axes[key], **settings) for key, settings in specified["charts"].items()
         }
         for key, axis in axes.items():
-            middle = key in layout[1]  # whose steps are those beneath it
-            axis.tick_params(labelbottom=not middle)
-            axis.set_xlabel("" if middle else "step", labelpad=1)
+            axis.set_xlabel("step" if key in layout[2] else "", labelpad=1)
         self.marks = _Marks(self.charts)
+        self.alarms = _Alarms(self.figure, self.charts)
         self.held_out = _HeldOut(self.charts["reward"])
         self.unmeasured = KL_UNMEASURED
+        self.groups = self.charts["groups"].title
 
     def about(self, manifest: Fields) -> None:
         """Word the charts for a run: who made its trainer, and whether anybody defined what is
@@ -65,7 +80,7 @@ class RunFigure:
         self.unmeasured = KL_UNMEASURED_ATTACHED if manifest.get("attached") else KL_UNMEASURED
         groups = self.charts["groups"]
         unstated = unstated_right(manifest)
-        groups.title = as_text(f"groups; right: {cut(unstated, 30)}" if unstated else "groups")
+        groups.title = as_text(f"groups; right: {cut(unstated, 24)}") if unstated else self.groups
         groups.head(groups.legend_rows)
 
     def draw(
@@ -75,35 +90,40 @@ class RunFigure:
         note: str = "",
         marks: Sequence[Mark] = (),
         held_out: Sequence[Fields] = (),
+        verdicts: Sequence[Verdict] = (),
+        sharp: bool = False,
     ) -> bytes:
         """The figure with this history in it, as PNG bytes; `held_out` is as `run.held_out` reads
-        it.
+        it, `sharp` as `png` takes it.
 
-        The title is one line (empty: the run's name), the note small text beneath it, of which two
-        lines are shown.
+        The title is one line (empty: the run's name). Beneath it stand the alarms that were raised,
+        or what the latest `verdicts` warn of, and the note, of which two lines are shown.
         """
         self._add_functions(history)
+        last_step = max(4.0, 1.02 * history.step)
         points = self.charts["std"].points
         bucketed = len(history) > points
-        self.title.set_text(as_text(cut(title or self.name, 72 if bucketed else 118)))
-        self.note.set_text(as_text(_wrapped(note, 175)))
+        self.title.set_text(as_text(cut(title or self.name, 56 if bucketed else 88)))
+        self.note.set_text(as_text(_wrapped(note, 140)))
         means = f"lines: means of up to {-(-len(history) // points)} steps; shading: min to max"
         self.reduced.set_text(means if bucketed else "")
-        last_step = max(4.0, 1.02 * history.step)
         for chart in self.charts.values():
             chart.fill(history, last_step)
         self._fit(history)
-        self._fit_legend(history, bool(held_out))
         self.held_out.fill(held_out)
         self.key.set_text(as_text(self.marks.fill(marks, last_step)))
-        return png(self.figure)
+        self._fit_legend(history, bool(held_out))
+        raised = [mark for mark in marks if mark.kind == ALARMED]
+        self.alarms.fill(raised, verdicts, last_step)
+        return png(self.figure, sharp)
 
     def _add_functions(self, history: History) -> None:
         reward, raw = self.charts["reward"], self.charts["raw"]
         drawn = [line.artist.get_label() for line in raw.lines]
         for function in (name for name in history.functions if name not in drawn):
             turn, place = divmod(len(raw.lines), len(SERIES))
-            look: Fields = {"color": SERIES[place], "linestyle": ("-", "--", ":", "-.")[turn % 4]}
+            style = (("-", "--"), (":", "-."))[turn % 2][place % 2]
+            look: Fields = {"color": SERIES[place], "linestyle": style}
             reward.add(weighted(function), label=function, linewidth=1, **look)
             raw.add(metrics.per_function(function), label=function, linewidth=1, **look)
 
@@ -116,13 +136,11 @@ class RunFigure:
         kl.axis.tick_params(labelleft=measured)
         kl.right.tick_params(labelright=measured)
         if measured:
-            beta = f" (beta {self.beta:.3g})" if self.beta else ""
-            labels = (f"per token{beta}", "per completion (right)")
-            kl.legend([(line.artist, of) for line, of in zip(kl.lines, labels)], columns=1)
+            kl.legend([(line.artist, line.artist.get_label()) for line in kl.lines], columns=2)
         time = self.charts["time"]
         parts = [] if history.absent(metrics.TRAIN_S) else time.areas
         whole = time.lines[0].artist
-        time.legend([(artist, artist.get_label()) for artist in (*parts, whole)], columns=2)
+        time.legend([(artist, artist.get_label()) for artist in (*parts, whole)], columns=4)
         silent = len(history) and history.absent(metrics.ENTROPY)
         self.charts["entropy"].words.set_text(NO_ENTROPY if silent else "")
 
@@ -139,6 +157,8 @@ class RunFigure:
         entries = list(zip(artists, names))
         if held_out:
             entries.append((self.held_out.points, "held-out correct, base dashed (right)"))
+        if len(self.marks.checkpoints.get_xdata()):
+            entries.append((self.marks.checkpoints, "checkpoint"))
         chart.head(-(-len(entries) // _LEGEND_COLUMNS))
         chart.legend(entries, _LEGEND_COLUMNS)
 
@@ -150,22 +170,72 @@ class _HeldOut:
 
     def __init__(self, chart: Chart) -> None:
         self._axis = chart.right
-        look = {"color": VIOLET, "linewidth": 1.2}
+        look = {"color": VIOLET, "linewidth": 1.6}
+        place = {"transform": chart.axis.transAxes, "ha": "right", "va": "bottom"}
+        self.now = chart.axis.text(1, 1.175, "", fontsize=12, weight="bold", color=VIOLET, **place)
         (self.base,) = self._axis.plot([], [], linestyle="--", **look)
         self.bars = self._axis.vlines([], 0, 1, alpha=0.6, **look)
-        dots = {"marker": "o", "markersize": 5, "markeredgecolor": "white"}
+        dots = {"marker": "o", "markersize": 6, "markeredgecolor": PAPER}
         (self.points,) = self._axis.plot([], [], clip_on=False, **dots, **look)
 
     def fill(self, measured: Sequence[Fields]) -> None:
         """Place the measurements, the base's (step 0) first."""
         self._axis.tick_params(labelright=bool(measured), right=bool(measured))
-        self.points.set_data(
-            [row["step"] for row in measured], [row["correct"] for row in measured]
-        )
+        points = [row["correct"] for row in measured]
+        self.points.set_data([row["step"] for row in measured], points)
         ends = [[(row["step"], row[end]) for end in ("low", "high")] for row in measured]
         self.bars.set_segments(ends)
-        base = [row["correct"] for row in measured[:1]]
+        base = points[:1]
+        newest = " → ".join(f"{share:.0%}" for share in (*base, *points[1:][-1:]))
+        self.now.set_text(f"held-out correct: {newest}" if newest else "")
         self.base.set_data([0, self._axis.get_xlim()[1]][: 2 * len(base)], base * 2)
+
+
+class _Alarms:
+    """Where alarms were raised: a line over the rewards, named, with red behind all that follows
+    the first; a line and a red title at the chart that each is about; and a band under the title.
+    """
+
+    def __init__(self, figure: Figure, charts: Mapping[str, Chart]) -> None:
+        self.charts = charts
+        band: Fields = {"fontsize": 10.5, "weight": "bold", "va": "top"}
+        self.band = figure.text(0.017, 0.953, "", **band)
+        axis = charts["reward"].axis
+        across = {"transform": axis.get_xaxis_transform()}
+        self.after = axis.fill_between([0, 0], 0, 1, color=RED, alpha=0.08, linewidth=0, **across)
+        box = {"boxstyle": "square,pad=0.15", "facecolor": PAPER, "alpha": 0.85, "linewidth": 0}
+        look = {"fontsize": TEXT, "weight": "bold", "color": RED, "va": "top", "bbox": box}
+        self.names = [axis.text(0, 0, "", zorder=4, **look, **across) for _ in range(MOST_ALARMS)]
+
+    def fill(self, alarms: Sequence[Mark], verdicts: Sequence[Verdict], last_step: float) -> None:
+        """Place the alarms, and say of each whether it is over."""
+        for key, chart in self.charts.items():
+            own = [mark for mark in alarms if key == "reward" or mark.issue in chart.alarms]
+            chart.alarmed(sorted({mark.step for mark in own}))
+        first = min((mark.step for mark in alarms), default=last_step)
+        self.after.set_data([first, last_step], 0, 1)
+        for text in self.names:
+            text.set_visible(False)
+        for place, (text, mark) in enumerate(zip(self.names, alarms)):
+            late = mark.step > 0.78 * last_step
+            text.set(text=f" {ALARM} {mark.text} ", ha="right" if late else "left", visible=True)
+            text.set_position((mark.step, 0.98 - 0.12 * place))
+        now = {verdict.name: verdict.state for verdict in verdicts}
+        over = [bool(now) and now.get(mark.issue) != "alarm" for mark in alarms]
+        said = [
+            f"{mark.text} (step {mark.step}{', now over' * past})"
+            for mark, past in zip(alarms, over)
+        ]
+        warned = [verdict.title for verdict in verdicts if verdict.state == "warning"]
+        colour, ground, words = GREEN, PAPER, f"{WELL} no alarm, no warning" if verdicts else ""
+        if told := said or warned:
+            sign, what = (ALARM, "alarm") if said else ("!", "warning")
+            words = f"{sign} {len(told)} {what}{'s' * (len(told) > 1)}: {', '.join(told)}"
+            colour = ORANGE if not said else GREY if all(over) else RED
+            ground = colour if said else PAPER
+        box = {"boxstyle": "square,pad=0.35", "edgecolor": colour, "facecolor": ground}
+        self.band.set_bbox(box if words else None)
+        self.band.set(text=as_text(cut(words, 104)), color=PAPER if said else INK)
 
 
 class _Marks:
@@ -175,15 +245,20 @@ class _Marks:
         reward = charts["reward"].axis
         self.lines = []
         for axis in (chart.axis for chart in charts.values()):
-            look = {"color": "#555555", "linewidth": 0.8, "alpha": 0.9 if axis is reward else 0.35}
+            look = {"color": GREY, "linewidth": 0.8, "alpha": 0.9 if axis is reward else 0.35}
             across = {"transform": axis.get_xaxis_transform()}
             self.lines += axis.plot([], [], **look, **across)
         across = {"transform": reward.get_xaxis_transform()}
         plot = partial(reward.plot, [], [], linestyle="none", clip_on=False, **across)
         (self.checkpoints,) = plot(marker="^", markersize=4, color=GREEN)
-        (self.adaptive,) = plot(marker="|", markersize=7, markeredgewidth=1.2, color="#444444")
-        ring = {"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": "#777777"}
-        look = {"fontsize": 7, "ha": "center", "va": "center", "bbox": {**ring, "linewidth": 0.6}}
+        (self.adaptive,) = plot(marker="|", markersize=7, markeredgewidth=1.2, color=INK)
+        ring = {"boxstyle": "circle,pad=0.15", "facecolor": PAPER, "edgecolor": GREY}
+        look = {
+            "fontsize": SMALL,
+            "ha": "center",
+            "va": "center",
+            "bbox": {**ring, "linewidth": 0.6},
+        }
         self._numbers = [reward.text(0, 1, "", **look, **across) for _ in range(MOST_NUMBERS)]
 
     def fill(self, marks: Sequence[Mark], last_step: float) -> str:
@@ -193,7 +268,7 @@ class _Marks:
         for mark in marks:
             if mark.kind in ticks:
                 ticks[mark.kind].append(mark.step)
-            else:
+            elif mark.kind != ALARMED:
                 by_step.setdefault(mark.step, []).append(mark.text)
         self._place(self.checkpoints, ticks[CHECKPOINT], 0.0)
         self._place(self.adaptive, ticks[ADAPTIVE], 0.03)
@@ -212,7 +287,7 @@ class _Marks:
             before = step
             text.set(text=str(number), position=(step, 0.94 - 0.11 * level), visible=True)
             words.append(f"({number}) step {step}: {cut(', '.join(by_step[step]), 44)}")
-        return _wrapped("   ".join(words), 195)
+        return _wrapped("   ".join(words), 165)
 
     @staticmethod
     def _place(artist: Any, steps: Sequence[int], height: float) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workbench.kinds import Fields
-from workbench.views.figure import BLACK, GREY, SERIES, Picture, as_text, lying, new_figure
+from workbench.views.figure import Picture, as_text, lying, new_figure
+from workbench.views.look import GREY, INK, SERIES
 from workbench.views.terminal import Bar
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ def duel_picture(duel: Duel) -> Picture:
         heights = place - 0.05 * np.arange(len(differences))[::-1]  # equal ones side by side
         right.plot(differences, heights, "o", color=GREY, markersize=4)
         reach = [[look.mean - look.low], [look.high - look.mean]]
-        colour = BLACK if look.called else GREY
+        colour = INK if look.called else GREY
         how: Fields = {"xerr": reach, "fmt": "D", "color": colour, "capsize": 4, "linewidth": 1.6}
         right.errorbar([look.mean], [place + 0.2], **how)
-    right.axvline(0, color=BLACK, linewidth=0.8)
+    right.axvline(0, color=INK, linewidth=0.8)
     lying(right, range(len(duel.looks)), [f"{other} - {one}" for one, other in duel.looks])
     right.set_ylim(len(duel.looks) - 0.5, -0.5)
     right.xaxis.set_major_formatter(PercentFormatter(1.0, 0, symbol=""))

@@ -9,31 +9,19 @@ import html
 import io
 import itertools
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from workbench.kinds import Axes, Fields, Figure
 from workbench.printable import printable
+from workbench.views.look import AXES, DARK_PROGRAMS, PAPER, RULE, SERIES, SMALL, TITLE
 from workbench.views.tables import cut
 
 if TYPE_CHECKING:
     from matplotlib.container import BarContainer
 
-# Okabe and Ito's palette: told apart by readers with any colour vision.
-COLOURS = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#56B4E9",
-    "#222222",
-    "#888888",
-)
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = COLOURS
-SERIES = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
+_SHARP = 2  # pixels of a picture that stays, for each of the page
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
@@ -51,11 +39,8 @@ def mosaic(
     from matplotlib.figure import Figure
 
     figure: Any = FigureCanvasAgg(Figure(figsize=(width, height), dpi=100)).figure
-    with rc_context(fname=Path(__file__).with_name("look.mplstyle")):
-        axes = figure.subplot_mosaic(layout, gridspec_kw=grid)
-    for axis in axes.values():
-        axis.tick_params(labelsize=8)
-    return figure, axes
+    with rc_context(AXES):
+        return figure, figure.subplot_mosaic(layout, gridspec_kw=grid)
 
 
 def as_text(text: object, most: int = 1000) -> str:
@@ -72,8 +57,10 @@ def with_legend(
     handles and labels) on its right.
     """
     axis.set(xlabel=x, ylabel=y)
-    axis.set_title(as_text(title), fontsize=9, loc="left")
-    axis.legend(*entries, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axis.set_title(as_text(title), fontsize=TITLE, loc="left")
+    axis.legend(
+        *entries, fontsize=SMALL, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0)
+    )
     figure.tight_layout()
     return figure
 
@@ -82,7 +69,7 @@ def lying(axis: Any, places: object, labels: Iterable[object]) -> None:
     """An axis of horizontal bars: labels from the top down, the grid upright."""
     axis.set_yticks(places, [as_text(label, 48) for label in labels])
     axis.invert_yaxis()
-    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axis.grid(axis="x", color=RULE, linewidth=0.6)
     axis.grid(visible=False, axis="y")
 
 
@@ -94,6 +81,7 @@ def stacked_bars(
     **look: Any,
 ) -> None:
     """Horizontal bars of named parts: positive values right of 0, negative ones left."""
+    look = {"edgecolor": PAPER, "linewidth": 0.8, **look}  # a gap between neighbours
     places = range(len(labels))
     right = left = np.zeros(len(labels))
     for (name, added), colour in zip(parts, itertools.cycle(colours)):
@@ -115,13 +103,14 @@ def twin_bars(axis: Any, labels: Sequence[str], twins: Fields, **look: Any) -> l
     return bars
 
 
-def png(figure: Any) -> bytes:
+def png(figure: Any, sharp: bool = True) -> bytes:
     """The figure as PNG bytes, in at most 128 colours: a chart has few, and it is then a third of
-    the size.
+    the size. `sharp`: for a screen of twice as many pixels, at half as much again of the time.
     """
     from matplotlib import rc_context
     from PIL import Image
 
+    figure.set_dpi(100 * (_SHARP if sharp else 1))
     with rc_context({"text.hinting": "none"}):  # to hint glyphs is a fifth of what a drawing costs
         figure.canvas.draw()
     image = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
@@ -131,9 +120,13 @@ def png(figure: Any) -> bytes:
     return buffer.getvalue()
 
 
-def image_bundle(data: bytes, text: str) -> dict[str, str]:
-    """A display bundle: the image, and a line of text for readers who cannot see it."""
-    return {"image/png": base64.b64encode(data).decode("ascii"), "text/plain": printable(text)}
+def image_bundle(data: bytes, text: str, wide: float) -> dict[str, str]:
+    """A display bundle: the image, `wide` pixels of the page, as HTML that turns dark with it and
+    as PNG for programs that show no HTML; and a line of text for readers who cannot see it.
+    """
+    encoded = base64.b64encode(data).decode("ascii")
+    page = image_tag(encoded, text, wide)
+    return {"text/html": page, "image/png": encoded, "text/plain": printable(text)}
 
 
 class Picture:
@@ -143,31 +136,28 @@ class Picture:
         self.figure, self.text = figure, text
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return image_bundle(png(self.figure), self.text)
+        return image_bundle(png(self.figure), self.text, width(self.figure))
 
     def __str__(self) -> str:
         return printable(self.text)
 
 
-# In a dark theme (JupyterLab's or VS Code's) a picture on white is turned dark, and its hues are
-# kept.
-_DARK = (
-    "[data-jp-theme-light=false] img.chart,body.vscode-dark img.chart{filter:invert(.93)"
-    " hue-rotate(180deg)}"
-)
+def width(figure: Any) -> float:
+    """Pixels of the page that a figure is wide."""
+    return 100 * figure.get_figwidth()
 
 
 def inline_image(figure: Figure, text: str) -> str:
     """The figure as HTML, for a view that shows it among other things; the text is for readers who
     cannot see it.
     """
-    return image_tag(base64.b64encode(png(figure)).decode("ascii"), text)
+    return image_tag(base64.b64encode(png(figure)).decode("ascii"), text, width(figure))
 
 
-def image_tag(data: str, text: str) -> str:
+def image_tag(data: str, text: str, wide: float) -> str:
     """The HTML of a picture, given as base64; the text is for readers who cannot see it."""
     alt = html.escape(printable(text))
     return (
-        f"<style>{_DARK}</style><img src='data:image/png;base64,{data}' class='chart' alt='{alt}'"
-        " style='max-width:100%'>"
+        f"<style>{DARK_PROGRAMS}</style><img src='data:image/png;base64,{data}' class='chart'"
+        f" alt='{alt}' width='{wide:.0f}' style='max-width:100%'>"
     )

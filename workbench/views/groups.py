@@ -19,20 +19,9 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import read_part
-from workbench.views.figure import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    RED,
-    inline_image,
-    lying,
-    new_figure,
-    stacked_bars,
-    with_legend,
-)
+from workbench.views.figure import inline_image, lying, new_figure, stacked_bars, with_legend
+from workbench.views.look import BAD, BLUE, GREY, INK, ORANGE, SKY, SMALL, TITLE, WARNING
 from workbench.views.tables import (
-    BAD,
     CellMark,
     Table,
     Verbatim,
@@ -42,9 +31,9 @@ from workbench.views.tables import (
     no_formulas,
     number,
     one_line,
-    pre,
     short_name,
     signed,
+    typed,
 )
 from workbench.views.turns import decided_line, transcript, transcript_lines
 
@@ -53,6 +42,7 @@ MOST_FUNCTIONS = 10
 _ENDS = {None: "-", True: "stop", False: "length"}  # by whether it was finished
 # characters, lines
 _LONGEST_COMPLETION, _LONGEST_PROMPT, _LONGEST_BEFORE = (600, 14), (800, 14), (240, 4)
+_IN_TABLE = (300, 7)  # below the bars, which are what one came for
 
 
 def explained_view(group: ExplainedGroup) -> View:
@@ -77,7 +67,7 @@ def group_tables(group: ExplainedGroup, completions: bool = True) -> list[Table]
     places = list(group.labels) or list(range(len(group.texts)))
     numbers = np.column_stack([group.scores, group.totals, *group.by_scale.values()]).tolist()
     rows = [
-        [place, Verbatim(text), *own] if completions else [place, *own]
+        [place, Verbatim(middle_cut(text, *_IN_TABLE)), *own] if completions else [place, *own]
         for place, text, own in zip(places, group.texts, numbers, strict=True)
     ]
     head = ["", "completion"] if completions else [""]
@@ -107,7 +97,7 @@ def contribution_bars(group: ExplainedGroup) -> Figure:
     figure, axis = new_figure(9, 0.42 * count + 1.3)
     parts = zip(map(short_name, group.names), group.contributions.T, strict=True)
     stacked_bars(axis, _labels(group), parts)
-    look = {"color": BLACK, "markersize": 5, "label": "advantage"}
+    look = {"color": INK, "markersize": 5, "label": "advantage", "clip_on": False}
     axis.plot(group.advantages, range(count), "D", **look)
     axis.axvline(0, color=GREY, linewidth=0.8)
     return with_legend(figure, axis, x="advantage", title=textwrap.fill(group.verdict, 110))
@@ -134,13 +124,13 @@ def advantage_bars(
     figure, (left, right) = new_figure(9, 0.42 * len(labels) + 1.1, 1, 2)
     places = range(len(labels))
     mean = np.mean(totals)
-    left.barh(places, totals, color=BLUE)
-    left.axvline(mean, color=BLACK, linestyle="--", label=f"group mean {mean:.2f}")
-    left.set_title("reward (weighted total)", fontsize=9, loc="left")
-    left.legend(fontsize=8, frameon=False, loc="lower right")
-    right.barh(places, advantages, color=[GREEN if value > 0 else RED for value in advantages])
+    left.barh(places, totals, color=SKY)
+    left.axvline(mean, color=INK, linestyle="--", label=f"group mean {mean:.2f}")
+    left.set_title("reward (weighted total)", fontsize=TITLE, loc="left")
+    left.legend(fontsize=SMALL, frameon=False, loc="lower right")
+    right.barh(places, advantages, color=[BLUE if value > 0 else ORANGE for value in advantages])
     right.axvline(0, color=GREY, linewidth=0.8)
-    right.set_title("advantage: above 0 reinforced, below 0 suppressed", fontsize=9, loc="left")
+    right.set_title("advantage: above 0 reinforced, below 0 suppressed", fontsize=TITLE, loc="left")
     left.set_xlabel("reward")
     right.set_xlabel("advantage")
     lying(left, places, labels)
@@ -219,10 +209,18 @@ def group_html(group: ShownGroup) -> str:
         short = one_line(short_name(name), 24)
         heads.append(short if weight == 1 else f"{short} x {number(weight)}")
     header = ["completion", *heads, "total", "advantage", "tokens, end"]
-    table = Table(header, [_row(batch, index) for index in shown])
+    alike: dict[str, int] = {}
+    rows: list[list[object]] = []
+    for row in (_row(batch, index) for index in shown):
+        if (key := "|".join(map(str, row))) not in alike:
+            rows.append(row)
+        alike[key] = alike.get(key, 0) + 1
+    for row, count in zip(rows, alike.values()):
+        row[-1] = f"{row[-1]} (x {count})" if count > 1 else row[-1]
+    table = Table(header, rows)
     return no_formulas(
         f"<details open><summary><b>{group.title}</b>: {title}</summary>"
-        f"{pre(_prompt_text(group.messages), 'margin:4px 0')}{table._repr_html_()}</details>"
+        f"{typed(_prompt_text(group.messages), 'margin:4px 0')}{table._repr_html_()}</details>"
     )
 
 
@@ -258,7 +256,7 @@ def _row(batch: ScoredBatch, index: int) -> list[object]:
     cells.append(CellMark(number(advantage, "+.2f"), signed(advantage)))
     finished = None if batch.finished is None else bool(batch.finished[index])
     ending = f"{batch.lengths[index]}, {_ENDS[finished]}"
-    return [*cells, CellMark(ending, BAD) if finished is False else ending]
+    return [*cells, CellMark(ending, WARNING) if finished is False else ending]
 
 
 def _prompt_text(messages: list[tuple[str, str]]) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, WARNING, Verdict, worst_first
-from workbench.views.tables import MUTED, View, coloured, item, one_line
+from workbench.views.look import GOOD, MUTED, WELL
+from workbench.views.tables import View, coloured, item, one_line
 
 _MOST_PROMPTS = 3
 
@@ -18,7 +19,7 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> str:
     """
     lines = []
     for verdict in _wrong(verdicts):
-        lines.append(f"{verdict.state}: {_headline(verdict)}")
+        lines.append(f"{verdict.state}: {verdict.title}: {_line(verdict)}")
         lines += [f"  {why}" for why in _reasons(verdict)]
     return "\n".join(lines + _rest(verdicts))
 
@@ -29,21 +30,27 @@ def health_view(verdicts: Sequence[Verdict]) -> View:
     items = []
     for verdict in _wrong(verdicts):
         reasons = [] if verdict.state == NOTE else _reasons(verdict)
-        items.append(item(verdict.state, _headline(verdict), *reasons))
-    listed = f"<ul style='margin:2px 0;padding-left:18px'>{''.join(items)}</ul>" if items else ""
+        items.append(item(verdict.state, verdict.title, _line(verdict), *reasons))
+    listed = (
+        f"<ul style='margin:2px 0;padding-left:4px;list-style:none'>{''.join(items)}</ul>"
+        if items
+        else ""
+    )
+    if verdicts and all(verdict.state not in (ALARM, WARNING) for verdict in verdicts):
+        listed = coloured(f"{WELL} no alarm, no warning", GOOD) + listed
     rest = "".join(coloured(one_line(line), MUTED) for line in _rest(verdicts))
-    return View(f"<div style='font-size:90%'>{listed}{rest}</div>", verdict_lines(verdicts))
+    return View(f"<div>{listed}{rest}</div>", verdict_lines(verdicts))
 
 
 def _wrong(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return worst_first(each for each in verdicts if each.state in (ALARM, WARNING, NOTE))
 
 
-def _headline(verdict: Verdict) -> str:
+def _line(verdict: Verdict) -> str:
     first, last = verdict.first_step, verdict.last_step
     when = f" (steps {first} to {last})" if first not in (None, last) else f" (step {last})"
     when = "" if last is None else when
-    return f"{verdict.title}: {one_line(verdict.line)}{when}"
+    return f"{one_line(verdict.line)}{when}"
 
 
 def _reasons(verdict: Verdict) -> list[str]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from workbench.health.verdicts import NAMES
 from workbench.kinds import Fields
 from workbench.run import metrics
 from workbench.views.tables import cut, short_name
@@ -139,16 +140,20 @@ def envelope(x: np.ndarray, y: np.ndarray, buckets: int) -> Envelope:
 
 
 CHANGE, ADAPTIVE, STAGE, CHECKPOINT = "change", "adaptive", "stage", "checkpoint"
+ALARMED = "alarm"
 _LONGEST = 34  # characters of a mark's words
 
 
 class Mark(NamedTuple):
-    """One event at one step: a change by somebody or by the recipe, a stage, a checkpoint."""
+    """One event at one step: a change by somebody or by the recipe, a stage, a checkpoint, an
+    alarm.
+    """
 
     step: int
     kind: str
     text: str
     after: int = 0  # the event's own step: what is changed after step 5 counts from step 6
+    issue: str = ""  # of an alarm: the name of its verdict
 
 
 def add_mark(marks: list[Mark], event: Fields) -> None:
@@ -164,6 +169,11 @@ def add_mark(marks: list[Mark], event: Fields) -> None:
         case "continued":
             marks[:] = [before for before in marks if before.after <= after]
             marks.append(Mark(step + 1, STAGE, "continued", after))
+        case "health" if event.get("state") == "alarm":
+            issue = str(event.get("name"))
+            if all(before.issue != issue for before in marks):  # it may come and go
+                words = NAMES.get(issue, issue)
+                marks.append(Mark(step, ALARMED, cut(words, _LONGEST), after, issue))
         case "checkpoint":
             marks.append(Mark(step, CHECKPOINT, "checkpoint", after))
         case "warm_start":

@@ -13,10 +13,9 @@ from workbench.inspection.several_runs import Comparison
 from workbench.inspection.tokens import TokenView
 from workbench.printable import printable
 from workbench.run.metrics import GROUP_STD, KL, REWARD
-from workbench.views.figure import BLUE, ORANGE, inline_image, new_figure, with_legend
+from workbench.views.figure import inline_image, new_figure, with_legend
+from workbench.views.look import MORE, MUTED, SERIES, SHADES, TITLE
 from workbench.views.tables import (
-    BAD,
-    GOOD,
     Html,
     Table,
     Verbatim,
@@ -32,8 +31,8 @@ _LONGEST = (600, 14)  # characters, lines of a text in a cell
 _SHARES = ("before", "after", "share", "first", "last", "clipped")
 _DIFF = {
     " ": "{}",
-    "-": f"<del style='color:{BAD}'>{{}}</del>",
-    "+": f"<ins style='color:{GOOD}'>{{}}</ins>",
+    "-": f"<del style='color:{MUTED}'>{{}}</del>",
+    "+": f"<ins style='color:{MORE}'>{{}}</ins>",
 }
 
 
@@ -73,9 +72,10 @@ def token_page(view: TokenView) -> View:
     line = signed(view.advantage, "transparent")
     spans = []
     for text, base, trained, kl in zip(view.tokens, view.base, view.trained, view.kl, strict=True):
-        colour = "230,159,0" if trained > base else "86,180,233"
+        colour = SHADES[int(trained <= base)]
         title = f"base {base:.3f}, trained {trained:.3f}, KL {kl:.4f}"
-        style = f"background:rgba({colour},{0.9 * kl / most:.3f});border-bottom:2px solid {line}"
+        shade = f"color-mix(in srgb,{colour} {90 * kl / most:.1f}%,transparent)"
+        style = f"background:{shade};border-bottom:2px solid {line}"
         # A line break would leave nothing to shade, and so would a further byte of a character.
         shown = html.escape(printable(text)).replace("\n", "⏎\n") or "·"
         spans.append(f"<span title='{title}' style='{style}'>{shown}</span>")
@@ -91,13 +91,13 @@ def comparison_view(comparison: Comparison) -> View:
     """A `Comparison`: the runs' reward, group std and KL overlaid, then what differs."""
     figure, axes = new_figure(10, 2.6, columns=3)
     for number, run in enumerate(comparison.runs):
-        colour = (BLUE, ORANGE)[number] if number < 2 else f"C{number}"
+        colour = SERIES[number % len(SERIES)]
         rows = run.metrics()
         for axis, key in zip(axes, (REWARD, GROUP_STD, KL), strict=True):
             points = [row for row in rows if row.get(key) is not None]
             x, y = ([row[of] for row in points] for of in ("step", key))
             axis.plot(x, y, color=colour, linewidth=1, label=run.name)
-            axis.set_title(key, fontsize=9, loc="left")
+            axis.set_title(key, fontsize=TITLE, loc="left")
     with_legend(figure, axes[-1], x="step", title=KL)
     parts = (comparison.settings, comparison.held_out, comparison.prompts)
     image = inline_image(figure, ", ".join(run.name for run in comparison.runs))

@@ -25,10 +25,9 @@ from workbench.rewards.groups import SCALES, ExplainedGroup
 from workbench.task import Row, Task
 from workbench.views.bench import Bench
 from workbench.views.groups import group_tables
+from workbench.views.look import BAD, MARKED, MUTED, SKY
 from workbench.views.tables import (
-    BAD,
     LONGEST_SHOWN,
-    MUTED,
     View,
     coloured,
     joined,
@@ -38,6 +37,7 @@ from workbench.views.tables import (
     pre,
     short_name,
     signed,
+    typed,
     verbatim,
 )
 from workbench.views.widgets import Parts, keep_looking, no_widgets, widget_view
@@ -53,8 +53,7 @@ _STARTERS = (
     "several answers as a hedge",
     "empty",
 )
-_MARK = "background:#ffe08a;color:#222"
-_UNDERLINED = "border-bottom:2px solid #0072B2"
+_UNDERLINED = f"border-bottom:2px solid {SKY}"
 _WIDE, _HALF = {"width": "98%"}, {"width": "50%"}
 _LEFT = {"width": "auto", "align_self": "flex-start"}
 # what looks after each task file, for a panel: run again, a cell replaces it
@@ -126,7 +125,7 @@ class Lab:
     def _static(self) -> dict[str, str]:
         asked = question(self.row["prompt"]).strip()
         *tables, report = self.bench.tables(self.row, self.texts)
-        words = View(pre(asked), plain_text(asked))
+        words = View(typed(asked), plain_text(asked))
         audit = View(_fold(report), str(report))
         view = joined([words, *tables, audit])
         return {"text/html": view.html, "text/plain": view.text}
@@ -270,8 +269,8 @@ class Lab:
         prompt = self.row["prompt"]
         if not isinstance(prompt, str):
             prompt = "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in prompt)
-        answer = f"<b>right answer</b>{pre(writer.answer)}" if writer.has_answer else ""
-        self.parts["prompt"].value = pre(prompt) + answer
+        answer = f"<b>right answer</b>{typed(writer.answer)}" if writer.has_answer else ""
+        self.parts["prompt"].value = typed(prompt) + answer
 
     def _show_scores(self) -> None:
         started = time.perf_counter()
@@ -369,7 +368,8 @@ def _scores_line(group: ExplainedGroup, index: int) -> str:
     advantage = group.advantages[index]
     style = f"color:{signed(advantage, MUTED)}"
     total = f"total <b>{number(group.totals[index])}</b>"
-    return f"{total}, advantage <b style='{style}'>{advantage:+.2f}</b><br>{scores}"
+    line = f"{total}, advantage <b style='{style}'>{advantage:+.2f}</b><br>{scores}"
+    return f"<div style='line-height:1.4'>{line}</div>"
 
 
 def highlighted(text: str, matched: Iterable[tuple[int, int]], tags: Iterable[str] = ()) -> str:
@@ -386,7 +386,7 @@ def highlighted(text: str, matched: Iterable[tuple[int, int]], tags: Iterable[st
     ):
         body = html.escape(plain_text("".join(text[place] for place in places)))
         if is_yellow:  # white space that was matched would not be seen
-            body = f"<mark style='{_MARK}'>{body.replace(chr(10), '↵' + chr(10))}</mark>"
+            body = f"<mark style='{MARKED}'>{body.replace(chr(10), '↵' + chr(10))}</mark>"
         pieces.append(f"<span style='{_UNDERLINED}'>{body}</span>" if is_underlined else body)
     tail = f" … ({more} more characters)" if more > 0 else ""
     return verbatim("".join(pieces) + tail)

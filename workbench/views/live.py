@@ -21,7 +21,7 @@ from workbench.kinds import Fields
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
 from workbench.views.controls import Controls, buttons_work
-from workbench.views.figure import image_bundle
+from workbench.views.figure import image_bundle, width
 from workbench.views.run_view import GAP, FollowedRun, RunView, oldest_s
 from workbench.views.tables import as_html, plain_text, verbatim
 from workbench.views.widgets import WIDGETS, keep_looking, widget_view
@@ -85,8 +85,10 @@ class RunCell:
         if ended is not None:
             self.controls.ended(ended)
 
-    def _show(self, line: str, draw: bool | None = None) -> None:
-        """Update the words, and the picture if it is due; `draw`: even if it is not."""
+    def _show(self, line: str, draw: bool | None = None, last: bool = False) -> None:
+        """Update the words, and the picture if it is due; `draw`: even if it is not; `last`: it is
+        the one that stays.
+        """
         if not self.places:
             return
         self._put("status", _status(line))
@@ -94,7 +96,9 @@ class RunCell:
             self._put("below", {"text/html": self.view.below(), "text/plain": ""})
             if draw or (draw is None and self._due()):
                 started = time.perf_counter()
-                self.places["picture"].update(image_bundle(*self.view.picture()), raw=True)
+                picture = self.view.picture(sharp=last)
+                wide = width(self.view.figure.figure)
+                self.places["picture"].update(image_bundle(*picture, wide), raw=True)
                 # One that a busy machine made slow is not forgotten at once.
                 self.cost_s = max(time.perf_counter() - started, 0.5 * self.cost_s)
                 self.drawn_at = time.monotonic()
@@ -121,7 +125,7 @@ class RunCell:
 
 def _status(line: str) -> dict[str, str]:
     head, _, rest = line[:_LONGEST_MESSAGE].partition(GAP)
-    page = verbatim(f"<b>{as_html(head)}</b>  {as_html(rest)}")
+    page = verbatim(f"<b>{as_html(head)}</b>  {as_html(rest)}", "font:inherit")
     return {"text/html": page, "text/plain": plain_text(line)}
 
 
@@ -224,7 +228,7 @@ class LivePlot(RunCell):
         line = self.view.words(self._elapsed_s(), message)
         if message is not None and not len(self.view.history):
             line = f"{self.view.name}: {message}"
-        self._show(line, draw)
+        self._show(line, draw, last=message is not None)
 
 
 class RunPanel(RunCell):
@@ -310,7 +314,7 @@ class RunPanel(RunCell):
     def _refresh(self) -> None:
         if self.places:
             self.view.read_group()
-        self._show(repr(self), draw=True if self.over and self.view.fresh else None)
+        self._show(repr(self), True if self.over and self.view.fresh else None, self.over)
 
     def wait(self, timeout_s: float | None = None) -> str:
         """Follow the run here and now, until it ends (or `timeout_s` is over): for a notebook that

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from workbench.memory import UNCALIBRATED, MemoryEstimate
 from workbench.memory.parts import GB, PHASES, add, in_gb
-from workbench.views.figure import BLACK, RED, Picture, new_figure, stacked_bars, with_legend
+from workbench.views.figure import Picture, new_figure, stacked_bars, with_legend
+from workbench.views.look import INK, RED, settings
 
 # What is drawn in one colour: name -> its parts' names, and the colour.
-GROUPS = yaml.safe_load(Path(__file__).with_name("memory.yaml").read_text(encoding="utf-8"))
+GROUPS = settings(Path(__file__).with_name("memory.yaml"))
 
 
 def memory_picture(estimate: MemoryEstimate) -> Picture:
@@ -35,10 +35,10 @@ def memory_picture(estimate: MemoryEstimate) -> Picture:
         f"{phase}\n{in_gb(span.bytes)}\n({span.low / GB:.1f} to {span.high / GB:.1f})"
         for phase, span in zip(PHASES, spans)
     ]
-    stacked_bars(axis, labels, parts, colours, edgecolor="white", linewidth=0.8)
+    stacked_bars(axis, labels, parts, colours)
     low, size, high = np.array([(span.low, span.bytes, span.high) for span in spans]).T / GB
     ends = {"xerr": [size - low, high - size], "elinewidth": 1.2, "capsize": 5, "capthick": 1.2}
-    axis.errorbar(size, range(len(PHASES)), fmt="none", ecolor=BLACK, **ends)
+    axis.errorbar(size, range(len(PHASES)), fmt="none", ecolor=INK, **ends)
     limit = (estimate.vram_bytes or 0) / GB
     widest = 1.12 * max(limit, *high)
     axis.set_xlim(0, widest)

@@ -7,7 +7,8 @@ import textwrap
 import numpy as np
 
 from workbench.exporting.risk import MergeRisk
-from workbench.views.figure import BLUE, GREY, ORANGE, Picture, as_text, new_figure, with_legend
+from workbench.views.figure import Picture, as_text, new_figure, with_legend
+from workbench.views.look import BLUE, GREY, ORANGE
 
 
 def merge_risk_picture(risk: MergeRisk) -> Picture:

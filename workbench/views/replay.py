@@ -11,17 +11,10 @@ import numpy as np
 from workbench.kinds import Figure
 from workbench.replaying import DEAD, Replay
 from workbench.views.chart import MAX_POINTS
-from workbench.views.figure import (
-    BLUE,
-    GREY,
-    ORANGE,
-    inline_image,
-    new_figure,
-    twin_bars,
-    with_legend,
-)
+from workbench.views.figure import inline_image, new_figure, twin_bars, with_legend
 from workbench.views.history import envelope
-from workbench.views.tables import Table, Verbatim, View, number, one_line, pre, short_name
+from workbench.views.look import BLUE, GREY, ORANGE
+from workbench.views.tables import Table, Verbatim, View, number, one_line, pre, short_name, typed
 
 _NONE = "none (zero std)"
 MOST_ALIVE = 10  # groups that are listed
@@ -31,7 +24,7 @@ def replay_view(replay: Replay, charts: bool = True) -> View:
     """The two pictures and the text in a notebook, tables and text in a terminal."""
     text = "\n\n".join(map(str, [*replay_tables(replay), replay]))
     if not charts:
-        return View(pre(text), text)
+        return View(typed(text), text)
     dead = inline_image(replay_chart(replay), "dead groups by step, as trained and replayed")
     deciders = inline_image(
         decider_bars(replay), "which function decides a group, as trained and replayed"

@@ -7,21 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.kinds import Fields
-from workbench.views.figure import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    RED,
-    Picture,
-    inline_image,
-    new_figure,
-    twin_bars,
-    with_legend,
-)
+from workbench.views.figure import Picture, inline_image, new_figure, twin_bars, with_legend
 from workbench.views.groups import contribution_bars, group_tables
+from workbench.views.look import BAD, BLUE, GREEN, GREY, MARKED, ORANGE, READ_LINE, RED
 from workbench.views.tables import (
-    BAD,
     CellMark,
     Table,
     Verbatim,
@@ -34,6 +23,7 @@ from workbench.views.tables import (
     number,
     plain_text,
     pre,
+    typed,
 )
 from workbench.views.turns import decided_line, transcript
 
@@ -48,8 +38,8 @@ if TYPE_CHECKING:
     from workbench.inspection.reading import RecordedGroup
     from workbench.training.plan import Plan
 
-_TEXT = "white-space:pre-wrap;font-family:monospace;border-left:3px solid #888;padding-left:8px"
-_SPECIAL = "background:#f3d9a4;color:#222;border-radius:3px;padding:0 2px"
+_TEXT = f"white-space:pre-wrap;font-family:monospace;border-left:{READ_LINE};padding-left:8px"
+_SPECIAL = f"{MARKED};border-radius:3px;padding:0 2px"
 
 
 def rows_table(rows: Any) -> Table:
@@ -167,7 +157,7 @@ def group_view(group: RecordedGroup) -> View:
     if decided := decided_line(group.turns, group.explained.totals.tolist()):
         verdict += f"; {decided}"
     bars = inline_image(contribution_bars(group.explained), f"step {group.step}: {verdict}")
-    return View(f"{table._repr_html_()}<div>{bars}</div>", f"{table}\n{verdict}")
+    return View(f"<div>{bars}</div>{table._repr_html_()}", f"{table}\n{verdict}")
 
 
 def evaluation_picture(evaluation: Evaluation) -> View:
@@ -237,7 +227,7 @@ def levels_picture(over: OverLevels) -> View:
     axis.set_ylim(-0.03, 1.03)
     title = over.verdict.partition(";")[0]
     with_legend(figure, axis, x="level of difficulty", y="correct, strict format", title=title)
-    return View(f"{inline_image(figure, title)}{pre(text)}", text)
+    return View(f"{inline_image(figure, title)}{typed(text)}", text)
 
 
 def _shares(

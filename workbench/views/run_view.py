@@ -22,7 +22,7 @@ from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.views.curves import RunFigure
-from workbench.views.figure import image_bundle
+from workbench.views.figure import image_bundle, width
 from workbench.views.groups import ShownGroup, group_html, group_of, newest_part, read_batch
 from workbench.views.health import health_view
 from workbench.views.history import History, Mark, add_mark
@@ -149,14 +149,16 @@ class RunView:
             step_s = elapsed_s / step
         return None if step_s is None else step_s * max(0, self.total - step)
 
-    def picture(self, heading: str = "") -> tuple[bytes, str]:
+    def picture(self, heading: str = "", sharp: bool = False) -> tuple[bytes, str]:
         """(the figure as PNG bytes, its title): a status line, for a picture that stands alone, or
-        the step that it shows.
+        the step that it shows. `sharp`: one that stays.
         """
         self.fresh = self.steered = False
         self.figure.beta = self.state.beta or 0.0
-        title, _, note = (heading or f"{self.name}: picture of {self._place()}").partition(GAP)
-        return self.figure.draw(self.history, title, note, self.marks, self.held_out), title
+        title, _, note = (heading or f"{self.name}, {self._place()}").partition(GAP)
+        known = self.marks, self.held_out, self.verdicts, sharp
+        drawn = self.figure.draw(self.history, title, note, *known)
+        return drawn, title if heading else f"{self.name}: picture of {self._place()}"
 
     def below(self) -> str:
         """HTML of what stands under the picture: the verdicts on the run's health, and the latest
@@ -308,4 +310,6 @@ class RunCurves:
         return f"{self.view.name}: {len(self.view.history)} steps"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return image_bundle(*self.view.picture(repr(self)))
+        self.view.examine()
+        picture = self.view.picture(repr(self), sharp=True)
+        return image_bundle(*picture, width(self.view.figure.figure))

@@ -5,20 +5,18 @@ characters made visible.
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workbench.printable import printable
+from workbench.views.look import ALARM, BAD, FAINT, GOOD, LESS, MORE, MUTED, WARNING
 
 LONGEST_SHOWN = 2000
 _NUMBER_WIDE = 12  # characters
 _PADDED = "padding:2px 8px"
-_HEAD = f"text-align:left;white-space:nowrap;{_PADDED}"
-GOOD, BAD, WARNING = "#1e8449", "#c0392b", "#b9770e"  # of words
-# beside what trains, and what does not: on white and on dark, and without colours
-OWN_LINE, READ_LINE = "3px solid #3390d0", "3px dashed #8888"
-# no one grey reads well on white and on a dark theme's ground
-MUTED = "color-mix(in srgb, currentcolor 72%, transparent)"
+_HEAD = f"vertical-align:bottom;overflow-wrap:normal;{_PADDED}"
+_ROW = f"border-top:1px solid {FAINT}"
 _COLOURS = {
     "alarm": BAD,
     "error": BAD,
@@ -44,12 +42,18 @@ class Table:
         self.header, self.rows, self.caption = list(header), [list(row) for row in rows], caption
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th style='{_HEAD}'>{as_html(str(name))}</th>" for name in self.header)
-        body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows)
+        # A long name may be wrapped, so that what one reads gets the room.
+        names = [as_html(str(name)).replace("_", "_<wbr>") for name in self.header]
+        sides = ["right" if any(map(_is_number, own)) else "left" for own in zip(*self.rows)]
+        head = "".join(
+            f"<th style='text-align:{side};{_HEAD}'>{name}</th>"
+            for name, side in itertools.zip_longest(names, sides, fillvalue="left")
+        )
+        body = "".join(f"<tr style='{_ROW}'>{''.join(map(_cell, row))}</tr>" for row in self.rows)
         caption = pre(self.caption, "margin:6px 0;font-weight:bold") if self.caption else ""
         parts = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
         table = f"<table style='border-collapse:collapse'>{parts}</table>"
-        return no_formulas(f"{caption}<div style='overflow-x:auto'>{table}</div>")
+        return no_formulas(f"{caption}<div style='overflow-x:auto;line-height:1.4'>{table}</div>")
 
     def __str__(self) -> str:
         flat = [
@@ -134,28 +138,37 @@ def verbatim(page: str, style: str = "") -> str:
     return f"<pre style='{PRE}{style}'>{page}</pre>"
 
 
-def pre(text: str, style: str = "") -> str:
-    """HTML of text as it is, in `<pre>`: neither markup in it nor a formula between two dollars
-    runs.
-    """
+def typed(text: str, style: str = "") -> str:
+    """HTML of somebody's text as it is, in `<pre>`, as on a typewriter."""
     return verbatim(as_html(text), style)
 
 
+def pre(text: str, style: str = "") -> str:
+    """HTML of words as they are, in `<pre>` but in the type of the page: neither markup in them nor
+    a formula between two dollars runs.
+    """
+    return verbatim(as_html(text), f"font:inherit;line-height:1.4;{style}")
+
+
 def signed(value: float, zero: str = "inherit") -> str:
-    """The colour of an advantage: good above 0, bad below."""
-    return GOOD if value > 0 else BAD if value < 0 else zero
+    """The colour of an advantage, whose sign says the same."""
+    return MORE if value > 0 else LESS if value < 0 else zero
 
 
 def coloured(text: str, colour: str = "inherit") -> str:
     """HTML of text as it is, in a colour."""
-    return pre(text, f"color:{colour};line-height:1.4")
+    return pre(text, f"color:{colour}")
 
 
-def item(state: str, *texts: str) -> str:
-    """A finding in a list: its state ("alarm", "error", "warning" or "note") in its colour, then
-    its texts as they are.
+def item(state: str, head: str, *texts: str) -> str:
+    """A finding in a list: its state ("alarm", "error", "warning" or "note") and head in its
+    colour, then its texts as they are.
     """
-    return f"<li><b style='color:{_COLOURS[state]}'>{state}</b> {''.join(map(pre, texts))}</li>"
+    sign = {"alarm": f"{ALARM} ", "warning": "! "}.get(state, "")
+    bold = pre(f"{sign}{state}{head and ': '}{head}", f"color:{_COLOURS[state]};font-weight:bold")
+    # What is wrong and what to do stand out against what lies between.
+    shades = [f"color:{MUTED}" if 0 < place < len(texts) - 1 else "" for place in range(len(texts))]
+    return f"<li style='margin:4px 0'>{bold}{''.join(map(pre, texts, shades))}</li>"
 
 
 def cut(text: str, most: int) -> str:
@@ -212,12 +225,16 @@ def _text(value: object) -> str:
     return plain_text(str(value))
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _cell(value: object) -> str:
     text = value.page if isinstance(value, Html) else html.escape(_text(value))
     if isinstance(value, (Verbatim, Html)):
         style = f"text-align:left;vertical-align:top;min-width:12em;{_PADDED}"
         return f"<td style='{style}'>{verbatim(text)}</td>"
-    side = "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
+    side = "right" if _is_number(value) else "left"
     # A word is not broken for the sake of a narrow column, and neither is "100 %".
     wrap = "overflow-wrap:normal;word-break:keep-all"
     if len(text) <= _NUMBER_WIDE:

@@ -6,17 +6,8 @@ from collections.abc import Sequence
 
 from workbench.run.deciding import deciding_turn
 from workbench.run.turns import POLICY, TOOL, ToolCall, Turn
-from workbench.views.tables import (
-    BAD,
-    MUTED,
-    OWN_LINE,
-    READ_LINE,
-    WARNING,
-    Html,
-    as_html,
-    middle_cut,
-    one_line,
-)
+from workbench.views.look import BAD, MUTED, OWN_LINE, READ_LINE, WARNING
+from workbench.views.tables import Html, as_html, middle_cut, one_line
 
 MOST_TURNS = 12  # of a rollout that are shown: the first and the last
 _MOST_LINES = 6  # of it in a terminal
