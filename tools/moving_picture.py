@@ -38,7 +38,7 @@ def write(run: RunDirectory, every: int, frame_s: float, last_s: float, out: Pat
     frames = [frame(run, step) for step in steps]
     measured = run.read_json("evaluation.json")
     before, after = (f"{measured[when]['correct']:.0%}" for when in ("before", "after"))
-    words = f"right on held-out prompts: {before} before, {after} after; {gain_in_words(measured)}"
+    words = f"{before} -> {after} correct; {gain_in_words(measured)}"
     verdict = f"{measured['verdict']['word']}: {measured['verdict']['why']}"
     frames.append(frame(run, last, f"{words}{GAP}{verdict}"))
     # One palette for all of them, so that nothing flickers.
