@@ -104,6 +104,16 @@ def duel():
     return Duel(DuelPlan(arms, 3, 4, 24, 1, Path("runs")), [pair] * 3)
 
 
+def judge_trial():
+    from workbench.decide.trial import FAILED, JudgeMeasure, JudgeTrial
+    from workbench.rewards.judging import Spent
+
+    failed = JudgeMeasure("position", EVIL, 0.1, "most", EVIL, EVIL, FAILED, 8, 0.5, 0.2, 0.8)
+    untold = JudgeMeasure("verbosity", EVIL, 0.1, "either", EVIL, EVIL)
+    price = {"completions": 64, "calls": 64, "tokens": 640, "cost": 0.0, "minutes": 1.0}
+    return JudgeTrial(f"{EVIL}_reward", EVIL, EVIL, "", "", 4, [failed, untold], Spent(calls=9), price)
+
+
 def recorded_group():
     from workbench.inspection.reading import RecordedGroup
 
@@ -187,6 +197,7 @@ SAMPLES = {
     "workbench.health.diagnosis.Verdicts": verdicts,
     "workbench.inspection.levels.OverLevels": over_levels,
     "workbench.decide.duel.Duel": duel,
+    "workbench.decide.trial.JudgeTrial": judge_trial,
     "workbench.inspection.measured.Evaluation": evaluation,
     "workbench.inspection.reading.RecordedGroup": recorded_group,
     "workbench.inspection.reading.Listing": listing,

@@ -18,6 +18,7 @@ from workbench.errors import DataError, PolicyError
 from workbench.tiny import MODEL_DIR
 from workbench.training import sampling
 from workbench.training.loading import check_tokenizer, load_tokenizer
+from workbench.views.look import MARKED
 from workbench.views.results import card_view
 
 PROMPT = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": "What is 1 + 1?"}]
@@ -285,7 +286,7 @@ def test_the_view_marks_special_tokens_and_escapes_the_rest():
     view = card_view(card(prompt=[{"role": "user", "content": "<script>alert(1)</script>"}]))
     page = view._repr_html_()
     assert "<script>" not in page
-    assert "<span style='background:#f3d9a4;color:#222;border-radius:3px;padding:0 2px'>&lt;|user|&gt;</span>" in page
+    assert f"<span style='{MARKED};border-radius:3px;padding:0 2px'>&lt;|user|&gt;</span>" in page
     assert "Nothing to worry about" in page
     assert "check: " in str(card_view(card(special=["<answer>"])))
 

@@ -187,7 +187,7 @@ def test_each_box_has_a_name_a_call_and_something_that_looks(small, home):
 def test_it_is_a_table_in_a_cell_and_lines_elsewhere(small, home):
     boxes = wb.checklist(small)
     page, text = view_of(boxes)._repr_html_(), str(boxes)
-    assert page.count("<tr>") == 1 + len(boxes)
+    assert page.count("<tr") == 1 + len(boxes)
     ticked = sum(box.state == "ticked" for box in boxes)
     assert text.splitlines()[-1] == f"{ticked} of {len(boxes)} ticked"
     assert all(f"  -> {box.call}" in text for box in boxes if box.call)

@@ -12,8 +12,8 @@ OFFERS = {
     "rows": "tiny.task",  # sums and differences below 100
     "Table": "views.tables",
     "TokenView": "inspection.tokens",
-    "BLUE": "views.figure",
-    "ORANGE": "views.figure",
+    "BLUE": "views.look",
+    "ORANGE": "views.look",
     "Picture": "views.figure",
     "new_figure": "views.figure",
     "with_legend": "views.figure",
