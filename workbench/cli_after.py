@@ -154,8 +154,9 @@ def duel(
     duel trains every recipe several times, with the same seeds, the same number of completions and
     the same held-out prompts, one run after another and another recipe first each time. After each
     seed from the third on, it tests the differences of the held-out rates; it stops once one recipe
-    is called better, or when the budget is spent: then it says how many more seeds would tell, if
-    that can be told. Where no recipe is better, it calls one in 5 % of duels.
+    is called better, or when the budget is spent: then it says how many seeds would tell, if
+    that can be told. Where no recipe is better, one duel in twenty still calls one, and more do
+    where a recipe's seeds sometimes collapse.
 
     Rates are compared, never rewards: a held-out prompt is solved where the first recipe's task
     says so, whatever the recipes pay for. The runs stay under runs/NAME, with duel.png. Killed or

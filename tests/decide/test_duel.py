@@ -17,11 +17,12 @@ import pytest
 from commanding import workbench
 
 import workbench as wb
-from workbench.decide.duel import Duel, duel, plan_duel
+from workbench.decide.duel import Duel, duel, fight, plan_duel
 from workbench.errors import RecipeError, RunError
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out
 from workbench.run.rollouts import query
+from workbench.task import fingerprint
 
 GRPO = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 8, "learning_rate": 1e-2, "beta": 0.0}
 POLICY = {"name": "tiny", "backend": "transformers", "load_in_4bit": False}
@@ -115,6 +116,29 @@ def test_what_cannot_be_decided_is_refused(home, others, options, value, remedy)
     assert not (home / "runs").exists()
 
 
+def test_a_step_counts_what_it_samples(home):
+    twice = recipe("twice", grpo={"num_iterations": 2})  # a batch of 4 serves two steps
+    plan = plan_duel(recipe("once"), twice, budget=144)
+    assert [arm.completions for arm in plan.arms] == [4, 2]
+    assert [arm.recipe.grpo["max_steps"] for arm in plan.arms] == [3, 6]
+
+
+@pytest.mark.parametrize("name", ["../outside", "latest", "a/b"])
+def test_a_name_is_a_folder_under_runs(home, name):
+    with pytest.raises(RunError, match="folder name|mean something else"):
+        plan_duel(recipe("one"), recipe("b", grpo={"learning_rate": 1e-3}), name=name)
+
+
+def test_a_folder_of_something_else_is_left_as_it_is(home):
+    plan = plan_duel(recipe("one"), recipe("b", grpo={"learning_rate": 1e-3}), budget=24)
+    theirs = plan.folder / "one-1" / "recipe.yaml"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("run_name: mine")
+    with pytest.raises(RunError, match="not the folder of a duel"):
+        fight(plan)
+    assert theirs.read_text() == "run_name: mine"
+
+
 def test_a_refused_recipe_is_named(home):
     bad = recipe("bad", grpo={"learning_rat": 1})
     with pytest.raises(RecipeError) as met:
@@ -140,11 +164,13 @@ def test_words_and_numbers_of_a_verdict(home):
     assert "b is better than a: 31.0 points" in str(called)
     open_ = made_up([(0.3, 0.2), (0.2, 0.25), (0.3, 0.2)])
     assert (open_.called, open_.over) == (False, False)
-    assert "not called yet: a - b: 5.0 points" in str(open_)
+    assert "not called yet: a leads b by 5.0 points" in str(open_)
     undecided = made_up([(0.3, 0.25), (0.2, 0.3), (0.3, 0.2)] * 2)
     assert undecided.over
     assert undecided.found["comparisons"][0]["better"] is None
-    assert "cannot be told" in str(undecided)
+    assert "too small to say" in str(undecided)
+    assert "more than 20 seeds" in str(made_up([(0.3, 0.5), (0.4, 0.3), (0.3, 0.5)] * 2))
+    assert "a new duel of about" in str(made_up([(0.3, 0.6), (0.4, 0.35), (0.3, 0.45)] * 2))
     assert json.loads(json.dumps(undecided.found))
 
 
@@ -214,6 +240,7 @@ def test_killed_and_called_again_its_runs_are_the_same(fought, tmp_path):
     before = {name: adapter(run) for name, run in runs_of(found).items()}
     folder = found.plan.folder
     shutil.rmtree(folder / "other-3")
+    (folder / "other-3").mkdir()  # killed before its recipe was written
     manifest = json.loads((folder / "one-3" / "manifest.json").read_text())
     del manifest["result"]  # killed before its end, without a checkpoint
     (folder / "one-3" / "manifest.json").write_text(json.dumps(manifest))
@@ -224,9 +251,14 @@ def test_killed_and_called_again_its_runs_are_the_same(fought, tmp_path):
 
 
 def test_another_duel_is_not_put_in_its_place(fought):
-    _, _, recipes = fought
+    found, _, recipes = fought
     with pytest.raises(RunError, match="--name another"):
         duel(*recipes, budget=32, steps=1)
+    kept = json.loads((found.plan.folder / "duel.json").read_text())
+    assert kept["arms"]["one"]["rows"] == [
+        fingerprint(found.plan.arms[0].task.rows),
+        fingerprint(found.plan.arms[0].task.held_out),
+    ]
 
 
 def test_a_run_that_fails_decides_nothing(home):

@@ -38,6 +38,7 @@ from workbench.run.held_out import flags, held_out
 from workbench.task import Task, fingerprint, load_task
 from workbench.training.prepare import prepare
 from workbench.training.presets import find_recipe
+from workbench.training.settings.batches import arithmetic
 from workbench.training.trainer import continue_run, train
 from workbench.training.watchers import Watchers
 from workbench.workspace import made, resolve, shown, write_json
@@ -63,7 +64,8 @@ class Arm:
         """What decides whether a completion is solved."""
         task, functions = self.task, dict(zip(self.task.function_names, self.task.reward_funcs))
         by = filter(None, (task.right_function, task.format_by))
-        return task.right_at, *(reward_hash(functions[name]) for name in by)
+        hashes = (reward_hash(functions[name]) for name in by)
+        return fingerprint(task.held_out), task.right_at, *hashes
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class DuelPlan:
             arm.name: {
                 "recipe": arm.recipe.model_dump(mode="json", exclude={"run_name"}),
                 "rewards": arm.rewards,
+                "rows": [fingerprint(arm.task.rows), fingerprint(arm.task.held_out)],
             }
             for arm in self.arms
         }
@@ -104,8 +107,9 @@ class DuelPlan:
             f"compared: the share of {first.recipe.eval_prompts} held-out prompts solved at the"
             f" end ({by}); a seed's runs have the same ones, measured up to {MEASURED + 1} times,"
             " beside the budget",
-            f"test: {METHOD}, after each seed from the third on; it calls one of two equal recipes"
-            f" in {ERROR:.0%} of duels",
+            f"test: {METHOD}, after each seed from the third on; where no recipe is better, about"
+            f" {ERROR:.0%} of duels still call one, and more where a recipe's seeds sometimes"
+            " collapse",
         ]
         own = flat(first.recipe.model_dump(mode="json"))
         for arm in others:
@@ -200,7 +204,7 @@ class Duel:
         count, most = len(self.curves), self.plan.pairs
         lines.append(f"held-out prompts solved, {count} of {most} seeds: {rates}; base {base:.0%}")
         if count > 1 and not any(own.any() for own in self.differences.values()):
-            lines.append("all recipes solved the same prompts: do they train differently?")
+            lines.append("all recipes solved the same prompts: check that they differ in training")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -210,16 +214,25 @@ def _words(names: tuple[str, str], look: Look, over: bool) -> str:
     sign = -1 if look.mean < 0 else 1
     better, other = names[::-sign]
     points = f"{100 * abs(look.mean):.1f} points"
+    leads = f"{better} leads {other} by {points}"
     if look.pairs < FIRST:
-        return f"{better} - {other}: {points} so far; the first look is after {FIRST} seeds"
-    points += f" ({in_points(*sorted((sign * look.low, sign * look.high)))})"
+        return f"{leads} so far; the first look is after {FIRST} seeds"
+    interval = f"({in_points(*sorted((sign * look.low, sign * look.high)))})"
     p = f"p = {look.p:.2g}, called at {look.level:.2g}"
     if look.called:
-        return f"{better} is better than {other}: {points}, called after {look.pairs} seeds; {p}"
-    line = f"{'undecided' if over else 'not called yet'}: {better} - {other}: {points}; {p}"
-    if look.more:
-        return f"{line}; about {look.more} more seeds would tell"
-    return f"{line}; how many more seeds would tell cannot be told"
+        found = f"{better} is better than {other}: {points} {interval}"
+        return f"{found}, called after {look.pairs} seeds; {p}"
+    if not over:
+        return f"not called yet: {leads} {interval}; {p}"
+    line = f"undecided: {leads} {interval}; {p}"
+    if not look.more:
+        return f"{line}; the difference is too small to say how many seeds would tell"
+    total = look.pairs + look.more
+    return f"{line}; " + (
+        f"a new duel of about {total} seeds would tell"
+        if total <= MOST
+        else f"more than {MOST} seeds would be needed"
+    )
 
 
 def plan_duel(
@@ -244,8 +257,8 @@ def plan_duel(
     arms = [_arm(label, recipe.model_copy(update=shared)) for label, recipe in named.items()]
     for one, other in itertools.combinations(arms, 2):
         _check_comparable(one, other)
-    folder = resolve(runs) / (name or "-vs-".join(named))
-    check_name(folder.name)
+    check_name(name or (name := "-vs-".join(named)))
+    folder = resolve(runs) / name
     pairs, completions = _divided(arms, budget, steps)
     ready = []
     for arm in arms:
@@ -284,7 +297,14 @@ def _arm(name: str, recipe: Recipe) -> Arm:
         error.add_note(f"  note:   in {name}; nothing was trained")
         raise
     task, suite = stage.scored_by
-    return Arm(name, recipe, task, stage.planned.completions, suite.hash)
+    _, learnt, uses, *_ = arithmetic(stage.planned, stage.settings, len(task.rows))
+    if learnt % uses:
+        raise RecipeError(
+            f"{name}: num_iterations = {uses} of {learnt} completions",
+            rule="a duel gives each recipe the same number of completions, and a step whole ones",
+            remedy="choose a num_iterations that divides the completions of a step",
+        )
+    return Arm(name, recipe, task, learnt // uses, suite.hash)
 
 
 def _check_comparable(one: Arm, other: Arm) -> None:
@@ -391,6 +411,12 @@ def fight(
     """Train what is left of a planned duel."""
     kept = plan.folder / FILE
     if not kept.is_file():
+        if plan.folder.exists() and any(plan.folder.iterdir()):
+            raise RunError(
+                f"{shown(plan.folder)}: not the folder of a duel",
+                rule="a duel keeps its runs in a folder of its own",
+                remedy="--name another",
+            )
         made(plan.folder)
         write_json(kept, plan.asked)
     elif json.loads(kept.read_text(encoding="utf-8")) != json.loads(json.dumps(plan.asked)):
@@ -423,7 +449,7 @@ def _curve(plan: DuelPlan, arm: Arm, pair: int, watchers: Watchers) -> dict[int,
             rule="a duel compares finished runs, so nothing is called",
             remedy=f"{getattr(error, 'remedy', 'fix the cause')}; then the same command resumes",
         ) from error
-    gc.collect()  # a policy is held in circles, and the next one needs its room
+    gc.collect()  # reference cycles hold the policy, and the next one needs its room
     return curve
 
 
@@ -433,11 +459,10 @@ def _trained(recipe: Recipe, folder: Path, watchers: Watchers) -> RunDirectory:
         run.mend().check_free()
         if run.result()["status"] == "finished":
             return run
-        if run.saved():
-            run = continue_run(run, watchers=watchers)
-        else:
-            shutil.rmtree(run.path)
-    if not run.path.exists():
+    if run.path.exists() and run.saved():
+        run = continue_run(run, watchers=watchers)
+    else:  # or it was killed before its first checkpoint
+        shutil.rmtree(run.path, ignore_errors=True)
         run = train(recipe, watchers=watchers, runs=folder)
     if run.result()["status"] != "finished":  # somebody stopped it
         raise KeyboardInterrupt

@@ -4,6 +4,7 @@ interval.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,11 +26,12 @@ def duel_picture(duel: Duel) -> Picture:
     from matplotlib.ticker import PercentFormatter
 
     figure, (left, right) = new_figure(9, 1.2 + max(2.2, 0.7 * len(duel.looks)), 1, 2)
-    for place, (arm, colour) in enumerate(zip(duel.plan.arms, SERIES)):
+    for place, (arm, colour) in enumerate(zip(duel.plan.arms, itertools.cycle(SERIES))):
         rates = [{at: solved.mean() for at, solved in pair[place].items()} for pair in duel.curves]
         for run in rates:
             left.plot(list(run), list(run.values()), color=colour, alpha=0.3, linewidth=0.8)
-        mean = {at: np.mean([run[at] for run in rates]) for at in (rates[0] if rates else ())}
+        common = sorted(set.intersection(*map(set, rates))) if rates else []
+        mean = {at: np.mean([run[at] for run in rates]) for at in common}
         label = as_text(arm.name, 24)
         left.plot(list(mean), list(mean.values()), color=colour, linewidth=2.2, label=label)
     left.set(xlabel="completions trained on", ylabel="held-out prompts solved", ylim=(0, 1.02))
