@@ -356,7 +356,8 @@ def draw(file: Path, curve: dict[str, list[float | None]], losses: list[float]) 
     """
     import numpy as np
 
-    from workbench.views.figure import BLUE, GREEN, ORANGE, new_figure, png
+    from workbench.views.figure import new_figure, png
+    from workbench.views.look import BLUE, GREEN, ORANGE
 
     figure, (left, middle, right) = new_figure(12, 3.2, 1, 3)
     left.plot(np.linspace(0, 1, len(losses)), losses, color=BLUE)
