@@ -532,6 +532,62 @@ def test_who_is_asked_is_said(address, where):
     assert Endpoint(address, "m").asks == where
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ftp://u:hunter22@host/v1", "https://:hunter22@host/v1", "https://host/v1/sk-hunter22hunter22hunter22",
+        "https://host/v1#sk-hunter22hunter22hunter22", "http://host:hunter22/v1", "http://[hunter22/v1", "http://host:99999/v1",
+    ],
+)  # fmt: skip
+def test_no_refusal_of_an_address_shows_what_it_holds(address):
+    with pytest.raises(TaskError) as met:
+        Endpoint(address, "m")
+    assert "hunter22" not in str(met.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"key_variable": "gsk_hunter22abc"}, {"key_variable": "AIzahunter22"}, {"key_variable": "judge_key"},
+        {"headers": {"Authorization": "Bearer hunter22"}}, {"extra": [{"api_key": "hunter22"}]},
+        {"user": ["sk-hunter22hunter22hunter22"]},
+    ],
+)  # fmt: skip
+def test_a_key_is_neither_a_variable_nor_anywhere_in_the_options(fields):
+    with pytest.raises(TaskError, match="hold a key") as met:
+        Endpoint("http://localhost/v1", "m", **fields)
+    assert "hunter22" not in str(met.value)
+
+
+def test_a_key_with_white_space_is_sent_without_it(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", " my-very-secret-key-123\n")
+    with Server(answer('{"score": 8}')) as server:
+        assert scores(Endpoint(server.address, "m", key_variable="JUDGE_KEY"), ["red"])[0] == [0.8]
+    assert server.asked[0][1]["Authorization"] == "Bearer my-very-secret-key-123"
+
+
+@pytest.mark.parametrize("key", ["my-very-secret\nkey-123", "my-very-secret-kéy", "my-very-secret-key-☀"])
+def test_a_key_that_no_header_can_hold_is_refused_and_never_shown(monkeypatch, key):
+    monkeypatch.setenv("JUDGE_KEY", key)
+    with Server(answer('{"score": 8}')) as server:
+        _, errors, _ = scores(Endpoint(server.address, "m", key_variable="JUDGE_KEY"), ["red"])
+    assert "the key in JUDGE_KEY" in errors[0]
+    assert "very-secret" not in errors[0]
+    assert not server.asked
+
+
+def test_what_the_connection_raises_never_shows_the_key(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "my-very-secret-key-123")
+    endpoint = Endpoint("http://127.0.0.1:9/v1", "m", key_variable="JUDGE_KEY")
+
+    def refuse(request, **_):
+        raise ValueError(f"Invalid header value {request.headers['Authorization']!r}")
+
+    monkeypatch.setattr(endpoint._opener, "open", refuse)
+    _, errors, _ = scores(endpoint, ["red"])
+    assert "Invalid header value 'Bearer (the key)'" in errors[0]
+
+
 # --- nothing unasked --------------------------------------------------------------------------------------------------
 
 
