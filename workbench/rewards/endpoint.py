@@ -104,6 +104,11 @@ class Endpoint:
         self._opener = urllib.request.build_opener(_NoRedirect, *proxies)
 
     @property
+    def max_tokens(self) -> int | None:
+        """Of an answer; None: its server decides."""
+        return self.options.get("max_completion_tokens") or self.options["max_tokens"]
+
+    @property
     def identity(self) -> str:
         """What decides on its answers."""
         return json.dumps([self.address, self.model, self.options], sort_keys=True, default=str)
