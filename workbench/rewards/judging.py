@@ -339,8 +339,15 @@ class Judge:
         return self._kept.get(key)
 
     def key(self, task: Task) -> str:
-        """Of its trial on a task: 16 hex digits over the judge and the task's prompts."""
-        return _digest(self.identity, task.answer_column, fingerprint(task.rows))[:16]
+        """Of its trial on a task: 16 hex digits over the judge, the task's prompts, what decides
+        which answers are right, and what a trial asks and holds it against.
+        """
+        right = task.reward_funcs[task.function_names.index(task.right_function)]
+        asked = Path(__file__).parents[1] / "decide" / "trial.yaml"
+        return _digest(
+            self.identity, task.answer_column, fingerprint(task.rows), task.right_function,
+            reward_hash(right), asked.read_text(encoding="utf-8"),
+        )[:16]  # fmt: skip
 
     def trial_on(self, task: Task) -> Fields | None:
         """Its latest trial on a task, as `wb.trial` kept it; None: there is none, or something that
