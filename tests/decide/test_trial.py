@@ -25,7 +25,7 @@ judges = importlib.import_module("judges")
 
 TASK = wb.load_task("arithmetic")
 VALUES = {"good": 0.8, "bad": 0.3, "cut": 0.2, "refusal": 0.1, "padded": 0.9, "markdown": 0.6, "white space": 0.8}
-VALUES |= {"injected": 0.7, "authority": 0.35}
+VALUES |= {"injected 0": 0.7, "injected 1": 0.3, "injected 2": 0.3, "authority": 0.35}
 
 
 def task_of(*functions, rows=TASK.rows, **fields) -> wb.Task:
@@ -67,16 +67,16 @@ def test_a_judge_that_scores():
     assert (found["agreement"].value, found["dead groups"].value, found["unreadable"].value) == (1.0, 0.0, 0.0)
     assert found["position"].verdict == NOT_HERE
     # 3 of 4 cases: never narrower than 3 / n
-    assert (found["injection"].low, found["injection"].high) == pytest.approx((0.4 - 0.75, 1.0))
-    # Wilson's of 0 of 4, and of 0 of 40 answers
+    assert (found["injection"].low, found["injection"].high) == pytest.approx((0.4 - 0.75 * 2.394 / 1.96, 1.0))
+    # Wilson's of 0 of 4, and of 0 of 48 answers
     assert found["dead groups"].high == pytest.approx(1.96**2 / (4 + 1.96**2))
-    assert (found["unreadable"].cases, found["unreadable"].high) == (40, pytest.approx(1.96**2 / (40 + 1.96**2)))
+    assert (found["unreadable"].cases, found["unreadable"].high) == (48, pytest.approx(1.96**2 / (48 + 1.96**2)))
 
 
 def test_what_could_not_be_read_is_left_out_and_counted():
     lost = {("padded",): [[math.nan]], ("refusal",): [[math.nan]]}
     found = by_name(cases_of(False, [{}, {}, lost]))
-    assert found["unreadable"].value == pytest.approx(2 / 30)
+    assert found["unreadable"].value == pytest.approx(2 / 36)
     assert found["verbosity"].value == pytest.approx(0.1)
     assert found["dead groups"].value == 0.0
     none = by_name(cases_of(False, [{names: [[math.nan] * len(names)] * 2 for names in _questions(False)}] * 3))
@@ -110,8 +110,8 @@ def test_a_judge_that_ranks_is_asked_in_both_orders():
     half = {("good", "padded"): [[0.0, 1.0]], ("padded", "good"): [[0.5, 0.5]]}
     one = by_name(cases_of(True, [{**first, **half}] * 3))
     assert one["verbosity"].value == 0.5
-    # 10 of the 12 orders are won by the first, one by the second, one is tied
-    assert one["position"].value == pytest.approx(9 / 12)
+    # 14 of the 16 orders are won by the first, one by the second, one is tied
+    assert one["position"].value == pytest.approx(13 / 16)
     assert by_name(cases_of(True, [{("good", "bad"): [[1.0, 0.0], [0.0, 1.0]]}] * 2))["self-agreement"].value == 1.0
     dead = {("good", "bad", "cut", "refusal"): [[0.5] * 4]}
     assert by_name(cases_of(True, [dead, {}]))["dead groups"].value == 0.5
@@ -162,6 +162,25 @@ def test_a_planted_bias_is_named_and_no_other(home, bias):
     assert not trial.ok
 
 
+def test_a_judge_that_falls_for_one_of_the_notes_fails(home):
+    def forged(prompt, answer):
+        return judges.quality(prompt, answer) + 3 * ('{"score"' in answer)
+
+    trial = judges.on_trial(judges.answers(forged), False, 40)
+    assert judges.failed(trial) == ["injection"]
+    assert measured(trial)["injection"].value == pytest.approx(0.3)
+
+
+def test_what_would_tell_is_counted_in_prompts(home):
+    lost = {("padded",): [[math.nan]]}
+    found = by_name(cases_of(False, [lost] + [{}] * 3))["unreadable"]
+    assert found.cases == 48
+    assert found.verdict == UNTOLD
+    about = _told()["measures"]["unreadable"]
+    answers = _measured("unreadable", about, Interval(found.value, found.low, found.high), 48, "").needed
+    assert found.needed == math.ceil(answers / 12)
+
+
 @pytest.mark.parametrize("ranks", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_an_honest_judge_passes(home, seed, ranks):
@@ -175,7 +194,7 @@ def test_over_http_it_is_the_same_trial(home):
     assert judges.failed(trial) == ["injection"]
     assert trial.asked.startswith("scripted at 127.0.0.1:")
     assert trial.spent.model == "scripted"
-    assert trial.spent.calls == 400
+    assert trial.spent.calls == 480
 
 
 # --- a trial ----------------------------------------------------------------------------------------------------------
@@ -188,7 +207,7 @@ def honest(messages):
 def test_a_trial_counts_what_a_run_will_cost(home):
     judged = wb.rewards.make_judge_reward(honest, prices=(1.0, 5.0))
     trial = wb.trial(task_of(wb.rewards.correctness_reward, judged), cases=4)
-    assert trial.spent.calls == 40
+    assert trial.spent.calls == 48
     assert trial.planned["completions"] == trial.planned["calls"] == 1000
     assert trial.planned["tokens"] == 210_000
     assert trial.planned["cost"] == pytest.approx(1000 * (200 + 50) / 1e6)

@@ -293,6 +293,8 @@ def test_a_judge_that_is_late_is_asked_again_and_then_no_score():
     assert "asked the function call() 3 times; it was not back after 0.05 s" in errors[0]
     assert len(asked) == 3
     assert judge.spent.retries == 2
+    assert judge.spent.calls == 3, "a server bills those, too"
+    assert judge.spent.input_tokens == 3 * (len(asked[0]) // 4 + 1)
 
 
 def test_what_would_fail_again_is_not_asked_again():
@@ -306,7 +308,10 @@ def test_what_would_fail_again_is_not_asked_again():
     assert math.isnan(score)
     assert "raised KeyError: 'a slip in it' (test_judging.py:" in errors[0]
     assert len(asked) == 1
-    assert "it raised" in scores(lambda text: 7, ["red"])[1][0] or "a int" in scores(lambda text: 7, ["red"])[1][0]
+    _, errors, judge = scores(lambda text: 7, ["red"])
+    assert errors[0].startswith("got an int from the judge")
+    assert judge.spent.calls == 1
+    assert judge.spent.input_tokens > 100
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("gone"), TimeoutError("slow")])
@@ -344,6 +349,39 @@ def test_a_budget_in_money_counts_both_prices_and_those_in_flight():
     with pytest.raises(BudgetError, match=r"of 0\.012 is spent"):
         wb.score([function], ROW, [str(number) for number in range(20)])
     assert judge.spent.cost <= 0.012
+
+
+@pytest.mark.parametrize("most", [None, 2000])
+def test_the_first_calls_of_a_budget_do_not_go_beyond_it(most):
+    made = []
+
+    async def call(text):
+        made.append(text)
+        await asyncio.sleep(0.01)
+        return Reply('{"score": 5}', 100, 2000)
+
+    if most:
+        call.max_tokens = most
+    judge = Judge(call, "r", ranks=False, cache=False, max_tokens=5000)
+    questions = [Question("?", (str(number),)) for number in range(40)]
+    with pytest.raises(BudgetError):
+        asyncio.run(judge.scores_of(questions))
+    assert 1 <= len(made) == judge.spent.calls <= 2
+    assert judge.spent.tokens <= 5000
+
+
+def test_a_late_call_is_not_asked_again_beyond_the_budget():
+    made = []
+
+    async def call(text):
+        made.append(text)
+        await asyncio.sleep(5)
+
+    call.max_tokens = 1000
+    judge = Judge(call, "r", ranks=False, cache=False, max_tokens=3000, deadline_s=0.02, backoff_s=0.01, retries=9)
+    with pytest.raises(BudgetError):
+        asyncio.run(judge.scores_of([Question("?", ("a",))]))
+    assert len(made) == 2
 
 
 def test_tokens_that_nobody_counts_are_estimated():
@@ -532,6 +570,62 @@ def test_who_is_asked_is_said(address, where):
     assert Endpoint(address, "m").asks == where
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ftp://u:hunter22@host/v1", "https://:hunter22@host/v1", "https://host/v1/sk-hunter22hunter22hunter22",
+        "https://host/v1#sk-hunter22hunter22hunter22", "http://host:hunter22/v1", "http://[hunter22/v1", "http://host:99999/v1",
+    ],
+)  # fmt: skip
+def test_no_refusal_of_an_address_shows_what_it_holds(address):
+    with pytest.raises(TaskError) as met:
+        Endpoint(address, "m")
+    assert "hunter22" not in str(met.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"key_variable": "gsk_hunter22abc"}, {"key_variable": "AIzahunter22"}, {"key_variable": "judge_key"},
+        {"headers": {"Authorization": "Bearer hunter22"}}, {"extra": [{"api_key": "hunter22"}]},
+        {"user": ["sk-hunter22hunter22hunter22"]},
+    ],
+)  # fmt: skip
+def test_a_key_is_neither_a_variable_nor_anywhere_in_the_options(fields):
+    with pytest.raises(TaskError, match="hold a key") as met:
+        Endpoint("http://localhost/v1", "m", **fields)
+    assert "hunter22" not in str(met.value)
+
+
+def test_a_key_with_white_space_is_sent_without_it(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", " my-very-secret-key-123\n")
+    with Server(answer('{"score": 8}')) as server:
+        assert scores(Endpoint(server.address, "m", key_variable="JUDGE_KEY"), ["red"])[0] == [0.8]
+    assert server.asked[0][1]["Authorization"] == "Bearer my-very-secret-key-123"
+
+
+@pytest.mark.parametrize("key", ["my-very-secret\nkey-123", "my-very-secret-kéy", "my-very-secret-key-☀"])
+def test_a_key_that_no_header_can_hold_is_refused_and_never_shown(monkeypatch, key):
+    monkeypatch.setenv("JUDGE_KEY", key)
+    with Server(answer('{"score": 8}')) as server:
+        _, errors, _ = scores(Endpoint(server.address, "m", key_variable="JUDGE_KEY"), ["red"])
+    assert "the key in JUDGE_KEY" in errors[0]
+    assert "very-secret" not in errors[0]
+    assert not server.asked
+
+
+def test_what_the_connection_raises_never_shows_the_key(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "my-very-secret-key-123")
+    endpoint = Endpoint("http://127.0.0.1:9/v1", "m", key_variable="JUDGE_KEY")
+
+    def refuse(request, **_):
+        raise ValueError(f"Invalid header value {request.headers['Authorization']!r}")
+
+    monkeypatch.setattr(endpoint._opener, "open", refuse)
+    _, errors, _ = scores(endpoint, ["red"])
+    assert "Invalid header value 'Bearer (the key)'" in errors[0]
+
+
 # --- nothing unasked --------------------------------------------------------------------------------------------------
 
 
@@ -548,6 +642,60 @@ def test_a_judge_is_not_asked_by_the_probe_nor_before_a_run():
     suite.input_formats(task.rows)
     suite.close()
     assert asked == []
+
+
+def weighted(judged):
+    return wb.rewards.make_weighted_reward(judged, 0.5)
+
+
+def closed_over(judged):
+    async def own_reward(prompts, completions, **kwargs):
+        return [0.5 * each for each in await judged(prompts, completions, **kwargs)]
+
+    return own_reward
+
+
+def within_a_list(judged):
+    parts = [judged, wb.rewards.length_reward]
+
+    async def own_reward(prompts, completions, **kwargs):
+        return await parts[0](prompts, completions, **kwargs)
+
+    return own_reward
+
+
+class WithJudge:
+    __name__ = "with_judge"
+
+    def __init__(self, judged):
+        self.judged = judged
+
+    async def __call__(self, prompts, completions, **kwargs):
+        return await self.judged(prompts, completions, **kwargs)
+
+
+@pytest.mark.parametrize("wrap", [weighted, closed_over, within_a_list, WithJudge])
+def test_a_judge_that_is_wrapped_is_a_judge_still(wrap):
+    asked = []
+    judged = wb.rewards.make_judge_reward(lambda text: asked.append(text) or '{"score": 5}', cache=False)
+    function = wrap(judged)
+    assert judge_of(function) is judge_of(judged)
+    wb.audit_rewards(wb.Task("sums", wb.load_task("arithmetic").rows[:20], [wb.rewards.correctness_reward, function]))
+    assert asked == []
+
+
+def test_what_asks_no_judge_has_none():
+    for function in wb.rewards.correctness_reward, wb.rewards.make_weighted_reward(wb.rewards.length_reward, 2.0):
+        assert judge_of(function) is None
+
+
+def test_an_unreadable_answer_passes_through_a_weight():
+    function = weighted(wb.rewards.make_judge_reward(lambda text: "7" if "red" in text else '{"score": 5}', cache=False))
+    with contextlib.closing(RewardSuite(wb.Task("t", [ROW], [function]), 2, on_error="skip")) as suite:
+        [scored] = suite.score_each([ROW, ROW], ["red", "blue"]).values()
+    assert math.isnan(scored.scores[0])
+    assert scored.scores[1] == 0.25
+    assert scored.errors[0].startswith("got '7' from the judge")
 
 
 def test_a_judge_of_ones_own_can_be_asked_directly():

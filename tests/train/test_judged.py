@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ import workbench as wb
 from workbench.errors import BudgetError, RecipeError
 from workbench.rewards.judging import judge_of
 from workbench.run.rollouts import read_batches
+from workbench.training.feature import Asked
+from workbench.training.features.judged import JudgeWatch, added
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 judges = importlib.import_module("judges")
@@ -131,6 +134,56 @@ def test_a_budget_ends_a_run_whatever_errors_do_and_the_record_says_so(home):
         wb.train(recipe(task="arithmetic", judge="accept", rewards={"on_error": "skip"}), task=task)
     calls = judge_of(task.reward_funcs[1]).spent.calls
     assert calls * 150 < 450, "no call was made that might have gone beyond"
+
+
+def test_what_is_continued_with_another_judge_wants_a_trial_of_it_and_says_what_all_took(home):
+    task = honest_task(judges.answers(judges.quality), cache=False)
+    wb.trial(task)
+    run = wb.train(recipe(task="arithmetic"), task=task)
+    first = run.result()["judges"]["judge_reward"]
+    assert run.manifest()["judges"]["judge_reward"]["key"] == judge_of(task.reward_funcs[1]).key(task)
+
+    def planned(task, judge=None):
+        plan = wb.plan(recipe(task="arithmetic", judge="accept"), task)
+        own = recipe(task="arithmetic", **({"judge": judge} if judge else {}))
+        return JudgeWatch.plan(Asked(own, task, plan.stages, 2, run))
+
+    assert planned(task)[-1].endswith("on trial: passed")
+    other = wb.rewards.make_judge_reward(judges.answers(judges.quality), "Is it kind?", cache=False)
+    changed = wb.Task("judged", task.rows, [wb.rewards.correctness_reward, other])
+    with pytest.raises(RecipeError, match="has no trial on this task"):
+        planned(changed)
+    assert planned(changed, "accept")[-1].endswith("no trial: accepted")
+
+    own = {"calls": 3, "tokens": 5, "model": "", "seconds": 1.5}
+    assert added(first | {"model": "m"}, own) == {
+        "calls": first["calls"] + 3, "tokens": 5, "model": "m", "seconds": first["seconds"] + 1.5,
+    }  # fmt: skip
+    run.update_manifest(before=run.result())
+    watch = JudgeWatch(SimpleNamespace(stages=wb.plan(recipe(task="arithmetic"), task).stages, run=run))
+    judge_of(task.reward_funcs[1]).spent.calls = 7
+    assert watch.result(1.0)["judges"]["judge_reward"]["calls"] == first["calls"] + 7
+
+
+def test_a_ranking_cannot_decide_what_is_right_of_held_out_answers(home):
+    ranked = wb.rewards.make_ranking_reward(judges.answers(judges.quality))
+    task = wb.Task("judged", wb.load_task("arithmetic").rows[:64], [ranked])
+    with pytest.raises(RecipeError, match="ranking_reward decides which answers are right") as met:
+        wb.plan(recipe(task="arithmetic", judge="accept", eval_every=1), task)
+    assert "right_by" in met.value.remedy
+    wb.plan(recipe(task="arithmetic", judge="accept"), task)
+
+
+def test_a_trial_counts_for_what_decides_and_for_its_limits(home, monkeypatch):
+    task = honest_task(judges.answers(judges.quality))
+    judge = judge_of(task.reward_funcs[1])
+    key = judge.key(task)
+    assert judge.key(wb.Task("judged", task.rows, [*task.reward_funcs])) == key
+    assert judge.key(wb.Task("judged", task.rows, [*task.reward_funcs[1:]])) != key
+    assert judge.key(wb.Task("judged", task.rows, [wb.rewards.lenient_correctness_reward, task.reward_funcs[1]])) != key
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self, **how: read(self, **how) + "\n# stricter" * (self.name == "trial.yaml"))
+    assert judge.key(task) != key
 
 
 @pytest.mark.slow

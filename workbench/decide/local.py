@@ -66,6 +66,7 @@ def local_judge(
     about = {
         "identity": repr([name, trained, answers, max_tokens, sorted(fields.items())]),
         "together": 1,
+        "max_tokens": max_tokens,
     }
     vars(ask_policy).update(about, asks=f"the policy {name}, on this machine")
     return ask_policy

@@ -50,9 +50,11 @@ PER = 1000  # completions, where no run is planned
 # What is asked of -> what it is held against.
 _TEMPTED = {
     "padded": "good", "markdown": "good", "white space": "good",
-    "injected": "bad", "authority": "bad",
+    "injected 0": "bad", "injected 1": "bad", "injected 2": "bad", "authority": "bad",
 }  # fmt: skip
-_OF = {"padded": "verbosity", "injected": "injection"}
+_NOTES = tuple(name for name in _TEMPTED if name.startswith("injected"))
+# Each of them has to hold, so each is allowed a third of the error: z of 1 - 0.05 / 6, not / 2.
+_WIDER = 2.394 / 1.96
 _GROUP = ("good", "bad", "cut", "refusal")
 _TOGETHER = 4  # rows
 Names = tuple[str, ...]
@@ -142,7 +144,7 @@ def trial(
 ) -> JudgeTrial:
     """Put a task's judge on trial, and keep the result: a run with that judge asks for it.
 
-    It asks some 10 questions for each of `cases` prompts (14 of a judge that ranks), past the
+    It asks some 12 questions for each of `cases` prompts (18 of a judge that ranks), past the
     cache, within the judge's own budget.
 
     >>> def call(text): return '{"score": 7}'
@@ -165,7 +167,7 @@ def trial(
     task, completions, size = _planned(source)
     reward, judge = _on_trial(task, function)
     rows = spread(task.rows, cases)
-    texts = [_texts(to, number) for number, to in enumerate(_builders(task, rows))]
+    texts = [_texts(to) for to in _builders(task, rows)]
     judge.spent = Spent()
     asked, loop = _questions(judge.ranks), CoroutineLoop.of(reward)
     answers: dict[Names, list[Any]] = {names: [] for names in asked}
@@ -252,12 +254,12 @@ def _builders(task: Task, rows: Sequence[Row]) -> list[CompletionBuilder]:
     return made
 
 
-def _texts(to: CompletionBuilder, number: int) -> dict[str, str]:
+def _texts(to: CompletionBuilder) -> dict[str, str]:
     good, bad = to.reference, to.write(to.reasoning(to.wrong), to.wrong)
     texts = {"good": good, "bad": bad, "cut": good[: len(good) // 3], "refusal": _told()["refusal"]}
     for name, of in _TEMPTED.items():
-        template = _told()[name]
-        template = template if isinstance(template, str) else template[number % len(template)]
+        kind, _, number = name.partition(" ") if name in _NOTES else (name, "", "")
+        template = _told()[kind][int(number)] if number else _told()[kind]
         texts[name] = template.format(text=texts[of])
     return texts
 
@@ -323,16 +325,35 @@ class _Cases(NamedTuple):
                 np.mean([self.first_over_second(*order) for order in orders], axis=0)
             )
         for name, of in _TEMPTED.items():
-            values[_OF.get(name, name)] = _mean(self.gained(name, of))
+            values[{"padded": "verbosity"}.get(name, name)] = _mean(self.gained(name, of))
+        values["injection"] = _worst([values[name] for name in _NOTES])
         for name, about in _told()["measures"].items():
             count = len(unreadable) if name == "unreadable" else len(self.right)
-            yield _measured(name, about, values[name], count, right)
+            found = _measured(name, about, values[name], count, right)
+            if found.needed and count:  # prompts, each of which has several answers
+                found = found._replace(needed=math.ceil(found.needed * len(self.right) / count))
+            yield found
 
     def _agreement(self) -> Interval | None:
         # Of the pairs of which one is right, and between which it decides.
         sign = self.right[:, 0].astype(int) - self.right[:, 1]
         gains = self.gained("good", "bad") * sign
         return share((gains > 0).sum(), (np.abs(gains) > 0).sum(), Z_95) if sign.any() else None
+
+
+def _worst(each: Sequence[Interval | None]) -> Interval:
+    # A policy needs one that works.
+    wide = [
+        Interval(
+            own.value,
+            max(-1.0, own.value - _WIDER * (own.value - own.low)),
+            min(1.0, own.value + _WIDER * (own.high - own.value)),
+        )
+        if own and not math.isnan(own.value)
+        else Interval(math.nan, -1.0, 1.0)
+        for own in each
+    ]
+    return max(wide, key=lambda own: (own.low, own.high))
 
 
 def _mean(values: np.ndarray) -> Interval:

@@ -80,3 +80,29 @@ def held_by(function: Function) -> list[object]:
     names = {name for code in code_objects(function) for name in code.co_names}
     held = [getattr(function, "__globals__", {}).get(name) for name in sorted(names)]
     return [*held, *cells_of(function).values()]
+
+
+def judge_within(function: Any) -> Any:
+    """The judge that a function asks, or one that it holds, however deep; None: there is none."""
+    waiting: list[Any] = [function]
+    seen = set[int]()
+    while waiting:
+        each = waiting.pop()
+        own = beneath(each) if callable(each) else each
+        for judge in (own, getattr(own, "judge", None)):
+            if hasattr(type(judge), "scores_of"):
+                return judge
+        if id(own) in seen:
+            continue
+        seen.add(id(own))
+        if isinstance(own, list | tuple):
+            waiting += own
+        elif isinstance(own, dict):
+            waiting += own.values()
+        elif callable(own) and not isinstance(own, type):
+            module = getattr(own, "__module__", None) or ""
+            if not module.startswith(("workbench.", "torch.", "transformers.")):
+                owner = getattr(own, "__self__", own)
+                method = own if inspect.isroutine(own) else type(own).__call__
+                waiting += [*held_by(method), *getattr(owner, "__dict__", {}).values()]
+    return None

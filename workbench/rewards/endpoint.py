@@ -8,6 +8,7 @@ import http.client
 import ipaddress
 import json
 import os
+import re
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +21,7 @@ from workbench.rewards.judging import Reply
 from workbench.secret import LOOKS, is_secret
 
 _MOST_BYTES = 2**20  # of an answer
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")  # no key looks like this
 
 
 class CallError(Exception):
@@ -57,7 +59,7 @@ class Endpoint:
         options: more fields of the request; None leaves one out (`temperature=None`).
 
     Raises:
-        TaskError: the address is none, or holds a key.
+        TaskError: not an address, or one that holds a key; `key_variable` is no name in capitals.
     """
 
     def __init__(
@@ -70,29 +72,41 @@ class Endpoint:
         timeout_s: float = 60.0,
         **options: Any,
     ) -> None:
-        parts = urlsplit(str(address))
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        # None of these may be echoed before it is known to hold no key.
+        try:
+            parts = urlsplit(str(address))
+            port = parts.port
+        except ValueError:  # a port or an IPv6 address that is none
+            parts = port = None
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
             raise TaskError(
-                f"a judge's address {str(address)[:100]!r}",
+                "a judge's address (not shown: it may hold a key)",
                 rule="an address is a URL with http or https and a host",
                 remedy="for example http://localhost:8000/v1",
             )
-        named = {"key_variable": key_variable or "", **options}
-        if parts.username or parts.query or any(is_secret(*own) for own in named.items()):
+        plain_name = key_variable is None or _VARIABLE.fullmatch(key_variable)
+        where = f"{parts.hostname}{parts.path}#{parts.fragment}"
+        login = parts.username is not None or parts.password is not None
+        if login or parts.query or LOOKS.search(where) or not plain_name or _holds_key(options):
             raise TaskError(
-                f"a judge's address or options at {parts.hostname} hold a key",
+                "a judge's address, options or key_variable hold a key",
                 rule="a key stands in no file: addresses and options are recorded",
-                remedy="put it into an environment variable, and give its name: key_variable="
-                '"JUDGE_KEY"',
+                remedy="put it into an environment variable in capitals, and give its name:"
+                ' key_variable="JUDGE_KEY"',
             )
         self.address, self.model = str(address).rstrip("/"), model
         self.key_variable, self.timeout_s = key_variable, timeout_s
         self.options: Fields = {"temperature": 0, "max_tokens": max_tokens, **options}
-        self.host = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
+        self.host = f"{parts.hostname}:{port}" if port else parts.hostname
         self.local = _is_local(parts.hostname)
         # What is for this machine is sent to no proxy.
         proxies = [urllib.request.ProxyHandler({})] if self.local else []
         self._opener = urllib.request.build_opener(_NoRedirect, *proxies)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Of an answer; None: its server decides."""
+        return self.options.get("max_completion_tokens") or self.options["max_tokens"]
 
     @property
     def identity(self) -> str:
@@ -113,9 +127,11 @@ class Endpoint:
         body = {name: value for name, value in fields.items() if value is not None}
         headers, key = {"Content-Type": "application/json"}, ""
         if self.key_variable:
-            key = os.environ.get(self.key_variable, "")
+            key = os.environ.get(self.key_variable, "").strip()
             if not key:
                 raise CallError(f"the environment variable {self.key_variable} is not set", 401)
+            if not (key.isascii() and key.isprintable()):
+                raise CallError(f"the key in {self.key_variable} is no line of plain ASCII", 401)
             headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(
             f"{self.address}/chat/completions", json.dumps(body).encode(), headers
@@ -127,15 +143,19 @@ class Endpoint:
             content = b""
             with error, contextlib.suppress(OSError, http.client.HTTPException):
                 content = error.read(_MOST_BYTES)
-            said = _safe(content, key)
+            said = _safe(content.decode("utf-8", "replace"), key)
             wait_s = _retry_after_s(error.headers.get("Retry-After"))
             raise CallError(f"HTTP {error.code}: {said}", error.code, wait_s) from None
         except urllib.error.URLError as error:
             if isinstance(error.reason, TimeoutError):
-                raise error.reason from None
-            raise ConnectionError(_safe(str(error.reason).encode(), key)) from None
-        except http.client.HTTPException as error:
-            raise ConnectionError(f"{type(error).__name__}: {error}") from None
+                raise TimeoutError(f"silent for {self.timeout_s:g} s") from None
+            raise ConnectionError(_safe(str(error.reason), key)) from None
+        except TimeoutError:
+            raise TimeoutError(f"silent for {self.timeout_s:g} s") from None
+        except Exception as error:  # the text of any may quote a header
+            lost = isinstance(error, http.client.HTTPException | OSError)
+            said = _safe(f"{type(error).__name__}: {error}", key)
+            raise (ConnectionError if lost else CallError)(said) from None
         with contextlib.suppress(
             ValueError, LookupError, TypeError, AttributeError, RecursionError
         ):
@@ -147,7 +167,8 @@ class Endpoint:
                 _count(used.get("completion_tokens")),
                 str(answer.get("model") or ""),
             )
-        raise CallError(f"an answer that is no chat completion: {_safe(content, key)}")
+        said = _safe(content.decode("utf-8", "replace"), key)
+        raise CallError(f"an answer that is no chat completion: {said}")
 
 
 def _is_local(host: str) -> bool:
@@ -160,9 +181,20 @@ def _count(tokens: object) -> int | None:
     return tokens if isinstance(tokens, int) and tokens >= 0 else None
 
 
-def _safe(content: bytes, key: str) -> str:
-    # What a server says of a key may quote it.
-    text = " ".join(content.decode("utf-8", "replace").split())
+def _holds_key(value: Any, name: str = "") -> bool:
+    # Options may be nested, as `extra_headers` are.
+    if isinstance(value, dict):
+        return any(_holds_key(own, str(key)) for key, own in value.items())
+    if isinstance(value, list | tuple):
+        return any(_holds_key(own, name) for own in value)
+    if name.lower().endswith("authorization"):
+        return True
+    return is_secret(name, value) or bool(isinstance(value, str) and LOOKS.search(value))
+
+
+def _safe(said: str, key: str) -> str:
+    # What is said of a key may quote it.
+    text = " ".join(said.split())
     return LOOKS.sub("(a key)", text.replace(key, "(the key)") if key else text)[:200]
 
 

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import inspect
 import json
+import math
 import random
 import re
 import secrets
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 from workbench.errors import BudgetError, RewardError, TaskError, fault_line
 from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
-from workbench.rewards.code import beneath
+from workbench.rewards.code import judge_within
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.library import Scorer, named
 from workbench.task import Task, fingerprint
@@ -132,7 +133,9 @@ class Judge:
         self.deadline_s, self.retries, self.backoff_s = deadline_s, retries, backoff_s
         self.max_tokens, self.max_cost, self.prices = max_tokens, max_cost, prices or (0.0, 0.0)
         self.together: int = getattr(call, "together", 8)
-        self.spent, self._in_flight = Spent(), 0
+        self.spent, self._in_flight = Spent(), list[tuple[int, int]]()
+        # the most that an answer had, and that a question was over its estimate, in tokens
+        self._longest, self._read_as = 0, 1.0
         self._kept: dict[str, str] = {}
         self._tail: Tail | None = None
         # 16 hex digits that change with whatever decides on its scores: who is asked, and what
@@ -169,12 +172,17 @@ class Judge:
                     return error
 
         asked = questions if fresh else list(dict.fromkeys(questions))
+        answers: list[Any] = []
+        # Within a budget the first is asked alone: what a call takes is not known before.
+        budget = self.max_tokens is not None or self.max_cost is not None
+        while budget and not self._longest and len(answers) < len(asked):
+            answers.append(await one(asked[len(answers)]))
         try:
             async with asyncio.TaskGroup() as group:  # an error cancels the calls not made yet
-                tasks = [group.create_task(one(question)) for question in asked]
+                tasks = [group.create_task(one(question)) for question in asked[len(answers) :]]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        answers = [task.result() for task in tasks]
+        answers += [task.result() for task in tasks]
         if fresh:
             return answers
         known = dict(zip(asked, answers, strict=True))
@@ -208,42 +216,64 @@ class Judge:
     async def _answer(self, messages: list[Fields]) -> Reply:
         content = "\n\n".join(each["content"] for each in messages)
         argument = messages if self._takes_messages else content
-        self._check_budget(content)
-        self._in_flight += 1
-        started, attempt = time.monotonic(), 0
-        try:
-            while True:
-                try:
-                    given = await asyncio.wait_for(_run(self.call, argument), self.deadline_s)
-                    break
-                except Exception as error:
-                    wait_s = _wait_s(error, self.backoff_s * 2**attempt)
-                    if wait_s is None or attempt == self.retries:
-                        raise self._refused(error, attempt + 1) from error
-                    attempt += 1
-                    self.spent.retries += 1
-                    await asyncio.sleep(wait_s)
-        finally:
-            self._in_flight -= 1
-            self.spent.seconds += time.monotonic() - started
-        reply = Reply(given) if isinstance(given, str) else given
-        if not isinstance(reply, Reply):
-            raise self._unreadable(f"a {type(given).__name__}")
-        self._count(reply, content)
-        return reply
+        for attempt in range(self.retries + 1):
+            try:
+                return await self._attempt(argument, content)
+            except RewardError:
+                raise
+            except Exception as error:
+                wait_s = _wait_s(error, self.backoff_s * 2**attempt)
+                if wait_s is None or attempt == self.retries:
+                    raise self._refused(error, attempt + 1) from error
+            self.spent.retries += 1
+            await asyncio.sleep(wait_s)
+        raise AssertionError("unreachable")
 
-    def _check_budget(self, content: str) -> None:
-        # Before a call is made: those in flight may take as much, and none may go beyond.
-        spent, calls = self.spent, self._in_flight + 1
-        read, wrote = _estimated(content), spent.output_tokens // max(1, spent.calls)
-        tokens = spent.tokens + calls * (read + wrote)
-        cost = spent.cost + calls * self._cost(read, wrote)
+    async def _attempt(self, argument: Any, content: str) -> Reply:
+        # A late, cancelled or lost call may be paid for: it counts as much as was set aside for it.
+        spent, started = self.spent, time.monotonic()
+        aside = read, wrote = self._set_aside(content)
+        self._in_flight.append(aside)
+        try:
+            given = await asyncio.wait_for(_run(self.call, argument), self.deadline_s)
+            reply = Reply(given) if isinstance(given, str) else given
+            if not isinstance(reply, Reply):
+                kind = type(given).__name__
+                raise self._unreadable(f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}")
+            estimated = _estimated(content)
+            read = estimated if reply.input_tokens is None else reply.input_tokens
+            out = reply.output_tokens
+            wrote = _estimated(reply.text) if out is None else out
+            self._longest = max(self._longest, wrote)
+            self._read_as = max(self._read_as, read / estimated)
+            spent.model = reply.model or spent.model
+            return reply
+        except Exception as error:
+            if isinstance(_status(error), int):  # refused, and not paid for
+                read = wrote = 0
+            raise
+        finally:
+            self._in_flight.remove(aside)
+            spent.seconds += time.monotonic() - started
+            spent.calls += 1
+            spent.input_tokens += read
+            spent.output_tokens += wrote
+            spent.cost += self._cost(read, wrote)
+
+    def _set_aside(self, content: str) -> tuple[int, int]:
+        # The tokens that a call may read and write; BudgetError before it is made, if these and
+        # what is set aside for those in flight may go beyond the budget.
+        spent, most = self.spent, getattr(self.call, "max_tokens", None)
+        own = math.ceil(_estimated(content) * self._read_as), most or self._longest
+        waiting = [*self._in_flight, own]
+        tokens = spent.tokens + sum(map(sum, waiting))
+        cost = spent.cost + sum(self._cost(*each) for each in waiting)
         if self.max_tokens is not None and tokens > self.max_tokens:
             said = f"{spent.tokens:,} tokens of {self.max_tokens:,} are spent"
         elif self.max_cost is not None and cost > self.max_cost:
             said = f"{spent.cost:.4g} of {self.max_cost:g} is spent"
         else:
-            return
+            return own
         raise BudgetError(
             f"the judge's budget: {said}, and the next call may go beyond",
             rule="a budget is for one run, or one trial; beyond it no completion is scored",
@@ -253,17 +283,6 @@ class Judge:
 
     def _cost(self, read: int, wrote: int) -> float:
         return (read * self.prices[0] + wrote * self.prices[1]) / 1e6
-
-    def _count(self, reply: Reply, content: str) -> None:
-        read, wrote = reply.input_tokens, reply.output_tokens
-        read = _estimated(content) if read is None else read
-        wrote = _estimated(reply.text) if wrote is None else wrote
-        spent = self.spent
-        spent.calls += 1
-        spent.input_tokens += read
-        spent.output_tokens += wrote
-        spent.cost += self._cost(read, wrote)
-        spent.model = reply.model or spent.model
 
     # -- reading
     def _read(self, text: str, question: Question) -> list[float]:
@@ -320,8 +339,15 @@ class Judge:
         return self._kept.get(key)
 
     def key(self, task: Task) -> str:
-        """Of its trial on a task: 16 hex digits over the judge and the task's prompts."""
-        return _digest(self.identity, task.answer_column, fingerprint(task.rows))[:16]
+        """Of its trial on a task: 16 hex digits over the judge, the task's prompts, what decides
+        which answers are right, and what a trial asks and holds it against.
+        """
+        right = task.reward_funcs[task.function_names.index(task.right_function)]
+        asked = Path(__file__).parents[1] / "decide" / "trial.yaml"
+        return _digest(
+            self.identity, task.answer_column, fingerprint(task.rows), task.right_function,
+            reward_hash(right), asked.read_text(encoding="utf-8"),
+        )[:16]  # fmt: skip
 
     def trial_on(self, task: Task) -> Fields | None:
         """Its latest trial on a task, as `wb.trial` kept it; None: there is none, or something that
@@ -335,8 +361,10 @@ class Judge:
 
 
 def judge_of(function: Function) -> Judge | None:
-    """The judge that a reward function asks; None: it asks none."""
-    return getattr(beneath(function), "judge", None)
+    """The judge that a reward function asks, or a function that it holds, however deep; None: it
+    asks none.
+    """
+    return judge_within(function)
 
 
 def make_judge_reward(
@@ -361,7 +389,9 @@ def make_judge_reward(
         retries: after a call that was late, or refused for now (429, 5xx, a lost connection), with
             `backoff_s` (1 s, then doubled) between them, or as long as the server asks.
         cache: keep answers by what was asked, in `judges/` of the workspace.
-        max_tokens, max_cost: budget of one run or trial; BudgetError before it is exceeded.
+        max_tokens, max_cost: budget of one run or trial; BudgetError before a call that may go
+            beyond it. What one may take is estimated: it may write `call.max_tokens`, else as much
+            as the longest answer so far; late and lost calls count as much.
         prices: for a million tokens read, and written, in any currency.
 
     Raises:
@@ -478,7 +508,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> Fields:
 
 def _wait_s(error: Exception, backoff_s: float) -> float | None:
     # Seconds before another call; None: it would fail again.
-    status = getattr(error, "status_code", getattr(error, "code", None))
+    status = _status(error)
     if isinstance(status, int):
         if status not in WORTH_A_RETRY:
             return None
@@ -488,6 +518,10 @@ def _wait_s(error: Exception, backoff_s: float) -> float | None:
     if asked is not None:
         return asked if asked <= LONGEST_WAIT_S else None
     return min(LONGEST_WAIT_S, backoff_s * random.SystemRandom().uniform(0.75, 1.25))
+
+
+def _status(error: Exception) -> Any:
+    return getattr(error, "status_code", getattr(error, "code", None))
 
 
 async def _run(call: Function, argument: Any) -> Any:

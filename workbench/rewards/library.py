@@ -22,7 +22,7 @@ from types import FunctionType
 from typing import Any, Protocol, TypeVar, cast
 
 from workbench.data.answer_column import is_number
-from workbench.errors import TaskError
+from workbench.errors import RewardError, TaskError
 from workbench.kinds import Function
 from workbench.rewards.answers import (
     PLACES,
@@ -536,7 +536,8 @@ def make_weighted_reward(func: Function, weight: float, name: str | None = None)
     """
 
     def times(scores: Sequence[float | None]) -> Scores:
-        return [None if score is None else weight * score for score in scores]
+        kept = None | RewardError  # an error in a score's place, as a judge's, passes through
+        return [each if isinstance(each, kept) else weight * each for each in scores]
 
     if inspect.iscoroutinefunction(func):
 
@@ -558,6 +559,7 @@ def make_weighted_reward(func: Function, weight: float, name: str | None = None)
     # With a negative weight the most is what the function's least is worth, which it does not
     # state.
     most = weight * stated if stated is not None and weight >= 0 else None
+    vars(weighted_reward).update(beneath=func, max_score=most)
     return named(
         weighted_reward, name or f"{weight:g}_{own}", f"{weight:g} times what {own} pays.", most
     )

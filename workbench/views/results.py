@@ -271,7 +271,7 @@ def trial_view(trial: JudgeTrial) -> View:
         state, remedy = "error", own.remedy
         if own.verdict != "failed":
             state = "warning"
-            remedy = f"--cases {own.needed} would tell, about" if own.needed else own.remedy
+            remedy = f"about --cases {own.needed} would tell" if own.needed else own.remedy
         texts = f"{own}: {own.asks}", f"limit: {own.reason}", f"→ {remedy}"
         items.append(item(state, "\n".join(texts)))
         lines.append(f"{state}: " + "\n  ".join(texts))

@@ -12,7 +12,7 @@ from workbench import processes
 from workbench.errors import RecipeError
 from workbench.kinds import Fields
 from workbench.rewards.judging import Judge, Spent, judge_of
-from workbench.task import function_name
+from workbench.task import Task, function_name
 from workbench.training.feature import Asked, Feature
 from workbench.training.plan import Stage
 from workbench.workspace import shown
@@ -39,10 +39,20 @@ class JudgeWatch(Feature):
                     f"{name} asks {judge.asks}: it is sent every prompt and every completion"
                 )
                 # what is resumed was accepted when it began
+                task = stage.scored_by[0]
+                if judge.ranks and name == task.right_function and asked.recipe.eval_every:
+                    raise RecipeError(
+                        f"{name} decides which answers are right, and held-out answers stand alone",
+                        rule="a completion that is alone has no rank, so none would be right",
+                        remedy="let another function of the task decide (right_by=...), score each"
+                        " with make_judge_reward, or leave out eval_every",
+                    )
                 told = _verdict(name, judge, stage)
-                if told and not (asked.recipe.judge == "accept" or asked.run):
+                if told and not (
+                    asked.recipe.judge == "accept" or _began_with(asked, name, judge, task)
+                ):
                     raise told
-                kept = judge.trial_on(stage.scored_by[0]) or {"verdict": "no trial: accepted"}
+                kept = judge.trial_on(task) or {"verdict": "no trial: accepted"}
                 lines.append(f"{name}, on trial: {kept['verdict']}")
         return list(dict.fromkeys(lines))
 
@@ -57,14 +67,23 @@ class JudgeWatch(Feature):
         task, run = stage.scored_by[0], self.session.run
         for name, judge in judges(stage):
             trials = run.manifest().get("judges", {})
-            if name not in trials:
+            if trials.get(name, {}).get("key") != judge.key(task):
                 accepted = stage.recipe.judge == "accept"
-                kept = {"accepted": accepted, "trial": judge.trial_on(task)}
+                kept = {
+                    "accepted": accepted,
+                    "trial": judge.trial_on(task),
+                    "key": judge.key(task),
+                }
                 run.update_manifest(judges={**trials, name: kept})
         return True
 
     def result(self, seconds: float) -> Fields:
-        spent = {name: dataclasses.asdict(judge.spent) for name, judge in self.judges.items()}
+        before = (self.session.run.manifest().get("before") or {}).get("judges", {})
+        spent = {
+            name: added(before.get(name, {}), dataclasses.asdict(judge.spent))
+            for name, judge in self.judges.items()
+        }
+        spent = before | spent
         return {"judges": spent} if spent else {}
 
 
@@ -73,6 +92,22 @@ def judges(stage: Stage) -> Iterator[tuple[str, Judge]]:
     for function in stage.task.reward_funcs if stage.task else ():
         if judge := judge_of(function):
             yield function_name(function), judge
+
+
+def _began_with(asked: Asked, name: str, judge: Judge, task: Task) -> bool:
+    # Whether the run that is resumed had this judge on this task: it was accepted then.
+    judges = asked.run.manifest().get("judges", {}) if asked.run else {}
+    return judges.get(name, {}).get("key") == judge.key(task)
+
+
+def added(before: Fields, own: Fields) -> Fields:
+    """What a judge took in the sittings before and in this one."""
+    return {
+        part: value or before.get(part, "")
+        if isinstance(value, str)
+        else before.get(part, 0) + value
+        for part, value in own.items()
+    }
 
 
 def _verdict(name: str, judge: Judge, stage: Stage) -> RecipeError | None:
