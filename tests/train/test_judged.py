@@ -17,7 +17,7 @@ from workbench.errors import BudgetError, RecipeError
 from workbench.rewards.judging import judge_of
 from workbench.run.rollouts import read_batches
 from workbench.training.feature import Asked
-from workbench.training.features.judged import JudgeWatch, added
+from workbench.training.features.judged import JudgeWatch, _summed
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 judges = importlib.import_module("judges")
@@ -156,7 +156,7 @@ def test_what_is_continued_with_another_judge_wants_a_trial_of_it_and_says_what_
     assert planned(changed, "accept")[-1].endswith("no trial: accepted")
 
     own = {"calls": 3, "tokens": 5, "model": "", "seconds": 1.5}
-    assert added(first | {"model": "m"}, own) == {
+    assert _summed(first | {"model": "m"}, own) == {
         "calls": first["calls"] + 3, "tokens": 5, "model": "m", "seconds": first["seconds"] + 1.5,
     }  # fmt: skip
     run.update_manifest(before=run.result())

@@ -80,7 +80,7 @@ class JudgeWatch(Feature):
     def result(self, seconds: float) -> Fields:
         before = (self.session.run.manifest().get("before") or {}).get("judges", {})
         spent = {
-            name: added(before.get(name, {}), dataclasses.asdict(judge.spent))
+            name: _summed(before.get(name, {}), dataclasses.asdict(judge.spent))
             for name, judge in self.judges.items()
         }
         spent = before | spent
@@ -100,7 +100,7 @@ def _began_with(asked: Asked, name: str, judge: Judge, task: Task) -> bool:
     return judges.get(name, {}).get("key") == judge.key(task)
 
 
-def added(before: Fields, own: Fields) -> Fields:
+def _summed(before: Fields, own: Fields) -> Fields:
     """What a judge took in the sittings before and in this one."""
     return {
         part: value or before.get(part, "")
