@@ -94,4 +94,4 @@ def test_a_policy_trains_on_them(lowest, tmp_path):
 def test_rows_runs_and_pictures_work_with_them(lowest, tmp_path):
     folders = ("tests/run", "tests/data", "tests/views")
     said = ran(lowest, "-m", "pytest", *folders, "-n", "0", "-q", "-p", "no:cacheprovider", home=tmp_path)
-    assert re.search(r"(?m)^\d{3} passed", said), said[-500:]
+    assert re.search(r"(?m)^\d{3,} passed", said), said[-500:]
