@@ -15,6 +15,7 @@ from workbench.errors import RunError, WorkbenchError
 from workbench.exporting.card import fenced
 from workbench.exporting.public import clean
 from workbench.health import examine_run
+from workbench.health.verdicts import worst_first
 from workbench.inspection.measured import Evaluation, gain_in_words
 from workbench.inspection.reading import (
     Listing,
@@ -106,8 +107,7 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     else:
         changed = inspection.regressions(evaluation)
         gained = [*str(evaluation).splitlines()[:4], *in_training, changed.verdict]
-    began = sorted(verdicts, key=lambda verdict: verdict.first_step or 0)
-    alarms = [verdict.title for verdict in began if verdict.state == "alarm"]
+    alarms = [each.title for each in worst_first(verdicts) if each.state == "alarm"]
     alarmed = [f"{ALARM} alarm: {', '.join(alarms)}"] * bool(alarms)
     yield "In short", "\n".join([*alarmed, run.describe(run.name), *gained, hacks.verdict])
     yield "Health", verdicts

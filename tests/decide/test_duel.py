@@ -168,8 +168,8 @@ def test_words_and_numbers_of_a_verdict(home):
     undecided = made_up([(0.3, 0.25), (0.2, 0.3), (0.3, 0.2)] * 2)
     assert undecided.over
     assert undecided.found["comparisons"][0]["better"] is None
-    assert "too small to say" in str(undecided)
-    assert "more than 20 seeds" in str(made_up([(0.3, 0.5), (0.4, 0.3), (0.3, 0.5)] * 2))
+    assert "too small for a duel" in str(undecided)
+    assert "too small for a duel" in str(made_up([(0.3, 0.5), (0.4, 0.3), (0.3, 0.5)] * 2))
     assert "a new duel of about" in str(made_up([(0.3, 0.6), (0.4, 0.35), (0.3, 0.45)] * 2))
     assert json.loads(json.dumps(undecided.found))
 

@@ -71,15 +71,24 @@ def test_what_is_called_stays_called():
     assert (look.called, look.pairs) == (True, 3)
 
 
-def test_how_many_more_would_tell():
-    """A difference of half its spread: 34 pairs have 80 % power, by the noncentral t distribution."""
-    differences = np.array([solved(0.05 + step) if 0.05 + step >= 0 else -solved(-0.05 - step) for step in (-0.1, 0.0, 0.1)] * 2)
+def spread_around(mean: float) -> np.ndarray:
+    """Six pairs of that mean difference, 10 points apart."""
+    steps = (mean - 0.1, mean, mean + 0.1)
+    return np.array([solved(own) if own >= 0 else -solved(-own) for own in steps] * 2)
+
+
+def test_how_many_would_tell():
+    """A difference of 0.8 of its spread: 15 pairs have 80 % power, by the noncentral t distribution."""
+    differences = spread_around(0.07)
     [look] = compared([differences], 6)
     spread = differences.mean(axis=1).std(ddof=1)
-    total = 6 + look.more
-    far = 0.05 / spread * math.sqrt(total)
-    power = stats.nct.sf(stats.t.ppf(0.975, total - 1), total - 1, far)
+    far = 0.07 / spread * math.sqrt(look.needed)
+    power = stats.nct.sf(stats.t.ppf(0.975, look.needed - 1), look.needed - 1, far)
     assert power == pytest.approx(0.8, abs=0.03)
+
+
+def test_a_difference_that_no_duel_would_tell_is_said_to_be_one():
+    assert compared([spread_around(0.05)], 6)[0].needed is None  # half its spread: 34 pairs
 
 
 def test_several_comparisons_share_the_error_rate_and_pass_it_on():

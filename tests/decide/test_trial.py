@@ -18,7 +18,8 @@ from workbench.decide.trial import FAILED, NOT_HERE, PASSED, UNTOLD, JudgeMeasur
 from workbench.display import view_of
 from workbench.errors import BudgetError, RewardError, TaskError
 from workbench.health.trends import Interval
-from workbench.rewards.judging import Reply, judge_of
+from workbench.rewards.code import judge_of
+from workbench.rewards.judging import Reply
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 judges = importlib.import_module("judges")
@@ -316,7 +317,7 @@ def test_the_command_says_what_failed_and_what_to_do(home):
     done = workbench("trial", "judged.py", "--cases", "20", home=home)
     assert done.returncode == 1
     assert "judge_reward on judged, 20 prompts: failed" in done.stdout
-    assert "error: markdown 0.50 (0.35 to 0.65; at most ±0.15)" in done.stdout
+    assert "error: markdown 0.50 (0.35 to 0.65; within ±0.15)" in done.stdout
     assert "→ say in the rubric what form is worth" in done.stdout
     assert max(map(len, done.stdout.splitlines())) < 160
     found = json.loads(workbench("trial", "judged.py", "--cases", "20", "--json", home=home).stdout)

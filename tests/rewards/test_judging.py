@@ -177,27 +177,26 @@ def test_identical_completions_are_shown_once_and_share_their_places():
     assert len(shown) == 1, "nothing to rank, nothing asked"
 
 
-def test_each_group_of_a_batch_is_one_call():
+def all_tied():
+    """A ranking by a judge to whom all are equal, and what it was shown."""
     asked = []
 
     def call(text):
         asked.append(quoted(text))
         return json.dumps({"ranking": [[*range(1, len(asked[-1]) + 1)]]})
 
-    function = wb.rewards.make_ranking_reward(call, cache=False)
+    return wb.rewards.make_ranking_reward(call, cache=False), asked
+
+
+def test_each_group_of_a_batch_is_one_call():
+    function, asked = all_tied()
     found = wb.score([function], [{"prompt": "a"}, {"prompt": "b"}], [["x", "y"], ["x", "z"]])
     assert found.totals.tolist() == [0.5] * 4
     assert sorted(map(sorted, asked)) == [["x", "y"], ["x", "z"]]
 
 
 def test_rows_that_share_a_prompt_are_groups_of_their_own():
-    asked = []
-
-    def call(text):
-        asked.append(quoted(text))
-        return json.dumps({"ranking": [[*range(1, len(asked[-1]) + 1)]]})
-
-    function = wb.rewards.make_ranking_reward(call, cache=False)
+    function, asked = all_tied()
     rows = [{"prompt": "Play.", "prompt_id": name} for name in "ab"]
     wb.score([function], rows, [["x", "y"], ["v", "w"]])
     assert sorted(map(sorted, asked)) == [["v", "w"], ["x", "y"]]

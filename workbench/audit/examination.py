@@ -46,8 +46,8 @@ from workbench.data.prompts import to_messages
 from workbench.errors import RewardError, TaskError, WorkbenchError
 from workbench.kinds import Fields, Function, Tokenizer
 from workbench.rewards.chat_or_text import InputFormat
+from workbench.rewards.code import judge_of
 from workbench.rewards.execution import OWN, UNJUDGED, Scored, takes_environments
-from workbench.rewards.judging import judge_of
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, unreached

@@ -189,8 +189,6 @@ class Duel:
             "completions": len(self.curves) * len(self.plan.arms) * self.plan.completions,
             "budget": self.plan.budget,
             "right_by": self.plan.arms[0].task.right_words,
-            "method": METHOD,
-            "error_rate": ERROR,
             "runs": str(self.plan.folder),
             "words": str(self),
         }
@@ -225,14 +223,9 @@ def _words(names: tuple[str, str], look: Look, over: bool) -> str:
     if not over:
         return f"not called yet: {leads} {interval}; {p}"
     line = f"undecided: {leads} {interval}; {p}"
-    if not look.more:
-        return f"{line}; the difference is too small to say how many seeds would tell"
-    total = look.pairs + look.more
-    return f"{line}; " + (
-        f"a new duel of about {total} seeds would tell"
-        if total <= MOST
-        else f"more than {MOST} seeds would be needed"
-    )
+    if look.needed is None:
+        return f"{line}; the difference is too small for a duel, which has at most {MOST} seeds"
+    return f"{line}; a new duel of about {look.needed} seeds would tell"
 
 
 def plan_duel(
@@ -414,7 +407,7 @@ def fight(
         if plan.folder.exists() and any(plan.folder.iterdir()):
             raise RunError(
                 f"{shown(plan.folder)}: not the folder of a duel",
-                rule="a duel keeps its runs in a folder of its own",
+                rule="a duel's folder holds its runs and nothing else",
                 remedy="--name another",
             )
         made(plan.folder)
@@ -489,13 +482,10 @@ def _judged(first: Arm, run: RunDirectory, step: int) -> np.ndarray:
     file = sorted((run.path / "held_out").glob(f"step-{step:07d}-*.parquet"))[-1]
     task, completions = load_task(first.recipe.task), pq.read_table(file).to_pylist()
     rows = {row["prompt_id"]: row for row in task.with_ids(task.held_out)}
-    suite = RewardSuite(task, 1, keep_state=False)
-    try:
-        texts = [own["completion"] for own in completions]
-        scores = suite.score([rows[own["prompt_id"]] for own in completions], texts)
-    finally:
-        suite.close()
-    solved = task.is_right(scores[:, suite.names.index(task.right_function)])
-    if task.format_by is None:
-        return solved
-    return solved & (scores[:, suite.names.index(task.format_by)] > 0)
+    asked = [rows[own["prompt_id"]] for own in completions]
+    texts = [own["completion"] for own in completions]
+    by = [name for name in (task.right_function, task.format_by) if name]  # no other is called
+    with contextlib.closing(RewardSuite(task, 1, keep_state=False)) as suite:
+        scored = suite.score_each(asked, texts, names=by)
+    right, *form = (np.array(scored[name].scores, dtype=float) for name in by)
+    return np.logical_and.reduce([task.is_right(right), *(each > 0 for each in form)])

@@ -23,7 +23,6 @@ MOST = 20  # pairs
 POWER = 0.8  # of the pairs that would tell
 _EXPONENT = 1.5
 _SEQUENCES = 200_000
-_FAR = 200  # pairs: a difference that takes more is not told from none
 
 
 class Look(NamedTuple):
@@ -37,7 +36,7 @@ class Look(NamedTuple):
     level: float  # p that calls the difference here
     pairs: int  # looked at; where it was called, those that called it
     called: bool
-    more: int | None  # about how many more pairs would tell; None: cannot be told, or called
+    needed: int | None  # about how many pairs would tell; None: more than `MOST`, or called
 
 
 @functools.cache
@@ -121,17 +120,17 @@ def _look(differences: np.ndarray, pairs: int, error: float) -> Look:
     low, high = mean - bound * standard_error, mean + bound * standard_error
     p, level = (2 * float(stdtr(count - 1.0, -t)) for t in (abs(mean) / standard_error, bound))
     called = abs(mean) >= bound * standard_error
-    more = None if called else _more(mean, spread, count, error)
-    return Look(mean, max(-1.0, low), min(1.0, high), p, level, count, called, more)
+    needed = None if called else _needed(mean, spread, count, error)
+    return Look(mean, max(-1.0, low), min(1.0, high), p, level, count, called, needed)
 
 
-def _more(mean: float, spread: float, count: int, error: float) -> int | None:
+def _needed(mean: float, spread: float, count: int, error: float) -> int | None:
     from scipy.special import stdtrit
 
     if abs(mean) < spread / math.sqrt(count):
         return None
-    for total in range(count + 1, _FAR + 1):
+    for total in range(count + 1, MOST + 1):
         quantiles = stdtrit(total - 1.0, 1 - error / 2) + stdtrit(total - 1.0, POWER)
         if quantiles * spread <= math.sqrt(total) * abs(mean):
-            return total - count
+            return total
     return None

@@ -1,10 +1,10 @@
 """A judge on trial, before it may train: is its score one of the answer, or of its place, length,
 form or claims?
 
-The cases are made from the task's own prompts: a good completion, a wrong one, and both in the ways
-in which a policy would tempt a judge. Each is asked anew, past the cache. What is measured has an
-interval, and a limit that `trial.yaml` gives a reason for; where the interval lies across the
-limit, there were too few cases to tell.
+The cases come from the task's prompts: a good completion, a wrong one, and versions of both that a
+policy could use to sway a judge. Each is judged afresh, bypassing the cache. Every measure has an
+interval, and a limit for which `trial.yaml` gives the reason; where the interval spans the limit,
+there were too few cases to tell.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from workbench.health.trends import Z_95, Interval, paired_gain, share
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.beside import CoroutineLoop
+from workbench.rewards.code import judge_of
+from workbench.rewards.judge_rewards import prompt_as_text
 from workbench.rewards.judging import (
     FOLDER,
     Judge,
     Question,
     Spent,
     UnreadableAnswer,
-    judge_of,
-    prompt_as_text,
 )
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import now
 from workbench.task import Row, Task, function_name, load_task
 from workbench.training.prepare import prepare
 from workbench.training.presets import find_recipe
+from workbench.training.settings.batches import arithmetic
 from workbench.workspace import append_line, made, resolve
 
 PASSED, FAILED, UNTOLD = "passed", "failed", "cannot be told"
 NOT_HERE = "does not apply"
 PER = 1000  # completions, where no run is planned
-# What is asked of -> what it is held against.
+# Altered completion -> the one it is compared with.
 _TEMPTED = {
     "padded": "good", "markdown": "good", "white space": "good",
     "injected 0": "bad", "injected 1": "bad", "injected 2": "bad", "authority": "bad",
@@ -76,12 +77,17 @@ class JudgeMeasure(NamedTuple):
     high: float | None = None
     needed: int | None = None  # cases that would tell, about, where these were too few
 
+    @property
+    def limit_words(self) -> str:
+        """The limit, and on which side of it the interval has to lie."""
+        side = {"most": "at most ", "least": "at least ", "either": "within ±"}[self.kind]
+        return f"{side}{self.limit:g}"
+
     def __str__(self) -> str:
         if self.value is None:
             return f"{self.name}: {self.verdict}"
-        side = {"most": "at most", "least": "at least", "either": "at most ±"}[self.kind]
-        numbers = f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f}; {side}"
-        return f"{self.name} {numbers} {self.limit:g})".replace("± ", "±")
+        interval = f"{self.low:.2f} to {self.high:.2f}"
+        return f"{self.name} {self.value:.2f} ({interval}; {self.limit_words})"
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ class JudgeTrial:
     def price(self) -> str:
         """One line: what judging will take."""
         of, cost = self.planned, self.planned["cost"]
-        paid = f", {cost:.4g} in the unit of its prices" if cost else ""
+        paid = f", {cost:.4g} in the currency of its prices" if cost else ""
         return (
             f"{of['completions']:,} completions take about {of['calls']:,} calls,"
             f" {of['tokens']:,} tokens and {of['minutes']:.1f} minutes{paid}; the trial took"
@@ -212,9 +218,9 @@ def _planned(source: object) -> tuple[Task, int, int]:
     assert plan.task is not None
     completions = 0
     for stage in plan.stages:
-        own = stage.settings
-        learnt = own["per_device_train_batch_size"] * (own.get("gradient_accumulation_steps") or 1)
-        completions += max(1, stage.steps) * learnt // (own.get("num_iterations") or 1)
+        rows = (stage.task or plan.task).rows
+        _, learnt, uses, *_, steps = arithmetic(stage.planned, stage.settings, len(rows))
+        completions += steps * learnt // uses
     return plan.task, completions, plan.batch.num_generations
 
 
@@ -367,10 +373,10 @@ def _measured(
     name: str, about: Fields, found: Interval | None, cases: int, right: str
 ) -> JudgeMeasure:
     words = {part: about[part].format(right=right) for part in ("asks", "reason", "remedy")}
-    blank = JudgeMeasure(name, **{**about, **words})
+    measure = JudgeMeasure(name, **{**about, **words})
     if found is None:
-        return blank
-    (value, low, high), limit, kind = found, blank.limit, blank.kind
+        return measure
+    (value, low, high), limit, kind = found, measure.limit, measure.kind
     inside, outside = {
         "most": (high <= limit, low > limit),
         "least": (low >= limit, high < limit),
@@ -382,7 +388,7 @@ def _measured(
         would = max(3 / distance, cases * ((high - low) / 2 / distance) ** 2)
         needed = math.ceil(round(would, 6))
     known = None if math.isnan(value) else value
-    return blank._replace(
+    return measure._replace(
         verdict=verdict, cases=cases, value=known, low=low, high=high, needed=needed
     )
 

@@ -26,7 +26,8 @@ _LIBRARY = {
     ),
     "answers": ("completion_text", "extract_answer", "find_answer"),
     "compare": ("same_answer",),
-    "judging": ("make_judge_reward", "make_ranking_reward", "Reply"),
+    "judge_rewards": ("make_judge_reward", "make_ranking_reward"),
+    "judging": ("Reply",),
     "endpoint": ("Endpoint",),
     ".decide.local": ("local_judge",),  # a policy is loaded by what stands above the rewards
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 from collections.abc import Iterator
 from types import CodeType
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from workbench.kinds import Function
 
 # of an instruction: line, end line, column, end column
 Place = tuple[int | None, int | None, int | None, int | None]
+_MOST_HELD = 100  # of a list or dict: it may be a whole dataset
 
 
 class Trace(NamedTuple):
@@ -82,8 +84,10 @@ def held_by(function: Function) -> list[object]:
     return [*held, *cells_of(function).values()]
 
 
-def judge_within(function: Any) -> Any:
-    """The judge that a function asks, or one that it holds, however deep; None: there is none."""
+def judge_of(function: Any) -> Any:
+    """The judge that a function asks, or one that it holds, however deep, in the first of what a
+    list or dict has; None: there is none.
+    """
     waiting: list[Any] = [function]
     seen = set[int]()
     while waiting:
@@ -96,9 +100,9 @@ def judge_within(function: Any) -> Any:
             continue
         seen.add(id(own))
         if isinstance(own, list | tuple):
-            waiting += own
+            waiting += own[:_MOST_HELD]
         elif isinstance(own, dict):
-            waiting += own.values()
+            waiting += itertools.islice(own.values(), _MOST_HELD)
         elif callable(own) and not isinstance(own, type):
             module = getattr(own, "__module__", None) or ""
             if not module.startswith(("workbench.", "torch.", "transformers.")):

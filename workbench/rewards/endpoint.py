@@ -193,7 +193,7 @@ def _holds_key(value: Any, name: str = "") -> bool:
 
 
 def _safe(said: str, key: str) -> str:
-    # What is said of a key may quote it.
+    # An error about a key may quote the key.
     text = " ".join(said.split())
     return LOOKS.sub("(a key)", text.replace(key, "(the key)") if key else text)[:200]
 

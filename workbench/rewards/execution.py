@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from workbench.errors import BudgetError, RewardError, fault_line
 from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
-from workbench.rewards.code import Trace, beneath, held_by, judge_within
+from workbench.rewards.code import Trace, beneath, held_by, judge_of
 from workbench.rewards.compare import watched
 from workbench.rewards.worker import (
     NO_LIST,
@@ -135,7 +135,7 @@ class RewardExecutor:
         environments.
         """
         own = self.functions[name]
-        asks = judge_within(own) is not None
+        asks = judge_of(own) is not None
         return asks or self.places[name] == HOLDS_MODEL or takes_environments(own)
 
     def close(self) -> None:

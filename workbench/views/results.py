@@ -262,10 +262,9 @@ def trial_view(trial: JudgeTrial) -> View:
     rows, items, lines = [], [], []
     for own in trial.measures:
         interval = "" if own.low is None else f"{own.low:.2f} to {own.high:.2f}"
-        limit = {"most": "at most ", "least": "at least ", "either": "within ±"}[own.kind]
         value = number(own.value, ".2f")
         mark = marks.get(own.verdict, own.verdict)
-        rows.append([own.name, value, interval, f"{limit}{own.limit:g}", mark, own.asks])
+        rows.append([own.name, value, interval, own.limit_words, mark, own.asks])
         if own.verdict not in marks or own.verdict == "passed":
             continue
         state, remedy = "error", own.remedy

@@ -11,7 +11,8 @@ from typing import Any
 from workbench import processes
 from workbench.errors import RecipeError
 from workbench.kinds import Fields
-from workbench.rewards.judging import Judge, Spent, judge_of
+from workbench.rewards.code import judge_of
+from workbench.rewards.judging import Judge, Spent
 from workbench.task import Task, function_name
 from workbench.training.feature import Asked, Feature
 from workbench.training.plan import Stage
