@@ -46,7 +46,7 @@ def test_a_look_by_hand():
     assert (look.mean, look.low, look.high) == pytest.approx((0.2, 0.2 - 0.24842, 0.2 + 0.24842), abs=1e-4)
     assert not look.called
     [look] = compared([np.array([solved(0.18), solved(0.2), solved(0.22)])], 3)
-    assert (look.called, look.pairs, look.more) == (True, 3, None)
+    assert (look.called, look.pairs, look.needed) == (True, 3, None)
     assert look.low > 0
 
 
@@ -62,7 +62,7 @@ def test_pairs_that_agree_by_luck_spread_by_a_prompt_all_the_same():
     assert look.p == pytest.approx(two_sided(math.sqrt(3)))
     assert not look.called
     [none] = compared([np.zeros((6, 32))], 6)
-    assert (none.p, none.called, none.more) == (1.0, False, None)
+    assert (none.p, none.called, none.needed) == (1.0, False, None)
 
 
 def test_what_is_called_stays_called():

@@ -14,7 +14,7 @@ from commanding import workbench
 
 import workbench as wb
 from workbench.errors import BudgetError, RecipeError
-from workbench.rewards.judging import judge_of
+from workbench.rewards.code import judge_of
 from workbench.run.rollouts import read_batches
 from workbench.training.feature import Asked
 from workbench.training.features.judged import JudgeWatch, _summed
