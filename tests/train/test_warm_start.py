@@ -286,6 +286,28 @@ def test_a_stop_in_it_leaves_the_base_and_it_begins_anew(home, whole, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_round_samples_the_policy_that_the_one_before_it_left(home, whole):
+    asked = recipe("rounds", {"samples": 8, "rounds": 2})
+    run = train(asked, policy=fresh(), task=task(), runs=home / "runs", watchers=[])
+    found, table = run.manifest()["warm_start"], pq.read_table(run.warm_start).to_pandas()
+    assert list(table["round"]) == [1] * 8 + [2] * 8
+    assert found["samples"] == 16 and found["tries"] == sum(found["tries_by_round"])
+    first = table[table["round"] == 1].reset_index(drop=True)
+    alone = pq.read_table(whole.warm_start).to_pandas()
+    assert first.equals(alone), "a round is the same, whatever comes after it"
+    updates = len(whole.manifest()["warm_start"]["losses"])
+    assert found["losses"][:updates] == whole.manifest()["warm_start"]["losses"]
+    assert len(found["losses"]) == 2 * updates
+    # a policy that was fine-tuned on right completions is right more often
+    assert found["tries_by_round"][1] <= found["tries_by_round"][0]
+
+
+def test_rounds_of_reference_completions_are_refused():
+    with pytest.raises(RecipeError, match="rounds = 2"):
+        plan(recipe("t", {"samples": 4, "rounds": 2, "source": "reference"}), task=task(ideal=lambda row: row["answer"]))
+
+
 def test_it_comes_before_the_first_of_several_stages_alone(home):
     stages = [{"name": name, "steps": 1} for name in ("one", "two")]
     run = train(recipe(stages=stages, policy={"load_in_4bit": True}), policy=load_policy("tiny"), task=task())
