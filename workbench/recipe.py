@@ -247,8 +247,7 @@ class WarmStartPart(_Part):
     # for each of them: completions sampled to find them all, at most
     tries: int = Field(1000, ge=1)
     epochs: int = Field(2, ge=1)
-    # 2 or more are expert iteration: each round samples the policy that the one before it left
-    rounds: int = Field(1, ge=1, le=100)
+    rounds: int = Field(1, ge=1)  # of it; 2 or more are expert iteration
     # None: 2e-4, or grpo.learning_rate if that is higher
     learning_rate: float | None = Field(None, gt=0)
     # reference: what the task's `ideal` makes of a row

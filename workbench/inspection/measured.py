@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from workbench.data.difficulty import Solved
 from workbench.inspection import statistics
 from workbench.kinds import Fields, Prompt
 from workbench.rewards.answers import find_answer
@@ -155,6 +156,13 @@ class Evaluation:
             for step, policy in self.curve.items()
         ]
         return found
+
+    @property
+    def solved(self) -> list[Solved]:
+        """How often the trained policy solved each prompt."""
+        correct, finished = self.after.correct, self.after.finished
+        counts = zip(correct.sum(axis=1).tolist(), finished.sum(axis=1).tolist())
+        return [Solved(right, correct.shape[1], ended) for right, ended in counts]
 
     @property
     def pairs(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
