@@ -244,8 +244,7 @@ class WarmStartPart(_Part):
     """
 
     samples: int = Field(ge=1)  # right completions to train on
-    # for each of them: completions sampled to find them all, at most
-    tries: int = Field(1000, ge=1)
+    tries: int = Field(1000, ge=1)  # for each of them, completions sampled at most
     epochs: int = Field(2, ge=1)
     rounds: int = Field(1, ge=1)  # of it; 2 or more are expert iteration
     # None: 2e-4, or grpo.learning_rate if that is higher

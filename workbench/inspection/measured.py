@@ -243,6 +243,8 @@ def gain_in_words(found: Fields) -> str:
             " prompts"
         )
     interval = statistics.in_points(gain["low"], gain["high"])
+    if gain["high"] < 0:
+        return f"WORSE by {-100 * gain['correct']:.0f} points, 95 % interval {interval}"
     return f"gain {100 * gain['correct']:+.0f} points, 95 % interval {interval}"
 
 
