@@ -20,10 +20,9 @@ from workbench.health.trends import Z_95, Interval, percent, share
 RIGHT = 32  # completions that a warm start trains on
 ROUNDS = 3  # of expert iteration
 WRITTEN = 256  # demonstrations
-# Of the groups. On made policies GRPO used a budget as well as a warm start did wherever more of
-# them were alive (`benchmarks/rungs.py`); with fewer, nearly all that it samples teaches nothing.
-ALIVE = 0.10
-LEARNT = 0.95  # right
+# What `benchmarks/rungs.py` tried on made policies agrees with these, which were set in its view.
+ALIVE = 0.10  # of the groups: with fewer, nearly all that GRPO samples teaches nothing
+LEARNT = 0.95  # right: little is left to gain
 HALF = 0.25  # right, and few groups alive: prompts are solved always or never
 _SETS = {
     "demonstrations": f"warm_start: {{samples: {WRITTEN}, epochs: 8, source: reference}}",
@@ -116,14 +115,16 @@ def which_rung(
     dead = [dead_share(one.right, one.of, num_generations) for one in solved]
     # where none was right, not what so few completions leave open
     alive = 1 - sum(dead) / len(dead) if right else 0.0
-    never = sum(not one.right for one in solved) / len(solved)
-    name, why = _chosen(rate, alive, never, budget, warmed=warmed)
+    ever = sum(one.right > 0 for one in solved)
+    name, why = _chosen(rate, alive, ever, len(solved), budget, warmed=warmed)
     if name in _SETS and "played" in getattr(measured, "settings", {}):
         name, why = "stop", f"{why}; rollouts of several turns have no warm start: take easier ones"
     needed = None
     if not right and RIGHT / rate.high < budget:
         # none of so many would rule it out
         needed = math.ceil(Z_95**2 * (budget / RIGHT - 1)) - of
+    elif name == "demonstrations" and ever == 1:
+        needed = 2 * of  # at this rate, right ones on three prompts
     sets = _SETS.get(name, "")
     if name == "demonstrations" and not ideal:
         sets += ", and in the task Task(..., ideal=lambda row: ...)"
@@ -137,22 +138,24 @@ def _solved(measured: Any) -> Sequence[Solved]:
 
 
 def _chosen(
-    rate: Interval, alive: float, never: float, budget: int, *, warmed: bool
+    rate: Interval, alive: float, ever: int, prompts: int, budget: int, *, warmed: bool
 ) -> tuple[str, str]:
     # (the rung, why)
-    if alive >= ALIVE:
-        return "GRPO", f"{percent(alive)} of groups would hold right and wrong ones"
     few = f"only {percent(alive)} of GRPO's groups would hold right and wrong ones"
     if rate.value >= LEARNT:
-        return "stop", f"{few}, so these prompts are learnt; take harder ones, or export"
+        return "stop", "little is left to learn from these prompts; take harder ones, or export"
+    if alive >= ALIVE:
+        return "GRPO", f"{percent(alive)} of groups would hold right and wrong ones"
     if not rate.value:
         return "demonstrations", "sampling finds nothing to learn from"
     if rate.value >= HALF:
-        why = f"{few}, as {percent(never)} of the prompts are never solved and the rest are learnt"
-        return "demonstrations", why
+        why = f"{few}: {prompts - ever} of {prompts} prompts are never solved, the others are learnt"
+        return "stop", f"{why}; take prompts between, or write answers for the first"
     if RIGHT / rate.value > budget:
         tries = f"{RIGHT} right ones would take about {_round(RIGHT / rate.value):,} tries"
         return "demonstrations", f"{tries}, and at most {budget:,} may be sampled"
+    if ever == 1 and prompts > 1:
+        return "demonstrations", "all of them on one prompt, which is no skill to build on yet"
     if warmed:
         return "expert iteration", f"{few}, after a warm start: the next round finds more, sooner"
     return "warm start", f"{few}, and it trains on the rare right ones"
