@@ -149,7 +149,7 @@ def _chosen(
     if not rate.value:
         return "demonstrations", "sampling finds nothing to learn from"
     if rate.value >= HALF:
-        why = f"{few}: {prompts - ever} of {prompts} prompts are never solved, the others are learnt"
+        why = f"{few}: {prompts - ever} of {prompts} prompts are never solved, others learnt"
         return "stop", f"{why}; take prompts between, or write answers for the first"
     if RIGHT / rate.value > budget:
         tries = f"{RIGHT} right ones would take about {_round(RIGHT / rate.value):,} tries"
