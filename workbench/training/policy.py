@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.errors import PolicyError, nearest
 from workbench.kinds import Fields, Model, Tokenizer
-from workbench.recipe import LoraPart, Recipe
+from workbench.recipe import Recipe
 from workbench.training import loading, plain
 from workbench.training.precision import choose_dtype, native_bf16
 from workbench.training.settings.device import COST, NOT_IN_FORCE, missing, why_not
@@ -216,7 +216,10 @@ def load_policy(
     if trained is None:
         with loading.own_patterns():
             model = loads.add_lora(
-                model, recipe.lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed
+                model,
+                loading.peft_settings(recipe),
+                gradient_checkpointing=gradient_checkpointing,
+                seed=recipe.seed,
             )
         notes += loading.adapter_notes(model, recipe.lora.target_modules)
         if asked.adapter is not None:
@@ -377,12 +380,10 @@ def _unsloth_base(
 
 
 @loading.random_kept()  # on a GPU it seeds Python's, numpy's and torch's for the whole process
-def _unsloth_lora(
-    model: Model, lora: LoraPart, *, gradient_checkpointing: bool, seed: int
-) -> Model:
+def _unsloth_lora(model: Model, lora: Fields, *, gradient_checkpointing: bool, seed: int) -> Model:
     return _unsloth().FastLanguageModel.get_peft_model(
         model,
-        **lora.model_dump(),
+        **lora,
         bias="none",
         use_gradient_checkpointing="unsloth" if gradient_checkpointing else False,
         random_state=seed,
