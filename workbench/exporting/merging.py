@@ -148,6 +148,12 @@ def tensors_of(source: str | Path) -> Tensors:
         return tensors_in(Path(folder, name) for name in sorted(set(shards)))
 
 
+def rescales(adapter: str | Path) -> bool:
+    """Whether a saved adapter is DoRA's, which does more to a layer than add s B A."""
+    config = Path(adapter) / "adapter_config.json"
+    return bool(json.loads(config.read_text(encoding="utf-8")).get("use_dora"))
+
+
 def deltas(adapter: str | Path) -> Tensors:
     """Layer that a saved LoRA adapter changes -> a function that returns its s B A, float32 `[out,
     in]`.

@@ -337,7 +337,7 @@ def hold_reference(model: Any, adapter: str | None) -> None:
     if adapter is not None:
         folder = find_adapter(adapter)
         with reading(f"adapter {shown(folder)}"):
-            model.load_adapter(folder, "ref")
+            model.load_adapter(folder, "ref", torch_device="cpu")
 
 
 @contextlib.contextmanager
