@@ -517,8 +517,9 @@ def precision() -> Any:
 def adapters() -> Any:
     """Runs that begin from adapters of other programs: KL of the first step, and the step that each took, by reference."""
     import foreign_adapters
-    from workbench.training.policy import load_policy
+
     from workbench.recipe import Recipe
+    from workbench.training.policy import load_policy
 
     found: dict[str, Any] = {}
     for layout in foreign_adapters.LAYOUTS:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from workbench.cache import summed
@@ -18,18 +17,16 @@ from workbench.workspace import made, replace_folder, write_json
 _SUMS = "made.json"
 
 
-def made_once(folder: Path, what: str, rule: str, command: Callable[[], list[str]]) -> Path:
-    """The folder, which `python -m *command()` makes if it is missing, torn or changed.
+def made_once(folder: Path, what: str, rule: str, command: list[str]) -> Path:
+    """The folder, which `python -m *command FOLDER` makes if it is missing, torn or changed.
 
     PolicyError, which names `what`: that program fails, or the folder cannot be written.
     """
-    if _is_whole(folder):
-        return folder
     try:
         # another process may be making it: then this one waits, and takes it
         with in_turn(made(folder.parent)):
-            if not _is_whole(folder):
-                _make(folder, what, rule, command())
+            if not is_whole(folder):
+                _make(folder, what, rule, command)
     except DiskError as error:
         raise PolicyError(
             f"{what}: {error.value}",
@@ -39,7 +36,8 @@ def made_once(folder: Path, what: str, rule: str, command: Callable[[], list[str
     return folder
 
 
-def _is_whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
+    """Whether a folder is as it was made."""
     try:
         sums = json.loads((folder / _SUMS).read_text(encoding="utf-8"))
         return sums == _sums(folder)
@@ -53,7 +51,12 @@ def _sums(folder: Path) -> dict[str, list[object]]:
 
 def _make(folder: Path, what: str, rule: str, command: list[str]) -> None:
     started = time.monotonic()
-    print(f"{what}: made, once, in {folder}", end=" ... ", file=sys.stderr, flush=True)
+    print(
+        f"{what}: its checkpoint is made, once, in {folder}",
+        end=" ... ",
+        file=sys.stderr,
+        flush=True,
+    )
     try:
         with replace_folder(folder) as new:
             # In a separate process: what it imports goes with it, and the memory that it takes.

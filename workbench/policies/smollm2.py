@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from workbench.errors import PolicyError
-from workbench.policies.making import made_once
+from workbench.policies.making import is_whole, made_once
 from workbench.workspace import sum_of
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -27,7 +27,9 @@ def whole(folder: Path) -> Path:
     PolicyError: the extra is not installed, its file is another one, or the folder cannot be
     written.
     """
-    return made_once(folder, _WHAT, _RULE, lambda: [_MAKER, str(_source())])
+    if is_whole(folder):  # it needs the wheel no longer
+        return folder
+    return made_once(folder, _WHAT, _RULE, [_MAKER, str(_source())])
 
 
 def _source() -> Path:

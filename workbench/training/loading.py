@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import json
 import logging
 import random
@@ -16,13 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from workbench.errors import PolicyError, RecipeError, WorkbenchError
+from workbench.errors import PolicyError, WorkbenchError
 from workbench.extras import explaining, installed, need, need_train
 from workbench.hub import check_hub
 from workbench.kinds import Fields, Model, Tokenizer
-from workbench.recipe import LoraPart, Recipe
+from workbench.recipe import Recipe
 from workbench.workspace import find, looked_in, resolve, shown, sum_of
 
 TOKENIZER_FILES = [
@@ -36,18 +33,6 @@ _DECIDING = [
 ]  # fmt: skip
 _SPACED = "What is 2 + 3 ?\n\tSay it in one word."
 NF4_BLOCK = 64
-# Of PEFT's LoraConfig, beside what a recipe's `lora` says: an adapter that one has may set it.
-_MORE_THAN_LORA = (
-    "use_rslora", "use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan_in_fan_out",
-    "layers_to_transform", "layers_pattern", "exclude_modules", "ensure_weight_tying",
-)  # fmt: skip
-# What changes more than an adapter that can be switched off: the reference would be no base.
-_NOT_TRAINED = (
-    "target_parameters", "trainable_token_indices", "layer_replication", "alora_invocation_tokens",
-    "lora_bias", "use_qalora", "use_bdlora",
-)  # fmt: skip
-_STARTS = ("gaussian", "orthogonal")  # of A alone
-_MERGER = "workbench.exporting.merging"  # reached as a program: nothing here imports what exports
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 SMALL_BYTES = 400 * 2**20
 # On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in
@@ -335,9 +320,7 @@ def hold_reference(model: Any, adapter: str | None) -> None:
     if "ref" in model.peft_config:  # TRL's: what this stage found, which is neither
         model.delete_adapter("ref")
     if adapter is not None:
-        folder = find_adapter(adapter)
-        with reading(f"adapter {shown(folder)}"):
-            model.load_adapter(folder, "ref", torch_device="cpu")
+        model.load_adapter(find_adapter(adapter), "ref", torch_device="cpu")
 
 
 @contextlib.contextmanager
@@ -357,10 +340,11 @@ def reading(what: str, rule: str = _READABLE, remedy: str = _CHECK) -> Generator
 
 def adapter_sum(adapter: str | Path) -> str:
     """The SHA-256 of a saved adapter's weights, in hex."""
-    return sum_of(_weights_file(adapter))
+    return sum_of(adapter_file(adapter))
 
 
-def _weights_file(adapter: str | Path) -> Path:
+def adapter_file(adapter: str | Path) -> Path:
+    """The file that holds a saved adapter's weights."""
     file = Path(adapter) / "adapter_model.safetensors"
     return file if file.is_file() else file.with_suffix(".bin")  # PEFT's before 0.6
 
@@ -369,172 +353,6 @@ def adapter_named(adapter: str | Path) -> str:
     """A trained adapter as a record names it: its folder, and the start of its weights' SHA-256."""
     folder = find_adapter(adapter)
     return f"{shown(folder)} ({adapter_sum(folder)[:12]})"
-
-
-def fitted_to_adapter(recipe: Recipe) -> Recipe:
-    """The recipe with the `lora` of the adapter that training continues from, or with that adapter
-    merged into its policy; unchanged where the adapter is new.
-
-    RecipeError or PolicyError if the recipe asks for another shape, or this adapter cannot be
-    trained.
-    """
-    policy = recipe.policy
-    if policy.adapter is None:
-        if policy.merge_adapter or policy.reference == "adapter":
-            raise RecipeError(
-                "policy.merge_adapter" if policy.merge_adapter else "policy.reference = 'adapter'",
-                rule="it says what becomes of policy.adapter, and the recipe names none",
-                remedy="name the adapter's folder, or leave it out",
-            )
-        return recipe
-    folder = find_adapter(policy.adapter)
-    config = _adapter_config(folder)
-    if policy.merge_adapter:
-        name = str(_merged(policy.name, folder))
-        part = {"name": name, "adapter": None, "reference": "base", "merge_adapter": False}
-        return recipe.model_copy(update={"policy": policy.model_copy(update=part)})
-    shape = _adapter_shape(folder, config)
-    for name in recipe.lora.model_fields_set:
-        value = getattr(recipe.lora, name)
-        if (sorted(value) if isinstance(value, list) else value) != getattr(shape, name):
-            made = f"{name} = {getattr(shape, name)!r}"
-            raise PolicyError(
-                f"lora.{name} = {value!r} with policy.adapter",
-                rule=f"training continues with the adapter as it was made: {made}",
-                remedy=f"leave out lora.{name}",
-            )
-    within = Path(folder).relative_to(resolve(policy.adapter))  # its newest checkpoint, or itself
-    own = policy.model_copy(update={"adapter": str(Path(policy.adapter) / within)})
-    return recipe.model_copy(update={"lora": shape, "policy": own})
-
-
-def peft_settings(recipe: Recipe) -> Fields:
-    """What PEFT's LoraConfig is made from: the recipe's `lora`, or all that the adapter that
-    training continues from sets.
-    """
-    settings = recipe.lora.model_dump()
-    if recipe.policy.adapter is not None:
-        config = _adapter_config(find_adapter(recipe.policy.adapter))
-        more = ("target_modules", *_MORE_THAN_LORA)
-        settings |= {name: config[name] for name in more if config.get(name)}
-    return settings
-
-
-def of_adapter(recipe: Recipe, asked: str) -> list[str]:
-    """Notes on the adapter that training continues from; `asked`: the folder that was requested."""
-    from workbench.policies import named_at
-
-    adapter, source = str(recipe.policy.adapter), find_model(recipe.policy.name, ask_hub=False)
-    config = _adapter_config(find_adapter(adapter))
-    shape = [f"r {recipe.lora.r}", *(name for name in _MORE_THAN_LORA if config.get(name))]
-    notes = [
-        f"training continues from the adapter {adapter_named(adapter)}, in its shape"
-        f" ({', '.join(shape)});"
-        f" reference: {recipe.policy.reference}; `base`, wherever a gain is measured, is the model"
-        " without it"
-    ]
-    if adapter != asked:
-        notes.append(f"{asked} holds no adapter itself: its newest, {Path(adapter).name}, is taken")
-    if recipe.policy.reference == "base" and recipe.grpo.get("beta"):
-        notes.append(
-            "reference: base: KL also pulls back what that adapter has learned; policy.reference:"
-            " adapter measures it from there"
-        )
-    if config.get("modules_to_save"):
-        notes.append("the memory estimate leaves out modules_to_save, which are trained whole")
-    named = named_at(source)
-    names = {recipe.policy.name, source, named.public if named else source}
-    of = str(config.get("base_model_name_or_path") or recipe.policy.name)
-    if _last_part(of) not in set(map(_last_part, names)):
-        notes.append(
-            f"WARNING: that adapter was trained on {of}, and the policy is {recipe.policy.name}"
-        )
-    return notes
-
-
-def _last_part(name: str) -> str:
-    return without_bits(name.rstrip("/").rpartition("/")[2]).lower()
-
-
-def _adapter_config(folder: str) -> Fields:
-    with reading(f"adapter {shown(folder)}"):
-        config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-    # Of the other starts, such as PiSSA, the base's own weights were changed.
-    start = config.get("init_lora_weights", True)
-    unlike = [] if isinstance(start, bool) or start in _STARTS else ["init_lora_weights"]
-    if config.get("peft_type") != "LORA":
-        unlike.append("peft_type")
-    if unlike:
-        raise PolicyError(
-            f"adapter {shown(folder)}: {unlike[0]} = {config.get(unlike[0])!r}",
-            rule="training continues from a LoRA adapter of PEFT's, which leaves its base as it is",
-            remedy="convert it to a plain LoRA, with the program that made it",
-        )
-    return config
-
-
-def _adapter_shape(folder: str, config: Fields) -> LoraPart:
-    unlike = [name for name in _NOT_TRAINED if config.get(name)]
-    if config.get("bias", "none") != "none":
-        unlike.append("bias")
-    named = config.get("target_modules")
-    own = {"target_modules": named if isinstance(named, list) else _adapted(folder)}
-    try:
-        shape = LoraPart.model_validate(
-            {name: config.get(name) for name in LoraPart.model_fields} | own
-        )
-    except ValidationError as error:
-        unlike.append(str(error.errors()[0]["loc"][0]))
-    if unlike:
-        raise PolicyError(
-            f"adapter {shown(folder)}: {unlike[0]} = {config.get(unlike[0])!r}",
-            rule="training continues from an adapter of low-rank steps, which switched off leaves"
-            " the base",
-            remedy="policy.merge_adapter: true merges it into its base, and trains a new one",
-        )
-    return shape.model_copy(update={"target_modules": sorted(shape.target_modules)})
-
-
-def _adapted(folder: str) -> list[str]:
-    # The last names of the layers that it holds weights for: target_modules is a pattern.
-    file = _weights_file(folder)
-    with reading(f"adapter {shown(folder)}"):
-        if file.suffix == ".bin":
-            import torch
-
-            names = [*torch.load(file, map_location="cpu", weights_only=True)]
-        else:
-            from safetensors import safe_open
-
-            with safe_open(file, "np") as saved:
-                names = [*saved.keys()]
-    return sorted(
-        {one.partition(".lora_")[0].rpartition(".")[2] for one in names if "lora_" in one}
-    )
-
-
-def _merged(name: str, adapter: str) -> Path:
-    # The folder of a policy with an adapter merged into its 16-bit base: made once, in the user's
-    # cache, and in a process of its own, which Unsloth's patches do not reach.
-    from workbench.cache import cache_folder
-    from workbench.policies import folder_of
-    from workbench.policies.making import made_once
-
-    base = name if folder_of(name) else without_bits(find_model(name))
-    if not (folder_of(base) or Path(base).is_dir()):
-        from huggingface_hub import snapshot_download
-
-        patterns = ["*.safetensors*", "*.json", "*.jinja", "*.model", "*.txt"]
-        with reading(f"policy {name!r}"):
-            snapshot_download(base, allow_patterns=patterns)
-    about = [base_files(base), adapter_sum(adapter), _adapter_config(adapter)]
-    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
-    return made_once(
-        cache_folder() / f"merged-{key}",
-        f"policy {name!r} with the adapter {shown(adapter)}",
-        "it is merged once, in 16 bits, in the user's cache",
-        lambda: [_MERGER, base, adapter],
-    )
 
 
 def without_extras(recipe: Recipe) -> list[str]:

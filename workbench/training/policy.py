@@ -170,8 +170,12 @@ def load_policy(
     from workbench.policies import origin_of
 
     trained = None if adapter is None else loading.find_adapter(adapter)
-    if trained is None:
-        recipe = loading.fitted_to_adapter(recipe)
+    lora = recipe.lora.model_dump()
+    if trained is None and recipe.policy.adapter is not None:
+        from workbench.training.adapters import fitted_to_adapter, peft_settings
+
+        recipe, _ = fitted_to_adapter(recipe)
+        lora = peft_settings(recipe)
     asked = recipe.policy
     name, loads = asked.name, _BACKENDS[asked.backend]
     source = loading.find_model(name)
@@ -216,10 +220,7 @@ def load_policy(
     if trained is None:
         with loading.own_patterns():
             model = loads.add_lora(
-                model,
-                loading.peft_settings(recipe),
-                gradient_checkpointing=gradient_checkpointing,
-                seed=recipe.seed,
+                model, lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed
             )
         notes += loading.adapter_notes(model, recipe.lora.target_modules)
         if asked.adapter is not None:
