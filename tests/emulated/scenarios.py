@@ -522,7 +522,7 @@ def adapters() -> Any:
     from workbench.training.policy import load_policy
 
     found: dict[str, Any] = {}
-    for layout in foreign_adapters.LAYOUTS:
+    for layout in ("unsloth", "llama_factory"):
         folder = str(foreign_adapters.leave(layout, FOLDER / layout))
         for reference in ("base", "adapter"):
             part = {"backend": BACKEND, "load_in_4bit": False, "adapter": folder, "reference": reference}
