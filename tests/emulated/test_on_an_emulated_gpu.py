@@ -433,7 +433,7 @@ def test_the_adapter_of_a_4_bit_policy_is_float32_and_moves(machine):
 def test_unsloths_trainer_measures_kl_from_the_named_reference(machine, layout):
     base, adapter = (machine("adapters")[f"{layout}, {reference}"] for reference in ("base", "adapter"))
     assert (base["said"], adapter["said"]) == ("base", "adapter")
-    # Its loss computes the policy's log-probabilities otherwise than the reference's: in bfloat16 the two are not equal to the bit.
+    # Its loss computes the policy's log-probabilities otherwise than the reference's: in bfloat16 they differ in the last bit.
     assert 0 <= adapter["kl"] < base["kl"] / 20
     assert min(base["moved"], adapter["moved"]) > 0
 
