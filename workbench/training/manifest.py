@@ -45,7 +45,7 @@ def manifest_of(
         "environment": environment(),
         "policy": policy.found(),
         # what KL is measured from, where beta is not 0
-        "reference": "adapter" if "ref" in policy.model.peft_config else "base",
+        "reference": "adapter" if "ref" in getattr(policy.model, "peft_config", ()) else "base",
         "trainer": f"{type(trainer).__module__}.{type(trainer).__name__}",
         "task": {
             "name": task.name,
