@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from foreign_adapters import LAYOUTS, leave
@@ -298,12 +299,23 @@ def test_merged_first_it_is_the_base_and_the_reference(home, folders, cache, cap
     [note] = [note for note in plan.notes if "merge_adapter" in note]
     assert str(folder) in note
     check_merged(load_policy(plan), folder)
-    run = train(asked)  # in no second time
+    run = train(asked)
     assert "made, once" not in capsys.readouterr().err
     assert run.metrics()[0]["kl"] == 0
     assert any(str(folder) in note for note in run.manifest()["policy"]["notes"])
     assert run.manifest()["reference"] == "base"
-    assert continue_run(run, steps=1).result()["steps"] == 2
+
+
+@pytest.mark.slow
+def test_a_merged_base_that_was_deleted_is_made_again_the_same(home, folders, cache):
+    asked = recipe(folders["llama_factory"], merge_adapter=True)
+    run = train(asked)
+    [made] = cache.glob("merged-*")
+    shutil.rmtree(made)
+    with pytest.raises(PolicyError, match=made.name):
+        continue_run(run, steps=1)
+    prepare(asked)
+    assert continue_run(run, steps=1).result()["steps"] == 2  # its sums are those that the run began with
 
 
 @pytest.mark.slow
@@ -335,6 +347,48 @@ def test_what_cannot_be_trained_can_be_merged_first(cache, tmp_path, change):
             weight.data += 0.02 * torch.randn_like(weight)
     model.save_pretrained(str(tmp_path / "mine"))
     check_merged(load_policy(recipe(tmp_path / "mine", merge_adapter=True)), tmp_path / "mine")
+
+
+# -- what TRL and Unsloth themselves leave -----------------------------------------------------------------------------
+
+
+def left_by_trl(folder):
+    from datasets import Dataset
+    from peft import LoraConfig
+    from trl import SFTConfig, SFTTrainer
+
+    how = SFTConfig(output_dir=str(folder), max_steps=2, save_steps=1, use_cpu=True, bf16=False, report_to="none", max_length=64)
+    rows = Dataset.from_list([{"text": "What is 2 + 3? <answer>5</answer>"}] * 16)
+    lora = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear")
+    trainer = SFTTrainer(model=base(), args=how, train_dataset=rows, peft_config=lora)
+    trainer.train()
+
+
+def left_by_unsloth(folder):
+    import unsloth
+    from unsloth_zoo.peft_utils import get_peft_regex
+
+    model, tokenizer = unsloth.FastLanguageModel.from_pretrained(str(folder_of("tiny")), max_seq_length=64, load_in_4bit=True)
+    model = unsloth.FastLanguageModel.get_peft_model(model, r=4, target_modules=get_peft_regex(model), use_rslora=True)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data += 0.02
+    model.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [left_by_trl, left_by_unsloth])
+def test_what_the_programs_themselves_leave_trains(home, tmp_path, program):
+    program(tmp_path / "theirs")
+    assert (tmp_path / "theirs" / "adapter_config.json").is_file() == (program is left_by_unsloth)
+    asked = recipe(tmp_path / "theirs", {"max_steps": 2}, reference="adapter", dtype="float32")
+    saved = json.loads(Path(find_adapter(tmp_path / "theirs"), "adapter_config.json").read_text())
+    assert isinstance(saved["target_modules"], str) == (program is left_by_unsloth)  # a pattern
+    assert logits(load_policy(asked).model).equal(logits(as_peft_loads(tmp_path / "theirs")))
+    run = train(asked)
+    assert run.metrics()[0]["kl"] == 0
+    assert run.metrics()[1]["kl"] > 0
 
 
 # -- each trains, on both backends -------------------------------------------------------------------------------------

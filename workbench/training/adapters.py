@@ -99,7 +99,7 @@ def _notes(recipe: Recipe, config: Fields, asked: str) -> list[str]:
     begins += f" ({', '.join(shape)}); reference: {policy.reference}; `base`, wherever a gain is"
     notes = [f"{begins} measured, is the model without it"]
     if policy.reference == "base":
-        notes[0] += ", to which KL pulls back if beta > 0 (else: policy.reference: adapter)"
+        notes[0] += ", to which KL pulls back where beta > 0 (or set policy.reference: adapter)"
     if folder != str(resolve(asked)):
         notes.append(f"{asked} holds no adapter itself: its newest, {Path(folder).name}, is taken")
     if config.get("modules_to_save"):

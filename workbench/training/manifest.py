@@ -92,9 +92,9 @@ def changed_policy(run: RunDirectory, policy: Policy, changed: Differences) -> N
         changed.refused.append(f"the base was changed: {differs}")
     began = run.recipe().policy
     if began.adapter and began.reference == "adapter":
-        now, then = adapter_named(began.adapter), manifest["policy"]["trained_in"][0]
-        if now != then:
-            changed.refused.append(f"the reference, the adapter {then}, is now {now}")
+        now = adapter_named(began.adapter)
+        if now not in manifest["policy"]["trained_in"]:
+            changed.refused.append(f"the reference, policy.adapter, was changed: it is now {now}")
 
 
 def _environment_then(manifest: Fields) -> dict[str, str]:

@@ -189,7 +189,7 @@ def continue_run(
         anew = {"adapter": began and str(point.folder), "reference": "base"}
         anew = plan.recipe.policy.model_copy(update=anew)
         policy = load_policy(replace(plan, recipe=plan.recipe.model_copy(update={"policy": anew})))
-        policy.trained_in = list(run.manifest()["policy"]["trained_in"])
+        policy.trained_in = list(run.manifest()["policy"].get("trained_in", ()))
     changed_policy(run, policy, changed)
     check_same(run, changed, accept_changes)
     trainer = make_trainer(replace(plan, stages=left), policy)
