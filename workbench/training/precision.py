@@ -95,7 +95,7 @@ def adapter_in_float32(model: Model) -> int:
     from peft.utils import ModulesToSaveWrapper
 
     wrappers = [each for each in model.modules() if isinstance(each, ModulesToSaveWrapper)]
-    for wrapper in wrappers:
+    for wrapper in (each for each in wrappers if hasattr(each.original_module, "weight")):
         dtype = wrapper.original_module.weight.dtype
         for copy in wrapper.modules_to_save.values():  # what is trained, and the reference's
             copy.float()
