@@ -253,6 +253,18 @@ def test_weights_of_the_base_among_the_adapters_are_refused(folders, tmp_path):
         load_policy(recipe(folder))
 
 
+def test_another_chat_template_beside_it_is_a_warning(folders, tmp_path):
+    folder = Path(shutil.copytree(find_adapter(folders["trl"]), tmp_path / "own"))
+    own = (folder_of("tiny") / "chat_template.jinja").read_text(encoding="utf-8")
+    for template, warned in ((own + "\n", False), ("{{ messages }}", True)):
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+        notes = [note for note in prepare(recipe(folder)).notes if "another chat template" in note]
+        assert [note.startswith("WARNING") for note in notes] == [True] * warned
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    assert [note for note in prepare(recipe(folder)).notes if "another chat template" in note]
+
+
 @pytest.mark.parametrize(
     ("trained_on", "warns"),
     [

@@ -105,12 +105,29 @@ def _notes(recipe: Recipe, config: Fields, asked: str) -> list[str]:
     if config.get("modules_to_save"):
         notes.append("the memory estimate leaves out modules_to_save, which are trained whole")
     source = find_model(policy.name, ask_hub=False)
+    saved, used = _template_in(folder), _template_in(source)
+    if saved and used and saved != used:
+        notes.append(
+            "WARNING: beside that adapter lies another chat template; prompts are rendered with"
+            f" that of {policy.name}"
+        )
     own = named_at(source)
     names = {policy.name, source, own.public if own else source}
     trained_on = str(config.get("base_model_name_or_path") or policy.name)
     if _last_part(trained_on) not in set(map(_last_part, names)):
         notes.append(f"WARNING: that adapter was trained on {trained_on}, not on {policy.name}")
     return notes
+
+
+def _template_in(folder: str) -> str | None:
+    file, config = Path(folder, "chat_template.jinja"), Path(folder, "tokenizer_config.json")
+    if file.is_file():
+        return file.read_text(encoding="utf-8").strip()
+    if not config.is_file():
+        return None
+    with reading(shown(config)):
+        template = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
+    return template.strip() if isinstance(template, str) else None
 
 
 def _last_part(name: str) -> str:
