@@ -63,6 +63,7 @@ FACE = {
     "explain_group": "inspection.reading",
     "replay": "replaying",
     "duel": "decide.duel",
+    "twin": "decide.twin",
     "evaluate": "inspection.evaluation",
     "inspection": "",
     # 05: leave with the model

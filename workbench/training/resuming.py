@@ -261,6 +261,17 @@ def _whole_state(folder: Path, run: RunDirectory) -> Fields:
     return state
 
 
+def adopt(folder: Path, run: RunDirectory) -> None:
+    """Make a copy of another run's checkpoint one of this run, under the settings that its record
+    says were effective then.
+    """
+    state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+    del state["sha256"]
+    settings = to_json(recorded(run, state["step"])["events.jsonl"])
+    state |= {"run": run.identity, "recorded": state["recorded"] | {"events.jsonl": settings}}
+    write_json(folder / _STATE, state | {"sha256": _sum_of_state(state)})
+
+
 def save_adapter(
     model: Any, tokenizer: Tokenizer, folder: Path, weights: Fields | None = None
 ) -> Path:
