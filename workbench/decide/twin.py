@@ -337,7 +337,7 @@ def _grown(
             step = 0 if checkpoint in ("0", "base") else latest_point(run, checkpoint).step
         end = min(recorded, step + (steps or recorded))
         late = _late(sign, step, end)["value"].dropna()
-        if len(late) < _LEAST:
+        if len(late) < _LEAST and (checkpoint or steps):
             raise RunError(
                 f"{run.name}: {len(late)} groups in the last third of steps {step + 1} to {end}",
                 rule=f"a twin is compared by {_LEAST} groups or more",
@@ -345,7 +345,7 @@ def _grown(
             )
         if change_of_means(_clean(sign), late).low > 0:
             return sign, step, end
-        tried.append(f"{sign.sql}: {_clean(sign).mean():.3g} to {late.mean():.3g}")
+        tried.append(f"{sign.sql}: lowest in steps {sign.first} to {sign.last}, and no more later")
     raise RunError(
         f"{run.name}: {'; '.join(tried) or 'the suspect decides what is right'}",
         rule="there is a cause to find where something that the suspect does not score grew beyond"

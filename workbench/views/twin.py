@@ -35,7 +35,7 @@ def twin_picture(twin: Twin) -> Picture:
     if sign.share:
         axis.set_ylim(-0.02, 1.02)
         axis.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axis.legend(fontsize=8, frameon=False)
+    axis.legend(fontsize=8, frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
     text = str(twin)
     title = text.partition(":")[0]
     figure.suptitle(as_text(title, 110), fontsize=9, x=0.01, ha="left")
