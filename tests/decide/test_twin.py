@@ -5,7 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +154,30 @@ def test_stopped_early_and_called_again_it_goes_on(hacked, muted, monkeypatch):
     again = grow(plan)
     assert again.found["undone"] == muted.found["undone"]
     assert adapter(RunDirectory(plan.folder)) == adapter(RunDirectory(muted.plan.folder))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_and_called_again_it_is_the_same(hacked, home):
+    write(home, "task.py")
+    hacked.recipe().model_copy(update={"task": "task.py"}).save(home / "recipe.yaml")
+    command = [sys.executable, "-m", "workbench.cli"]
+    where = {"cwd": home, "env": {**os.environ, "WORKBENCH_HOME": str(home)}, "stdout": subprocess.DEVNULL}
+    subprocess.run([*command, "train", "recipe.yaml"], **where, check=True)
+    command += ["twin", "hack", "--mute", "brief_reward"]
+    subprocess.run(command, **where, check=True)
+    [folder] = (home / "runs").glob("hack-without-*")
+    whole = adapter(RunDirectory(folder))
+    for wanted in ("recipe.yaml", "checkpoints/checkpoint-6"):  # before its first step, and later
+        shutil.rmtree(folder)
+        process = subprocess.Popen(command, **where)
+        while not (folder / wanted).exists() and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert RunDirectory(folder).result()["status"] == "killed"
+        subprocess.run(command, **where, check=True)
+        assert adapter(RunDirectory(folder)) == whole
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
