@@ -127,6 +127,11 @@ def test_its_manifest_says_what_it_is(hacked, muted):
     assert (run.path / "task.py").read_bytes() == (hacked.path / "task.py").read_bytes()
 
 
+def test_a_twin_that_is_the_latest_run_is_resumed(hacked, muted):
+    again = plan_twin(RunDirectory(muted.plan.folder), mute="brief_reward")
+    assert (again.folder.name, again.run.identity) == (muted.plan.folder.name, hacked.identity)
+
+
 def test_an_innocent_is_acquitted(hacked):
     found = twin(hacked, mute="incremental_format_reward", checkpoint="checkpoint-2")
     assert found.verdict == INNOCENT

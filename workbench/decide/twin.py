@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import math
 import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,10 +40,25 @@ from workbench.run.rollouts import query, read_batches
 from workbench.task import Task, fingerprint, load_task
 from workbench.training.manifest import rewards_of
 from workbench.training.prepare import prepare
-from workbench.training.resuming import adopt, begun_task, kept_task, latest_point
+from workbench.training.resuming import (
+    STATE_FILES,
+    begun_task,
+    kept_task,
+    latest_point,
+    recorded,
+    sum_of_state,
+)
 from workbench.training.trainer import continue_run, train
 from workbench.training.watchers import Watchers
-from workbench.workspace import append_line, find, replace_folder, shown, sum_of, write_json
+from workbench.workspace import (
+    append_line,
+    find,
+    replace_folder,
+    shown,
+    sum_of,
+    to_json,
+    write_json,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -92,7 +106,7 @@ class TwinPlan:
             "run_id": self.run.identity,
             "from": self.step,
             "changed": self.suspects,
-            "patch": self.patch and {"file": str(self.patch), "sha256": sum_of(self.patch)},
+            "patch": self.patch and _patched(self.patch),
         }
 
     @property
@@ -134,7 +148,7 @@ class Twin:
     plan: TwinPlan
     groups: pandas.DataFrame  # of the twin, as `Sign.groups`
     # whether the first new step sampled the same completions; None: it was not recorded
-    equal: bool | None = field(default=None)
+    equal: bool | None = None
 
     @cached_property
     def late(self) -> pandas.DataFrame:
@@ -184,7 +198,8 @@ class Twin:
         of them would.
         """
         value, low, _ = self.beyond_half
-        if self.verdict != UNTOLD or abs(value) < (value - low) / 3:
+        few = len(self.late) < _LEAST
+        if few or self.verdict != UNTOLD or abs(value) < (value - low) / 3:
             return None
         return math.ceil((self.plan.end - self.plan.step) * ((value - low) / value) ** 2)
 
@@ -219,7 +234,7 @@ class Twin:
         ended = f"{plan.what} grew from {before} to {original}, and with it {without} to {twin}"
         lines = [f"{head}: {ended} ({less} less)"]
         if verdict == UNTOLD and self.more:
-            lines.append(f"about {self.more} steps after the checkpoint would tell")
+            lines.append(f"about {self.more} steps of both after the checkpoint would tell")
         elif verdict == UNTOLD:
             lines.append(
                 "about half of it is undone: another function may share the blame; the same of a"
@@ -231,6 +246,10 @@ class Twin:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def _patched(file: Path) -> Fields:
+    return {"file": str(file), "sha256": sum_of(file)}
 
 
 def _mean(values: pandas.Series) -> Interval:
@@ -261,9 +280,19 @@ def plan_twin(
     errors as for `twin`.
     """
     run = run if isinstance(run, RunDirectory) else open_run(run, latest="recorded")
+    file = find(patch) if patch else None
+    if (about := run.manifest().get("twin")) and (
+        about["changed"] == [mute] or (file and about["patch"] == _patched(file))
+    ):  # "latest" is the twin itself, which is to be resumed
+        run = open_run(run.path.with_name(about["of"]))
     run.check_ended()
     manifest, recipe = run.manifest(), run.recipe()
-    if manifest.get("attached") or recipe.stages or bool(mute) == bool(patch):
+    if (
+        manifest.get("attached")
+        or "recipe" not in manifest
+        or recipe.stages
+        or bool(mute) == bool(patch)
+    ):
         raise RunError(
             f"{run.name}: a twin of {'stages' if recipe.stages else 'this run'}, with"
             f" mute = {mute!r} and patch = {str(patch) if patch else None!r}",
@@ -276,7 +305,6 @@ def plan_twin(
         paid = ", ".join(name for name, weight in weights.items() if weight)
         value = f"{run.name}: {mute!r} {'weighs 0' if mute in weights else 'is no function of it'}"
         raise RunError(value, rule="what is muted was paid", remedy=f"choose from {paid}")
-    file = find(patch) if patch else None
     task = load_task(file) if file else begun_task(run, recipe)
     if fingerprint(task.rows) != manifest["task"]["rows"]:
         raise RunError(
@@ -329,13 +357,13 @@ def _grown(
     # (the first sign that grew beyond chance, the step of the checkpoint, the last step)
     tried = []
     saved = {int(each.name.rpartition("-")[2]) for each in run.saved()}
-    recorded = run.result()["steps"]
+    reached = run.result()["steps"]
     for sign in signs:
         # what a policy of N steps writes is on record as step N + 1
         step = max((each for each in saved if each < sign.last), default=0)
         if checkpoint:
             step = 0 if checkpoint in ("0", "base") else latest_point(run, checkpoint).step
-        end = min(recorded, step + (steps or recorded))
+        end = min(reached, step + (steps or reached))
         late = _late(sign, step, end)["value"].dropna()
         if len(late) < _LEAST and (checkpoint or steps):
             raise RunError(
@@ -477,19 +505,20 @@ def twin(
 
 def grow(plan: TwinPlan, *, watchers: Watchers = ()) -> Twin:
     """Train what is left of a planned twin."""
-    own, asked = RunDirectory(plan.folder), json.loads(json.dumps(plan.asked))
+    own = RunDirectory(plan.folder)
     if not (plan.folder / "recipe.yaml").is_file():
         if plan.folder.exists() and any(plan.folder.iterdir()):
             what = f"{shown(plan.folder)}: not a twin"
             raise RunError(what, rule="a twin has a folder of its own", remedy="move it away")
         if plan.step or (plan.run.checkpoints / "checkpoint-0").is_dir():
             _copy(plan)
-    elif own.mend().manifest().get("twin") != asked:
+    elif own.mend().manifest().get("twin") != to_json(plan.asked):
         raise RunError(
             f"{shown(plan.folder)}: a run of that name, and not this twin",
             rule="a twin resumes with the change that it began with",
             remedy="rename or delete that folder",
         )
+    own.check_free()
     shown_by = [*(watchers or ()), _Watch(plan)]
     with contextlib.redirect_stdout(io.StringIO()):  # the plan has said what is to be said
         if not plan.folder.exists() or not own.saved():  # or killed before its first checkpoint
@@ -541,8 +570,11 @@ def _copy(plan: TwinPlan) -> None:
     told |= {"from_step": step + 1, "applied": True, "function": plan.muted}
     told |= {"before": state.weights, "after": {**state.weights, str(plan.muted): 0.0}}
     # before the checkpoint's own line: what comes after that is undone
-    at = [own["event"] == "checkpoint" and own["step"] == step for own in events][::-1].index(True)
-    events = [*events[: -1 - at], *([told] if plan.muted else []), events[-1 - at]]
+    saved_at = [
+        n for n, own in enumerate(events) if (own["event"], own["step"]) == ("checkpoint", step)
+    ]
+    at = max(saved_at, default=len(events))
+    events = [*events[:at], *([told] if plan.muted else []), *events[at : at + 1]]
     manifest |= {"id": uuid.uuid4().hex, "recipe": plan.recipe.model_dump(mode="json")}
     manifest |= {"rewards": plan.rewards, "twin": plan.asked}
     manifest |= dict.fromkeys(("result", "before", "adapter"))
@@ -557,7 +589,13 @@ def _copy(plan: TwinPlan) -> None:
         for event in events:
             append_line(folder / "events.jsonl", event)
         write_json(folder / "manifest.json", manifest)
-        adopt(folder / saved, RunDirectory(folder))
+        # the checkpoint is the twin's own now, under the settings of its record
+        own, file = RunDirectory(folder), f"{saved}/{STATE_FILES[1]}"
+        kept = own.read_json(file)
+        del kept["sha256"]
+        settings = to_json(recorded(own, step)["events.jsonl"])
+        kept |= {"run": own.identity, "recorded": kept["recorded"] | {"events.jsonl": settings}}
+        own.write_json(file, kept | {"sha256": sum_of_state(kept)})
         plan.recipe.save(folder / "recipe.yaml")
 
 
