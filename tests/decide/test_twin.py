@@ -21,7 +21,7 @@ from commanding import workbench
 import workbench as wb
 from workbench.decide.twin import CAUSE, INNOCENT, UNTOLD, Sign, Twin, TwinPlan, _sign, grow, plan_twin, twin
 from workbench.errors import RunError
-from workbench.run.control_file import RunState
+from workbench.run.control_file import RunState, write_request
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import query
 
@@ -222,6 +222,27 @@ def test_what_was_steered_by_hand_later_is_another_change(hacked, tmp_path):
     run.log_event("control", 6, **change, before=weights, after={**weights, "correctness_reward": 0.4})
     with pytest.raises(RunError, match="steered by hand"):
         plan_twin(run, mute="brief_reward")
+
+
+def test_what_was_steered_before_the_checkpoint_stays_in_force(hacked):
+    class Hand:
+        def begin(self, run, total_steps, settings):
+            self.run = run
+
+        def batch(self, scored, summary):
+            if scored.step == 1:
+                write_request(self.run, "weight", "python", {"function": "correctness_reward", "value": 0.4})
+
+        def update(self, step, values): ...
+        def end(self, message): ...
+
+    run = wb.train(hacked.recipe().model_copy(update={"run_name": "by-hand"}), watchers=[Hand()])
+    found = twin(run, mute="brief_reward", checkpoint="checkpoint-2", sign="length_tokens < 8")
+    weights = query(RunDirectory(found.plan.folder).rollouts, "select * from rollouts where step > 2")
+    assert set(weights["weight.correctness_reward"]) == {0.4}
+    assert set(weights["weight.brief_reward"]) == {0.0}
+    assert found.equal
+    assert found.verdict == CAUSE
 
 
 def test_who_decides_what_is_right_is_judged_by_what_weighs_nothing(hacked):
