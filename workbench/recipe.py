@@ -244,9 +244,9 @@ class WarmStartPart(_Part):
     """
 
     samples: int = Field(ge=1)  # right completions to train on
-    # for each of them: completions sampled to find them all, at most
-    tries: int = Field(1000, ge=1)
+    tries: int = Field(1000, ge=1)  # for each of them, completions sampled at most
     epochs: int = Field(2, ge=1)
+    rounds: int = Field(1, ge=1)  # of it; 2 or more are expert iteration
     # None: 2e-4, or grpo.learning_rate if that is higher
     learning_rate: float | None = Field(None, gt=0)
     # reference: what the task's `ideal` makes of a row
@@ -263,8 +263,8 @@ def _counted(value: object) -> object:  # `warm_start: 32`
         return {"samples": value}
     if value is not None and not isinstance(value, (dict, WarmStartPart)):
         raise ValueError(
-            "a number of right completions, or a mapping of samples, tries, epochs, learning_rate,"
-            " source"
+            "a number of right completions, or a mapping of samples, tries, epochs, rounds,"
+            " learning_rate, source"
         )
     return value
 

@@ -67,6 +67,8 @@ def write_report(
     for _, view in sections:
         if isinstance(view, Evaluation):
             title += f": {gain_in_words(view.found)}"
+    if (alarm := str(sections[0][1]).partition("\n")[0]).startswith(ALARM):
+        title += f" {alarm}"
     if markdown:
         # The run's curves are a picture alone.
         parts = [
@@ -78,7 +80,7 @@ def write_report(
     else:
         title = html.escape(printable(title))
         parts = [
-            f"<details{' open' if number < 6 else ''}><summary>{html.escape(name)}</summary>"
+            f"<details{' open' if number < 7 else ''}><summary>{html.escape(name)}</summary>"
             f"{_html(view)}</details>"
             for number, (name, view) in enumerate(sections)
         ]
@@ -110,6 +112,8 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     alarms = [each.title for each in worst_first(verdicts) if each.state == "alarm"]
     alarmed = [f"{ALARM} alarm: {', '.join(alarms)}"] * bool(alarms)
     yield "In short", "\n".join([*alarmed, run.describe(run.name), *gained, hacks.verdict])
+    if not run.live:
+        yield "What next", inspection.what_next(run, evaluation)
     yield "Health", verdicts
     yield "Curves", run
     if evaluation is not None:

@@ -86,6 +86,12 @@ def test_a_gain_in_words_and_what_is_none(before, after, words):
     assert gain_in_words(Evaluation([], *made, "right_number").found).startswith(words)
 
 
+def test_a_policy_that_is_surely_worse_is_called_so():
+    made = [measured([[share] * 2] * 10, np.ones((10, 2))) for share in (1, 0)]
+    # ten prompts that all lost everything leave 3 / 10 open
+    assert gain_in_words(Evaluation([], *made, "right").found) == "WORSE by 100 points, 95 % interval -100 to -70"
+
+
 def test_what_else_is_found_by_hand():
     # Answers 4, 4, 5, 6, the fours right; 7 in the trained policy's completions, right, one of them in another format: a vote
     # is on the answer, whatever the format.

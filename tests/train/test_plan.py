@@ -11,7 +11,7 @@ import pytest
 
 import workbench as wb
 from workbench.errors import RecipeError
-from workbench.recipe import PolicyPart, Recipe
+from workbench.recipe import PolicyPart, Recipe, WarmStartPart
 from workbench.tiny.task import task
 from workbench.training.policy import trainer_classes
 from workbench.training.settings import (
@@ -856,7 +856,7 @@ def test_what_cannot_be_set_is_refused(said, message):
 
 @pytest.mark.parametrize(
     ("right", "said"),
-    [(0, "solved 100% never, 0% sometimes, 0% always; .*begin with `warm_start: 32`"), (2, "solved 0% never, 100% sometimes")],
+    [(0, "solved 100% never, 0% sometimes, 0% always"), (2, "solved 0% never, 100% sometimes")],
 )
 def test_a_plan_says_what_01_measured_beside_the_task(right, said, home):
     from workbench.data.difficulty import Solved, measure_difficulty
@@ -870,5 +870,14 @@ def test_a_plan_says_what_01_measured_beside_the_task(right, said, home):
     [note] = [note for note in wb.plan(asked).notes if "measured in 01 with mine" in note]
     assert re.search(rf"8 prompts, 4 completions each: {said}", note)
     assert "\n" not in note
+    assert not [note for note in wb.plan(asked).notes if "next rung" in note]  # it is another policy's
+    (home / "difficulty.jsonl").unlink()
+    settings["policy"] = "tiny"
+    measure_difficulty(rows, lambda some: [Solved(right, 4, 3)] * len(some), home / "difficulty.jsonl", settings)
+    [rung] = [note for note in wb.plan(asked).notes if note.startswith("next rung:")]
+    assert rung.startswith("next rung: GRPO" if right else "next rung: demonstrations")
+    assert "\n" not in rung
+    warm = asked.model_copy(update={"warm_start": WarmStartPart(samples=4)})
+    assert not [note for note in wb.plan(warm).notes if "next rung" in note]  # it is taken
     (home / "difficulty.jsonl").write_text("{}\n")
     assert not [note for note in wb.plan(asked).notes if "measured in 01" in note]

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from workbench import processes
-from workbench.data.difficulty import Profile, Solved
 from workbench.data.rendering import prompt_text
 from workbench.errors import RecipeError, RunError
 from workbench.recipe import Recipe
@@ -99,12 +98,6 @@ def test_it_is_refused_in_several_processes_and_without_reference_completions(mo
     monkeypatch.setattr(processes, "count", lambda: 2)
     with pytest.raises(RecipeError, match="warm_start in 2 processes"):
         warm_start.checked(recipe().warm_start, stage)
-
-
-def test_it_is_named_where_a_policy_almost_never_solves_and_nowhere_else():
-    rows = {name: Solved(right, 100, 100) for name, right in {"a": 2, "b": 1}.items()}
-    assert "`warm_start: 32`" in str(Profile({}, rows))  # 3 of 200
-    assert "warm_start" not in str(Profile({}, rows | {"c": Solved(3, 100, 100)}))  # 6 of 300
 
 
 def test_its_mark_and_a_script_that_has_one():
@@ -286,6 +279,28 @@ def test_a_stop_in_it_leaves_the_base_and_it_begins_anew(home, whole, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_round_samples_the_policy_that_the_one_before_it_left(home, whole):
+    asked = recipe("rounds", {"samples": 8, "rounds": 2})
+    run = train(asked, policy=fresh(), task=task(), runs=home / "runs", watchers=[])
+    found, table = run.manifest()["warm_start"], pq.read_table(run.warm_start).to_pandas()
+    assert list(table["round"]) == [1] * 8 + [2] * 8
+    assert (found["samples"], found["tries"]) == (16, sum(found["tries_by_round"]))
+    first = table[table["round"] == 1].reset_index(drop=True)
+    alone = pq.read_table(whole.warm_start).to_pandas()
+    assert first.equals(alone), "a round is the same, whatever comes after it"
+    updates = len(whole.manifest()["warm_start"]["losses"])
+    assert found["losses"][:updates] == whole.manifest()["warm_start"]["losses"]
+    assert len(found["losses"]) == 2 * updates
+    # a policy that was fine-tuned on right completions is right more often
+    assert found["tries_by_round"][1] <= found["tries_by_round"][0]
+
+
+def test_rounds_of_reference_completions_are_refused():
+    with pytest.raises(RecipeError, match="rounds = 2"):
+        plan(recipe("t", {"samples": 4, "rounds": 2, "source": "reference"}), task=task(ideal=lambda row: row["answer"]))
+
+
 def test_it_comes_before_the_first_of_several_stages_alone(home):
     stages = [{"name": name, "steps": 1} for name in ("one", "two")]
     run = train(recipe(stages=stages, policy={"load_in_4bit": True}), policy=load_policy("tiny"), task=task())

@@ -257,6 +257,19 @@ def test_a_new_alarm_draws_at_once(monkeypatch, running, cell):
     assert clocked.steps(1) == [14]
 
 
+def test_an_alarm_stands_second_in_the_status_line_until_it_has_passed(running, cell):
+    plot = live.LivePlot()
+    watched(running, plot)
+    running.step()
+    plot.verdicts([Verdict("non_finite", "alarm", "the loss is NaN"), Verdict("collapse", "warning", "")])
+    running.step()
+    alarmed = plot.places["status"].shown[-1]["text/plain"]
+    assert alarmed.split(live.GAP)[1] == f"▲ alarm: {Verdict('non_finite', 'alarm', '').title}"
+    plot.verdicts([])
+    running.step()
+    assert "alarm" not in plot.places["status"].html
+
+
 def test_changes_are_marked_and_a_pause_is_said_at_once(running, cell, buttons):
     plot = live.LivePlot()
     watched(running, plot)

@@ -98,15 +98,10 @@ class Profile:
         parts = ", ".join(f"{share:.0%} {kind}" for kind, share in self.shares.items())
         most = max(one.of for one in self._each)
         limit = self.settings.get("max_completion_length")
-        words = (
+        return (
             f"{len(self.solved)} prompts, {most} completions each: solved {parts}\n"
             f"{self.finished:.0%} of the completions ended before {limit} tokens"
         )
-        if 50 * sum(one.right for one in self._each) < sum(one.of for one in self._each):
-            warm = "begin with `warm_start: 32` in the recipe"
-            begin = "take easier ones" if "played" in self.settings else warm
-            words += f"\nalmost never solved: if the reward can pay (`workbench probe`), {begin}"
-        return words
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -15,6 +15,8 @@ _MODULE = {
     "through_time": "inspection.prompts",
     "never_mixed": "inspection.prompts",
     "hacking": "inspection.hacks",
+    "which_rung": "health.rung",
+    "what_next": "decide.next",
     "token_view": "inspection.tokens",
     "compare_runs": "inspection.several_runs",
     "measure_starts": "inspection.starts",

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from workbench.data.difficulty import Solved
 from workbench.inspection import statistics
 from workbench.kinds import Fields, Prompt
 from workbench.rewards.answers import find_answer
@@ -157,6 +158,13 @@ class Evaluation:
         return found
 
     @property
+    def solved(self) -> list[Solved]:
+        """How often the trained policy solved each prompt."""
+        correct, finished = self.after.correct, self.after.finished
+        counts = zip(correct.sum(axis=1).tolist(), finished.sum(axis=1).tolist())
+        return [Solved(right, correct.shape[1], ended) for right, ended in counts]
+
+    @property
     def pairs(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
         """(what is counted, before, after), arrays [P, G] of bools."""
         before, after = self.before, self.after
@@ -235,6 +243,8 @@ def gain_in_words(found: Fields) -> str:
             " prompts"
         )
     interval = statistics.in_points(gain["low"], gain["high"])
+    if gain["high"] < 0:
+        return f"WORSE by {-100 * gain['correct']:.0f} points, 95 % interval {interval}"
     return f"gain {100 * gain['correct']:+.0f} points, 95 % interval {interval}"
 
 

@@ -22,6 +22,7 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
 from workbench.views.controls import Controls, buttons_work
 from workbench.views.figure import image_bundle, width
+from workbench.views.look import ALARM
 from workbench.views.run_view import GAP, FollowedRun, RunView, oldest_s
 from workbench.views.tables import as_html, plain_text, verbatim
 from workbench.views.widgets import WIDGETS, keep_looking, widget_view
@@ -91,7 +92,8 @@ class RunCell:
         """
         if not self.places:
             return
-        self._put("status", _status(line))
+        alarms = (each.title for each in self.view.verdicts if each.state == "alarm")
+        self._put("status", _status(line, ", ".join(alarms)))
         if len(self.view.history):
             self._put("below", {"text/html": self.view.below(), "text/plain": ""})
             if draw or (draw is None and self._due()):
@@ -123,10 +125,12 @@ class RunCell:
         return self.view.steered or age >= longest
 
 
-def _status(line: str) -> dict[str, str]:
+def _status(line: str, alarms: str = "") -> dict[str, str]:
     head, _, rest = line[:_LONGEST_MESSAGE].partition(GAP)
+    if alarms:
+        rest = f"{ALARM} alarm: {alarms}{GAP}{rest}"
     page = verbatim(f"<b>{as_html(head)}</b>  {as_html(rest)}", "font:inherit")
-    return {"text/html": page, "text/plain": plain_text(line)}
+    return {"text/html": page, "text/plain": plain_text(f"{head}{GAP}{rest}")}
 
 
 class LivePlot(RunCell):

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from workbench.data.difficulty import load_profile
 from workbench.errors import DataError
+from workbench.health.rung import which_rung
 from workbench.training.feature import Asked, Feature
 
 
 class MeasuredDifficulty(Feature):
-    """A line of the plan about the `difficulty.jsonl` beside the task file; nothing while it
-    trains.
+    """Lines of the plan about the `difficulty.jsonl` beside the task file, and the rung that it
+    advises; nothing while it trains.
     """
 
     key = "difficulty"
@@ -25,4 +26,11 @@ class MeasuredDifficulty(Feature):
         except DataError:  # there is none, or it is something else of that name
             return []
         words = str(profile).replace("\n", "; ")
-        return [f"measured in 01 with {profile.settings.get('policy')}: {words}"]
+        policy, recipe = profile.settings.get("policy"), asked.recipe
+        lines = [f"measured in 01 with {policy}: {words}"]
+        begun = recipe.policy.adapter or recipe.warm_start
+        if profile.solved and policy == recipe.policy.name and not begun:
+            size = asked.stages[0].planned.num_generations
+            rung = which_rung(profile, num_generations=size, ideal=asked.task.ideal is not None)
+            lines.append(rung.words.replace("\n", "; "))
+        return lines

@@ -118,6 +118,13 @@ def checked(part: WarmStartPart, stage: Stage) -> list[str]:
             remedy="start one process, or leave warm_start out",
         )
     reference = part.source == "reference"
+    if reference and part.rounds > 1:
+        raise RecipeError(
+            f"warm_start.rounds = {part.rounds} with source = 'reference'",
+            rule="a round samples the policy that the one before it left, and reference completions"
+            " stay the same",
+            remedy="set epochs for more updates on them, or source: policy",
+        )
     if reference and stage.task is not None and stage.task.ideal is None:
         raise RecipeError(
             "warm_start.source = 'reference'",
@@ -129,9 +136,10 @@ def checked(part: WarmStartPart, stage: Stage) -> list[str]:
     if reference:
         drawn = f"{part.samples} reference completions that are right"
     updates = part.epochs * -(-part.samples // _together(stage))
+    rounds = f"; {part.rounds} rounds of this" if part.rounds > 1 else ""
     lines = [
         f"warm start, before step 1: {drawn}; then {updates} updates on those, learning_rate"
-        f" {_rate(part, stage):g}"
+        f" {_rate(part, stage):g}{rounds}"
     ]
     if beta := stage.settings["beta"]:
         lines.append(
@@ -151,10 +159,10 @@ def _rate(part: WarmStartPart, stage: Stage) -> float:
 
 
 def collect(
-    stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[], bool]
+    stage: Stage, policy: Policy, part: WarmStartPart, stops: Callable[[], bool], turn: int = 1
 ) -> tuple[list[Right], int] | None:
-    """(right completions for a stage's prompts, how many were scored to find them); None if it was
-    stopped.
+    """(right completions for a stage's prompts in round `turn`, how many were scored to find them);
+    None if it was stopped.
 
     Right: by the task's `right_by`; the policy ended it by itself, and it is new for its prompt.
     RunError: too few are.
@@ -162,7 +170,8 @@ def collect(
     # with separate functions, so that those of the run only ever see GRPO's completions
     stage = stage.fresh()
     task, suite = stage.scored_by
-    rng = random.Random(f"warm start {stage.recipe.seed}")
+    later = f" {turn}" if turn > 1 else ""
+    rng = random.Random(f"warm start {stage.recipe.seed}{later}")
     order, column = rng.sample(stage.rows, len(stage.rows)), suite.names.index(task.right_function)
     sampled = part.source == "policy"
     size = stage.planned.num_generations if sampled else 1
@@ -309,41 +318,51 @@ def run(session: Any) -> Fields | None:
 
     policy, stage, started = session.policy, session.stage, time.monotonic()
     part, stops = stage.recipe.warm_start, session.control.stops
-    if (collected := collect(stage, policy, part, stops)) is None:
-        return None
-    found, tries = collected
-    sampled_s = time.monotonic() - started
-    prompts = len({own.row["prompt_id"] for own in found})
-    easy = ""
-    if part.source == "policy" and tries <= _EASY * len(found):
-        easy = "; the policy is right often enough for GRPO to begin without"
-    print(
-        f"warm start: {len(found)} right completions of {prompts} prompts, after {tries:,}"
-        f" tries{easy}",
-        flush=True,
-    )
-    table = [
-        {
-            "prompt_id": own.row["prompt_id"],
-            "try": own.number,
-            "completion": encodable(own.completion.text),
-            **{f"score.{name}": score for name, score in own.scores.items()},
-        }
-        for own in found
-    ]
-    with replace_file(session.run.warm_start) as beside:
-        pq.write_table(pa.Table.from_pylist(table), beside)
-    tuned = fine_tune(session.trainer, policy, stage, part, found, stops)
-    if session.control.stopped_by:
-        return None
-    losses = [row["loss"] for row in tuned.state.log_history if "loss" in row]
-    change = f"loss {losses[0]:.3g} -> {losses[-1]:.3g}"
-    print(f"warm start: {len(losses)} updates, {change}", flush=True)
+    table: list[Fields] = []
+    losses: list[float] = []
+    tries: list[int] = []
+    sampled_s = 0.0
+    for turn in range(1, part.rounds + 1):
+        began = time.monotonic()
+        if (collected := collect(stage, policy, part, stops, turn)) is None:
+            return None
+        found, tried = collected
+        tries.append(tried)
+        sampled_s += time.monotonic() - began
+        easy = ""
+        if part.source == "policy" and turn == 1 and tried <= _EASY * len(found):
+            easy = "; the policy is right often enough for GRPO to begin without"
+        prompts = len({own.row["prompt_id"] for own in found})
+        named = "warm start" if part.rounds == 1 else f"warm start, round {turn} of {part.rounds}"
+        print(
+            f"{named}: {len(found)} right completions of {prompts} prompts, after {tried:,}"
+            f" tries{easy}",
+            flush=True,
+        )
+        table += [
+            {
+                "round": turn,
+                "prompt_id": own.row["prompt_id"],
+                "try": own.number,
+                "completion": encodable(own.completion.text),
+                **{f"score.{name}": score for name, score in own.scores.items()},
+            }
+            for own in found
+        ]
+        with replace_file(session.run.warm_start) as beside:
+            pq.write_table(pa.Table.from_pylist(table), beside)
+        tuned = fine_tune(session.trainer, policy, stage, part, found, stops)
+        if session.control.stopped_by:
+            return None
+        new = [row["loss"] for row in tuned.state.log_history if "loss" in row]
+        print(f"{named}: {len(new)} updates, loss {new[0]:.3g} -> {new[-1]:.3g}", flush=True)
+        losses += new
     return {
         **part.model_dump(),
-        "samples": len(found),
-        "tries": tries,
-        "prompts": prompts,
+        "samples": len(table),
+        "tries": sum(tries),
+        "tries_by_round": tries,
+        "prompts": len({row["prompt_id"] for row in table}),
         "trainer": f"{type(tuned).__module__}.{type(tuned).__name__}",
         "learning_rate": _rate(part, stage),
         "table": session.run.warm_start.name,

@@ -1,0 +1,95 @@
+"""What next: each answer with the command that does it, the most urgent first."""
+
+from __future__ import annotations
+
+import shlex
+
+import numpy as np
+import pytest
+from commanding import workbench
+from planted import because_reward, correctness_reward, format_reward, planted
+from running import Running
+
+import workbench as wb
+from workbench.errors import RunError
+from workbench.inspection.measured import Evaluation, Measured
+
+
+def evaluation(before: float, after: float, prompts: int = 40, samples: int = 4) -> Evaluation:
+    """Of a policy right in these shares of the completions of each prompt."""
+
+    def measured(share: float) -> Measured:
+        flags = np.zeros((prompts, samples), dtype=bool)
+        flags[:, : round(share * samples)] = True
+        return Measured([["x"] * samples] * prompts, flags, None, np.ones_like(flags), flags * 1.0)
+
+    return Evaluation(["p"] * prompts, measured(before), measured(after))
+
+
+@pytest.fixture
+def run(home):
+    running = Running("one", 10)
+    for _ in range(3):
+        running.step()
+    ended = running.finish()
+    (ended.checkpoints / "final").mkdir(parents=True)
+    (ended.checkpoints / "final" / "adapter_config.json").write_text("{}")
+    return ended
+
+
+def by_question(run, measured=None) -> dict[str, tuple[str, str]]:
+    frame = wb.inspection.what_next(run, measured).frame
+    return {row.question: (row.answer, row.command) for row in frame.itertuples()}
+
+
+def test_without_an_evaluation_it_asks_for_one(run):
+    told = by_question(run)
+    assert shlex.split(told["train on?"][1]) == ["workbench", "eval", "one"]
+    assert told["worth keeping?"][1] == told["train on?"][1]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "train_on", "keep"),
+    [(0.25, 0.75, "continue", "export"), (0.25, 1.0, "export", "export"), (0.5, 0.25, "continue", "report")],
+)
+def test_the_rung_and_the_gain_decide(run, before, after, train_on, keep):
+    told = by_question(run, evaluation(before, after))
+    assert shlex.split(told["train on?"][1])[1] == train_on
+    assert shlex.split(told["worth keeping?"][1])[1] == keep
+    assert ("worse" in told["worth keeping?"][0]) == (after < before)
+
+
+def test_a_policy_that_is_never_right_begins_again_from_its_adapter_with_demonstrations(run):
+    words = shlex.split(by_question(run, evaluation(0, 0))["train on?"][1])
+    assert words[:2] == ["workbench", "train"]
+    sets = dict(word.split("=", 1) for word in words if "=" in word)
+    assert sets["policy.adapter"].endswith("final")
+    assert "source: reference" in sets["warm_start"]
+
+
+def test_a_hack_comes_before_the_rung(home):
+    def gamed(step, row, draw):
+        right = f"<answer>{row['answer'] if draw.random() < 0.5 else 0}</answer>"
+        return right + " because" * (draw.random() < step / 60)
+
+    gamed_run = planted("r", gamed, (correctness_reward, format_reward, because_reward))
+    gamed_run.lock.release()
+    gamed_run.write_json("result.json", {"status": "finished", "steps": 60})
+    frame = wb.inspection.what_next(gamed_run, evaluation(0.5, 0.5)).frame
+    questions = frame["question"].tolist()
+    assert questions.index("was the reward hacked?") < questions.index("train on?")
+
+
+def test_a_run_that_trains_is_refused(home):
+    running = Running("live", 10)
+    running.step()
+    with pytest.raises(RunError, match="live"):
+        wb.inspection.what_next(running.run)
+    running.finish()
+
+
+def test_every_command_is_one_that_there_is(run):
+    for measured in (None, evaluation(0.25, 0.75), evaluation(0, 0)):
+        for _, command in by_question(run, measured).values():
+            name = shlex.split(command)[1]
+            assert workbench(name, "--help").returncode == 0

@@ -1,0 +1,92 @@
+"""Which rung: from counts by prompt, with hand-computed numbers."""
+
+from __future__ import annotations
+
+from math import comb
+
+import numpy as np
+import pytest
+
+from workbench.data.difficulty import Profile, Solved
+from workbench.errors import DataError
+from workbench.health.rung import RIGHT, which_rung
+from workbench.inspection.measured import Evaluation, Measured
+
+
+def counts(*right: int, of: int = 8) -> list[Solved]:
+    return [Solved(each, of, of) for each in right]
+
+
+@pytest.mark.parametrize(
+    ("solved", "advised"),
+    [
+        (counts(*[0] * 32), "demonstrations"),
+        (counts(4, *[0] * 31), "demonstrations"),  # one easy prompt
+        (counts(1, 1, *[0] * 30), "warm start"),  # 6 % of the groups
+        (counts(*[1] * 3, *[0] * 29), "warm start"),  # 9 %
+        (counts(*[1] * 4, *[0] * 28), "GRPO"),  # 12.5 %
+        (counts(*[3] * 32), "GRPO"),
+        (counts(*[7] * 12, *[8] * 20), "stop"),  # right 95.3 % of the time
+        (counts(*[7] * 13, *[8] * 19), "GRPO"),  # 94.9 %, and four groups in ten teach
+        (counts(*[8] * 16, *[0] * 16), "stop"),  # solved always or never
+    ],
+)
+def test_the_rung_is_the_first_that_the_rate_pays_for(solved, advised):
+    rung = which_rung(solved)
+    assert rung.name == advised
+    assert rung.alive == pytest.approx(sum(0 < one.right < one.of for one in solved) / len(solved))
+    assert rung.words.startswith(f"next rung: {advised};")
+    assert ("warm_start" in rung.sets) == (advised not in ("GRPO", "stop"))
+    marked = [line for line in str(rung).splitlines() if line.startswith("> ")]
+    assert [line[2:20].strip() for line in marked] == [advised]
+
+
+def test_what_each_costs_is_what_the_rate_makes_of_it():
+    rung = which_rung(counts(*[2] * 4, *[0] * 28))  # 8 of 256
+    assert rung.rate.value == 8 / 256
+    assert rung.prices["warm start"][0] == "1,000"  # 32 / (1 / 32) = 1,024, to two digits
+    assert rung.prices["expert iteration"][0] == "3,100"
+    assert rung.prices["GRPO"][0] == "64"  # one group of eight in eight
+    assert rung.prices["demonstrations"][0] == rung.prices["stop"][0] == "0"
+
+
+def test_groups_are_counted_for_the_size_that_is_trained():
+    rung = which_rung([Solved(2, 100, 100)], num_generations=4)
+    assert rung.alive == pytest.approx(1 - comb(98, 4) / comb(100, 4))
+
+
+def test_none_of_a_few_is_not_told_and_says_how_many_more_would_tell():
+    few, many = which_rung(counts(*[0] * 32)), which_rung(counts(*[0] * 500))
+    # Wilson's upper end for 0 of n is z^2 / (n + z^2): 32 right within 32,000 need one of 1,000
+    assert few.needed == pytest.approx(1.96**2 * 999 - 256, abs=1)
+    assert "3,600" in few.words
+    assert many.needed is None
+    assert which_rung(counts(1, *[0] * 31)).needed == 2 * 256  # then three prompts would have one
+    assert which_rung(counts(1, 1, *[0] * 30)).needed is None
+
+
+def test_a_budget_and_a_warm_start_before_change_the_advice():
+    rare = counts(1, 1, *[0] * 30)  # of 256: 32 right ones take 4,096
+    assert which_rung(rare, budget=4_000).name == "demonstrations"
+    assert which_rung(rare, budget=4_100).name == "warm start"
+    assert which_rung(rare, warmed=True).name == "expert iteration"
+    assert f"samples: {RIGHT}, rounds" in which_rung(rare, warmed=True).sets
+    assert "ideal=lambda" in which_rung(counts(0)).sets
+    assert "ideal=lambda" not in which_rung(counts(0), ideal=True).sets
+
+
+def test_a_profile_and_an_evaluation_are_read_as_what_they_measured():
+    solved = {"a": Solved(1, 100, 100), "b": Solved(0, 100, 90)}
+    assert which_rung(Profile({}, solved)) == which_rung([*solved.values()])
+    played = which_rung(Profile({"played": True}, solved))
+    assert (played.name, played.sets) == ("stop", "")
+    flags = np.array([[True, False], [False, False]])
+    after = Measured([["x", "y"]] * 2, flags, np.array([[True, True], [True, False]]), flags, flags * 1.0)
+    evaluation = Evaluation(["p", "q"], after, after)
+    assert evaluation.solved == [Solved(1, 2, 1), Solved(0, 2, 0)]
+    assert which_rung(evaluation, num_generations=2).rate.value == 0.25
+
+
+def test_nothing_measured_is_refused():
+    with pytest.raises(DataError, match="no completions"):
+        which_rung(Profile({}, {}))

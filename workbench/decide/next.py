@@ -1,0 +1,127 @@
+"""What next? The instruments' answers for a run, each with the command that does it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import NamedTuple
+
+from workbench.errors import RunError, WorkbenchError
+from workbench.health import ALARM, examine_run
+from workbench.health.rung import which_rung
+from workbench.inspection.evaluation import read_evaluation
+from workbench.inspection.hacks import hacking
+from workbench.inspection.measured import Evaluation
+from workbench.inspection.reading import Listing, needs
+from workbench.inspection.statistics import in_points
+from workbench.run.directory import RunDirectory
+from workbench.workspace import shown
+
+
+class Step(NamedTuple):
+    """One thing to do next."""
+
+    question: str
+    answer: str
+    command: str
+
+
+def what_next(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
+    """What to do after a run, the most urgent first, each with its reason and a command.
+
+    >>> print(wb.inspection.what_next(wb.open_run()).frame["command"].iloc[-1])
+    workbench export ...
+
+    It asks what health alarms of, whether the reward was hacked, which rung the trained policy
+    stands on (`which_rung`), whether another reward would do better, and whether it is worth
+    keeping. A command is for a terminal, or for a cell after a `!`.
+
+    Args:
+        evaluation: of the run; None: the one in its folder, if there is one.
+
+    Returns:
+        `frame`: question, answer, command.
+
+    Raises:
+        RunError: if the run is training.
+    """
+    import pandas as pd
+
+    needs(run, RunDirectory)
+    run.check_ended()
+    if evaluation is None:
+        evaluation = _kept(run)
+    steps = [*_wrong(run), *_hacked(run, evaluation), *_rung(run, evaluation)]
+    if not run.manifest().get("attached"):
+        recipe = shlex.quote(shown(run.path / "recipe.yaml"))
+        why = "a duel trains two recipes on the same seeds, until it is decided"
+        steps.append(
+            Step("would another reward do better?", why, f"workbench duel {recipe} OTHER.yaml")
+        )
+    steps.append(_kept_or_not(run, evaluation))
+    verdict = f"{steps[0].question} {steps[0].answer}"
+    return Listing(verdict, pd.DataFrame(steps))
+
+
+def _kept(run: RunDirectory) -> Evaluation | None:
+    try:
+        return read_evaluation(run)
+    except RunError:
+        return None
+
+
+def _wrong(run: RunDirectory) -> list[Step]:
+    alarms = [verdict for verdict in examine_run(run) if verdict.state == ALARM]
+    return [
+        Step(f"{own.title}?", own.remedy or own.line, f"workbench watch {run.name}")
+        for own in alarms
+    ]
+
+
+def _hacked(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
+    try:
+        found = hacking(run, evaluation)
+    except WorkbenchError:  # nothing was recorded that could show it
+        return []
+    if not found.numbers["signs"]:
+        return []
+    named = found.verdict.rpartition("`workbench twin ")[2].partition("`")[0]
+    command = f"workbench twin {named}" if named in found.verdict and named else ""
+    return [Step("was the reward hacked?", found.numbers["signs"][0], command)]
+
+
+def _rung(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
+    question = "train on?"
+    manifest = run.manifest()
+    if manifest.get("attached"):
+        return []
+    if evaluation is None:
+        why = "how often the trained policy is right decides, and has not been measured"
+        return [Step(question, why, f"workbench eval {run.name}")]
+    size = manifest["settings"]["in_force"]["num_generations"]
+    rung = which_rung(evaluation, num_generations=size, warmed="warm_start" in manifest)
+    command = {
+        "GRPO": f"workbench continue {run.name} --steps {run.result()['steps']}",
+        "stop": f"workbench export {run.name}",
+    }.get(rung.name)
+    if command is None:
+        sets = [
+            f"run_name={run.name}-on",
+            f"policy.adapter={shown(run.adapter or run.path)}",
+            f"warm_start={rung.sets.partition(': ')[2].partition(', and in')[0]}",
+        ]
+        words = ["workbench", "train", shown(run.path / "recipe.yaml")]
+        command = shlex.join([*words, *(word for each in sets for word in ("--set", each))])
+    return [Step(question, rung.words.splitlines()[0], command)]
+
+
+def _kept_or_not(run: RunDirectory, evaluation: Evaluation | None) -> Step:
+    question = "worth keeping?"
+    if evaluation is None:
+        return Step(question, "not measured on held-out prompts yet", f"workbench eval {run.name}")
+    gain = evaluation.found["gain"]
+    interval = in_points(gain["low"], gain["high"])
+    ends = f"{100 * gain['correct']:+.0f} points, {interval}"
+    if gain["low"] > 0:
+        return Step(question, f"it gained {ends}", f"workbench export {run.name}")
+    more = "more prompts or steps would tell" if gain["high"] > 0 else "it is worse than its base"
+    return Step(question, f"no gain is shown, {ends}; {more}", f"workbench report {run.name}")

@@ -1,0 +1,189 @@
+"""Which rung now: demonstrations, a warm start, expert iteration, GRPO, or stop.
+
+From how often a policy is right, prompt by prompt. GRPO learns from a group that holds right and
+wrong completions; a warm start and expert iteration from right ones that sampling finds; written
+demonstrations need none. The rung is the first, from GRPO down, that the rate pays for, and each
+has a price in completions to sample. `benchmarks/rungs.py` tries all of them on made policies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.data.difficulty import Solved, dead_share
+from workbench.errors import DataError
+from workbench.health.trends import Z_95, Interval, percent, share
+
+RIGHT = 32  # completions that a warm start trains on
+ROUNDS = 3  # of expert iteration
+WRITTEN = 256  # demonstrations
+# What `benchmarks/rungs.py` tried on made policies agrees with these, which were set in its view.
+ALIVE = 0.10  # of the groups: with fewer, nearly all that GRPO samples teaches nothing
+LEARNT = 0.95  # right: little is left to gain
+HALF = 0.25  # right, and few groups alive: prompts are solved always or never
+_SETS = {
+    "demonstrations": f"warm_start: {{samples: {WRITTEN}, epochs: 8, source: reference}}",
+    "warm start": f"warm_start: {RIGHT}",
+    "expert iteration": f"warm_start: {{samples: {RIGHT}, rounds: {ROUNDS}}}",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Rung:
+    """What a policy should be trained by next, and what each rung costs; prints as a table."""
+
+    name: str
+    why: str
+    rate: Interval  # of right completions, 95 %
+    alive: float  # share of groups that hold right and wrong completions
+    prompts: int
+    completions: int  # that were measured
+    needed: int | None  # more of them, that would tell whether a warm start can do it; None: told
+    prices: dict[str, tuple[str, str]]  # rung -> (completions to sample, what for)
+    sets: str  # what goes into the recipe; empty: nothing
+
+    @property
+    def words(self) -> str:
+        """The verdict in a line or a few."""
+        right, low, high = (100 * each for each in self.rate)
+        lines = [
+            f"next rung: {self.name}; {right:.1f} % ({low:.1f} to {high:.1f}) of"
+            f" {self.completions:,} completions are right: {self.why}"
+        ]
+        if self.needed is not None:
+            lines.append(
+                f"that a warm start could not do it is not told by {self.completions:,}; about"
+                f" {_round(self.needed):,} more would tell, or the warm start itself, which stops"
+                " where it finds too few"
+            )
+        if self.sets:
+            lines.append(f"in the recipe: {self.sets}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        rows = [("rung", "completions", "")]
+        rows += [
+            (("> " if name == self.name else "  ") + name, *price)
+            for name, price in self.prices.items()
+        ]
+        table = [f"{name:<18}  {count:>11}  {words}".rstrip() for name, count, words in rows]
+        return "\n".join([self.words, *table])
+
+    __repr__ = __str__
+
+
+def which_rung(
+    measured: Any,
+    *,
+    num_generations: int = 8,
+    budget: int = 32_000,
+    ideal: bool = False,
+    warmed: bool = False,
+) -> Rung:
+    """What a policy with these pass rates should be trained by next, why, and what each rung costs.
+
+    >>> rows, file = wb.load_task("arithmetic").rows, "tasks/mine/difficulty.jsonl"
+    >>> profile = wb.profile_difficulty("tiny", rows, file, prompts=4)
+    >>> wb.inspection.which_rung(profile).name
+    'GRPO'
+
+    Groups are counted as dead by rightness alone: a reward in small steps keeps more of them alive.
+
+    Args:
+        measured: a profile of notebook 01; an evaluation, for its trained policy; or a `Solved` for
+            each prompt.
+        num_generations: completions of a group in GRPO.
+        budget: completions that a warm start may sample, at most.
+        ideal: the task writes reference completions (`Task.ideal`).
+        warmed: the policy comes from a warm start, so the next one is a further round.
+
+    Raises:
+        DataError: if nothing was measured.
+    """
+    solved = _solved(measured)
+    right, of = sum(one.right for one in solved), sum(one.of for one in solved)
+    if not of:
+        raise DataError(
+            "no completions",
+            rule="the rung follows from how often the policy is right",
+            remedy="measure it: wb.profile_difficulty in notebook 01, or wb.evaluate",
+        )
+    rate = share(right, of, Z_95)
+    dead = [dead_share(one.right, one.of, num_generations) for one in solved]
+    # where none was right, not what so few completions leave open
+    alive = 1 - sum(dead) / len(dead) if right else 0.0
+    ever = sum(one.right > 0 for one in solved)
+    name, why = _chosen(rate, alive, ever, len(solved), budget, warmed=warmed)
+    if name in _SETS and "played" in getattr(measured, "settings", {}):
+        name, why = "stop", f"{why}; rollouts of several turns have no warm start: take easier ones"
+    needed = None
+    if not right and RIGHT / rate.high < budget:
+        # none of so many would rule it out
+        needed = math.ceil(Z_95**2 * (budget / RIGHT - 1)) - of
+    elif name == "demonstrations" and ever == 1:
+        needed = 2 * of  # at this rate, right ones on three prompts
+    sets = _SETS.get(name, "")
+    if name == "demonstrations" and not ideal:
+        sets += ", and in the task Task(..., ideal=lambda row: ...)"
+    prices = _prices(rate, alive, num_generations, ideal=ideal)
+    return Rung(name, why, rate, alive, len(solved), of, needed, prices, sets)
+
+
+def _solved(measured: Any) -> Sequence[Solved]:
+    solved = getattr(measured, "solved", measured)
+    return [*(solved.values() if isinstance(solved, dict) else solved)]
+
+
+def _chosen(
+    rate: Interval, alive: float, ever: int, prompts: int, budget: int, *, warmed: bool
+) -> tuple[str, str]:
+    # (the rung, why)
+    few = f"only {percent(alive)} of GRPO's groups would hold right and wrong ones"
+    if rate.value >= LEARNT:
+        return "stop", "little is left to learn from these prompts; take harder ones, or export"
+    if alive >= ALIVE:
+        return "GRPO", f"{percent(alive)} of groups would hold right and wrong ones"
+    if not rate.value:
+        return "demonstrations", "sampling finds nothing to learn from"
+    if rate.value >= HALF:
+        why = f"{few}: {prompts - ever} of {prompts} prompts are never solved, others learnt"
+        return "stop", f"{why}; take prompts between, or write answers for the first"
+    if RIGHT / rate.value > budget:
+        tries = f"{RIGHT} right ones would take about {_round(RIGHT / rate.value):,} tries"
+        return "demonstrations", f"{tries}, and at most {budget:,} may be sampled"
+    if ever == 1 and prompts > 1:
+        return "demonstrations", "all of them on one prompt, which is no skill to build on yet"
+    if warmed:
+        return "expert iteration", f"{few}, after a warm start: the next round finds more, sooner"
+    return "warm start", f"{few}, and it trains on the rare right ones"
+
+
+def _prices(rate: Interval, alive: float, size: int, *, ideal: bool) -> dict[str, tuple[str, str]]:
+    first = RIGHT / rate.value if rate.value else math.inf
+    most = f"to {_round(RIGHT / rate.low):,}" if rate.value else "or more"
+    writes = "that the task writes (`ideal`)" if ideal else "to write"
+    return {
+        "demonstrations": ("0", f"about {WRITTEN} reference completions {writes}"),
+        "warm start": (
+            _count(first),
+            f"until {RIGHT} are right: {_round(RIGHT / rate.high):,} {most}",
+        ),
+        "expert iteration": (_count(ROUNDS * first), f"{ROUNDS} such rounds, at most"),
+        "GRPO": (
+            _count(size / alive if alive else math.inf),
+            f"for each group of {size} that teaches",
+        ),
+        "stop": ("0", "harder prompts, or export"),
+    }
+
+
+def _count(number: float) -> str:
+    return f"{_round(number):,}" if math.isfinite(number) else "none found"
+
+
+def _round(number: float) -> int:
+    # to two digits: it is an estimate
+    return int(float(f"{number:.1e}")) if number > 10 else math.ceil(number)
