@@ -17,7 +17,7 @@ from workbench.cache import cache_folder
 from workbench.errors import PolicyError
 from workbench.exporting.public import public_name
 from workbench.memory.shapes import shape_of
-from workbench.policies import smollm2
+from workbench.policies import making, smollm2
 from workbench.tiny import MODEL_DIR
 from workbench.training.loading import base_files, find_model
 from workbench.workspace import sum_of
@@ -186,7 +186,7 @@ def test_a_manifest_holds_what_the_weights_are(tmp_path, monkeypatch):
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = shutil.copytree(MODEL_DIR, cache_folder() / FOLDER)
-    (folder / "made.json").write_text(json.dumps(smollm2._sums(folder)))
+    (folder / "made.json").write_text(json.dumps(making._sums(folder)))
     found = wb.load_policy("smollm2", backend="transformers", load_in_4bit=False).found()
     assert (found["name"], found["source"]) == ("smollm2", str(folder))
     assert policies.origin_of(folder)[0] in found["notes"]

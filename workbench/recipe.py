@@ -175,6 +175,9 @@ class PolicyPart(_Part):
     name: str = "tiny"  # or "smollm2", a hub name, or a local folder
     # folder of a trained LoRA adapter of this model to continue from; None: a new one
     adapter: str | None = None
+    # what KL is measured from: the model without that adapter, or with it as the run began
+    reference: Literal["base", "adapter"] = "base"
+    merge_adapter: bool = False  # train a new adapter on the model with that one merged into it
     # transformers: plain transformers + PEFT, the default where Unsloth is not installed
     backend: Literal["unsloth", "transformers"] = Field(default_factory=default_backend)
     load_in_4bit: bool = Field(default_factory=lambda: installed("bitsandbytes"))

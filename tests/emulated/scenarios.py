@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), *(str(Path(__file__).parents[1] / name) for name in (".", "train"))]
+sys.path[:0] = [str(Path(__file__).parent), *(str(Path(__file__).parents[1] / name) for name in (".", "train", ""))]
 
 import emulated_gpu  # noqa: E402
 
@@ -511,6 +511,28 @@ def precision() -> Any:
         "rollouts": len(rollouts(run, "advantage")),
         "bf16_supported": torch.cuda.is_bf16_supported(including_emulation=False),
     }
+
+
+@scenario
+def adapters() -> Any:
+    """Runs that begin from adapters of other programs: KL of the first step, and the step that each took, by reference."""
+    import foreign_adapters
+
+    from workbench.recipe import Recipe
+    from workbench.training.policy import load_policy
+
+    found: dict[str, Any] = {}
+    for layout in ("unsloth", "llama_factory"):
+        folder = str(foreign_adapters.leave(layout, FOLDER / layout))
+        for reference in ("base", "adapter"):
+            part = {"backend": BACKEND, "load_in_4bit": False, "adapter": folder, "reference": reference}
+            policy = load_policy(Recipe(policy=part))
+            before = {name: value.detach().clone() for name, value in trainable(policy)}
+            run = trained(f"{layout}-{reference}", policy, more={"policy": part}, beta=0.1)
+            moved = sum(float((value - before[name]).abs().sum()) for name, value in trainable(policy))
+            said = run.manifest()["reference"]
+            found[f"{layout}, {reference}"] = {"said": said, "kl": run.metrics()[0]["kl"], "moved": moved}
+    return found
 
 
 @scenario

@@ -54,7 +54,7 @@ TRAINING = (
 )
 MACHINES = {
     "T4": Machine("T4", "unsloth", (*TRAINING, "overflow")),
-    "A100": Machine("A100", "unsloth", (*TRAINING, "kernels")),
+    "A100": Machine("A100", "unsloth", (*TRAINING, "kernels", "adapters")),
     "2xT4": Machine("2xT4", "unsloth", ("precision", "doctor")),
     "L4": Machine("L4", "unsloth", ("precision", "doctor")),
     "2xT4, transformers": Machine("2xT4", "transformers", ("precision", "plain_four_bit")),
@@ -423,6 +423,19 @@ def test_the_adapter_of_a_4_bit_policy_is_float32_and_moves(machine):
     assert found["before"] == found["after"] == ["torch.float32"]
     assert len(found["moved"]) == 21
     assert all(found["moved"])
+
+
+# --- adapters that one already has -------------------------------------------------------------------------------------
+
+
+@on("A100")
+@pytest.mark.parametrize("layout", ["unsloth", "llama_factory"])
+def test_unsloths_trainer_measures_kl_from_the_named_reference(machine, layout):
+    base, adapter = (machine("adapters")[f"{layout}, {reference}"] for reference in ("base", "adapter"))
+    assert (base["said"], adapter["said"]) == ("base", "adapter")
+    # Its loss computes the policy's log-probabilities otherwise than the reference's: in bfloat16 they differ in the last bit.
+    assert 0 <= adapter["kl"] < base["kl"] / 20
+    assert min(base["moved"], adapter["moved"]) > 0
 
 
 # --- what a card makes of precision and batch -------------------------------------------------------------------------

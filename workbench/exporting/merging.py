@@ -13,6 +13,7 @@ import functools
 import json
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,10 +21,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from workbench.errors import ExportError, PolicyError
 from workbench.kinds import Fields, Model, Tensor, Tokenizer
+from workbench.policies import ORIGIN
 from workbench.run.directory import RunDirectory
 from workbench.training import loading
 from workbench.training.loading import (
     NF4_BLOCK,
+    adapter_named,
     bars_for,
     find_adapter,
     find_model,
@@ -33,6 +36,7 @@ from workbench.training.loading import (
     reading,
     with_adapter,
     with_eos,
+    without_bits,
 )
 from workbench.workspace import resolve, shown
 
@@ -66,11 +70,6 @@ def is_quantised(source: str | Path) -> bool:
     return config.is_file() and "quantization_config" in json.loads(
         config.read_text(encoding="utf-8")
     )
-
-
-def without_bits(name: str) -> str:
-    """A hub name without `-bnb-4bit`."""
-    return re.sub(r"-(unsloth-)?bnb-4bit$", "", name, flags=re.IGNORECASE)
 
 
 def sixteen_bit_base(source: str | Path) -> str:
@@ -147,6 +146,12 @@ def tensors_of(source: str | Path) -> Tensors:
         if index.is_file():
             shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
         return tensors_in(Path(folder, name) for name in sorted(set(shards)))
+
+
+def rescales(adapter: str | Path) -> bool:
+    """Whether a saved adapter is DoRA's, which does more to a layer than add s B A."""
+    config = Path(adapter) / "adapter_config.json"
+    return bool(json.loads(config.read_text(encoding="utf-8")).get("use_dora"))
 
 
 def deltas(adapter: str | Path) -> Tensors:
@@ -388,3 +393,10 @@ def _end_as(tokenizer: Tokenizer, model: Model, trained: Sequence[int] = ()) -> 
     # Old bases say "temperature" and "greedy" at once, which transformers refuses to save.
     if settings.temperature not in (None, 1.0) or settings.top_p not in (None, 1.0):
         settings.do_sample = True
+
+
+if __name__ == "__main__":  # for `policy.merge_adapter`
+    base, adapter, new = sys.argv[1:]
+    write_merged(base, adapter, Path(new))
+    origin = f"its weights are those of {base} with the adapter {adapter_named(adapter)} merged in"
+    Path(new, ORIGIN).write_text(origin, encoding="utf-8")

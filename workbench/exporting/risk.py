@@ -80,6 +80,9 @@ def merge_risk(run: RunDirectory) -> MergeRisk:
         )
         return MergeRisk({}, verdict, "dequantised")
     held = merging.four_bit(run) if precision == "nf4" else None
+    if merging.rescales(adapter):
+        verdict = "not measured: DoRA also rescales its layers; `prove` measures what the sum does"
+        return MergeRisk({}, verdict, "dequantised" if held else "base")
     deltas, stored = merging.deltas(adapter), merging.tensors_of(base)
     layers = [layer for layer in deltas if f"{layer}.weight" in stored]
     if not layers:

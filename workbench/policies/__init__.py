@@ -40,6 +40,7 @@ NAMED = {
         " those of HuggingFaceTB/SmolLM2-135M-Instruct, not equal to them",
     ),
 }
+ORIGIN = "origin.txt"  # in the folder of a policy that was made here: that clause
 NAMES = '"tiny", "tiny_turns" or "smollm2"'
 CHOICES = f'{NAMES}, a hub name like "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit", or a local folder'
 
@@ -54,7 +55,9 @@ def folder_of(name: object) -> Path | None:
 
 def origin_of(folder: str | Path) -> list[str]:
     """A note where the weights in a folder are not those of their public name."""
-    own = named_at(folder)
+    own, made = named_at(folder), Path(folder) / ORIGIN
+    if own is None and made.is_file():
+        return [made.read_text(encoding="utf-8")]
     return [own.origin] if own and own.origin else []
 
 

@@ -15,13 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from workbench.errors import PolicyError, WorkbenchError
 from workbench.extras import explaining, installed, need, need_train
 from workbench.hub import check_hub
 from workbench.kinds import Fields, Model, Tokenizer
-from workbench.recipe import LoraPart, Recipe
+from workbench.recipe import Recipe
 from workbench.workspace import find, looked_in, resolve, shown, sum_of
 
 TOKENIZER_FILES = [
@@ -35,10 +33,6 @@ _DECIDING = [
 ]  # fmt: skip
 _SPACED = "What is 2 + 3 ?\n\tSay it in one word."
 NF4_BLOCK = 64
-_MORE_THAN_LORA = (
-    "use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern",
-    "target_parameters", "layers_to_transform",
-)  # fmt: skip
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 SMALL_BYTES = 400 * 2**20
 # On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in
@@ -99,15 +93,29 @@ def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
 
 
 def find_adapter(adapter: str | Path) -> str:
-    """The folder of a trained adapter; PolicyError if PEFT saved nothing there."""
+    """The folder of a trained adapter: this one, or the newest checkpoint-N in it; PolicyError if
+    PEFT saved nothing there.
+    """
     folder = resolve(adapter)
-    if not (folder / "adapter_config.json").is_file():
-        raise PolicyError(
-            f"adapter {shown(folder)}: no adapter_config.json",
-            rule="an adapter is a folder that PEFT saved",
-            remedy="give a run's checkpoints/final, or train one",
-        )
-    return str(folder)
+    saved = {
+        int(file.parent.name.rpartition("-")[2]): file.parent
+        for file in folder.glob("checkpoint-*/adapter_config.json")
+        if file.parent.name.rpartition("-")[2].isdecimal()
+    }
+    if (folder / "adapter_config.json").is_file():
+        return str(folder)
+    if saved:
+        return str(saved[max(saved)])
+    raise PolicyError(
+        f"adapter {shown(folder)}: no adapter_config.json",
+        rule="an adapter is a folder that PEFT saved, or holds one as checkpoint-N",
+        remedy="give a run's checkpoints/final, or train one",
+    )
+
+
+def without_bits(name: str) -> str:
+    """A hub name without `-bnb-4bit`."""
+    return re.sub(r"-(unsloth-)?bnb-4bit$", "", name, flags=re.IGNORECASE)
 
 
 def base_files(source: str | Path) -> Fields:
@@ -268,7 +276,7 @@ def with_adapter(model: Model, adapter: str | Path) -> Any:
         return PeftModel.from_pretrained(model, folder)
 
 
-def put_on(model: Model, adapter: str | Path) -> None:
+def put_on(model: Any, adapter: str | Path) -> None:
     """Replace the weights of a model's adapter with others of the same shapes; PolicyError if they
     cannot be read.
     """
@@ -278,21 +286,41 @@ def put_on(model: Model, adapter: str | Path) -> None:
     folder = find_adapter(adapter)
     with reading(f"adapter {shown(folder)}"):
         weights = load_peft_weights(folder, device="cpu")
-        bad = [name for name, weight in weights.items() if not weight.isfinite().all()]
-        keys = None if bad else set_peft_model_state_dict(model, weights)
-    if keys is None:
+    if bad := [name for name, weight in weights.items() if not weight.isfinite().all()]:
         raise PolicyError(
             f"adapter {shown(folder)}: {bad[0]} holds NaN or infinity",
             rule="a policy whose weights are not numbers writes nothing",
             remedy="take an earlier checkpoint, or train it again at a lower learning rate",
         )
-    if unfit := [*keys.unexpected_keys, *(key for key in keys.missing_keys if "lora_" in key)]:
-        raise PolicyError(
-            f"adapter {shown(folder)}: {unfit[0]} does not fit this model",
-            rule="an adapter goes onto the model that it was trained for, and holds weights for"
-            " each adapted layer",
-            remedy="name the base model that adapter_config.json names as policy.name",
-        )
+    rule = "an adapter goes onto the model that it was trained for, and holds weights for each"
+    rule += " adapted layer"
+    remedy = "name the base model that adapter_config.json names as policy.name"
+    whole = model.peft_config["default"].modules_to_save or []
+    # PEFT would write what belongs to neither into the base itself.
+    unfit = [
+        name
+        for name in weights
+        if "lora_" not in name and not any(f".{each}." in name for each in whole)
+    ]
+    if not unfit:
+        with reading(f"adapter {shown(folder)}", rule, remedy):  # another shape, by its layer
+            keys = set_peft_model_state_dict(model, weights)
+        own = ("lora_", ".modules_to_save.")
+        missing = [key for key in keys.missing_keys if any(part in key for part in own)]
+        unfit = [*keys.unexpected_keys, *missing]
+    if unfit:
+        what = f"adapter {shown(folder)}: {unfit[0]} does not fit this model"
+        raise PolicyError(what, rule=rule, remedy=remedy)
+
+
+def hold_reference(model: Any, adapter: str | None) -> None:
+    """Make KL measured from a trained adapter, a frozen copy of which goes onto the model under
+    TRL's own name; None: from the model without an adapter, as where there is no such copy.
+    """
+    if "ref" in model.peft_config:  # TRL's: what this stage found, which is neither
+        model.delete_adapter("ref")
+    if adapter is not None:
+        model.load_adapter(find_adapter(adapter), "ref", torch_device="cpu")
 
 
 @contextlib.contextmanager
@@ -312,56 +340,19 @@ def reading(what: str, rule: str = _READABLE, remedy: str = _CHECK) -> Generator
 
 def adapter_sum(adapter: str | Path) -> str:
     """The SHA-256 of a saved adapter's weights, in hex."""
-    return sum_of(Path(adapter) / "adapter_model.safetensors")
+    return sum_of(adapter_file(adapter))
+
+
+def adapter_file(adapter: str | Path) -> Path:
+    """The file that holds a saved adapter's weights."""
+    file = Path(adapter) / "adapter_model.safetensors"
+    return file if file.is_file() else file.with_suffix(".bin")  # PEFT's before 0.6
 
 
 def adapter_named(adapter: str | Path) -> str:
     """A trained adapter as a record names it: its folder, and the start of its weights' SHA-256."""
-    return f"{shown(resolve(adapter))} ({adapter_sum(find_adapter(adapter))[:12]})"
-
-
-def fitted_to_adapter(recipe: Recipe) -> Recipe:
-    """The recipe with the `lora` of the adapter that training continues from; unchanged where the
-    adapter is new.
-
-    PolicyError if the recipe asks for another shape, or the workbench does not make adapters of
-    this kind.
-    """
-    if (adapter := recipe.policy.adapter) is None:
-        return recipe
-    shape = _adapter_shape(adapter)
-    for name in recipe.lora.model_fields_set:
-        value = getattr(recipe.lora, name)
-        if (sorted(value) if isinstance(value, list) else value) != getattr(shape, name):
-            made = f"{name} = {getattr(shape, name)!r}"
-            raise PolicyError(
-                f"lora.{name} = {value!r} with policy.adapter",
-                rule=f"training continues with the adapter as it was made: {made}",
-                remedy=f"leave out lora.{name}",
-            )
-    return recipe.model_copy(update={"lora": shape})
-
-
-def _adapter_shape(adapter: str | Path) -> LoraPart:
     folder = find_adapter(adapter)
-    with reading(f"adapter {shown(folder)}"):
-        config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-    plain = {"peft_type": "LORA", "bias": "none"}
-    unlike = [name for name, value in plain.items() if config.get(name) != value]
-    unlike += [name for name in _MORE_THAN_LORA if config.get(name)]
-    try:
-        shape = LoraPart.model_validate({name: config.get(name) for name in LoraPart.model_fields})
-    except ValidationError as error:
-        unlike.append(str(error.errors()[0]["loc"][0]))
-    if unlike:
-        raise PolicyError(
-            f"adapter {shown(folder)}: {unlike[0]} = {config.get(unlike[0])!r}",
-            rule="training continues from a plain LoRA adapter, whose target_modules are a list of"
-            " names",
-            remedy="merge it into its base (PEFT's merge_and_unload), save that, and name the"
-            " folder as policy.name",
-        )
-    return shape.model_copy(update={"target_modules": sorted(shape.target_modules)})
+    return f"{shown(folder)} ({adapter_sum(folder)[:12]})"
 
 
 def without_extras(recipe: Recipe) -> list[str]:
@@ -437,7 +428,7 @@ def measured(model: Model) -> Fields:
     unpacked = [
         getattr(getattr(weight, "quant_state", None), "shape", weight.shape).numel()
         for name, weight in model.named_parameters()
-        if "lora_" not in name
+        if "lora_" not in name and ".modules_to_save." not in name
     ]
     return {
         "precision": "nf4" if layers else stored,

@@ -17,7 +17,7 @@ from workbench.run.directory import RunDirectory, now
 from workbench.run.machine import environment, versions
 from workbench.task import Task, fingerprint
 from workbench.training import settings as settings_of
-from workbench.training.loading import base_differs, eos_ids
+from workbench.training.loading import adapter_named, base_differs, eos_ids
 from workbench.training.plan import ONLY_STAGE, Stage
 from workbench.training.policy import Policy
 from workbench.training.settings.algorithms import asked_settings
@@ -44,6 +44,8 @@ def manifest_of(
         "versions": versions(),
         "environment": environment(),
         "policy": policy.found(),
+        # what KL is measured from, where beta is not 0
+        "reference": "adapter" if "ref" in getattr(policy.model, "peft_config", ()) else "base",
         "trainer": f"{type(trainer).__module__}.{type(trainer).__name__}",
         "task": {
             "name": task.name,
@@ -88,6 +90,11 @@ def changed_policy(run: RunDirectory, policy: Policy, changed: Differences) -> N
     changed.diff({**then, "environment": _environment_then(manifest)}, now)
     if differs := base_differs(manifest["policy"].get("base"), found["base"]):
         changed.refused.append(f"the base was changed: {differs}")
+    began = run.recipe().policy
+    if began.adapter and began.reference == "adapter":
+        now = adapter_named(began.adapter)
+        if now not in manifest["policy"]["trained_in"]:
+            changed.refused.append(f"the reference, policy.adapter, was changed: it is now {now}")
 
 
 def _environment_then(manifest: Fields) -> dict[str, str]:

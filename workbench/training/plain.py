@@ -11,8 +11,7 @@ import os
 from typing import Any
 
 from workbench.extras import need
-from workbench.kinds import Model, Tokenizer
-from workbench.recipe import LoraPart
+from workbench.kinds import Fields, Model, Tokenizer
 from workbench.training.loading import linear4bit_layers, quiet_imports, random_kept
 from workbench.training.precision import choose_dtype, native_bf16
 
@@ -86,8 +85,8 @@ def load_base(
 
 
 @random_kept()
-def add_lora(model: Model, lora: LoraPart, *, gradient_checkpointing: bool, seed: int) -> Any:
-    """The model with a new adapter; the same seed gives the same one."""
+def add_lora(model: Model, lora: Fields, *, gradient_checkpointing: bool, seed: int) -> Any:
+    """The model with a new adapter, of PEFT's settings; the same seed gives the same one."""
     with quiet_imports():
         import torch
         from peft import LoraConfig, get_peft_model
@@ -98,9 +97,7 @@ def add_lora(model: Model, lora: LoraPart, *, gradient_checkpointing: bool, seed
         # gradient.
         model.enable_input_require_grads()
     torch.manual_seed(seed)
-    return get_peft_model(
-        model, LoraConfig(task_type="CAUSAL_LM", bias="none", **lora.model_dump())
-    )
+    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", bias="none", **lora))
 
 
 def for_inference(model: Model) -> None:

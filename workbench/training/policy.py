@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.errors import PolicyError, nearest
 from workbench.kinds import Fields, Model, Tokenizer
-from workbench.recipe import LoraPart, Recipe
+from workbench.recipe import Recipe
 from workbench.training import loading, plain
 from workbench.training.precision import choose_dtype, native_bf16
 from workbench.training.settings.device import COST, NOT_IN_FORCE, missing, why_not
@@ -170,8 +170,12 @@ def load_policy(
     from workbench.policies import origin_of
 
     trained = None if adapter is None else loading.find_adapter(adapter)
-    if trained is None:
-        recipe = loading.fitted_to_adapter(recipe)
+    lora = recipe.lora.model_dump()
+    if trained is None and recipe.policy.adapter is not None:
+        from workbench.training.adapters import fitted_to_adapter, peft_settings
+
+        recipe, _ = fitted_to_adapter(recipe)
+        lora = peft_settings(recipe)
     asked = recipe.policy
     name, loads = asked.name, _BACKENDS[asked.backend]
     source = loading.find_model(name)
@@ -216,7 +220,7 @@ def load_policy(
     if trained is None:
         with loading.own_patterns():
             model = loads.add_lora(
-                model, recipe.lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed
+                model, lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed
             )
         notes += loading.adapter_notes(model, recipe.lora.target_modules)
         if asked.adapter is not None:
@@ -377,12 +381,10 @@ def _unsloth_base(
 
 
 @loading.random_kept()  # on a GPU it seeds Python's, numpy's and torch's for the whole process
-def _unsloth_lora(
-    model: Model, lora: LoraPart, *, gradient_checkpointing: bool, seed: int
-) -> Model:
+def _unsloth_lora(model: Model, lora: Fields, *, gradient_checkpointing: bool, seed: int) -> Model:
     return _unsloth().FastLanguageModel.get_peft_model(
         model,
-        **lora.model_dump(),
+        **lora,
         bias="none",
         use_gradient_checkpointing="unsloth" if gradient_checkpointing else False,
         random_state=seed,

@@ -8,7 +8,9 @@ the device computes in bfloat16 natively.
 
 from __future__ import annotations
 
-from workbench.kinds import Fields, Model
+from typing import Any
+
+from workbench.kinds import Fields, Model, Tensor
 
 
 def native_bf16() -> bool:
@@ -90,7 +92,17 @@ def adapter_in_float32(model: Model) -> int:
     float16 refuses it altogether.
     """
     import torch
+    from peft.utils import ModulesToSaveWrapper
 
+    wrappers = [each for each in model.modules() if isinstance(each, ModulesToSaveWrapper)]
+    for wrapper in (each for each in wrappers if hasattr(each.original_module, "weight")):
+        dtype = wrapper.original_module.weight.dtype
+        for copy in wrapper.modules_to_save.values():  # what is trained, and the reference's
+            copy.float()
+            if not copy._forward_hooks:  # of the stage before
+                # LoRA's layers convert what goes in and out; a layer that is trained whole does not
+                copy.register_forward_pre_hook(lambda own, args: (_as_weight(own, args[0]),))
+                copy.register_forward_hook(lambda own, args, out, dtype=dtype: out.to(dtype))
     changed = [
         parameter
         for parameter in model.parameters()
@@ -99,3 +111,7 @@ def adapter_in_float32(model: Model) -> int:
     for parameter in changed:
         parameter.data = parameter.data.float()
     return len(changed)
+
+
+def _as_weight(module: Any, given: Tensor) -> Tensor:
+    return given.to(module.weight.dtype) if given.is_floating_point() else given

@@ -29,10 +29,8 @@ from workbench.training import around
 from workbench.training import settings as settings_of
 from workbench.training.feature import Asked
 from workbench.training.loading import (
-    adapter_named,
     check_tokenizer,
     find_model,
-    fitted_to_adapter,
     load_tokenizer,
     shape_of_policy,
     without_extras,
@@ -78,8 +76,7 @@ def prepare(
     """
     recipe = Recipe.of(recipe)
     check_name(recipe.run_name)
-    if run is None:  # else it is resumed from its own checkpoint
-        recipe = fitted_to_adapter(recipe)
+    recipe, begins = _begun(recipe, run)
     backend = policy.backend_name if policy else recipe.policy.backend
     processes.check_processes(backend)
     if policy is None:  # a slip in a path is found before torch and Unsloth are imported
@@ -110,7 +107,7 @@ def prepare(
         heard += _built(config_class, stage.recipe, stage.settings, machine, policy)[2]
     notes += [*sought, *settings_of.stages_decide(recipe), *_of_stages(stages), *unread, *measured]
     notes += around.lines("plan", Asked(recipe, task, stages, steps, run))
-    notes += [*of_shape, *chosen, *_warned(recipe, task, run), *dict.fromkeys(heard)]
+    notes += [*of_shape, *chosen, *begins, *_warned(task), *dict.fromkeys(heard)]
     notes += [*instead, *one_gpu(backend, machine), *settings_of.check_in_force(given, built)]
     generates = [around.asked("generates", stage, machine, shape) for stage in stages]
     words = ". ".join(dict.fromkeys(itertools.chain(*generates)))
@@ -143,14 +140,18 @@ def _measured(
     return [fit(stage, tokenizer, recipe.policy.max_seq_length) for stage in stages], notes
 
 
-def _warned(recipe: Recipe, task: Task | None, run: RunDirectory | None) -> list[str]:
+def _begun(recipe: Recipe, run: RunDirectory | None) -> tuple[Recipe, list[str]]:
+    own = recipe.policy
+    begins = own.adapter is not None or own.merge_adapter or own.reference == "adapter"
+    if run is not None or not begins:  # a run is resumed from its own checkpoint
+        return recipe, []
+    from workbench.training.adapters import fitted_to_adapter
+
+    return fitted_to_adapter(recipe)
+
+
+def _warned(task: Task | None) -> list[str]:
     lines = []
-    if run is None and recipe.policy.adapter is not None:
-        lines.append(
-            f"training continues from the adapter {adapter_named(recipe.policy.adapter)}, in its"
-            f" shape (r {recipe.lora.r}); the reference of KL, and `base` wherever a gain is"
-            " measured, is the model without it"
-        )
     if task is not None and task.right_by is None:
         lines.append(
             "WARNING: the task names no right_by: a completion counts as right when"

@@ -20,6 +20,7 @@ from workbench.task import Row, Task
 from workbench.training import around, resuming
 from workbench.training import settings as settings_of
 from workbench.training.attach import attach, go_on
+from workbench.training.loading import hold_reference
 from workbench.training.manifest import (
     changed_policy,
     changed_settings,
@@ -184,8 +185,11 @@ def continue_run(
     check_same(run, changed, accept_changes)
     # the adapter that the run began from may be gone: the checkpoint has what became of it
     if policy is None:
-        anew = plan.recipe.policy.model_copy(update={"adapter": None})
+        began = plan.recipe.policy.adapter
+        anew = {"adapter": began and str(point.folder), "reference": "base"}
+        anew = plan.recipe.policy.model_copy(update=anew)
         policy = load_policy(replace(plan, recipe=plan.recipe.model_copy(update={"policy": anew})))
+        policy.trained_in = list(run.manifest()["policy"].get("trained_in", ()))
     changed_policy(run, policy, changed)
     check_same(run, changed, accept_changes)
     trainer = make_trainer(replace(plan, stages=left), policy)
@@ -315,8 +319,8 @@ def build_trainer(
 
     model, tokenizer, suite = policy.model, policy.tokenizer, stage.scored_by[1]
     rows, suite.aside = _for_arrow(stage.rows)
-    if "ref" in model.peft_config:  # of the stage before
-        model.delete_adapter("ref")
+    hold_reference(model, None)  # that of the stage before
+    kept = [(one, one.data) for one in model.parameters() if one.requires_grad]
     tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
     with taken_together() as heard:
         trainer = trainer_class(
@@ -336,12 +340,13 @@ def build_trainer(
     # checkpoint.
     trainer.create_model_card = lambda *_, **__: None
     # TRL's reference is a frozen copy of the adapter as the stage finds it; Unsloth's is the base
-    # model. One meaning for both, for every stage and for a run that goes on: without that copy TRL
-    # takes the base model, too.
-    if "ref" in model.peft_config:
-        model.delete_adapter("ref")
+    # model. One meaning for both, for every stage and for a run that goes on.
+    own = stage.recipe.policy
+    hold_reference(model, own.adapter if own.reference == "adapter" else None)
     # TRL rounds the adapter of a 4-bit model to bfloat16, where a small learning rate's updates
-    # vanish.
+    # vanish, and one that was trained before is no longer what it was.
+    for parameter, data in kept if policy.trained_in else ():
+        parameter.data = data
     adapter_in_float32(model)
     return trainer, heard
 
