@@ -27,7 +27,7 @@ NAMES = (
     "scoring", "answers", "replay",
     "reading", "long_run", "start", "dataset_checks", "health", "broken_runs", "held_out", "turns",
     "warm_start", "levels", "real_model", "resident", "bad_environments",
-    "judges", "duel", "rungs",
+    "judges", "duel", "rungs", "control_arm",
 )  # fmt: skip
 README = measuring.HERE / "README.md"
 _BLOCK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)

@@ -104,6 +104,19 @@ def duel():
     return Duel(DuelPlan(arms, 3, 4, 24, 1, Path("runs")), [pair] * 3)
 
 
+def twin():
+    import pandas
+
+    from workbench.decide.twin import Sign, Twin, TwinPlan
+    from workbench.run.directory import RunDirectory
+
+    groups = pandas.DataFrame({"step": range(1, 41), "group": [0] * 40, "value": [0.0, 0.5] * 10 + [0.5, 1.0] * 10})
+    sign = Sign(f"completion like '{EVIL}'", True, groups, 1, 10)
+    run = RunDirectory(Path("runs") / "hacked")
+    plan = TwinPlan(run, Path("runs") / "twin", Recipe(), TASK, {}, [EVIL], EVIL, None, sign, 10, 40)
+    return Twin(plan, groups.assign(value=groups["value"] / 4), equal=False)
+
+
 def judge_trial():
     from workbench.decide.trial import FAILED, JudgeMeasure, JudgeTrial
     from workbench.rewards.judging import Spent
@@ -197,6 +210,7 @@ SAMPLES = {
     "workbench.health.diagnosis.Verdicts": verdicts,
     "workbench.inspection.levels.OverLevels": over_levels,
     "workbench.decide.duel.Duel": duel,
+    "workbench.decide.twin.Twin": twin,
     "workbench.decide.trial.JudgeTrial": judge_trial,
     "workbench.inspection.measured.Evaluation": evaluation,
     "workbench.inspection.reading.RecordedGroup": recorded_group,

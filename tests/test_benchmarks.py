@@ -353,6 +353,29 @@ def test_duels_are_fought_for_real():
     subprocess.run([sys.executable, str(FOLDER / "duel.py"), "--quick"], check=True)
 
 
+def test_control_arms_are_counted_by_verdict():
+    arm = benchmark("control_arm")
+    interval = {"value": 0.5, "low": 0.4, "high": 0.6}
+
+    def side(verdict: str) -> dict:
+        return {"verdict": verdict, "sign": "x", "grew": interval, "undone": interval}
+
+    verdicts = [("cause", "not the cause"), ("cannot be told", "cause"), ("not the cause", "cannot be told")]
+    found = [
+        {"hack": "h", "seed": 1, "equal": cause != "cause", "cause": side(cause), "innocent": side(innocent)}
+        for cause, innocent in verdicts
+    ]
+    lines, (header, rows), _, _ = arm.report(found)
+    assert [line.figure for line in lines] == ["1 of 3", "1 of 3", "2 of 6", "2 of 3"]
+    assert dict(zip(header, rows[0]))["undone, points"] == "+50 (+40 to +60)"
+    assert [row[-1] for row in rows] == [verdict for pair in verdicts for verdict in pair]
+
+
+@pytest.mark.slow
+def test_a_control_arm_is_trained_for_real():
+    subprocess.run([sys.executable, str(FOLDER / "control_arm.py"), "--quick"], check=True)
+
+
 def test_start_measures_a_process_and_refuses_one_that_fails(monkeypatch):
     start = benchmark("start")
     assert start.start("import workbench") > 0

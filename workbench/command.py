@@ -29,7 +29,7 @@ GROUPS = {
     "01 Dataset": ["check"],
     "02 Rewards": ["probe", "trial", "replay"],
     "03 Train": ["plan", "train", "watch", "control", "continue"],
-    "04 Inspect": ["eval", "report", "duel"],
+    "04 Inspect": ["eval", "report", "duel", "twin"],
     "05 Export": ["export", "prove", "ask", "verify"],
     "Set-up and words": ["doctor", "explain"],
 }

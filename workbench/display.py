@@ -22,6 +22,7 @@ VIEWS: dict[str, str] = {
     "workbench.data.sources.Rows": "workbench.views.results.rows_table",
     "workbench.data.template.TemplateCard": "workbench.views.results.card_view",
     "workbench.decide.duel.Duel": "workbench.views.duel.duel_picture",
+    "workbench.decide.twin.Twin": "workbench.views.twin.twin_picture",
     "workbench.decide.trial.JudgeTrial": "workbench.views.results.trial_view",
     "workbench.exporting.checks.Proof": "workbench.views.results.proof_table",
     "workbench.exporting.checks.Proofs": "workbench.views.results.proof_table",

@@ -17,6 +17,7 @@ _MODULE = {
     "hacking": "inspection.hacks",
     "which_rung": "health.rung",
     "what_next": "decide.next",
+    "twin": "decide.twin",
     "token_view": "inspection.tokens",
     "compare_runs": "inspection.several_runs",
     "measure_starts": "inspection.starts",

@@ -7,10 +7,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from workbench.health.trends import Interval
 from workbench.inspection.measured import Evaluation
 from workbench.inspection.reading import Listing, needs, quoted, shown_prompts, with_meaning
 from workbench.inspection.statistics import paired_difference
+from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import query, stage_in
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 # of the normal distribution, 99.9 %, two-sided: a run is looked at in several ways, and no healthy
 # one may be named
-_Z = 3.29
+Z_999 = 3.29
 # of what the reward rose, in standard deviations of a group's mean: what rose by less, at most, is
 # flat
 _FLAT = 0.4
@@ -51,7 +54,8 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
     needs(run, RunDirectory)
     last_step = span(parts(run.rollouts)[-1])[1]
     last = query(run.rollouts, "select * from rollouts limit 1", step=last_step).iloc[0]
-    format_by = stage_in(run.manifest(), last["stage"])["format_by"]
+    about = stage_in(run.manifest(), last["stage"])
+    format_by = about["format_by"]
     weights = {
         name.removeprefix("weight."): float(weight)
         for name, weight in last.items()
@@ -68,6 +72,10 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
             ("all", ""),
         )
     )
+    paid = [name for name, weight in weights.items() if weight and name != format_by]
+    for number, name in enumerate(paid):
+        pay = f"{weights[name]!r} * {quoted('score.' + name)}"
+        means += f', avg({pay}) filter (not "right") as pays_{number}'
     groups = query(
         run.rollouts,
         f"""{thirds} select part, avg(paid) as reward, avg(cast("right" as double)) as "right",
@@ -76,7 +84,7 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
     )
     first, final = (groups[groups["part"] == part] for part in (0, 1))
     rise, right, wrong = (
-        _change(first[name], final[name]) for name in ("reward", "right", "paid_wrong")
+        change_of_means(first[name], final[name]) for name in ("reward", "right", "paid_wrong")
     )
 
     def flat(name: str, changed: Interval) -> bool:
@@ -108,8 +116,8 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
         # It told right from wrong at first: it rises with the right ones, and they go on satisfying
         # it.
         paying, all_ = f"right_{number}", f"all_{number}"
-        agreed = _change(first[f"wrong_{number}"], first[paying])
-        fell, changed = (_change(first[of], final[of]) for of in (paying, all_))
+        agreed = change_of_means(first[f"wrong_{number}"], first[paying])
+        fell, changed = (change_of_means(first[of], final[of]) for of in (paying, all_))
         if agreed.low > 0 and fell.high < 0 and -fell.value > _FELL * agreed.value:
             signs.append(
                 f"of completions that count as right, {name} (weight 0) pays {-fell.value:.2g} less"
@@ -130,8 +138,13 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
             if any(part.correct.any() for part in held):
                 of_right = f"right completions changed by {_points(correct)}"
             signs.append(f"on held-out prompts reward rose by {gained.value:.2g}, {of_right}")
+    # what each function pays wrong completions more than it did
+    more = {
+        name: float(final[f"pays_{number}"].mean() - first[f"pays_{number}"].mean())
+        for number, name in enumerate(paid)
+    }
     if signs:
-        verdict = f"REWARD HACKING? {'; '.join(signs)}"
+        verdict = f"REWARD HACKING? {'; '.join(signs)}{_suspect(run, about, more)}"
     elif math.isnan(rise.value):
         verdict = (
             "cannot be told: fewer than 8 groups in the first and in the last third of the steps"
@@ -157,6 +170,19 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
     return Listing(with_meaning(verdict, run), frame, numbers)
 
 
+def _suspect(run: RunDirectory, about: Fields, more: dict[str, float]) -> str:
+    # How to find out whether the function that pays wrong completions most more than it did is the
+    # cause; nothing where a twin cannot be trained.
+    manifest = run.manifest()
+    name = max(more, key=lambda each: np.nan_to_num(more[each], nan=-math.inf), default="")
+    if manifest.get("attached") or manifest.get("stages") or "recipe" not in manifest:
+        return ""
+    if not name or not more[name] > 0:
+        return ""
+    how = "--patch FILE" if name == about["right_by"] else f"--mute {name}"
+    return f"; was it {name}? `workbench twin {run.name} {how}` tells"
+
+
 def _thirds(stage: str, weights: dict[str, float], format_by: str | None) -> str:
     # SQL: the completions of a stage, what they were paid, and `level`, what right ones of the same
     # third earn, but for the worst-paid quarter of them.
@@ -178,13 +204,13 @@ def _thirds(stage: str, weights: dict[str, float], format_by: str | None) -> str
         ), thirds as (select * from paid join levels on part = of_part)"""
 
 
-def _change(first: pandas.Series, final: pandas.Series) -> Interval:
-    # How means differ, groups as the sample; without bounds where there are too few.
+def change_of_means(first: pandas.Series, final: pandas.Series) -> Interval:
+    """How the means differ, groups as the sample, 99.9 %; without bounds below 8 of either."""
     before, after = first.dropna(), final.dropna()
     if len(before) < 8 or len(after) < 8:
         return Interval(math.nan, -math.inf, math.inf)
     value = float(after.mean() - before.mean())
-    half = _Z * math.sqrt(before.var() / len(before) + after.var() / len(after))
+    half = Z_999 * math.sqrt(before.var() / len(before) + after.var() / len(after))
     return Interval(value, value - half, value + half)
 
 

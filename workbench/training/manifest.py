@@ -56,7 +56,7 @@ def manifest_of(
             "held_out": fingerprint(task.held_out),
             "card": json.loads(card.read_text("utf-8")) if card and card.is_file() else None,
         },
-        "rewards": _rewards(first),
+        "rewards": rewards_of(first),
         "processes": processes.count(),
         "eos_ids": eos_ids(trainer),
         "template": _template(policy),
@@ -169,7 +169,8 @@ def _template(policy: Policy) -> str:
     )
 
 
-def _rewards(stage: Stage) -> Fields:
+def rewards_of(stage: Stage) -> Fields:
+    """What a manifest says of a stage's reward functions: their hashes, weights and best scores."""
     task, suite = stage.scored_by
     return {
         "hash": suite.hash,
@@ -194,6 +195,6 @@ def _stage(stage: Stage) -> Fields:
     return {
         "name": stage.name, "steps": stage.steps, "after": stage.offset,
         "task": task.source or task.name, **_right(task),
-        "rows": fingerprint(task.rows), "prompts": len(stage.rows), "rewards": _rewards(stage),
+        "rows": fingerprint(task.rows), "prompts": len(stage.rows), "rewards": rewards_of(stage),
         "settings": {key: as_json(value) for key, value in stage.settings.items() if decides(key)},
     }  # fmt: skip

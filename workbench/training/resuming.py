@@ -85,7 +85,7 @@ def save_checkpoint(
         state = _saved_state(trainer, folder, states or [random_states()], known["done"])
         files = {file.name: size_and_sum(file) for file in folder.iterdir() if file.is_file()}
         state = to_json(state | known | {"run": run.identity, "files": files})
-        write_json(folder / _STATE, state | {"sha256": _sum_of_state(state)})
+        write_json(folder / _STATE, state | {"sha256": sum_of_state(state)})
     rotate_checkpoints(str(run.checkpoints), trainer.args.save_total_limit)
     return target
 
@@ -159,7 +159,8 @@ def checkpoint_bytes(model: Module) -> int:
     )
 
 
-def _sum_of_state(state: Fields) -> str:
+def sum_of_state(state: Fields) -> str:
+    """What a checkpoint's state.json says of itself: SHA-256 of the rest."""
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
@@ -249,7 +250,7 @@ def _whole_state(folder: Path, run: RunDirectory) -> Fields:
     # What a checkpoint's state.json says, if all of the checkpoint is as it was saved. ValueError
     # says what is not.
     state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-    if state.pop("sha256") != _sum_of_state(state):
+    if state.pop("sha256") != sum_of_state(state):
         raise ValueError(f"{_STATE} was changed")
     if state["run"] != run.identity:
         raise ValueError("it is another run's")
