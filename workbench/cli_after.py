@@ -206,7 +206,7 @@ def twin(
     sign: str | None = None,
     plan: bool = False,
 ) -> Result:
-    """Train a run again without a suspect: was it the cause?
+    """Train a run again without the suspected cause of a hack.
 
     For a reward hack that the report, health or a probe points to. The twin begins at the newest
     checkpoint from before the hack grew, or at the start, with the run's own seed, prompts and
