@@ -15,7 +15,7 @@ MISTAKES = [
     ("pairs * 2 * steps", "pairs * steps"),
     ('str(duel).partition(":")[0]', '"formed is better"'),
     ("by_seed.std(ddof=1)", "by_seed.std()"),
-    ("(2.8 * spread / d) ** 2", "2.8 * spread / d"),
+    ("    n = (2.8 * spread / d) ** 2", "    n = 2.8 * spread / d"),
 ]
 
 
