@@ -13,7 +13,7 @@ MISTAKES = [
     ('prediction = "formed"', 'prediction = "both"'),
     ("/ np.sqrt(len(difference))", ""),
     ("pairs * 2 * steps", "pairs * steps"),
-    ('str(duel).partition(":")[0]', '"formed is better"'),
+    ('may_say = str(duel).partition(":")[0]', 'may_say = "equally good"'),
     ("by_seed.std(ddof=1)", "by_seed.std()"),
     ("    n = (2.8 * spread / d) ** 2", "    n = 2.8 * spread / d"),
 ]
