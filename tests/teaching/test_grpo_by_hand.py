@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-import nbformat
 import pytest
-
-from workbench.demo import execute
-from workbench.teaching._lib.cells import blanks, filled
-from workbench.teaching._lib.lessons import passed
-
-LESSON = Path(__file__).parents[2] / "notebooks" / "teaching" / "grpo_by_hand.ipynb"
-
+from trying_lessons import check_hints, shown, tried
 
 # Of each blank, in order: what the solution says, and what somebody may well say instead.
 MISTAKES = [
@@ -35,47 +27,20 @@ MISTAKES = [
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
-    """The lesson run in a kernel, every blank as it stands, then with a mistake, then filled: its cells."""
-    home = tmp_path_factory.mktemp("home")
-    lesson = nbformat.read(LESSON, as_version=4)
-    done, places = filled(lesson), blanks(lesson)
-    for place, (right, wrong) in reversed(list(zip(places, MISTAKES, strict=True))):
-        assert done.cells[place].source.count(right) == 1, right
-        tries = {"empty": lesson.cells[place].source, "wrong": done.cells[place].source.replace(right, wrong)}
-        for name, source in reversed(tries.items()):
-            cell = nbformat.v4.new_code_cell(source, id=f"{name}-{place}", metadata={"tags": ["raises-exception"]})
-            done.cells.insert(place, cell)
-    nbformat.write(done, home / "lesson.ipynb")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WORKBENCH_HOME", str(home))
-        execute(home / "lesson.ipynb", home / "out.ipynb", {})
-        assert len(passed("grpo_by_hand")) == len(MISTAKES)
-    return [cell for cell in nbformat.read(home / "out.ipynb", as_version=4).cells if cell.cell_type == "code"]
+    return tried("grpo_by_hand", MISTAKES, tmp_path_factory.mktemp("home"))
 
 
 @pytest.mark.slow
 def test_every_blank_and_every_mistake_fails_with_a_hint_of_its_own(executed):
-    hints = {"empty": [], "wrong": []}
-    for cell in executed:
-        if (name := cell["id"].partition("-")[0]) in hints:
-            [error] = [output for output in cell.outputs if output.output_type == "error"]
-            assert error.ename == "AssertionError", (cell.source, error.evalue)
-            hints[name].append(error.evalue)
-    for said in hints.values():
-        assert len(set(said)) == len(said) == len(MISTAKES)
-        assert all(len(hint) > 25 for hint in said), said
+    check_hints(executed, len(MISTAKES))
 
 
 @pytest.mark.slow
 def test_filled_it_runs_to_its_end_and_the_adapters_are_equal(executed):
-    rest = [cell for cell in executed if "raises-exception" not in cell.metadata.get("tags", [])]
-    assert all(cell.execution_count for cell in rest)
-    outputs = [output for cell in rest for output in cell.outputs]
-    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
-    shown = "\n".join(output.get("text") or output["data"].get("text/plain", "") for output in outputs)
-    assert "equal in every bit" in shown
+    text = shown(executed)
+    assert "equal in every bit" in text
     # What the last words on loss types say: five of the seven are one adapter, grpo and dr_grpo are not.
-    left = dict(re.findall(r"^(dapo|dapo, epsilon 1e-6|bnpo|grpo|dr_grpo|cispo|vespo) +([0-9a-f]{12}) ", shown, re.MULTILINE))
+    left = dict(re.findall(r"^(dapo|dapo, epsilon 1e-6|bnpo|grpo|dr_grpo|cispo|vespo) +([0-9a-f]{12}) ", text, re.MULTILINE))
     assert len(left) == 7
     assert len({left.pop("grpo"), left.pop("dr_grpo"), *left.values()}) == 3
     assert len(set(left.values())) == 1
