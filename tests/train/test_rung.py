@@ -29,6 +29,8 @@ def counts(*right: int, of: int = 8) -> list[Solved]:
         (counts(*[7] * 12, *[8] * 20), "stop"),  # right 95.3 % of the time
         (counts(*[7] * 13, *[8] * 19), "GRPO"),  # 94.9 %, and four groups in ten teach
         (counts(*[8] * 16, *[0] * 16), "stop"),  # solved always or never
+        (counts(*[8] * 2, *[0] * 30), "stop"),  # likewise: no rare right one to train on
+        (counts(7, 0, 0, 0), "demonstrations"),  # one prompt of few
     ],
 )
 def test_the_rung_is_the_first_that_the_rate_pays_for(solved, advised):
@@ -46,7 +48,7 @@ def test_what_each_costs_is_what_the_rate_makes_of_it():
     assert rung.rate.value == 8 / 256
     assert rung.prices["warm start"][0] == "1,000"  # 32 / (1 / 32) = 1,024, to two digits
     assert rung.prices["expert iteration"][0] == "3,100"
-    assert rung.prices["GRPO"][0] == "64"  # one group of eight in eight
+    assert rung.prices["GRPO"][0] == "64 a group"  # one group of eight in eight teaches
     assert rung.prices["demonstrations"][0] == rung.prices["stop"][0] == "0"
 
 
@@ -80,13 +82,48 @@ def test_a_profile_and_an_evaluation_are_read_as_what_they_measured():
     assert which_rung(Profile({}, solved)) == which_rung([*solved.values()])
     played = which_rung(Profile({"played": True}, solved))
     assert (played.name, played.sets) == ("stop", "")
-    flags = np.array([[True, False], [False, False]])
+    flags = np.array([[True, False], [True, False]])
     after = Measured([["x", "y"]] * 2, flags, np.array([[True, True], [True, False]]), flags, flags * 1.0)
     evaluation = Evaluation(["p", "q"], after, after)
-    assert evaluation.solved == [Solved(1, 2, 1), Solved(0, 2, 0)]
-    assert which_rung(evaluation, num_generations=2).rate.value == 0.25
+    assert evaluation.solved == [Solved(1, 2, 1)] * 2
+    assert which_rung(evaluation, num_generations=2).rate.value == 0.5
 
 
-def test_nothing_measured_is_refused():
-    with pytest.raises(DataError, match="no completions"):
-        which_rung(Profile({}, {}))
+@pytest.mark.parametrize("of", [1, 2, 4])
+@pytest.mark.parametrize("size", [8, 16])
+def test_fewer_completions_than_a_group_do_not_make_rare_right_ones_common(of, size):
+    """One of 256: even where all prompts are alike, 1 - (255/256)^G of the groups hold one at most, and a little more is the
+    prior's."""
+    solved = counts(1, *[0] * (256 // of - 1), of=of)
+    assert which_rung(solved, num_generations=size).alive < 1.5 * (1 - (255 / 256) ** size)
+
+
+def test_fewer_completions_than_a_group_tell_alike_prompts_from_unlike_ones():
+    # half of 128 completions are right: each prompt half of the time, or half of the prompts always
+    alike, unlike = counts(*[2] * 32, of=4), counts(*[4] * 16, *[0] * 16, of=4)
+    assert which_rung(alike).alive > 0.9
+    assert which_rung(unlike).alive < 0.1
+
+
+def test_turns_have_no_warm_start_and_no_price_of_one():
+    rung = which_rung(counts(1, 1, *[0] * 30), turns=True)
+    assert (rung.name, rung.sets, [*rung.prices]) == ("stop", "", ["GRPO", "stop"])
+
+
+def test_reference_completions_that_a_task_writes_are_named_beside_the_advice():
+    assert "source: reference" in which_rung(counts(*[3] * 32), ideal=True).words
+    assert "source: reference" not in which_rung(counts(*[3] * 32)).words
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [(Profile({}, {}), "no completions"), ([Solved(0, 0, 0)], "no completions"), ("latest", "a str"), (None, "a NoneType")],
+)
+def test_what_is_no_measurement_is_refused(measured, said):
+    with pytest.raises(DataError, match=said):
+        which_rung(measured)
+
+
+def test_a_group_of_one_is_refused():
+    with pytest.raises(DataError, match="num_generations = 1"):
+        which_rung(counts(1), num_generations=1)

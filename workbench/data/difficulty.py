@@ -90,7 +90,7 @@ class Profile:
         """Estimated share of groups of this size that are all right or all wrong: by rightness
         alone, those teach nothing.
         """
-        return _mean(dead_share(one.right, one.of, num_generations) for one in self._each)
+        return dead_groups(self._each, num_generations)
 
     def __repr__(self) -> str:
         if not self.solved:
@@ -109,19 +109,40 @@ def _mean(values: Iterable[float]) -> float:
     return sum(values) / max(1, len(values))
 
 
-def dead_share(right: int, of: int, size: int) -> float:
+def dead_groups(solved: Sequence[Solved], size: int) -> float:
+    """Estimated share of groups of `size` completions that are all right or all wrong."""
+    prior = _prior(solved)
+    return _mean(dead_share(one.right, one.of, size, prior) for one in solved)
+
+
+def dead_share(right: int, of: int, size: int, prior: tuple[float, float] = (1.0, 1.0)) -> float:
     """Chance that a group of `size` completions of a prompt is all right or all wrong, from `right`
     of `of` completions.
 
-    The share of all ways to draw a group from them; where they are too few, the mean over a uniform
-    prior of the pass rate.
+    The share of all ways to draw a group from them; where they are too few, the mean over a beta
+    distribution of the pass rate, which before any completion is `prior`.
     """
     from scipy import stats
 
     ends = (0, size)
     if of >= size:
         return float(stats.hypergeom.pmf(ends, of, right, size).sum())
-    return float(stats.betabinom.pmf(ends, size, right + 1, of - right + 1).sum())
+    alpha, beta = prior
+    return float(stats.betabinom.pmf(ends, size, alpha + right, beta + of - right).sum())
+
+
+def _prior(solved: Sequence[Solved]) -> tuple[float, float]:
+    # The beta distribution of the pass rate over the prompts, by moments; one completion of each
+    # does not tell prompts apart.
+    right, of = sum(one.right for one in solved), sum(one.of for one in solved)
+    least = 0.5 / (of + 1)  # none, or all, of a few prove nothing
+    mean = min(max(right / max(1, of), least), 1 - least)
+    spread, tries = 0.0, of / max(1, len(solved))
+    if tries > 1 and len(solved) > 1:
+        variance = sum((one.rate - mean) ** 2 for one in solved) / (len(solved) - 1)
+        spread = (variance / (mean * (1 - mean)) - 1 / tries) / (1 - 1 / tries)
+    total = 1 / min(max(spread, 0.01), 0.99) - 1
+    return mean * total, (1 - mean) * total
 
 
 def measure_difficulty(

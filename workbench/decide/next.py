@@ -53,7 +53,10 @@ def what_next(run: RunDirectory, evaluation: Evaluation | None = None) -> Listin
     steps = [*_wrong(run), *_hacked(run, evaluation), *_rung(run, evaluation)]
     if not run.manifest().get("attached"):
         recipe = shlex.quote(shown(run.path / "recipe.yaml"))
-        why = "a duel trains two recipes on the same seeds, until it is decided"
+        why = (
+            "copy the recipe as OTHER.yaml and change its reward; a duel trains both on the same"
+            " seeds, until it is decided or the budget is spent"
+        )
         steps.append(
             Step("would another reward do better?", why, f"workbench duel {recipe} OTHER.yaml")
         )
@@ -90,32 +93,41 @@ def _hacked(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
 
 
 def _rung(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
-    question = "train on?"
-    manifest = run.manifest()
+    manifest, result = run.manifest(), run.result()
     if manifest.get("attached"):
         return []
+    steps, more = [], f"workbench continue {run.name}"
+    if result["status"] != "finished":
+        steps = [Step("finish it?", f"{result['status']} after {result['steps']} steps", more)]
     if evaluation is None:
         why = "how often the trained policy is right decides, and has not been measured"
-        return [Step(question, why, f"workbench eval {run.name}")]
-    size = manifest["settings"]["in_force"]["num_generations"]
-    rung = which_rung(evaluation, num_generations=size, warmed="warm_start" in manifest)
-    command = {
-        "GRPO": f"workbench continue {run.name} --steps {run.result()['steps']}",
-        "stop": f"workbench export {run.name}",
-    }.get(rung.name)
-    if command is None:
+        return [*steps, Step("train on?", why, f"workbench eval {run.name}")]
+    rung = which_rung(
+        evaluation,
+        num_generations=manifest["settings"]["in_force"]["num_generations"],
+        warmed="warm_start" in manifest,
+        turns=bool(manifest.get("turns")),
+    )
+    answer, command = rung.words.splitlines()[0], f"workbench export {run.name}"
+    if rung.name == "GRPO":
+        command = more if steps else f"{more} --steps {max(1, result['steps'])}"
+    elif rung.name == "demonstrations":  # which somebody has to write first
+        answer, command = f"{answer}; {rung.sets}", ""
+    elif rung.sets:
         sets = [
             f"run_name={run.name}-on",
-            f"policy.adapter={shown(run.adapter or run.path)}",
-            f"warm_start={rung.sets.partition(': ')[2].partition(', and in')[0]}",
+            f"policy.adapter={shown(run.adapter)}",
+            rung.sets.replace(": ", "=", 1),
         ]
         words = ["workbench", "train", shown(run.path / "recipe.yaml")]
         command = shlex.join([*words, *(word for each in sets for word in ("--set", each))])
-    return [Step(question, rung.words.splitlines()[0], command)]
+    return [*steps, Step("train on?", answer, command)]
 
 
 def _kept_or_not(run: RunDirectory, evaluation: Evaluation | None) -> Step:
     question = "worth keeping?"
+    if evaluation is None and run.manifest().get("attached"):
+        return Step(question, "not measured: wb.evaluate(run, task=...) with a task of yours", "")
     if evaluation is None:
         return Step(question, "not measured on held-out prompts yet", f"workbench eval {run.name}")
     gain = evaluation.found["gain"]
@@ -123,5 +135,5 @@ def _kept_or_not(run: RunDirectory, evaluation: Evaluation | None) -> Step:
     ends = f"{100 * gain['correct']:+.0f} points, {interval}"
     if gain["low"] > 0:
         return Step(question, f"it gained {ends}", f"workbench export {run.name}")
-    more = "more prompts or steps would tell" if gain["high"] > 0 else "it is worse than its base"
+    more = "more prompts would tell" if gain["high"] > 0 else "it is worse than its base"
     return Step(question, f"no gain is shown, {ends}; {more}", f"workbench report {run.name}")

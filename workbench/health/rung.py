@@ -9,11 +9,11 @@ has a price in completions to sample. `benchmarks/rungs.py` tries all of them on
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.data.difficulty import Solved, dead_share
+from workbench.data.difficulty import Solved, dead_groups
 from workbench.errors import DataError
 from workbench.health.trends import Z_95, Interval, percent, share
 
@@ -23,12 +23,13 @@ WRITTEN = 256  # demonstrations
 # What `benchmarks/rungs.py` tried on made policies agrees with these, which were set in its view.
 ALIVE = 0.10  # of the groups: with fewer, nearly all that GRPO samples teaches nothing
 LEARNT = 0.95  # right: little is left to gain
-HALF = 0.25  # right, and few groups alive: prompts are solved always or never
+_ONE = "all of them on one prompt, which is no skill to build on yet"
 _SETS = {
     "demonstrations": f"warm_start: {{samples: {WRITTEN}, epochs: 8, source: reference}}",
     "warm start": f"warm_start: {RIGHT}",
     "expert iteration": f"warm_start: {{samples: {RIGHT}, rounds: {ROUNDS}}}",
 }
+_BY_SAMPLING = ("warm start", "expert iteration", "GRPO")
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,14 +45,15 @@ class Rung:
     needed: int | None  # more of them, that would tell whether a warm start can do it; None: told
     prices: dict[str, tuple[str, str]]  # rung -> (completions to sample, what for)
     sets: str  # what goes into the recipe; empty: nothing
+    ideal: bool = False  # the task writes reference completions
 
     @property
     def words(self) -> str:
         """The verdict in a line or a few."""
-        right, low, high = (100 * each for each in self.rate)
+        right, low, high = map(_percent, self.rate)
         lines = [
-            f"next rung: {self.name}; {right:.1f} % ({low:.1f} to {high:.1f}) of"
-            f" {self.completions:,} completions are right: {self.why}"
+            f"next rung: {self.name}; of {self.completions:,} completions {right} % ({low} to"
+            f" {high}) are right: {self.why}"
         ]
         if self.needed is not None:
             lines.append(
@@ -61,6 +63,11 @@ class Rung:
             )
         if self.sets:
             lines.append(f"in the recipe: {self.sets}")
+        if self.ideal and self.name in _BY_SAMPLING:
+            lines.append(
+                "or first, at no sampling, on the reference completions that the task writes:"
+                f" {_SETS['demonstrations']}"
+            )
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -69,7 +76,7 @@ class Rung:
             (("> " if name == self.name else "  ") + name, *price)
             for name, price in self.prices.items()
         ]
-        table = [f"{name:<18}  {count:>11}  {words}".rstrip() for name, count, words in rows]
+        table = [f"{name:<18}  {count:>14}  {words}".rstrip() for name, count, words in rows]
         return "\n".join([self.words, *table])
 
     __repr__ = __str__
@@ -82,6 +89,7 @@ def which_rung(
     budget: int = 32_000,
     ideal: bool = False,
     warmed: bool = False,
+    turns: bool = False,
 ) -> Rung:
     """What a policy with these pass rates should be trained by next, why, and what each rung costs.
 
@@ -99,11 +107,14 @@ def which_rung(
         budget: completions that a warm start may sample, at most.
         ideal: the task writes reference completions (`Task.ideal`).
         warmed: the policy comes from a warm start, so the next one is a further round.
+        turns: its rollouts have several turns, for which there is no warm start; a profile says so
+            itself.
 
     Raises:
-        DataError: if nothing was measured.
+        DataError: if nothing was measured, or `measured` is something else.
     """
     solved = _solved(measured)
+    turns |= "played" in getattr(measured, "settings", {})
     right, of = sum(one.right for one in solved), sum(one.of for one in solved)
     if not of:
         raise DataError(
@@ -111,51 +122,66 @@ def which_rung(
             rule="the rung follows from how often the policy is right",
             remedy="measure it: wb.profile_difficulty in notebook 01, or wb.evaluate",
         )
+    if num_generations < 2:
+        raise DataError(
+            f"num_generations = {num_generations}",
+            rule="a group compares two completions or more",
+            remedy="give what GRPO will train with, such as 8",
+        )
     rate = share(right, of, Z_95)
-    dead = [dead_share(one.right, one.of, num_generations) for one in solved]
-    # where none was right, not what so few completions leave open
-    alive = 1 - sum(dead) / len(dead) if right else 0.0
-    ever = sum(one.right > 0 for one in solved)
-    name, why = _chosen(rate, alive, ever, len(solved), budget, warmed=warmed)
-    if name in _SETS and "played" in getattr(measured, "settings", {}):
+    alive = 1 - dead_groups(solved, num_generations)
+    name, why = _chosen(solved, rate, alive, budget, warmed=warmed)
+    if name in _SETS and turns:
         name, why = "stop", f"{why}; rollouts of several turns have no warm start: take easier ones"
     needed = None
     if not right and RIGHT / rate.high < budget:
         # none of so many would rule it out
         needed = math.ceil(Z_95**2 * (budget / RIGHT - 1)) - of
-    elif name == "demonstrations" and ever == 1:
+    elif name == "demonstrations" and why == _ONE:
         needed = 2 * of  # at this rate, right ones on three prompts
     sets = _SETS.get(name, "")
     if name == "demonstrations" and not ideal:
         sets += ", and in the task Task(..., ideal=lambda row: ...)"
     prices = _prices(rate, alive, num_generations, ideal=ideal)
-    return Rung(name, why, rate, alive, len(solved), of, needed, prices, sets)
+    if turns:
+        prices = {rung: price for rung, price in prices.items() if rung not in _SETS}
+    return Rung(name, why, rate, alive, len(solved), of, needed, prices, sets, ideal)
 
 
-def _solved(measured: Any) -> Sequence[Solved]:
+def _solved(measured: Any) -> list[Solved]:
     solved = getattr(measured, "solved", measured)
-    return [*(solved.values() if isinstance(solved, dict) else solved)]
+    solved = solved.values() if isinstance(solved, dict) else solved
+    if not isinstance(solved, Iterable) or not all(isinstance(one, Solved) for one in solved):
+        raise DataError(
+            f"a {type(measured).__name__}",
+            rule="the rung follows from a profile, an evaluation, or a `Solved` for each prompt",
+            remedy="measure it: wb.profile_difficulty in notebook 01, or wb.evaluate",
+        )
+    return [one for one in solved if one.of]
 
 
 def _chosen(
-    rate: Interval, alive: float, ever: int, prompts: int, budget: int, *, warmed: bool
+    solved: Sequence[Solved], rate: Interval, alive: float, budget: int, *, warmed: bool
 ) -> tuple[str, str]:
     # (the rung, why)
+    ever = [one for one in solved if one.right]
     few = f"only {percent(alive)} of GRPO's groups would hold right and wrong ones"
     if rate.value >= LEARNT:
         return "stop", "little is left to learn from these prompts; take harder ones, or export"
+    if not ever:
+        return "demonstrations", "sampling finds nothing to learn from"
+    if len(ever) == 1 < len(solved):
+        return "demonstrations", _ONE
     if alive >= ALIVE:
         return "GRPO", f"{percent(alive)} of groups would hold right and wrong ones"
-    if not rate.value:
-        return "demonstrations", "sampling finds nothing to learn from"
-    if rate.value >= HALF:
-        why = f"{few}: {prompts - ever} of {prompts} prompts are never solved, others learnt"
+    of_learnt = sum(one.right for one in ever if one.right == one.of > 2)
+    if 2 * of_learnt > sum(one.right for one in ever):
+        never = len(solved) - len(ever)
+        why = f"{few}: of {len(solved)} prompts {never} were never solved, most others always"
         return "stop", f"{why}; take prompts between, or write answers for the first"
     if RIGHT / rate.value > budget:
         tries = f"{RIGHT} right ones would take about {_round(RIGHT / rate.value):,} tries"
         return "demonstrations", f"{tries}, and at most {budget:,} may be sampled"
-    if ever == 1 and prompts > 1:
-        return "demonstrations", "all of them on one prompt, which is no skill to build on yet"
     if warmed:
         return "expert iteration", f"{few}, after a warm start: the next round finds more, sooner"
     return "warm start", f"{few}, and it trains on the rare right ones"
@@ -173,11 +199,15 @@ def _prices(rate: Interval, alive: float, size: int, *, ideal: bool) -> dict[str
         ),
         "expert iteration": (_count(ROUNDS * first), f"{ROUNDS} such rounds, at most"),
         "GRPO": (
-            _count(size / alive if alive else math.inf),
-            f"for each group of {size} that teaches",
+            f"{_count(size / alive)} a group" if alive > 0 else "none found",
+            f"a group of {size} that teaches; {size} if all did",
         ),
         "stop": ("0", "harder prompts, or export"),
     }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}" if share >= 0.0005 or not share else f"{100 * share:.1g}"
 
 
 def _count(number: float) -> str:

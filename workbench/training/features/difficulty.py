@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from workbench.data.difficulty import load_profile
+from workbench.data.difficulty import load_profile, row_key
 from workbench.errors import DataError
 from workbench.health.rung import which_rung
 from workbench.training.feature import Asked, Feature
+from workbench.training.loading import adapter_named
 
 
 class MeasuredDifficulty(Feature):
@@ -25,11 +27,17 @@ class MeasuredDifficulty(Feature):
             profile = load_profile(Path(asked.task.source).with_name("difficulty.jsonl"))
         except DataError:  # there is none, or it is something else of that name
             return []
+        keys = set(map(row_key, asked.task.rows))  # of those that are trained on
+        solved = {key: one for key, one in profile.solved.items() if key in keys}
+        profile = replace(profile, solved=solved or profile.solved)
         words = str(profile).replace("\n", "; ")
-        policy, recipe = profile.settings.get("policy"), asked.recipe
-        lines = [f"measured in 01 with {policy}: {words}"]
-        begun = recipe.policy.adapter or recipe.warm_start
-        if profile.solved and policy == recipe.policy.name and not begun:
+        settings, recipe = profile.settings, asked.recipe
+        lines = [f"measured in 01 with {settings.get('policy')}: {words}"]
+        adapter = recipe.policy.adapter
+        before = [adapter_named(adapter)] if adapter else []
+        same = settings.get("policy") == recipe.policy.name
+        same &= settings.get("trained_in", []) == before
+        if profile.solved and same and recipe.warm_start is None:
             size = asked.stages[0].planned.num_generations
             rung = which_rung(profile, num_generations=size, ideal=asked.task.ideal is not None)
             lines.append(rung.words.replace("\n", "; "))

@@ -142,8 +142,9 @@ def checked(part: WarmStartPart, stage: Stage) -> list[str]:
         f" {_rate(part, stage):g}{rounds}"
     ]
     if beta := stage.settings["beta"]:
+        model = "base" if stage.recipe.policy.reference == "base" else "adapter that it begins from"
         lines.append(
-            f"beta = {beta:g} with warm_start: the reference model is the base, without what the"
+            f"beta = {beta:g} with warm_start: the reference model is the {model}, without what the"
             " warm start teaches; KL is above 0 from step 1 on, and holds the policy back from"
             " where GRPO begins"
         )
