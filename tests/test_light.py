@@ -14,7 +14,7 @@ from recording import record
 
 import workbench as wb
 from workbench.task import fingerprint
-from workbench.training.resuming import _sum_of_state
+from workbench.training.resuming import sum_of_state
 
 ABSENT = ("torch", "trl", "unsloth", "unsloth_zoo", "transformers", "peft", "datasets", "bitsandbytes")
 # Read by every Python that is begun with it: workers and servers of reward functions, too.
@@ -53,7 +53,7 @@ def light(tmp_path_factory) -> Path:
         (folder / "adapter_config.json").write_text("{}")
         (folder / "trainer_state.json").write_text('{"global_step": 2, "max_steps": 3}')
         state = {"stage": 0, "step": 2, "done": 2, "run": run.identity, "files": {}}
-        (folder / "state.json").write_text(json.dumps(state | {"sha256": _sum_of_state(state)}))
+        (folder / "state.json").write_text(json.dumps(state | {"sha256": sum_of_state(state)}))
         prompts = {"rows": fingerprint(task.rows), "held_out": fingerprint(task.held_out)}
         run.update_manifest(task=prompts, result={"status": "stopped", "steps": 2, "minutes": 1.0})
         run.release()

@@ -28,7 +28,7 @@ from workbench.tiny.task import task as arithmetic
 from workbench.training import trainer
 from workbench.training.background import start
 from workbench.training.policy import load_policy
-from workbench.training.resuming import _sum_of_state, latest_point
+from workbench.training.resuming import sum_of_state, latest_point
 from workbench.training.trainer import continue_run, train
 
 GRPO = {
@@ -168,7 +168,7 @@ def test_a_scaler_that_a_checkpoint_has_not_is_named(home, scalers):
     kept = json.loads(state.read_text())
     del kept["sha256"]
     kept["scaler"] = None  # as where bfloat16 was trained
-    state.write_text(json.dumps(kept | {"sha256": _sum_of_state(kept)}))
+    state.write_text(json.dumps(kept | {"sha256": sum_of_state(kept)}))
     continue_run(run, policy=fresh(), task=task())
     [event] = [event for event in run.events() if event["event"] == "continued"]
     assert "float16's gradient scaler" in event["inexact"]
