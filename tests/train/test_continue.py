@@ -28,7 +28,7 @@ from workbench.tiny.task import task as arithmetic
 from workbench.training import trainer
 from workbench.training.background import start
 from workbench.training.policy import load_policy
-from workbench.training.resuming import sum_of_state, latest_point
+from workbench.training.resuming import latest_point, sum_of_state
 from workbench.training.trainer import continue_run, train
 
 GRPO = {
