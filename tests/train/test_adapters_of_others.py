@@ -158,6 +158,9 @@ def test_the_reference_is_the_runs_over_its_stages_and_a_resume(home, folders, t
     with pytest.raises(RunError, match="the reference") as raised:
         continue_run(run, steps=1)
     assert "accept_changes" in raised.value.remedy
+    shutil.rmtree(folder)
+    with pytest.raises(RunError, match="KL is measured from policy.adapter, which is gone"):
+        continue_run(run, steps=1)
 
 
 def test_a_reference_that_is_base_needs_its_folder_no_longer(home, folders, tmp_path):

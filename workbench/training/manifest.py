@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench import processes
-from workbench.errors import RunError
+from workbench.errors import PolicyError, RunError
 from workbench.kinds import Fields, Trainer
 from workbench.recipe import Recipe
 from workbench.rewards.library import max_score_of
@@ -92,9 +92,15 @@ def changed_policy(run: RunDirectory, policy: Policy, changed: Differences) -> N
         changed.refused.append(f"the base was changed: {differs}")
     began = run.recipe().policy
     if began.adapter and began.reference == "adapter":
-        now = adapter_named(began.adapter)
-        if now not in manifest["policy"]["trained_in"]:
-            changed.refused.append(f"the reference, policy.adapter, was changed: it is now {now}")
+        known = manifest["policy"]["trained_in"]
+        try:
+            now = adapter_named(began.adapter)
+        except PolicyError:
+            gone = f"KL is measured from policy.adapter, which is gone: {', '.join(known)}"
+            changed.refused.append(gone)
+        else:
+            if now not in known:
+                changed.refused.append(f"the reference, policy.adapter, was changed: now {now}")
 
 
 def _environment_then(manifest: Fields) -> dict[str, str]:
