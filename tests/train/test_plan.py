@@ -861,7 +861,7 @@ def test_what_cannot_be_set_is_refused(said, message):
 def test_a_plan_says_what_01_measured_beside_the_task(right, said, home):
     from workbench.data.difficulty import Solved, measure_difficulty
 
-    rows = task(8, 2).rows
+    rows = task(64, 8).rows[:8]
     (home / "task.py").write_text("from workbench.tiny.task import task as made\n\ntask = made(64, 8)\n")
     asked = Recipe(task=str(home / "task.py"), grpo={"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8})
     assert not [note for note in wb.plan(asked).notes if "measured in 01" in note]

@@ -90,7 +90,7 @@ class Profile:
         """Estimated share of groups of this size that are all right or all wrong: by rightness
         alone, those teach nothing.
         """
-        return dead_groups(self._each, num_generations)
+        return expected_dead_share(self._each, num_generations)
 
     def __repr__(self) -> str:
         if not self.solved:
@@ -109,7 +109,7 @@ def _mean(values: Iterable[float]) -> float:
     return sum(values) / max(1, len(values))
 
 
-def dead_groups(solved: Sequence[Solved], size: int) -> float:
+def expected_dead_share(solved: Sequence[Solved], size: int) -> float:
     """Estimated share of groups of `size` completions that are all right or all wrong."""
     prior = _prior(solved)
     return _mean(dead_share(one.right, one.of, size, prior) for one in solved)

@@ -127,7 +127,7 @@ def _rung(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
 def _kept_or_not(run: RunDirectory, evaluation: Evaluation | None) -> Step:
     question = "worth keeping?"
     if evaluation is None and run.manifest().get("attached"):
-        return Step(question, "not measured: wb.evaluate(run, task=...) with a task of yours", "")
+        return Step(question, "not measured on held-out prompts", "")
     if evaluation is None:
         return Step(question, "not measured on held-out prompts yet", f"workbench eval {run.name}")
     gain = evaluation.found["gain"]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.data.difficulty import Solved, dead_groups
+from workbench.data.difficulty import Solved, expected_dead_share
 from workbench.errors import DataError
 from workbench.health.trends import Z_95, Interval, percent, share
 
@@ -129,7 +129,7 @@ def which_rung(
             remedy="give what GRPO will train with, such as 8",
         )
     rate = share(right, of, Z_95)
-    alive = 1 - dead_groups(solved, num_generations)
+    alive = 1 - expected_dead_share(solved, num_generations)
     name, why = _chosen(solved, rate, alive, budget, warmed=warmed)
     if name in _SETS and turns:
         name, why = "stop", f"{why}; rollouts of several turns have no warm start: take easier ones"
