@@ -211,8 +211,8 @@ def twin(
     For a reward hack that the report, health or a probe points to. The twin begins at the newest
     checkpoint from before the hack grew, or at the start, with the run's own seed, prompts and
     settings, and one change: a reward function muted, or the task file with a branch patched. It is
-    a run of its own beside the original, which is not touched, with twin.png. Killed or
-    interrupted, the same command resumes it.
+    a separate run, with twin.png; the original stays as it is. Killed or interrupted, the same
+    command resumes it.
 
     What grew is measured by what the suspect does not score: the share of wrong completions, or
     --sign. The suspect was the cause if the twin surely undoes more than half of that, and was not

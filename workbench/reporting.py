@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workbench import inspection
+from workbench.decide.next import next_steps
 from workbench.display import view_of
 from workbench.errors import RunError, WorkbenchError
 from workbench.exporting.card import fenced
@@ -113,7 +114,7 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
     alarmed = [f"{ALARM} alarm: {', '.join(alarms)}"] * bool(alarms)
     yield "In short", "\n".join([*alarmed, run.describe(run.name), *gained, hacks.verdict])
     if not run.live:
-        yield "What next", inspection.what_next(run, evaluation)
+        yield "What next", next_steps(run, evaluation, verdicts, hacks)
     yield "Health", verdicts
     yield "Curves", run
     if evaluation is not None:

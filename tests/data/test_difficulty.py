@@ -12,6 +12,8 @@ from workbench.errors import DataError
 
 ROWS = [{"prompt": f"question {number}", "answer": str(number)} for number in range(20)]
 
+UNIFORM = 1.0, 1.0
+
 
 def by_number(rows):
     """Question n is solved n times of 19, so the first never and the last always."""
@@ -23,13 +25,13 @@ def test_dead_share_counts_the_groups_that_can_be_drawn(right, of, size):
     marks = [1] * right + [0] * (of - right)
     groups = list(itertools.combinations(marks, size))
     expected = sum(sum(group) in (0, size) for group in groups) / len(groups)
-    assert dead_share(right, of, size) == pytest.approx(expected)
+    assert dead_share(right, of, size, UNIFORM) == pytest.approx(expected)
 
 
 def test_dead_share_from_few_completions_is_the_mean_over_the_pass_rate():
     # After 1 right of 2 the pass rate has the density 6 p (1 - p); the mean of p^4 + (1 - p)^4 over it is 2 * 6 / (6 * 7).
-    assert dead_share(1, 2, 4) == pytest.approx(2 / 7)
-    assert 0 < dead_share(2, 2, 4) < 1, "two right completions do not prove that a prompt is always solved"
+    assert dead_share(1, 2, 4, UNIFORM) == pytest.approx(2 / 7)
+    assert 0 < dead_share(2, 2, 4, UNIFORM) < 1, "two right completions do not prove that a prompt is always solved"
 
 
 def test_shares_and_dead_groups_by_hand():

@@ -115,7 +115,7 @@ def expected_dead_share(solved: Sequence[Solved], size: int) -> float:
     return _mean(dead_share(one.right, one.of, size, prior) for one in solved)
 
 
-def dead_share(right: int, of: int, size: int, prior: tuple[float, float] = (1.0, 1.0)) -> float:
+def dead_share(right: int, of: int, size: int, prior: tuple[float, float]) -> float:
     """Chance that a group of `size` completions of a prompt is all right or all wrong, from `right`
     of `of` completions.
 

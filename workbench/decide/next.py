@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from workbench.errors import RunError, WorkbenchError
 from workbench.health import ALARM, examine_run
 from workbench.health.rung import which_rung
+from workbench.health.verdicts import Verdict
 from workbench.inspection.evaluation import read_evaluation
 from workbench.inspection.hacks import hacking
 from workbench.inspection.measured import Evaluation
@@ -44,13 +47,34 @@ def what_next(run: RunDirectory, evaluation: Evaluation | None = None) -> Listin
     Raises:
         RunError: if the run is training.
     """
-    import pandas as pd
-
     needs(run, RunDirectory)
     run.check_ended()
-    if evaluation is None:
-        evaluation = _kept(run)
-    steps = [*_wrong(run), *_hacked(run, evaluation), *_rung(run, evaluation)]
+    with contextlib.suppress(RunError):  # none is kept
+        evaluation = evaluation or read_evaluation(run)
+    hacks = None
+    with contextlib.suppress(WorkbenchError):  # nothing was recorded that could show one
+        hacks = hacking(run, evaluation)
+    return next_steps(run, evaluation, examine_run(run, last=200), hacks)
+
+
+def next_steps(
+    run: RunDirectory,
+    evaluation: Evaluation | None,
+    verdicts: Iterable[Verdict],
+    hacks: Listing | None,
+) -> Listing:
+    """`what_next`, from what has been found of a run that has ended."""
+    import pandas as pd
+
+    alarms = (verdict for verdict in verdicts if verdict.state == ALARM)
+    steps = [
+        Step(f"{own.title}?", own.remedy or own.line, f"workbench watch {run.name}")
+        for own in alarms
+    ]
+    if hacks is not None and hacks.numbers["signs"]:
+        found = hacks.numbers
+        steps.append(Step("was the reward hacked?", found["signs"][0], found["twin"]))
+    steps += _rung(run, evaluation)
     if not run.manifest().get("attached"):
         recipe = shlex.quote(shown(run.path / "recipe.yaml"))
         why = (
@@ -63,33 +87,6 @@ def what_next(run: RunDirectory, evaluation: Evaluation | None = None) -> Listin
     steps.append(_kept_or_not(run, evaluation))
     verdict = f"{steps[0].question} {steps[0].answer}"
     return Listing(verdict, pd.DataFrame(steps))
-
-
-def _kept(run: RunDirectory) -> Evaluation | None:
-    try:
-        return read_evaluation(run)
-    except RunError:
-        return None
-
-
-def _wrong(run: RunDirectory) -> list[Step]:
-    alarms = [verdict for verdict in examine_run(run) if verdict.state == ALARM]
-    return [
-        Step(f"{own.title}?", own.remedy or own.line, f"workbench watch {run.name}")
-        for own in alarms
-    ]
-
-
-def _hacked(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
-    try:
-        found = hacking(run, evaluation)
-    except WorkbenchError:  # nothing was recorded that could show it
-        return []
-    if not found.numbers["signs"]:
-        return []
-    named = found.verdict.rpartition("`workbench twin ")[2].partition("`")[0]
-    command = f"workbench twin {named}" if named in found.verdict and named else ""
-    return [Step("was the reward hacked?", found.numbers["signs"][0], command)]
 
 
 def _rung(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:

@@ -476,7 +476,7 @@ def twin(
 
     (That run is too short for it.) The twin begins at the newest checkpoint from before the hack
     grew, or at the start, with the run's own seed, prompts and settings, and one change. It is a
-    run of its own beside the original, which is not touched. Called again, it resumes.
+    separate run; the original stays as it is. Called again, it resumes.
 
     What grew is measured by what the suspect does not score. It was the cause if the twin surely
     undoes more than half of that, and not if surely less, both with intervals of 99.9 % over the
@@ -508,8 +508,11 @@ def grow(plan: TwinPlan, *, watchers: Watchers = ()) -> Twin:
     own = RunDirectory(plan.folder)
     if not (plan.folder / "recipe.yaml").is_file():
         if plan.folder.exists() and any(plan.folder.iterdir()):
-            what = f"{shown(plan.folder)}: not a twin"
-            raise RunError(what, rule="a twin has a folder of its own", remedy="move it away")
+            raise RunError(
+                f"{shown(plan.folder)}: not a twin",
+                rule="a twin's folder holds nothing else",
+                remedy="rename or delete that folder",
+            )
         if plan.step or (plan.run.checkpoints / "checkpoint-0").is_dir():
             _copy(plan)
     elif own.mend().manifest().get("twin") != to_json(plan.asked):

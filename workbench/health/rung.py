@@ -23,7 +23,6 @@ WRITTEN = 256  # demonstrations
 # What `benchmarks/rungs.py` tried on made policies agrees with these, which were set in its view.
 ALIVE = 0.10  # of the groups: with fewer, nearly all that GRPO samples teaches nothing
 LEARNT = 0.95  # right: little is left to gain
-_ONE = "all of them on one prompt, which is no skill to build on yet"
 _SETS = {
     "demonstrations": f"warm_start: {{samples: {WRITTEN}, epochs: 8, source: reference}}",
     "warm start": f"warm_start: {RIGHT}",
@@ -137,7 +136,7 @@ def which_rung(
     if not right and RIGHT / rate.high < budget:
         # none of so many would rule it out
         needed = math.ceil(Z_95**2 * (budget / RIGHT - 1)) - of
-    elif name == "demonstrations" and why == _ONE:
+    elif name == "demonstrations" and sum(one.right > 0 for one in solved) == 1:
         needed = 2 * of  # at this rate, right ones on three prompts
     sets = _SETS.get(name, "")
     if name == "demonstrations" and not ideal:
@@ -171,7 +170,7 @@ def _chosen(
     if not ever:
         return "demonstrations", "sampling finds nothing to learn from"
     if len(ever) == 1 < len(solved):
-        return "demonstrations", _ONE
+        return "demonstrations", "all of them on one prompt, which is no skill to build on yet"
     if alive >= ALIVE:
         return "GRPO", f"{percent(alive)} of groups would hold right and wrong ones"
     of_learnt = sum(one.right for one in ever if one.right == one.of > 2)

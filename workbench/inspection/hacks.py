@@ -143,8 +143,10 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
         name: float(final[f"pays_{number}"].mean() - first[f"pays_{number}"].mean())
         for number, name in enumerate(paid)
     }
+    suspect, twin = _suspect(run, about, more) if signs else ("", "")
     if signs:
-        verdict = f"REWARD HACKING? {'; '.join(signs)}{_suspect(run, about, more)}"
+        verdict = f"REWARD HACKING? {'; '.join(signs)}"
+        verdict += f"; was it {suspect}? `{twin}` tells" if suspect else ""
     elif math.isnan(rise.value):
         verdict = (
             "cannot be told: fewer than 8 groups in the first and in the last third of the steps"
@@ -167,20 +169,21 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
     )
     frame["prompt"] = shown_prompts(frame["prompt"])
     numbers = {"signs": signs, "flat": beside, "reward": rise, "right": right, "paid_wrong": wrong}
+    numbers["twin"] = twin  # the command that tries the suspect; empty: none
     return Listing(with_meaning(verdict, run), frame, numbers)
 
 
-def _suspect(run: RunDirectory, about: Fields, more: dict[str, float]) -> str:
-    # How to find out whether the function that pays wrong completions most more than it did is the
-    # cause; nothing where a twin cannot be trained.
+def _suspect(run: RunDirectory, about: Fields, more: dict[str, float]) -> tuple[str, str]:
+    # (the function that pays wrong completions most more than it did, the command that tells
+    # whether it is the cause); empty where a twin cannot be trained.
     manifest = run.manifest()
     name = max(more, key=lambda each: np.nan_to_num(more[each], nan=-math.inf), default="")
     if manifest.get("attached") or manifest.get("stages") or "recipe" not in manifest:
-        return ""
+        return "", ""
     if not name or not more[name] > 0:
-        return ""
+        return "", ""
     how = "--patch FILE" if name == about["right_by"] else f"--mute {name}"
-    return f"; was it {name}? `workbench twin {run.name} {how}` tells"
+    return name, f"workbench twin {run.name} {how}"
 
 
 def _thirds(stage: str, weights: dict[str, float], format_by: str | None) -> str:

@@ -189,7 +189,7 @@ def _adapted(folder: str) -> list[str]:
 
 def _merged(name: str, adapter: str) -> Path:
     # The folder of a policy with an adapter merged into its 16-bit base: made once, in the user's
-    # cache, and in a process of its own, which Unsloth's patches do not reach.
+    # cache, by a separate process, out of reach of Unsloth's patches.
     base = name if folder_of(name) else without_bits(find_model(name))
     if not (folder_of(base) or Path(base).is_dir()):
         from huggingface_hub import snapshot_download

@@ -185,10 +185,10 @@ def continue_run(
     check_same(run, changed, accept_changes)
     # the adapter that the run began from may be gone: the checkpoint has what became of it
     if policy is None:
-        began = plan.recipe.policy.adapter
-        anew = {"adapter": began and str(point.folder), "reference": "base"}
-        anew = plan.recipe.policy.model_copy(update=anew)
-        policy = load_policy(replace(plan, recipe=plan.recipe.model_copy(update={"policy": anew})))
+        part = plan.recipe.policy
+        saved = {"adapter": part.adapter and str(point.folder), "reference": "base"}
+        resumed = plan.recipe.model_copy(update={"policy": part.model_copy(update=saved)})
+        policy = load_policy(replace(plan, recipe=resumed))
         policy.trained_in = list(run.manifest()["policy"].get("trained_in", ()))
     changed_policy(run, policy, changed)
     check_same(run, changed, accept_changes)
