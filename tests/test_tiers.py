@@ -48,7 +48,8 @@ def run_ci(tmp_path, jobs, codes):
         (tmp_path / name).write_text("#!/bin/sh\n")
     (tmp_path / "uv").write_text(
         f'#!/bin/sh\necho uv "$@" >> {tmp_path}/ran\nset -- 0 {" ".join(map(str, codes))}\n'
-        f"shift $(($(wc -l < {tmp_path}/ran) - 1))\nexit $1\n"
+        f"shift $(($(wc -l < {tmp_path}/ran) - 1))\n"
+        '[ $1 = 0 ] || printf "E   a reason\nother words\nFAILED tests/test_one.py::test_two\n" >&2\nexit $1\n'
     )
     for name in ("pip", "chromium", "c++", "uv"):
         (tmp_path / name).chmod(0o755)
@@ -64,7 +65,10 @@ def test_every_tier_runs_and_one_that_fails_or_is_empty_is_told(tmp_path, codes)
     done, ran = run_ci(tmp_path, [], codes)
     assert ran == tiers
     assert done.returncode == int(any(codes)), done.stderr
-    assert done.stdout.splitlines() == [f"0 min, exit code {code}: {tier}" for code, tier in zip(codes, tiers)]
+    report = [f"0 min, exit code {code}: {tier}" for code, tier in zip(codes, tiers)]
+    failures = ["E   a reason", "FAILED tests/test_one.py::test_two"] if any(codes) else []
+    said = done.stdout.splitlines()
+    assert said[len(said) - len(report) - len(failures) :] == report + failures  # at the end, where a cut log keeps it
 
 
 def test_a_job_runs_alone_and_an_unknown_one_is_refused(tmp_path):
