@@ -226,6 +226,11 @@ def test_a_recipe_gives_the_price_of_its_run(home):
     found = json.loads(done.stdout)
     assert found["planned"]["completions"] == 240
     assert (done.returncode, found["ok"]) == (1, False)
+    # base, after steps 12 and 24, and the end: 4 x 20 held-out prompts, each asked once
+    more = {"eval_every": 12, "eval_prompts": 20, "warm_start": {"samples": 8, "tries": 5, "rounds": 2}}
+    recipe.write_text(json.dumps({"task": "judged.py", "grpo": grpo, **more}))
+    planned = wb.trial(str(recipe), cases=4).planned
+    assert (planned["completions"], planned["warming"]) == (240 + 80, 2 * 8 * 5)
 
 
 def test_progress_and_the_file_of_trials(home):
@@ -308,7 +313,8 @@ def call(text):
 
 
 judged = wb.rewards.make_judge_reward(call, "Is it right?")
-task = wb.Task("judged", wb.load_task("arithmetic").rows[:200], [wb.rewards.correctness_reward, judged])
+rows = wb.load_task("arithmetic").rows
+task = wb.Task("judged", rows[:200], [wb.rewards.correctness_reward, judged], held_out=rows[200:300])
 """
 
 

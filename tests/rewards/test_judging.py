@@ -313,6 +313,22 @@ def test_a_judge_that_is_late_is_asked_again_and_then_no_score():
     assert judge.spent.input_tokens == 3 * (len(asked[0]) // 4 + 1)
 
 
+@pytest.mark.parametrize("wrap", [lambda judged: judged, lambda judged: weighted(judged)])
+def test_a_deadline_of_the_batch_does_not_cut_a_judges_retries(wrap):
+    asked = []
+
+    def call(text):
+        asked.append(text)
+        time.sleep(5 if len(asked) == 1 else 0)  # one is lost
+        return '{"score": 5}'
+
+    judged = wrap(wb.rewards.make_judge_reward(call, cache=False, deadline_s=0.3, backoff_s=0.01))
+    with contextlib.closing(RewardSuite(wb.Task("t", [ROW], [judged]), 1, deadline_s=0.2)) as suite:
+        [scored] = suite.score_each([ROW], ["red"]).values()
+    assert (scored.errors, len(asked)) == ({}, 2)
+    assert scored.scores[0] in (0.5, 0.25)
+
+
 def test_what_would_fail_again_is_not_asked_again():
     asked = []
 

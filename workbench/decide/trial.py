@@ -40,6 +40,7 @@ from workbench.rewards.judging import (
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import now
 from workbench.task import Row, Task, function_name, load_task
+from workbench.training.features.held_out import chosen
 from workbench.training.prepare import prepare
 from workbench.training.presets import find_recipe
 from workbench.training.settings.batches import arithmetic
@@ -102,7 +103,7 @@ class JudgeTrial:
     rows: int
     measures: list[JudgeMeasure]
     spent: Spent  # by the trial
-    planned: Fields  # what judging will take: completions, calls, tokens, cost, minutes
+    planned: Fields  # what judging will take: completions, warming, calls, tokens, cost, minutes
 
     @property
     def ok(self) -> bool:
@@ -126,9 +127,10 @@ class JudgeTrial:
         """One line: what judging will take."""
         of, cost = self.planned, self.planned["cost"]
         paid = f", {cost:.4g} in the currency of its prices" if cost else ""
+        more = f"; a warm start draws up to {of['warming']:,} more" if of["warming"] else ""
         return (
             f"{of['completions']:,} completions take about {of['calls']:,} calls,"
-            f" {of['tokens']:,} tokens and {of['minutes']:.1f} minutes{paid}; the trial took"
+            f" {of['tokens']:,} tokens and {of['minutes']:.1f} minutes{paid}{more}; the trial took"
             f" {self.spent.calls} calls and {self.spent.tokens:,} tokens"
         )
 
@@ -170,7 +172,7 @@ def trial(
         TaskError: no function asks a judge, or no good and wrong completions can be made.
         RewardError: the judge cannot be reached. BudgetError: it would cost more than it may.
     """
-    task, completions, size = _planned(source)
+    task, run = _planned(source)
     reward, judge = _on_trial(task, function)
     rows = spread(task.rows, cases)
     texts = [_texts(to) for to in _builders(task, rows)]
@@ -202,26 +204,39 @@ def trial(
     measures = _Cases(judge.ranks, _right(task, rows, texts), by_names).measures
     result = JudgeTrial(
         function_name(reward), task.name, judge.asks, judge.key(task), now(), len(rows),
-        [*measures(task.right_function)], judge.spent, _cost(judge, completions, size),
+        [*measures(task.right_function)], judge.spent, _cost(judge, run),
     )  # fmt: skip
     append_line(made(resolve(FOLDER)) / "trials.jsonl", result.found())
     return result
 
 
-def _planned(source: object) -> tuple[Task, int, int]:
-    # (the task, completions of its run, completions of a group)
+class Planned(NamedTuple):
+    """What a run scores."""
+
+    completions: int  # of its groups
+    alone: int = 0  # held-out, which a judge that ranks is not asked about
+    warming: int = 0  # for a warm start, at most
+    size: int = 8  # of a group
+
+
+def _planned(source: object) -> tuple[Task, Planned]:
     if isinstance(source, str | Path) and str(source).endswith((".yaml", ".yml")):
         source = Recipe.load(find_recipe(source))
     if not isinstance(source, Recipe):
-        return load_task(source), PER, 8  # ty: ignore[invalid-argument-type]  it says so itself
+        return load_task(source), Planned(PER)  # ty: ignore[invalid-argument-type]  it says so itself
     plan = prepare(source.model_copy(update={"judge": "accept"}))
     assert plan.task is not None
-    completions = 0
+    completions = alone = warming = 0
     for stage in plan.stages:
-        rows = (stage.task or plan.task).rows
-        _, learnt, uses, *_, steps = arithmetic(stage.planned, stage.settings, len(rows))
+        task = stage.task or plan.task
+        _, learnt, uses, *_, steps = arithmetic(stage.planned, stage.settings, len(task.rows))
         completions += steps * learnt // uses
-    return plan.task, completions, plan.batch.num_generations
+        if every := source.eval_every:
+            alone += (1 + math.ceil(steps / every)) * len(chosen(source, task))
+    if warm := source.warm_start:
+        tries = warm.tries if warm.source == "policy" else 1
+        warming = warm.rounds * warm.samples * tries
+    return plan.task, Planned(completions, alone, warming, plan.batch.num_generations)
 
 
 def _on_trial(task: Task, name: str | None) -> tuple[Any, Judge]:
@@ -393,15 +408,16 @@ def _measured(
     )
 
 
-def _cost(judge: Judge, completions: int, size: int) -> Fields:
-    spent = judge.spent
-    calls = math.ceil(completions / size) if judge.ranks else completions
+def _cost(judge: Judge, run: Planned) -> Fields:
+    spent, size = judge.spent, run.size
+    scored = run.completions + (0 if judge.ranks else run.alone)
+    calls = math.ceil(scored / size) if judge.ranks else scored
     # A group is longer than the pairs that most of the trial's calls showed.
     longer = size / 2 if judge.ranks else 1
     of_one = longer / max(1, spent.calls)
     minutes = calls * spent.seconds * of_one / judge.together / 60
     tokens, cost = round(calls * spent.tokens * of_one), calls * spent.cost * of_one
     return {
-        "completions": completions, "calls": calls, "tokens": tokens, "cost": cost,
-        "minutes": minutes,
+        "completions": scored, "warming": run.warming, "calls": calls, "tokens": tokens,
+        "cost": cost, "minutes": minutes,
     }  # fmt: skip

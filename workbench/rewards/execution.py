@@ -104,7 +104,7 @@ class RewardExecutor:
     "awaited").
 
     Args:
-        deadline_s: for one function and one batch; None: none.
+        deadline_s: for one function and one batch; None: none. A judge has its own.
         skip: leave completions on which a function fails without a score and continue; False: the
             first one is an error.
         keep_state: objects that keep state run here, within reach and without a deadline; else in
@@ -178,8 +178,11 @@ class RewardExecutor:
 
         prompts, completions = call["prompts"], call["completions"]
         own = _copies(_with_own_metrics(name, call))
+        function = self.functions[name]
+        # A judge keeps deadlines of its own, one for each call: a batch's would cut its retries.
+        deadline_s = None if hasattr(beneath(function), "judge") else self.deadline_s
         with self._kept:
-            answer = await answer_of(self.functions[name], own, self.deadline_s)
+            answer = await answer_of(function, own, deadline_s)
         if answer.late is not None:
             failure = RewardFailure(
                 f"was not back after {self.deadline_s:g} s{answer.late}", in_time=False
