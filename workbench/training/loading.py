@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from workbench.cache import cache_folder
 from workbench.errors import PolicyError, WorkbenchError
 from workbench.extras import explaining, installed, need, need_train
 from workbench.hub import check_hub
@@ -84,6 +85,8 @@ def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
         problem, remedy = "unknown", f"write the hub name with its owner, or use {NAMES}"
         if local:
             problem, remedy = "no such folder", "check the path"
+            if folder.parent.name == cache_folder().name:  # of this machine, or of another
+                remedy = "it was in the workbench's cache: `merge_adapter: true` makes it again"
         remedy += "" if Path(text).is_absolute() else f"; {looked_in()}"
         rule = f"a policy is {CHOICES}"
         raise PolicyError(f"policy {text!r}: {problem}", rule=rule, remedy=remedy)
