@@ -63,7 +63,8 @@ def test_the_tree_names_what_is_there():
 
 
 def test_the_api_page_has_every_public_name_in_order():
-    assert re.findall(r"`wb\.(\w+)`", TEXTS["docs/api.md"].partition("\n## ")[2]) == list(wb.FACE)
+    below = [f"{module.__name__.rpartition('.')[2]}.{name}" for module in (wb.rewards, wb.inspection) for name in module.__all__]
+    assert re.findall(r"`wb\.([\w.]+)`[,\n]", TEXTS["docs/api.md"].partition("\n## ")[2]) == [*wb.FACE, *below]
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------

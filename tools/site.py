@@ -17,12 +17,27 @@ _EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.M)
 _NAMES = re.compile(r"^`wb\..*$", re.M)
 
 
-def face() -> dict[str, str]:
-    """Each public name and the module that it lives in, read without an import."""
-    for node in ast.parse((ROOT / "workbench/__init__.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FACE":
+def _literal(module: str, name: str) -> dict[str, Any]:
+    # Read without an import.
+    for node in ast.parse((ROOT / "workbench" / module).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             return ast.literal_eval(node.value)
-    raise LookupError("workbench/__init__.py has no FACE")
+    raise LookupError(f"workbench/{module} has no {name}")
+
+
+def face() -> dict[str, str]:
+    """Each public name, `rewards.Endpoint` too, and the module that it lives in."""
+    inspection = _literal("inspection/__init__.py", "_MODULE")
+    rewards = _literal("rewards/__init__.py", "_LIBRARY")
+    return {
+        **_literal("__init__.py", "FACE"),
+        **{
+            f"rewards.{name}": module[1:] if module[0] == "." else f"rewards.{module}"
+            for module, names in rewards.items()
+            for name in names
+        },
+        **{f"inspection.{name}": module for name, module in inspection.items()},
+    }
 
 
 def from_the_site(text: str, folder: Path) -> str:
@@ -46,8 +61,11 @@ def documented(text: str) -> str:
     modules = face()
 
     def blocks(line: re.Match[str]) -> str:
-        names = re.findall(r"`wb\.(\w+)`", line[0])
-        paths = (".".join(filter(None, ["workbench", modules[name], name])) for name in names)
+        names = re.findall(r"`wb\.([\w.]+)`", line[0])
+        paths = (
+            ".".join(filter(None, ["workbench", modules[name], name.rpartition(".")[2]]))
+            for name in names
+        )
         # The exercises lie with the notebooks, and the package finds them there when it runs.
         own = (path.removeprefix("workbench.teaching.exercises.") for path in paths)
         return "\n\n".join(
