@@ -52,7 +52,7 @@ def solved(tmp_path_factory):
         patch.setattr(demo, "notebooks_folder", lambda: folder)
         run_notebooks("demo", parameters=PARAMETERS)
         executed = [nbformat.read(file, as_version=4) for file in (open_run("demo").path / "notebooks").glob("*.ipynb")]
-    cells = [cell for notebook in executed for cell in notebook.cells if cell.id.endswith("-code")]
+    cells = [cell for notebook in executed for cell in notebook.cells if re.search(r"-try-\d-code$", cell.id)]
     return {cell.id.removesuffix("-code"): "".join(text(output) for output in cell.outputs) for cell in cells}
 
 
