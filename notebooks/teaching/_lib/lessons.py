@@ -20,6 +20,7 @@ MINUTES = dict(zip(NOTEBOOKS, (0.3, 0.1, 1.2, 0.6, 0.8), strict=True)) | {
     "grpo_by_hand": 0.6,
     "broken_runs": 6.8,
     "two_rewards": 2.2,
+    "biased_judge": 2.9,
 }
 
 
