@@ -57,7 +57,13 @@ def _watch(page, home) -> list[str]:
             page.screenshot(path=str(home / f"figure-{len(seen)}.png"))
         return finished
 
-    waited_for(over, 800)
+    try:
+        waited_for(over, 800)
+    except AssertionError:
+        page.screenshot(path=str(home / "stuck.png"))
+        keep_screenshots(home)
+        told, text = lines(events)[-3:], page.evaluate("document.querySelector('.jp-Notebook').innerText")
+        pytest.fail(f"the run is not over, its last events: {told}; the notebook in view: {text[-1500:]!r}")
     return seen
 
 
