@@ -7,6 +7,9 @@ run, measures nothing uv run python benchmarks/all.py --only steps start
 uv run python benchmarks/all.py --table            # runs nothing: the table of results/*.json, in
 Markdown uv run python benchmarks/all.py --write            # runs nothing: puts every table into
 README.md
+    uv run python benchmarks/all.py --short --out HERE   # briefly, what a change may make slower
+    uv run python benchmarks/all.py --compare BEFORE HERE  # two such folders, of one machine: exit
+code 1 where something became slower by more than the A/A of both
 """
 
 from __future__ import annotations
@@ -29,6 +32,13 @@ NAMES = (
     "warm_start", "levels", "real_model", "resident", "bad_environments",
     "judges", "duel", "rungs", "control_arm",
 )  # fmt: skip
+SHORT = {
+    "steps": ["--case", "demo, nf4", "--case", "demo, 16 bit", "--rounds", "3"],
+    "generation": ["--rounds", "3"],
+    "scoring": ["--rounds", "5"],
+    "start": ["--rounds", "7"],
+}  # measured weekly, by .github/workflows/weekly.yml
+SLACK = 1.1  # beyond the A/A, as minutes lie between two measurements of one machine
 README = measuring.HERE / "README.md"
 _BLOCK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -94,17 +104,62 @@ def rewritten(text: str, found: dict[str, dict[str, Any]]) -> str:
     return _BLOCK.sub(block, text)
 
 
-def run(names: list[str], quick: bool) -> list[str]:
-    """Run benchmarks, each in a process of its own; the names of those that failed."""
+def slower(before: dict[str, str], after: dict[str, str]) -> tuple[float, float] | None:
+    """(How many times as slow a line of a result says that something became, how many the A/A of
+    both allow); None where its figure is no time.
+    """
+
+    def read(line: dict[str, str]) -> tuple[float, float] | None:
+        # (how long it takes, in units of which both lines have the same; its A/A as a factor)
+        if found := re.search(r"([\d.]+) times (as fast|as long|the time)", line["figure"]):
+            low, high = map(float, re.findall(r"[\d.]+", line["noise"])[:2])
+            times = float(found[1])
+            return 1 / times if found[2] == "as fast" else times, max(high, 1 / low)
+        if found := re.match(r"([\d.]+) ms more", line["figure"]):
+            more, noise = float(found[1]), float(line["noise"].split()[0])
+            return more, 1 + noise / max(more, noise)
+        return None
+
+    old, new = read(before), read(after)
+    if old is None or new is None or not old[0]:
+        return None
+    return new[0] / old[0], SLACK * old[1] * new[1]
+
+
+def compared(before: Path, after: Path) -> tuple[str, bool]:
+    """(A table of every time that both folders hold, whether one became longer than the A/A
+    allows).
+    """
+    lines = {
+        (name, line["what"]): line
+        for name, content in results(before).items()
+        for line in content["lines"]
+    }
+    rows, worse = [], False
+    for name, content in results(after).items():
+        for line in content["lines"]:
+            old = lines.get((name, line["what"]))
+            if old and (found := slower(old, line)):
+                times, allowed = found
+                verdict = "SLOWER" if times > allowed else "within the A/A"
+                worse |= times > allowed
+                numbers = [f"{times:.2f}", f"{allowed:.2f}"]
+                rows.append([line["what"], old["figure"], line["figure"], *numbers, verdict])
+    if not rows:
+        raise SystemExit(f"{before} and {after} have no time in common: nothing was compared")
+    header = ["what", "before", "after", "times as slow", "allowed", "verdict"]
+    return measuring.markdown(header, rows), worse
+
+
+def run(names: list[str], more: dict[str, list[str]]) -> list[str]:
+    """Run benchmarks, each in a process of its own with these words more; the names of those that
+    failed.
+    """
     failed = []
     for number, name in enumerate(names, start=1):
         measuring.say(f"--- {number} of {len(names)}: {name}")
         started = time.perf_counter()
-        command = [
-            sys.executable,
-            str(measuring.HERE / f"{name}.py"),
-            *(["--quick"] if quick else []),
-        ]
+        command = [sys.executable, str(measuring.HERE / f"{name}.py"), *more.get(name, [])]
         done = subprocess.run(command)
         if done.returncode:
             failed.append(name)
@@ -135,7 +190,18 @@ def main() -> int:
         action="store_true",
         help="put the tables of the results that are there into README.md",
     )
+    parser.add_argument("--short", action="store_true", help=f"only {', '.join(SHORT)}, briefly")
+    parser.add_argument("--out", type=Path, help="folder for the results of --short")
+    parser.add_argument(
+        "--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="of two such folders"
+    )
     asked = parser.parse_args()
+    if asked.short and asked.out is None:
+        parser.error("--short needs --out: results/ holds the whole measurements")
+    if asked.compare:
+        table, worse = compared(*asked.compare)
+        print(table)
+        return int(worse)
     if asked.table:
         print(overview(results()))
     if asked.write:
@@ -144,7 +210,12 @@ def main() -> int:
         )
     if asked.table or asked.write:
         return 0
-    failed = run(asked.only, asked.quick)
+    words = ["--quick"] if asked.quick else []
+    more = dict.fromkeys(asked.only, words)
+    if asked.short:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        more = {name: [*of, *words, "--out", str(asked.out)] for name, of in SHORT.items()}
+    failed = run(list(more), more)
     if failed:
         measuring.say(f"failed: {', '.join(failed)}")
     return 1 if failed else 0

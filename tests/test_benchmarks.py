@@ -72,6 +72,51 @@ def test_a_result_says_where_it_comes_from(tmp_path, capsys):
     assert f"| a thing | 2.00 times as fast | another | 0.99 to 1.01 | `thing.py` | {content['date']} |" in made
 
 
+FAST, LONG, NONE = "1.80 times as fast", "0.5 ms a batch more (1.20 times as long)", "100 ms more"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "noise", "worse"),
+    [
+        (FAST, "1.80 times as fast", "0.95 to 1.02", False),
+        (FAST, "1.58 times as fast", "0.95 to 1.00", False),  # 1.14 times as slow of 1.1 / 0.95^2 = 1.22
+        (FAST, "1.40 times as fast", "0.95 to 1.00", True),  # 1.29
+        (FAST, "3.00 times as fast", "0.95 to 1.00", False),
+        (LONG, "0.7 ms a batch more (1.40 times as long)", "1.00 to 1.00", True),  # 1.17 of 1.1
+        (LONG, "0.1 ms a batch more (1.05 times as long)", "1.00 to 1.00", False),
+        (NONE, "114 ms more", "2.0 ms", False),  # 1.14 of 1.1 x 1.02 x 1.018
+        (NONE, "120 ms more", "2.0 ms", True),
+    ],
+)
+def test_what_became_slower_beyond_the_noise_is_a_failure(tmp_path, before, after, noise, worse):
+    for name, figure in {"before": before, "after": after}.items():
+        (tmp_path / name).mkdir()
+        lines = [
+            measuring.Line("a thing", figure, "another", noise)._asdict(),
+            measuring.Line("no time", "3 of 3", "", "none")._asdict(),
+        ]
+        (tmp_path / name / "steps.json").write_text(json.dumps({"lines": lines}))
+    command = [sys.executable, FOLDER / "all.py", "--compare", tmp_path / "before", tmp_path / "after"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "SLOWER" in done.stdout) == (int(worse), worse), done.stderr
+    assert "no time" not in done.stdout
+
+
+def test_two_folders_that_share_no_time_are_no_success(tmp_path):
+    done = subprocess.run(
+        [sys.executable, FOLDER / "all.py", "--compare", tmp_path, tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode
+    assert "nothing was compared" in done.stderr
+
+
+def test_the_short_form_asks_for_what_there_is():
+    assert set(every.SHORT) <= set(every.NAMES)
+    workflow = (FOLDER.parent / ".github" / "workflows" / "weekly.yml").read_text(encoding="utf-8")
+    for words in ("all.py --short --out", "all.py --compare"):
+        assert words in workflow
+
+
 def test_the_readmes_tables_are_those_of_the_results():
     text = every.README.read_text(encoding="utf-8")
     assert every.rewritten(text, every.results()) == text, "run `python benchmarks/all.py --write`"
