@@ -1,15 +1,14 @@
 """Run every benchmark that needs no GPU, one after the other, and make the README's tables of what
 they left.
 
-uv run python benchmarks/all.py                    # about two hours; nothing else should run
-meanwhile uv run python benchmarks/all.py --quick            # toy sizes: shows that all of them
-run, measures nothing uv run python benchmarks/all.py --only steps start
-uv run python benchmarks/all.py --table            # runs nothing: the table of results/*.json, in
-Markdown uv run python benchmarks/all.py --write            # runs nothing: puts every table into
-README.md
-    uv run python benchmarks/all.py --short --out HERE   # briefly, what a change may make slower
-    uv run python benchmarks/all.py --compare BEFORE HERE  # two such folders, of one machine: exit
-code 1 where something became slower by more than the A/A of both
+    uv run python benchmarks/all.py             # about two hours, on a machine with nothing else
+    uv run python benchmarks/all.py --quick     # toy sizes: shows that all run, measures nothing
+    uv run python benchmarks/all.py --only steps start
+    uv run python benchmarks/all.py --table     # runs nothing: the table of results/*.json
+    uv run python benchmarks/all.py --write     # runs nothing: puts every table into README.md
+    uv run python benchmarks/all.py --short --out AFTER   # briefly, what a change may make slower
+    uv run python benchmarks/all.py --compare BEFORE AFTER  # two such folders of one machine: exit
+                          # code 1 where something became slower by more than the A/A of both
 """
 
 from __future__ import annotations
