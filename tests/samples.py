@@ -123,7 +123,7 @@ def judge_trial():
 
     failed = JudgeMeasure("position", EVIL, 0.1, "most", EVIL, EVIL, FAILED, 8, 0.5, 0.2, 0.8)
     untold = JudgeMeasure("verbosity", EVIL, 0.1, "either", EVIL, EVIL)
-    price = {"completions": 64, "calls": 64, "tokens": 640, "cost": 0.0, "minutes": 1.0}
+    price = {"completions": 64, "warming": 0, "calls": 64, "tokens": 640, "cost": 0.0, "minutes": 1.0}
     return JudgeTrial(f"{EVIL}_reward", EVIL, EVIL, "", "", 4, [failed, untold], Spent(calls=9), price)
 
 

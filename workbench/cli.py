@@ -83,17 +83,22 @@ def demo(
         def on_cell(stem: str, done: int, total: int) -> None:
             bar.start_task(tasks[stem])
             bar.update(tasks[stem], completed=done, total=total, numbers="")
+            if done == total:
+                ended.add(stem)
             if not bar.console.is_terminal and done == total:
                 print(f"{stem}: {total} cells", file=sys.stderr, flush=True)
 
-        said_at = time.monotonic()
+        said_at, ended = time.monotonic(), set[str]()
 
         def on_step(done: int) -> None:
             nonlocal said_at
-            bar.update(tasks["03_train"], numbers=f"{done} steps trained")
+            if "03_train" in ended:  # it is asked after every cell, of later notebooks too
+                return
+            trained = f"{done} step{'s' * (done != 1)} trained"
+            bar.update(tasks["03_train"], numbers=trained)
             if not bar.console.is_terminal and time.monotonic() > said_at + _SAID_EVERY_S:
                 said_at = time.monotonic()
-                line = f"03_train: {done} steps trained; `workbench watch` shows them"
+                line = f"03_train: {trained}; `workbench watch` shows them"
                 print(line, file=sys.stderr, flush=True)
 
         parameters = {"03_train": {"max_steps": steps}} if steps else None

@@ -160,6 +160,12 @@ class Task:
             if name is not None and name not in names:
                 rule = f"{part} names one of the task's reward functions"
                 yield f"{part} = {getattr(self, part)!r}", rule, f"choose from {', '.join(names)}"
+        column = self.answer_column
+        if column != "answer" and len(self.rows) and not any(column in row for row in self.rows):
+            value = f"answer_column = {column!r}, and no row has such a column"
+            rule = "it names the column of the right answer"
+            known = [*map(str, self.rows[0])]
+            yield value, rule, nearest(column, known, f"choose from {', '.join(known)}")
         for part, rows in (("rows", self.rows), ("held_out", self.held_out)):
             for number, row in enumerate(rows):
                 if "prompt" not in row:

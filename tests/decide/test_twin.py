@@ -204,7 +204,7 @@ def test_killed_and_called_again_it_is_the_same(hacked, home):
         ({"mute": "brief_reward", "sign": "total"}, "suspect's own score", "a length"),
         ({"mute": "correctness_reward", "sign": 'not "right"'}, "suspect's own score", "name a text"),
         ({"mute": "brief_reward", "sign": "lenth_tokens"}, "lenth_tokens", "length_tokens > 60"),
-        ({"mute": "brief_reward", "sign": "length_tokens"}, "length_tokens: ", "--sign"),  # they became shorter
+        ({"mute": "brief_reward", "sign": "length_tokens"}, "'length_tokens' did not grow", "--sign"),  # they became shorter
     ],
 )
 def test_what_no_twin_can_tell_is_refused(hacked, options, value, remedy):

@@ -320,8 +320,8 @@ def format_advice(row: Mapping[str, object]) -> str:
     """
     if "answer" not in row:
         return (
-            "these rows have no answer: leave correctness_reward out and write reward functions"
-            " that need none"
+            "these rows have no answer: correctness_reward and its like cannot pay; write reward"
+            " functions that need none"
         )
     expected, grader = parse_format(row, str(row["answer"])), None
     with contextlib.suppress(DataError):

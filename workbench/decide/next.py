@@ -16,6 +16,7 @@ from workbench.inspection.hacks import hacking
 from workbench.inspection.measured import Evaluation
 from workbench.inspection.reading import Listing, needs
 from workbench.inspection.statistics import in_points
+from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.workspace import shown
 
@@ -57,6 +58,18 @@ def what_next(run: RunDirectory, evaluation: Evaluation | None = None) -> Listin
     return next_steps(run, evaluation, examine_run(run, last=200), hacks)
 
 
+class NextSteps(Listing):
+    """What to do next; its text is a list, as a table would cut what is advised."""
+
+    def __str__(self) -> str:
+        lines = []
+        for question, answer, command in self.frame.itertuples(index=False):
+            lines += [f"- {question} {answer}", *([f"  {command}"] if command else [])]
+        return printable("\n".join(lines))
+
+    __repr__ = __str__
+
+
 def next_steps(
     run: RunDirectory,
     evaluation: Evaluation | None,
@@ -86,7 +99,7 @@ def next_steps(
         )
     steps.append(_kept_or_not(run, evaluation))
     verdict = f"{steps[0].question} {steps[0].answer}"
-    return Listing(verdict, pd.DataFrame(steps))
+    return NextSteps(verdict, pd.DataFrame(steps))
 
 
 def _rung(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:

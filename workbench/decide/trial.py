@@ -23,6 +23,7 @@ import yaml
 
 from workbench.audit.completions import CompletionBuilder, builders
 from workbench.audit.examination import spread
+from workbench.data.difficulty import row_key
 from workbench.errors import RewardError, TaskError
 from workbench.health.trends import Z_95, Interval, paired_gain, share
 from workbench.kinds import Fields
@@ -40,7 +41,6 @@ from workbench.rewards.judging import (
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import now
 from workbench.task import Row, Task, function_name, load_task
-from workbench.training.features.held_out import chosen
 from workbench.training.prepare import prepare
 from workbench.training.presets import find_recipe
 from workbench.training.settings.batches import arithmetic
@@ -232,7 +232,8 @@ def _planned(source: object) -> tuple[Task, Planned]:
         _, learnt, uses, *_, steps = arithmetic(stage.planned, stage.settings, len(task.rows))
         completions += steps * learnt // uses
         if every := source.eval_every:
-            alone += (1 + math.ceil(steps / every)) * len(chosen(source, task))
+            held_out = min(len(set(map(row_key, task.held_out))), source.eval_prompts)
+            alone += (1 + math.ceil(steps / every)) * held_out
     if warm := source.warm_start:
         tries = warm.tries if warm.source == "policy" else 1
         warming = warm.rounds * warm.samples * tries

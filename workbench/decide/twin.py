@@ -373,7 +373,7 @@ def _grown(
             )
         if change_of_means(_clean(sign), late).low > 0:
             return sign, step, end
-        tried.append(f"{sign.sql}: lowest in steps {sign.first} to {sign.last}, and no more later")
+        tried.append(f"{sign.sql!r} did not grow after steps {sign.first} to {sign.last}")
     raise RunError(
         f"{run.name}: {'; '.join(tried) or 'the suspect decides what is right'}",
         rule="there is a cause to find where something that the suspect does not score grew beyond"

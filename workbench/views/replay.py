@@ -48,7 +48,7 @@ def replay_tables(replay: Replay) -> list[Table]:
             "weight": pair(row, "weight"),
             "mean score": pair(row, "mean"),
             "share of the advantages": pair(row, "share", ".0%"),
-            "completions rescored": row["rescored"],
+            "scores that changed": row["rescored"],
             "groups it decides": pair(row, "decided", ""),
         }
         for row in replay.functions
@@ -81,7 +81,7 @@ def replay_tables(replay: Replay) -> list[Table]:
         shown = f"the first {shown} of {replay.came_alive}"
     tables = {
         "reward functions, old -> new": functions,
-        "groups in which another function decides": deciders,
+        "what decides a group, old -> new": deciders,
         f"groups that come alive: {shown}": alive,
         "the largest changes of advantage, old -> new, one per group": examples,
     }

@@ -97,7 +97,7 @@ def held_out_lines(recipe: Recipe, task: Task | None, completions: int, steps: i
     line += f", and base before the first step: {percent(price)} as many completions as training"
     line += " samples"
     if count < _LEAST:
-        line += f"; too few to tell that a run is learnt out, which takes {_LEAST}"
+        line += f"; too few to tell that a run is learnt out, which takes {_LEAST} prompts"
     return [line]
 
 
