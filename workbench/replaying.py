@@ -220,7 +220,7 @@ def replay(
         connection = stack.enter_context(duckdb.connect(folder / "replay.duckdb"))
         connection.execute("set memory_limit = '1GB'")
         names = [*dict.fromkeys([*suite.names, *rewards["functions"]])]
-        connection.execute(_table_sql(names))
+        connection.execute(_table_sql(names)).begin()
         for batch, old, new in _rescored(run, task, suite, aggregation, left_out):
             held.append(_frame(batch, old, new, done))
             if sum(map(len, held)) >= ABOUT:  # a part may be one small step
@@ -236,7 +236,7 @@ def replay(
             rule = "a replay scores what was recorded"
             raise RunError(f"{name}: {why}", rule=rule, remedy="choose another run")
         _insert(connection, held)
-        connection.execute(_GROUPS)
+        connection.commit().execute(_GROUPS)
         if beside:
             connection.sql(_SIDE_BY_SIDE).write_parquet(str(beside), compression="zstd")
         functions = [
@@ -317,7 +317,8 @@ def _rescored(
             columns = batch.columns.keys()
             _check_columns(suite, batch.rows[0])
         # What was recorded of the tokens is their number.
-        tokens = [[0] * length for length in batch.lengths]
+        zeros = {length: [0] * length for length in batch.lengths.tolist()}
+        tokens = [zeros[length] for length in batch.lengths.tolist()]
         scores = _scored_again(suite, batch, tokens)
         right = task.is_right(scores[:, suite.names.index(task.right_function)])
         texts, size, scale = batch.completions, batch.num_generations, batch.scale_rewards
