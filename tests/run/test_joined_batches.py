@@ -124,3 +124,14 @@ def test_weights_that_change_at_each_step_are_kept_apart(home):
     assert [(batch.step, batch.later, batch.weights) for batch in read] == [(1, [], [1.0]), (2, [3], [0.5]), (4, [], [0.25])]
     assert [own.functions[0].weight for own in summaries_of(run)] == [1.0, 0.5, 0.5, 0.25]
     assert list(itertools.chain(*([own.step] for own in summaries_of(run, last=2)))) == [3, 4]
+
+
+def test_a_function_with_an_infinite_score_in_every_batch_is_examined(home):
+    run = RunDirectory.create("r", Recipe(), {"settings": {"in_force": {"num_generations": 4}}})
+    for step in range(1, 21):
+        scores = np.array([[0.0], [1.0], [np.inf], [2.0]])
+        with np.errstate(all="ignore"):
+            batch = batch_of(["a"], [1.0], scores, list("wxyz"), [True, False] * 2, 4, step=step)
+        write_part(run.rollouts, step, columns_of(batch), ["a"])
+    states = {verdict.name: verdict.state for verdict in examine_run(run)}
+    assert states["reward_cannot_pay"] == "ok"
