@@ -40,7 +40,7 @@ MEANING = (
 )
 DEAD = "(dead)"  # in place of a function's name, which has no brackets
 NO_SIGN = 1e-6  # an advantage closer to 0 than this has no sign
-ABOUT = 4096  # completions that are inserted at a time
+ABOUT = 32_768  # completions that are inserted at a time: each time costs a write to disk
 CUT = 200  # characters of a text in an example
 
 
@@ -220,7 +220,7 @@ def replay(
         connection = stack.enter_context(duckdb.connect(folder / "replay.duckdb"))
         connection.execute("set memory_limit = '1GB'")
         names = [*dict.fromkeys([*suite.names, *rewards["functions"]])]
-        connection.execute(_table_sql(names)).begin()
+        connection.execute(_table_sql(names))
         for batch, old, new in _rescored(run, task, suite, aggregation, left_out):
             held.append(_frame(batch, old, new, done))
             if sum(map(len, held)) >= ABOUT:  # a part may be one small step
@@ -236,7 +236,7 @@ def replay(
             rule = "a replay scores what was recorded"
             raise RunError(f"{name}: {why}", rule=rule, remedy="choose another run")
         _insert(connection, held)
-        connection.commit().execute(_GROUPS)
+        connection.execute(_GROUPS)
         if beside:
             connection.sql(_SIDE_BY_SIDE).write_parquet(str(beside), compression="zstd")
         functions = [
