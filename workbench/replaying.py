@@ -2,7 +2,7 @@
 compared with new ones.
 
 The record is read a part at a time, and old and new go side by side into a table of DuckDB's on
-disk, which is then asked in SQL: a million completions need no more memory than ten thousand.
+disk, which is then asked in SQL: a million completions need less than 1 GB of memory.
 """
 
 from __future__ import annotations
