@@ -74,7 +74,7 @@ def record(points: list[int], merged: bool) -> list[dict[str, Any]]:
         LivePlot(),
         random.Random(0),
     )
-    recorder = module.Recorder(run, 0, [plot])
+    recorder = module.Recorder(run, [0], [plot])
     HealthWatch(SimpleNamespace(recorder=recorder)).dog = Watchdog(RunConfig)
     recorder.tell("begin", run, points[-1], {"beta": 0.0})
     plot.places = {name: _Place() for name in ("status", "picture", "below")}

@@ -25,15 +25,15 @@ def measure(limit: int) -> dict[str, float]:
     from workbench.replaying import replay
     from workbench.rewards.suite import RewardSuite
 
-    score, inside = RewardSuite.score, [0.0]
+    score, inside = RewardSuite.score_each, [0.0]
 
-    def timed(*arguments: object) -> object:
+    def timed(*arguments: object, **given: object) -> object:
         started = time.perf_counter()
-        scores = score(*arguments)
+        scores = score(*arguments, **given)
         inside[0] += time.perf_counter() - started
         return scores
 
-    RewardSuite.score = timed
+    RewardSuite.score_each = timed
     started = time.perf_counter()
     found = replay(made_records.NAME, "arithmetic", limit=limit)
     return {

@@ -279,6 +279,14 @@ def test_reading_and_replaying_a_made_up_record():
 
 
 @pytest.mark.slow
+def test_a_made_up_long_run_is_recorded_and_examined():
+    with measuring.empty_home():
+        [held] = benchmark("long_run").record([6], merged=True)
+    assert (held["steps"], held["files"]) == (6, 6)
+    assert set(held["seconds"]) == {f"{name}{again}" for name in benchmark("long_run").questions() for again in ("", " again")}
+
+
+@pytest.mark.slow
 def test_scoring_gives_the_scores_of_a_plain_loop():
     found = benchmark("scoring").measure(16, count=1, rounds=1)
     assert found["completions"] == 16

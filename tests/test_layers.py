@@ -158,7 +158,7 @@ CLOSURE_TOKENS = 85_180
 
 
 def test_the_core_is_small_and_imports_no_instrument():
-    assert lines_of({f"workbench.{name}" for name in CORE}) <= 5_315
+    assert lines_of({f"workbench.{name}" for name in CORE}) <= 5_317
     # Inside functions, too; what is read of a record, or measured of a model, may be.
     for name in CORE:
         used = {other.split(".")[1] for other in arrows()[f"workbench.{name}"]}

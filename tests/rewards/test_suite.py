@@ -286,6 +286,16 @@ def test_the_hash_sees_the_functions_beneath(monkeypatch):
     assert reward_hash(library.correctness_reward) != before
 
 
+def test_the_hash_sees_a_function_beneath_that_keeps_what_it_returned(monkeypatch):
+    from workbench.rewards import compare
+
+    before = reward_hash(library.correctness_reward)
+    assert compare.quick_same("7", "7.0")  # use does not change it
+    assert reward_hash(library.correctness_reward) == before
+    monkeypatch.setattr(compare, "_short_number", functools.lru_cache(lambda text: None))
+    assert reward_hash(library.correctness_reward) != before
+
+
 def test_the_hash_does_not_go_by_whether_two_equal_values_are_one_object():
     once = 1.25
     same, equal = (functools.partial(weighed, factor=once, bonus=other) for other in (once, float("1.25")))

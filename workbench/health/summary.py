@@ -7,14 +7,16 @@ import json
 import math
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from workbench.data.prompts import question
 from workbench.environments import where_they_part
 from workbench.errors import RunError
+from workbench.kinds import Fields, Prompt
 from workbench.printable import printable
 from workbench.rewards.groups import (
     CANCELLED,
@@ -23,6 +25,7 @@ from workbench.rewards.groups import (
     attribution,
     cancelling,
     dead_kinds,
+    nan_mean,
 )
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
@@ -109,10 +112,11 @@ class StepSummary:
     clipped: int  # of those, as long as the longest of the batch: cut at the limit
     clipped_right: int
     right: int
-    formatted: int | None  # that keep the format, by the task's `format_by`; None if it names none
     # of total and length, within groups; None where one of them does not vary
     length_correlation: float | None
     groups: tuple[GroupSummary, ...]  # the first MOST_GROUPS
+    # that keep the format, by the task's `format_by`; None if it names none
+    formatted: int | None = None
     calls: CallSummary | None = None  # None: every completion is of one turn
 
     @property
@@ -132,62 +136,81 @@ Known = dict[tuple[str, int], list[StepSummary]]
 
 def summarise(batch: ScoredBatch) -> StepSummary:
     """The summary of a batch, in memory or read from the record, in less than a millisecond."""
-    texts, size = batch.completions, batch.num_generations
-    right, lengths = batch.right.astype(bool), np.nan_to_num(batch.lengths)
+    return summaries(batch)[0]
+
+
+@np.errstate(all="ignore")  # of what comes of infinite scores
+def summaries(batch: ScoredBatch) -> list[StepSummary]:
+    """Those of a batch and of the `later` ones in its arrays: many small ones take a tenth of the
+    time that they take one by one.
+    """
+    steps, size, lengths = [batch.step, *batch.later], batch.num_generations, batch.lengths
+    count = len(lengths) // len(steps)
+
+    def by_batch(values_B: np.ndarray) -> np.ndarray:  # or [P], of all the batches
+        return values_B.reshape(len(steps), -1)
+
+    right, lengths = batch.right.astype(bool), np.nan_to_num(lengths)
+    longest = by_batch(lengths).max(axis=1)
     unended = ~(np.ones_like(right) if batch.finished is None else batch.finished)
     # Older records know the tokenizer's EOS alone, and stop strings end completions, too; what is
     # cut is cut at one length.
-    clipped = unended & (lengths == lengths.max())
-    right_P, clipped_P = (flags.reshape(-1, size).sum(axis=1) for flags in (right, clipped))
-    kinds, stds = dead_kinds(batch), batch.groups.stds[::size]
-    group_std = None if np.isnan(stds).all() else float(np.nanmean(stds))
-    commonest, commonest_count = Counter(texts).most_common(1)[0]
-    formatted = None
+    clipped = unended & (lengths == longest.repeat(count))
+    flags = {
+        "nonfinite": np.isinf(batch.totals) | ~np.isfinite(batch.advantages),
+        "unended": unended,
+        "clipped": clipped,
+        "clipped_right": clipped & right,
+        "right": right,
+    }
     if batch.format_by in batch.names:
-        formatted = np.nan_to_num(batch.scores[:, batch.names.index(batch.format_by)]) > 0
-    groups = zip(
-        batch.prompt_ids[::size],
-        kinds,
-        right_P.tolist(),
-        clipped_P.tolist(),
-        [cancelling(batch, place) if kind == CANCELLED else () for place, kind in enumerate(kinds)],
-        strict=True,
-    )
-    dead = {kind: kinds.count(kind) for kind in DEAD_KINDS}
-    metrics = {GROUP_STD: math.nan if group_std is None else group_std}
-    metrics |= zip((MIXED, ALL_RIGHT, ALL_WRONG), batch.shares.values())
-    metrics[DEAD] = sum(dead.values()) / len(kinds)
-    return StepSummary(
-        step=batch.step,
-        stage=batch.stage,
-        completions=len(texts),
-        group_size=size,
-        functions=_functions(batch),
-        group_std=group_std,
-        nonfinite=int((np.isinf(batch.totals) | ~np.isfinite(batch.advantages)).sum()),
-        metrics=metrics,
-        dead=dead,
-        identical_right=sum(
-            kind == IDENTICAL and count == size for kind, count in zip(kinds, right_P.tolist())
-        ),
-        distinct_in_groups=sum(
-            len(set(texts[start : start + size])) for start in range(0, len(texts), size)
+        scores = batch.scores[:, batch.names.index(batch.format_by)]
+        flags["formatted"] = np.nan_to_num(scores) > 0
+    columns: Fields = {name: by_batch(own).sum(axis=1) for name, own in flags.items()}
+    columns |= {"length": by_batch(lengths).mean(axis=1), "longest": longest}
+    columns = {name: numbers.tolist() for name, numbers in columns.items()} | {
+        "step": steps,
+        "functions": _functions(batch, len(steps)),
+        "length_correlation": _correlations(batch.totals, lengths, size, len(steps)),
+    }
+    kinds, right_each = dead_kinds(batch), right.tolist()
+    right_P, clipped_P = (of.reshape(-1, size).sum(axis=1).tolist() for of in (right, clipped))
+    cancels = [cancelling(batch, at) if kind == CANCELLED else () for at, kind in enumerate(kinds)]
+    groups_P = [*zip(batch.prompt_ids[::size], kinds, right_P, clipped_P, cancels, strict=True)]
+    stds, made = nan_mean(by_batch(batch.groups.stds[::size])).tolist(), []
+    for place, (std, *numbers) in enumerate(zip(stds, *columns.values(), strict=True)):
+        own, groups = (slice(place * of, (place + 1) * of) for of in (count, count // size))
+        texts, dead_as, right_in = batch.completions[own], kinds[groups], right_P[groups]
+        commonest, commonest_count = Counter(texts).most_common(1)[0]
+        dead = {kind: dead_as.count(kind) for kind in DEAD_KINDS}
+        metrics = {
+            MIXED: sum(0 < number < size for number in right_in),
+            ALL_RIGHT: right_in.count(size),
+            ALL_WRONG: right_in.count(0),
+            DEAD: sum(dead.values()),
+        }
+        summary = StepSummary(
+            stage=batch.stage,
+            completions=count,
+            group_size=size,
+            group_std=None if std != std else std,
+            metrics={GROUP_STD: std}
+            | {name: number / len(dead_as) for name, number in metrics.items()},
+            dead=dead,
+            identical_right=[*zip(dead_as, right_in)].count((IDENTICAL, size)),
+            distinct_in_groups=sum(
+                len(set(texts[start : start + size])) for start in range(0, count, size)
+            )
+            / count,
+            commonest=commonest[:LONGEST_TEXT],
+            commonest_count=commonest_count,
+            commonest_right=[*zip(texts, right_each[own])].count((commonest, True)),
+            groups=tuple(map(GroupSummary._make, groups_P[groups][:MOST_GROUPS])),
+            calls=_calls(batch.turns[own], batch.prompts[own], size) if batch.turns else None,
+            **dict(zip(columns, numbers)),
         )
-        / len(texts),
-        commonest=commonest[:LONGEST_TEXT],
-        commonest_count=commonest_count,
-        commonest_right=sum(flag for text, flag in zip(texts, right.tolist()) if text == commonest),
-        length=float(lengths.mean()),
-        longest=int(lengths.max()),
-        unended=int(unended.sum()),
-        clipped=int(clipped.sum()),
-        clipped_right=int((clipped & right).sum()),
-        right=int(right.sum()),
-        formatted=None if formatted is None else int(formatted.sum()),
-        length_correlation=_correlation(batch.totals, lengths, size),
-        groups=tuple(map(GroupSummary._make, itertools.islice(groups, MOST_GROUPS))),
-        calls=_calls(batch) if batch.turns else None,
-    )
+        made.append(summary)
+    return made
 
 
 def summaries_of(
@@ -215,7 +238,9 @@ def summaries_of(
         key = file.name, file.stat().st_mtime_ns if file.exists() else 0
         try:
             read[key] = (known or {}).get(key) or [
-                summarise(batch) for batch in read_part(file, manifest, bare=True)
+                summary
+                for batch in read_part(file, manifest, bare=True, joined=True)
+                for summary in summaries(batch)
             ]
             count += len(read[key])
         except RunError as error:
@@ -226,42 +251,36 @@ def summaries_of(
     return [summary for part in reversed(read.values()) for summary in part][-(last or 0) :]
 
 
-def _functions(batch: ScoredBatch) -> tuple[FunctionSummary, ...]:
-    scores_BF = batch.scores
-    scores_PGF = scores_BF.reshape(-1, batch.num_generations, len(batch.names))
-    highest_PF, lowest_PF = (of.reduce(scores_PGF, axis=1) for of in (np.fmax, np.fmin))
-    with warnings.catch_warnings():
-        # a column without a number has no mean; it becomes None below
-        warnings.simplefilter("ignore", RuntimeWarning)
-        numbers_F4 = np.stack(
-            [
-                np.nanmean(scores_BF, axis=0),
-                np.fmin.reduce(lowest_PF),
-                np.fmax.reduce(highest_PF),
-                # Within a group shares do not depend on what the advantages are divided by, so
-                # each counts the same.
-                np.nanmean(attribution(batch, "none").shares, axis=0),
-            ],
-            axis=1,
-        )
-    by_function = zip(
-        batch.names,
-        batch.weights,
-        np.where(np.isfinite(numbers_F4), numbers_F4, np.array(None)).tolist(),
-        (highest_PF > lowest_PF).sum(axis=0).tolist(),
-        np.isnan(scores_BF).sum(axis=0).tolist(),
-        strict=True,
+def _functions(batch: ScoredBatch, batches: int) -> list[tuple[FunctionSummary, ...]]:
+    scores_PGF = batch.scores.reshape(-1, batch.num_generations, len(batch.names))
+    high_PF, low_PF = (of.reduce(scores_PGF, axis=1) for of in (np.fmax, np.fmin))
+    # Within a group shares do not depend on what the advantages are divided by, so each counts the
+    # same.
+    shares_PF = attribution(batch, "none").shares
+
+    def by_batch(values: np.ndarray, of: Callable[..., np.ndarray]) -> list[list[Any]]:
+        numbers_NF = of(values.reshape(batches, -1, len(batch.names)), axis=1)
+        return np.where(np.isfinite(numbers_NF), numbers_NF, np.array(None)).tolist()
+
+    columns = (
+        by_batch(batch.scores, nan_mean),
+        by_batch(low_PF, np.fmin.reduce),
+        by_batch(high_PF, np.fmax.reduce),
+        by_batch(high_PF > low_PF, np.sum),
+        by_batch(shares_PF, nan_mean),
+        by_batch(np.isnan(batch.scores), np.sum),
     )
-    return tuple(
-        FunctionSummary(name, float(weight), mean, low, high, varies, share, unscored)
-        for name, weight, (mean, low, high, share), varies, unscored in by_function
-    )
+    weights = [float(weight) for weight in batch.weights]
+    return [
+        tuple(map(FunctionSummary, batch.names, weights, *numbers))
+        for numbers in zip(*columns, strict=True)
+    ]
 
 
-def _calls(batch: ScoredBatch) -> CallSummary:
-    calls = [call for own in batch.turns for turn in own for call in turn.calls]
+def _calls(turns: list[list[Turn]], prompts: list[Prompt], size: int) -> CallSummary:
+    calls = [call for own in turns for turn in own for call in turn.calls]
     errors = Counter(call.error for call in calls if call.error is not None)
-    missed = [[turn for turn in own if turn.unparsed] for own in batch.turns]
+    missed = [[turn for turn in own if turn.unparsed] for own in turns]
     reasons = Counter(turn.unparsed for own in missed for turn in own)
     why = next((reason for reason, _ in reasons.most_common(1)), "")
     return CallSummary(
@@ -271,14 +290,14 @@ def _calls(batch: ScoredBatch) -> CallSummary:
         sum(map(bool, missed)),
         why,
         printable(next((t.text for own in missed for t in own if t.unparsed == why), ""))[-120:],
-        _starts(batch, [("", question(prompt)) for prompt in batch.prompts]),
-        _starts(batch, list(map(_first_answer, batch.turns))),
+        _starts(size, [("", question(prompt)) for prompt in prompts]),
+        _starts(size, list(map(_first_answer, turns))),
     )
 
 
-def _starts(batch: ScoredBatch, said: list[tuple[str, str] | None]) -> Starts:
+def _starts(size: int, said: list[tuple[str, str] | None]) -> Starts:
     # `said`: of each rollout what is compared, and its text; None: nothing
-    groups, examples, size = 0, [], batch.num_generations
+    groups, examples = 0, []
     for place in range(0, len(said), size):
         own = list(filter(None, said[place : place + size]))
         first = dict(reversed(own))
@@ -297,8 +316,14 @@ def _first_answer(turns: list[Turn]) -> tuple[str, str] | None:
     return f"{call.name}({json.dumps(call.arguments, default=str)})", call.result
 
 
-def _correlation(totals: np.ndarray, lengths: np.ndarray, size: int) -> float | None:
+def _correlations(
+    totals: np.ndarray, lengths: np.ndarray, size: int, batches: int
+) -> list[float | None]:
     groups = (np.reshape(values, (-1, size)) for values in (np.nan_to_num(totals), lengths))
     reward, length = (values - values.mean(axis=1, keepdims=True) for values in groups)
-    scale = float((reward**2).sum()) * float((length**2).sum())
-    return float((reward * length).sum()) / scale**0.5 if 1e-12 < scale < math.inf else None
+    products = (reward**2, length**2, reward * length)
+    sums = zip(*(own.reshape(batches, -1).sum(axis=1).tolist() for own in products))
+    return [
+        both / scale**0.5 if 1e-12 < (scale := first * second) < math.inf else None
+        for first, second, both in sums
+    ]

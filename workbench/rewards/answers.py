@@ -79,8 +79,8 @@ def completion_text(completion: Any) -> str:
     """
     if isinstance(completion, str):
         return completion
-    own = (message for message in completion if message.get("role") != "tool")
-    return "".join(str(message.get("content") or "") for message in own)
+    own = [message for message in completion if message.get("role") != "tool"]
+    return "".join([str(message.get("content") or "") for message in own])
 
 
 def blocks(text: str, tag: str) -> list[str]:

@@ -8,6 +8,7 @@ that takes too long ends that process.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -229,7 +230,12 @@ class _Number(NamedTuple):
 def _number(text: str) -> _Number | None:
     """The number that a text is; None for no number."""
     # No answer has more characters, and an unbounded one would take minutes.
-    found = _NUMBER.fullmatch(text) if len(text) <= 60 else None
+    return _short_number(text) if len(text) <= 60 else None
+
+
+@functools.lru_cache(4096)  # a task has few answers
+def _short_number(text: str) -> _Number | None:
+    found = _NUMBER.fullmatch(text)
     if found is None or (found["minus"] and found["second"]):
         return None
     power = found["power"] or found["times"] or found["ten"]

@@ -86,8 +86,8 @@ def batch_advantages(
     sums, size = weighed.sums_B, weighed.size
     nothing = np.isnan(weighed.scores_BF).all(axis=1)
     totals = np.where(nothing, np.nan, np.nansum(weighed.scores_BF * weighed.weights_F, axis=1))
-    result = (sums - _by_block(_mean, sums, size)) / weighed.spread_B
-    means = _by_block(_mean, totals, num_generations)
+    result = (sums - _by_block(nan_mean, sums, size)) / weighed.spread_B
+    means = _by_block(nan_mean, totals, num_generations)
     stds = _by_block(_std, totals, num_generations)
     return Groups(totals, means, stds, np.nan_to_num(result, nan=0.0))
 
@@ -118,6 +118,7 @@ def _weighed(
     num_generations: int,
     scale_rewards: str | bool,
     aggregation: str,
+    batches: int = 1,
 ) -> _Weighed:
     single = getattr(scores, "dtype", None) == np.float32
     scores = np.asarray(scores, dtype=np.float32 if single else np.float64)
@@ -131,10 +132,10 @@ def _weighed(
         raise ValueError(
             f"{len(scores)} completions are not a multiple of num_generations = {size}"
         )
-    values, whole = scores, max(1, len(scores))
+    values, whole = scores, max(1, len(scores) // batches)
     # z-scores of each function within the group; their sums, within the batch
     if aggregation == "normalize_then_sum":
-        mean, std = _by_block(_mean, scores, size), _by_block(_std, scores, size)
+        mean, std = _by_block(nan_mean, scores, size), _by_block(_std, scores, size)
         values = (scores - mean) / (std + EPSILON)
         size, scale = whole, "batch"
     terms = values * weights
@@ -151,16 +152,16 @@ def _by_block(
     return np.repeat(statistic(values.reshape(-1, size, *values.shape[1:])), size, axis=0)
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
-    # NaN where nothing is there, in the precision of the values.
-    count = np.sum(~np.isnan(values), axis=1, dtype=values.dtype)
-    return np.where(count > 0, np.nansum(values, axis=1) / np.maximum(count, 1), np.nan)
+def nan_mean(values: np.ndarray, axis: int = 1) -> np.ndarray:
+    """Mean of the values that are there, in their precision; NaN where none is."""
+    count = np.sum(~np.isnan(values), axis=axis, dtype=values.dtype)
+    return np.where(count > 0, np.nansum(values, axis=axis) / np.maximum(count, 1), np.nan)
 
 
 def _std(values: np.ndarray) -> np.ndarray:
     # Bessel-corrected over the values that are there, as in TRL's nanstd.
     count = np.sum(~np.isnan(values), axis=1, dtype=values.dtype)
-    total = np.nansum((values - _mean(values)[:, None]) ** 2, axis=1)
+    total = np.nansum((values - nan_mean(values)[:, None]) ** 2, axis=1)
     return np.where(count > 0, np.sqrt(total / np.maximum(count - 1, 1)), np.nan)
 
 
@@ -207,9 +208,9 @@ def cancelling(batch: ScoredBatch, index: int) -> tuple[tuple[str, float], ...]:
     completions that the first of these functions scores highest and lowest. The differences sum to
     0.
     """
-    group = slice(index * batch.num_generations, (index + 1) * batch.num_generations)
-    terms_GF = np.nan_to_num(batch.scores[group] * batch.weights)
-    first_G = terms_GF[:, int((_differ(batch)[index] > NO_SPREAD).argmax())]
+    group = batch.group(index)
+    terms_GF = np.nan_to_num(group.scores * group.weights)
+    first_G = terms_GF[:, int((_differ(group)[0] > NO_SPREAD).argmax())]
     between_F = terms_GF[first_G.argmax()] - terms_GF[first_G.argmin()]
     pairs = zip(batch.names, between_F)
     cancels = [(name, float(f"{by:.3g}")) for name, by in pairs if abs(by) > NO_SPREAD]
@@ -241,10 +242,11 @@ def attribution(batch: ScoredBatch, scale_rewards: str | bool | None = None) -> 
     """
     scale = batch.scale_rewards if scale_rewards is None else scale_rewards
     size = batch.num_generations
-    weighed = _weighed(batch.scores, batch.weights, size, scale, batch.aggregation)
+    settings = size, scale, batch.aggregation, 1 + len(batch.later)
+    weighed = _weighed(batch.scores, batch.weights, *settings)
     terms_BF = np.where(np.isnan(weighed.terms_BF), 0.0, weighed.terms_BF)
     terms_BF[np.isnan(weighed.sums_B)] = np.nan
-    centred_BF = terms_BF - _by_block(_mean, terms_BF, weighed.size)
+    centred_BF = terms_BF - _by_block(nan_mean, terms_BF, weighed.size)
     parts_BF = np.nan_to_num(centred_BF / np.reshape(weighed.spread_B, (-1, 1)), nan=0.0)
     parts_PGF = parts_BF.reshape(-1, size, len(batch.names))
     whole_PG = parts_PGF.sum(axis=2)

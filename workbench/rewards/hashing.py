@@ -24,6 +24,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _PYTHON = os.path.dirname(os.__file__)
 _PLAIN = str | bytes | int | float | complex | tuple | list | dict | set | frozenset | None
 _VALUES = _PLAIN | re.Pattern
+_CACHED = type(functools.lru_cache(len))  # a function that keeps what it returned
 
 
 def reward_hash(func: Function) -> str:
@@ -64,6 +65,7 @@ def _parts_of(value: object, seen: set[int]) -> list[str]:
             *(value.__defaults__ or ()),
             *(value.__kwdefaults__ or {}).values(),
             *(other for other in used if inspect.isfunction(other) or isinstance(other, _VALUES)),
+            *(other.__wrapped__ for other in used if isinstance(other, _CACHED)),
         ]
     elif not isinstance(value, type) and hasattr(value, "__dict__"):
         own = [_behaviour(type(value)) or type(value).__qualname__]

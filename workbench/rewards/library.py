@@ -13,6 +13,7 @@ JSON and Countdown are in `verifiers`.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import re
@@ -346,13 +347,19 @@ def number_of(answer: object) -> Fraction | None:
     >>> number_of("-$1,000.50"), number_of("3/4"), number_of("12 apples"), number_of("1/0")
     (Fraction(-2001, 2), Fraction(3, 4), None, None)
     """
-    text = str(answer if answer is not None else "").replace("\u2212", "-").strip().rstrip(".")
+    text = str(answer if answer is not None else "")
+    return (_short_number if len(text) <= 60 else _number_in)(text)
+
+
+def _number_in(text: str) -> Fraction | None:
+    text = text.replace("\u2212", "-").strip().rstrip(".")
     try:
         return Fraction(re.sub(r"[,$]", "", text).rstrip("%")) if is_number(text) else None
     except (ValueError, ZeroDivisionError):
         return None
 
 
+_short_number = functools.lru_cache(4096)(_number_in)  # a task has few answers
 closeness_reward = make_closeness_reward()
 closeness_reward.__doc__ += """
 

@@ -63,6 +63,8 @@ class ScoredBatch:
     places: np.ndarray | None = None  # [P] index of each group within its step; None: 0 to P - 1
     # [B] the turns of each (run/turns.py); empty: of one
     turns: list[list[Any]] = field(default_factory=list)
+    # steps of the batches that follow in the same arrays, each as large (`read_part`, joined)
+    later: list[int] = field(default_factory=list)
 
     @property
     def totals(self) -> np.ndarray:
@@ -98,21 +100,6 @@ class ScoredBatch:
     def group_places(self) -> np.ndarray:
         """Index of each group within its step: [P]."""
         return np.arange(self.group_count) if self.places is None else self.places
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Shares of the P groups: "mixed" (right and wrong), "all right" and "all wrong", which add
-        up to 1, and "dead".
-        """
-        right = np.reshape(self.right, (-1, self.num_generations)).mean(axis=1)
-        dead = np.nan_to_num(self.groups.stds[:: self.num_generations]) < NO_SPREAD
-        kinds = {
-            "mixed": (right > 0) & (right < 1),
-            "all right": right == 1,
-            "all wrong": right == 0,
-            "dead": dead,
-        }
-        return {kind: float(np.mean(of_kind)) for kind, of_kind in kinds.items()}
 
     @property
     def prompt_ids(self) -> list[str]:

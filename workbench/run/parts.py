@@ -16,6 +16,8 @@ from collections.abc import Callable, Container, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from workbench.errors import RunError
 from workbench.workspace import renamed, replace_file, shown
 
@@ -113,6 +115,32 @@ def part_tables(
                 end += rows
             if own:
                 yield file.read_row_group(group, columns=chosen), own
+
+
+def runs_of(
+    values: dict[str, Any], batches: list[tuple[str, slice]], joined: bool
+) -> Iterator[tuple[slice, np.ndarray, int]]:
+    """Batches in a row that have the same functions, weights, stage and sizes, or each by itself:
+    (their rows, sizes of the groups of one, how many they are); `values`: the part's columns.
+    """
+    # The rows of a group lie together, its generations in order.
+    step, group, generation = (np.diff(values[name]) for name in ("step", "group", "generation"))
+    starts = (step != 0) | (group != 0) | (generation <= 0)
+    shared = [name for name in values if name.startswith(("stage", "weight."))]
+    kinds = []
+    for _, rows in batches:
+        if rows.stop > rows.start:
+            within = np.flatnonzero(starts[rows.start : rows.stop - 1]) + 1
+            sizes = np.diff([0, *within, rows.stop - rows.start]).tolist()
+            alike = [str(values[name][rows.start]) for name in shared] if joined else rows.start
+            kinds.append(((sizes, alike), rows))
+    for (sizes, _), run in itertools.groupby(kinds, lambda each: each[0]):
+        first, *later = (rows for _, rows in run)
+        yield (
+            slice(first.start, first.stop + sum(sizes) * len(later)),
+            np.array(sizes),
+            1 + len(later),
+        )
 
 
 def merge(folder: Path, until: int) -> None:

@@ -23,7 +23,7 @@ from workbench.errors import RunError
 from workbench.kinds import Fields, Prompt
 from workbench.run.batch import Groups, ScoredBatch
 from workbench.run.directory import RunDirectory
-from workbench.run.parts import MOVE_IT, STORED, WHOLE, part_tables, parts, span
+from workbench.run.parts import MOVE_IT, STORED, WHOLE, part_tables, parts, runs_of, span
 from workbench.workspace import encodable, replace_file, shown, to_json
 
 if TYPE_CHECKING:
@@ -232,6 +232,7 @@ def read_part(
     steps: Container[int] | None = None,
     *,
     bare: bool = False,
+    joined: bool = False,
     left_out: dict[str, str] | None = None,
 ) -> Iterator[ScoredBatch]:
     """The batches of one part: one, or none if it is empty; of a merged part all, or those of
@@ -243,6 +244,7 @@ def read_part(
         manifest: of the run, for the settings of the part's stage; where no group has its G, their
             most common size is used.
         bare: without prompts (but of turns), dataset columns and errors: most of a record.
+        joined: alike batches that follow each other come as one, with the steps of the `later`.
         left_out: notes the groups without G completions, which are left out in any case.
     """
     import pyarrow as pa
@@ -269,23 +271,15 @@ def read_part(
             name: table[name].to_pylist() if name in texts else table[name].to_numpy()
             for name in table.column_names
         }
-        for _, rows in batches:
+        for rows, sizes, count in runs_of(values, batches, joined):
             own = {name: column[rows] for name, column in values.items()}
-            if not len(own["step"]):
-                continue
             known = stage_in(manifest or {}, own["stage"][0] if "stage" in own else None)
-            # The rows of a group lie together, its generations in order.
-            step, group, generation = (
-                np.diff(own[name]) for name in ("step", "group", "generation")
-            )
-            starts = np.flatnonzero((step != 0) | (group != 0) | (generation <= 0)) + 1
-            sizes = np.diff([0, *starts, len(own["step"])])
             size = known["settings"].get("num_generations")
             # not known, or the run went on with another one, which was accepted
             if size not in sizes:
                 size = int(np.bincount(sizes).argmax())
             if odd := int((sizes != size).sum()):
-                whole = np.repeat(sizes == size, sizes)
+                whole = np.tile(np.repeat(sizes == size, sizes), count)
                 own = {
                     name: [*itertools.compress(column, whole)] if name in texts else column[whole]
                     for name, column in own.items()
@@ -294,10 +288,10 @@ def read_part(
                 if left_out is not None:
                     left_out[part.name] = f"{all_odd} groups that are not of {size} completions"
             if len(own["step"]):
-                yield _batch_of(own, names, size, known)
+                yield _batch_of(own, names, size, known, len(own["step"]) // count)
 
 
-def _batch_of(own: Fields, names: list[str], size: int, known: Fields) -> ScoredBatch:
+def _batch_of(own: Fields, names: list[str], size: int, known: Fields, each: int) -> ScoredBatch:
     from workbench.run.turns import turns_of
 
     def texts(name: str) -> list[str]:
@@ -341,6 +335,7 @@ def _batch_of(own: Fields, names: list[str], size: int, known: Fields) -> Scored
         aggregation=settings.get("multi_objective_aggregation") or "sum_then_normalize",
         format_by=known["format_by"],
         turns=list(map(turns_of, texts(TURNS))),
+        later=own["step"][each::each].tolist(),
     )
 
 

@@ -5,6 +5,7 @@ total that does not rise.
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 
 from workbench.health.summary import FunctionSummary
@@ -67,8 +68,9 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
         evidence: Fields = {"completions": seen, "scored": 0, "weight": weight}
         line = f"{name} gave none of {seen} completions a score"
         return verdict(WARNING, line, evidence, "silent") if seen >= PAYS_NOTHING else early(seen)
-    low = min(own.low for _, own in history if own.low is not None)
-    high = max(own.high for _, own in history if own.high is not None)
+    # No bound is known where every batch has an infinite score: then they are not all the same.
+    low = min((own.low for _, own in history if own.low is not None), default=-math.inf)
+    high = max((own.high for _, own in history if own.high is not None), default=math.inf)
     at_its_best = best is not None and low >= best - _CLOSE
     unpaid = f", and {seen - count} got no score" if seen > count else ""
     # the latter: a penalty that never had to strike
