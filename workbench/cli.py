@@ -168,19 +168,22 @@ def plan(
         vram: GPU memory in GB to plan for, instead of this machine's card.
         out: Write the recipe here (YAML), under today's names.
     """
-    recipe = sys.stdin.read() + "\n" if source == "-" else source
-    planned = wb.plan(recipe, vram_gb=vram, said=said or [], steps=steps)
-    if out:
-        planned.recipe.save(out, portable=True)
-    if planned.memory is None or planned.memory.fits is not False:
-        return Result(planned.found(), planned)
-    from workbench.memory import hints
+    from workbench.training.kept import answering
 
-    inputs = planned.memory.inputs
-    remedies = [
-        "to make it fit, one or more of these, cheapest first:",
-        *hints(inputs.recipe, inputs.settings),
-    ]
+    recipe = sys.stdin.read() + "\n" if source == "-" else source
+    with answering():
+        planned = wb.plan(recipe, vram_gb=vram, said=said or [], steps=steps)
+        if out:
+            planned.recipe.save(out, portable=True)
+        if planned.memory is None or planned.memory.fits is not False:
+            return Result(planned.found(), planned)
+        from workbench.memory import hints
+
+        inputs = planned.memory.inputs
+        remedies = [
+            "to make it fit, one or more of these, cheapest first:",
+            *hints(inputs.recipe, inputs.settings),
+        ]
     return Result(planned.found(), f"{planned}\n\n" + "\n  - ".join(remedies), 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import gc
 import json
 import logging
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from workbench.cache import file_states
 from workbench.errors import PolicyError, WorkbenchError
 from workbench.extras import explaining, installed, need, need_train
 from workbench.hub import check_hub
@@ -174,6 +176,17 @@ def load_tokenizer(
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     tokenizer.eos_ids = with_eos(_eos_of_files(source), tokenizer)
     return tokenizer
+
+
+def tokenizer_files(name: str | Path) -> Fields:
+    """What a tokenizer's results follow from, where it is in a folder: its files; and today's date,
+    if its template may write it. Empty for one on the hub.
+    """
+    folder = Path(find_model(name, ask_hub=False))
+    texts = [*folder.glob("*.jinja"), *folder.glob("*_config.json")]
+    dated = any("strftime_now" in file.read_text("utf-8", "ignore") for file in texts)
+    states: Fields = file_states(file for file in folder.glob("*") if file.is_file())
+    return states | ({"today": str(datetime.date.today())} if dated else {})
 
 
 def check_tokenizer(tokenizer: Any, name: str | Path) -> None:

@@ -7,6 +7,7 @@ without loading its policy.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench import processes
+from workbench.cache import kept
 from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
 from workbench.kinds import Fields
 from workbench.printable import printable
@@ -33,16 +35,17 @@ from workbench.training.loading import (
     find_model,
     load_tokenizer,
     shape_of_policy,
+    tokenizer_files,
     without_extras,
 )
 from workbench.training.plan import Memory, Plan, Stage
-from workbench.training.policy import trainer_classes
+from workbench.training.policy import grpo_config
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
 from workbench.training.resuming import begun_task
 from workbench.training.settings.algorithms import ALGORITHMS
 from workbench.training.settings.device import Machine, asks_for_vllm
 from workbench.training.settings.in_force import Row
-from workbench.training.stages import fit, planned_stages, settled_vllm
+from workbench.training.stages import Measure, fit, measured_with, planned_stages, settled_vllm
 
 if TYPE_CHECKING:
     from workbench.training.policy import Policy
@@ -90,7 +93,7 @@ def prepare(
         missed = "its prompts were neither counted nor measured"
         recipe, sought = around.found(recipe, policy)
         task, unread = _reached(lambda: load_task(recipe.task), missed, offline)
-    config_class, _ = trainer_classes(backend)
+    config_class = grpo_config(backend)
     recipe, notes = settings_of.with_new_names(recipe, settings_of.field_names(config_class))
     settings_of.check_lora(recipe.lora)
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
@@ -131,13 +134,22 @@ def _measured(
     # (the stages with the prompts that fit; lines), measured with the policy's tokenizer.
     if policy is not None:
         return _as_loaded(stages, policy)
-    name, kwargs = recipe.policy.name, recipe.chat_template_kwargs
+    name, length = recipe.policy.name, recipe.policy.max_seq_length
+
+    @functools.cache
+    def loaded() -> Measure:
+        tokenizer = load_tokenizer(name, recipe.chat_template_kwargs)
+        check_tokenizer(tokenizer, name)
+        return measured_with(tokenizer)
+
+    def ask(files: object, *of: Any) -> tuple[list[str], list[int]]:
+        return loaded()(*of)
+
+    files = tokenizer_files(name)
+    measure = functools.partial(kept(ask) if files else ask, files)
     missed = "no prompt was measured with its tokenizer"
-    tokenizer, notes = _reached(lambda: load_tokenizer(name, kwargs), missed, offline)
-    if tokenizer is None:
-        return stages, notes
-    check_tokenizer(tokenizer, name)
-    return [fit(stage, tokenizer, recipe.policy.max_seq_length) for stage in stages], notes
+    fitted, notes = _reached(lambda: [fit(one, measure, length) for one in stages], missed, offline)
+    return fitted or stages, notes
 
 
 def _begun(recipe: Recipe, run: RunDirectory | None) -> tuple[Recipe, list[str]]:
@@ -263,7 +275,8 @@ def _as_loaded(stages: Sequence[Stage], policy: Policy) -> tuple[list[Stage], li
     if own != loaded:
         said = f"chat_template_kwargs = {own}, as the recipe says"
         notes = [f"{said}; the policy was loaded with {loaded}", *notes]
-    return [fit(stage, policy.tokenizer, policy.max_seq_length) for stage in stages], notes
+    measure = measured_with(policy.tokenizer)
+    return [fit(stage, measure, policy.max_seq_length) for stage in stages], notes
 
 
 def _memory(

@@ -8,8 +8,9 @@ in the third is not found only after the second has trained.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from workbench.data.rendering import PromptLengths, prompt_lengths_tokens, template_notes
 from workbench.errors import RecipeError
@@ -150,20 +151,33 @@ def _where(part: StagePart | None) -> str:
     return f"stage {part.name!r}: " if part else ""
 
 
-def fit(stage: Stage, tokenizer: Tokenizer, max_seq_length: int) -> Stage:
+# (chat_template_kwargs, rows, tool schemas) -> (notes on the template, tokens of each prompt)
+Measure = Callable[[Fields, list[Row], Any], tuple[list[str], list[int]]]
+
+
+def measured_with(tokenizer: Tokenizer) -> Measure:
+    """Measures prompts; the tokenizer carries the arguments of its template from then on."""
+
+    def measure(kwargs: Fields, rows: list[Row], tools: Any) -> tuple[list[str], list[int]]:
+        tokenizer.chat_template_kwargs = kwargs
+        lengths = prompt_lengths_tokens(rows, tokenizer, tools=tools)
+        return template_notes(rows, tokenizer) if rows else [], [*lengths]
+
+    return measure
+
+
+def fit(stage: Stage, measure: Measure, max_seq_length: int) -> Stage:
     """The stage without prompts longer than the recipe allows, the rest checked against the
     context.
 
-    The tokenizer carries the stage's `chat_template_kwargs` from now on. RecipeError, DataError: if
-    too few are left, or prompt and completion do not fit.
+    RecipeError, DataError: if too few are left, or prompt and completion do not fit.
     """
-    tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
-    if not stage.rows:
-        return stage
     rows, longest = stage.rows, stage.recipe.max_prompt_length
-    notes = [*stage.notes, *template_notes(rows, tokenizer)]
     tools = stage.task.tool_schemas if stage.task else None
-    lengths = prompt_lengths_tokens(rows, tokenizer, tools=tools)
+    said, lengths = measure(stage.recipe.chat_template_kwargs, rows, tools)
+    if not rows:
+        return stage
+    notes = [*stage.notes, *said]
     measured = PromptLengths(rows, lengths, max_tokens=longest)
     left_out = stage.left_out_too_long
     if longest is not None:

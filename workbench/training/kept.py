@@ -1,0 +1,302 @@
+"""What the installed libraries say of settings, kept on disk: importing them takes seconds, and they
+say the same until something is installed or changed.
+
+`workbench plan` reads it. It counts only under the same Python, packages, variables and device, and
+while every file that those libraries were imported from is as it was; what is damaged, or of
+another making, counts as nothing. `workbench train` asks the libraries, and says where they
+disagree. It lies in the user's cache, one file for each such state, and can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import glob
+import hashlib
+import importlib.util
+import json
+import logging
+import operator
+import os
+import platform
+import re
+import sys
+import time
+import typing
+import warnings
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from workbench.cache import ANSWERS, cache_folder, file_states
+from workbench.errors import WorkbenchError
+from workbench.kinds import Fields
+from workbench.run.differences import flat
+from workbench.training import settings as settings_of
+from workbench.training.policy import trainer_classes
+from workbench.training.settings.device import Machine
+from workbench.training.settings.in_force import defaults_of
+from workbench.workspace import replace_file
+
+SCHEMA = 1
+MOST_STATES, MOST_ANSWERS = 8, 100
+# How the names of modules begin whose files count: torchvision's, and Unsloth's own copies, too.
+LIBRARIES = (
+    "workbench", "unsloth", "trl", "transformers", "accelerate", "peft", "bitsandbytes", "torch",
+    "tokenizers", "huggingface_hub", "datasets", "vllm", "liger_kernel", "triton", "deepspeed",
+)  # fmt: skip
+# Variables by which these decide.
+DECIDING = re.compile(
+    "(UNSLOTH|TRL|VLLM|TORCH|PYTORCH|CUDA|CUBLAS|NVIDIA|HIP|ROCR?|HSA|XLA|ACCELERATE|FSDP|HF|PEFT"
+    "|TRANSFORMERS|BNB|BITSANDBYTES|TOKENIZERS|USE|DISABLE|KUBEFLOW|WANDB|COMET|MLFLOW|PYTHON|ATEN"
+    "|ONEDNN|DNNL|MKL|OMP|LOCAL|WORLD|MASTER)_?.*|RANK"
+)
+# Where one of these is there may be a GPU, and torch is asked each time.
+GPU_DEVICES = ["/dev/nvidia*", "/dev/nvhost*", "/dev/nvmap", "/dev/kfd", "/dev/dxg"]
+_TYPES = {kind.__name__: kind for kind in (int, float, bool, str, type(None))}
+
+
+@contextlib.contextmanager
+def answering(*, ask: bool = False) -> Generator[Answers]:
+    """Within the block, what was kept answers in the place of the libraries, and what they are
+    asked is kept; with `ask` they are asked everything, and what was kept is compared.
+    """
+    answers = Answers(ask)
+    token = ANSWERS.set(answers)
+    try:
+        yield answers
+    finally:
+        ANSWERS.reset(token)
+        with contextlib.suppress(OSError, WorkbenchError):  # a cache is no reason to fail
+            answers.save()
+
+
+class Answers:
+    """What was answered in one state of the machine; `differed` has a line for each answer that was
+    wrong.
+    """
+
+    def __init__(self, ask: bool) -> None:
+        self.ask = ask
+        self.differed: list[str] = []
+        self.backend, self.file, self.new = "", Path(), False
+        self.known: Fields = {}
+        self.files: Fields = {}
+        self.began_s = time.time()
+
+    def __call__(self, ask: Callable[..., Any], of: tuple) -> Any:
+        """What `ask(*of)` returns."""
+        asked = _text(of)
+        if not self.backend or asked is None:
+            return ask(*of)
+        kind = TypeAdapter(typing.get_type_hints(ask)["return"])
+        name = f"{ask.__qualname__} {_sum(asked)}"
+        if name in self.known and not self.ask:
+            with contextlib.suppress(ValidationError):
+                return kind.validate_python(self.used(name))
+        trainer_classes(self.backend)  # imports first what comes before the others
+        answer = json.loads(kind.dump_json(ask(*of)))
+        self.keep(name, answer, self.known.get(name, answer))
+        return kind.validate_python(answer)  # as it will be read
+
+    def used(self, name: str) -> Any:
+        """A kept answer, which is now the one used last."""
+        self.known[name] = answer = self.known.pop(name)
+        return answer
+
+    def keep(self, name: str, answer: Any, before: Any) -> None:
+        """Keep an answer. If another was kept, all that was kept with that one is removed."""
+        then, now = flat(before), flat(answer)
+        wrong = [each for each in then | now if then.get(each) != now.get(each)]
+        if wrong:
+            self.file.unlink(missing_ok=True)
+            self.known = {}
+        self.differed += [
+            f"WARNING: {each or name}: the installed libraries say {now.get(each)!r}, and"
+            f" {then.get(each)!r} was kept for `workbench plan`; what was kept is removed"
+            for each in wrong[:3]
+        ]
+        self.known[name], self.new = answer, True
+
+    def save(self) -> None:
+        """Write what is new. Of two processes that do, the last one's answers stay."""
+        modules = [(name.lower(), one) for name, one in [*sys.modules.items()]]
+        files = [
+            getattr(one, "__file__", None) for name, one in modules if name.startswith(LIBRARIES)
+        ]
+        states = self.files | file_states(set(filter(None, files)))
+        last = max((written for _, written in states.values()), default=0)
+        if not self.new or last > 1e9 * self.began_s:  # changed while this process imported them
+            return
+        content = {"known": dict([*self.known.items()][-MOST_ANSWERS:]), "files": states}
+        body = json.dumps(content)
+        with replace_file(self.file) as beside:
+            beside.write_text(f"{_sum(body)}\n{body}", encoding="utf-8")
+        others = sorted(self.file.parent.glob("*.json"), key=os.path.getmtime)
+        for other in others[:-MOST_STATES]:
+            other.unlink(missing_ok=True)
+
+    def config_class(self, backend: str) -> type:
+        """A class that has the fields, defaults and, once built, the values of the backend's
+        GRPOConfig.
+        """
+        self.file = cache_folder() / "settings" / f"{_sum(str(_machine_state(backend)))}.json"
+        self.known, self.files = _read(self.file)
+        self.backend = backend
+        facts = self(_facts, (backend,))
+
+        def stand_in(module: str, defaults: Fields, *bases: type, **methods: Any) -> type:
+            fields = []
+            for name in facts["names"]:
+                how: Fields = {"default_factory": object}
+                if name in defaults:
+                    value = defaults[name]
+                    how = {"default": tuple(value) if isinstance(value, list) else value}
+                kinds = [_TYPES[kind] for kind in facts["kinds"].get(name, ())]
+                hint = functools.reduce(operator.or_, kinds) if kinds else object
+                fields.append((name, hint, dataclasses.field(**how)))
+            made = dataclasses.make_dataclass(
+                "GRPOConfig", fields, bases=bases, namespace=methods, init=not methods
+            )
+            made.__module__ = module
+            return made
+
+        def build(config: object, **given: Any) -> None:
+            vars(config).update(self.built(facts["own"], given))
+
+        stock = stand_in("trl.", facts["stock"])
+        return stand_in(facts["module"], facts["own"], stock, __init__=build)
+
+    def built(self, defaults: Fields, given: Fields) -> Fields:
+        """The values of a GRPOConfig of the `given` settings.
+
+        What the libraries made of others is kept with the settings that they looked at: where those
+        are the same, so is what they make of these.
+        """
+        folder = {"output_dir": given.pop("output_dir")}
+        texts = {name: _text(value) for name, value in given.items()}
+        passed = {**defaults, **given}
+        names = [
+            name
+            for name, entry in self.known.items()
+            if name.startswith("built")
+            and all(texts.get(each) == text for each, text in entry["looked_at"].items())
+        ]
+        if names and not self.ask:
+            return {**passed, **self.used(names[-1])["made"], **folder}
+        config, looked_at, heard = _built(trainer_classes(self.backend)[0], {**given, **folder})
+        values = {name: getattr(value, "value", value) for name, value in vars(config).items()}
+        made = {
+            name: value
+            for name, value in values.items()
+            if name not in passed or _text(passed[name]) != _text(value)
+        }
+        plain = {name: value for name, value in made.items() if _text(value) and name not in folder}
+        if heard or None in texts.values() or given.keys() & made.keys() - plain.keys():
+            return vars(config)  # JSON cannot hold it, or something was said
+        entry = {"looked_at": {name: texts.get(name) for name in looked_at}, "made": plain}
+        before = self.known[names[-1]] if names else entry
+        self.keep(f"built {_sum(str(entry['looked_at']))}", entry, before)
+        return {**passed, **plain, **folder}
+
+
+def _facts(backend: str) -> Fields:
+    real = trainer_classes(backend)[0]
+    stock = next((one for one in real.__mro__ if one.__module__.startswith("trl.")), real)
+    own, stock = (
+        {name: getattr(value, "value", value) for name, value in defaults_of(one).items()}
+        for one in (real, stock)
+    )
+    kinds = settings_of.field_kinds(real).items()
+    return {
+        "names": [each.name for each in dataclasses.fields(real) if each.init],
+        "kinds": {name: sorted(kind.__name__ for kind in several) for name, several in kinds},
+        "own": own,
+        "stock": stock,
+        "module": real.__module__,
+    }
+
+
+def _built(real: Any, given: Fields) -> tuple[Any, list[str], list[object]]:
+    # (a config, the settings that were looked at to make it, what was said meanwhile)
+    names = {field.name for field in dataclasses.fields(real)}
+    looked_at: set[str] = set()
+
+    class Watched(real):
+        def __getattribute__(self, name: str) -> Any:
+            if name in names:
+                looked_at.add(name)
+            # as a cached property does
+            elif name == "__dict__" and sys._getframe(1).f_code.co_name != "__get__":
+                looked_at.update(names)
+            return super().__getattribute__(name)
+
+    if real.__init__.__code__.co_filename != "<string>":  # not a dataclass's: Unsloth's own
+        looked_at |= names
+    heard: list[object] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = heard.append
+    logging.getLogger("trl").addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            config = Watched(**given)
+    finally:
+        logging.getLogger("trl").removeHandler(handler)
+    found = sorted(looked_at - {"output_dir"})
+    for each in warned:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    return config, found, [*heard, *warned]
+
+
+def _machine_state(backend: str) -> list[object]:
+    # What decides, beside the libraries' files, what they say.
+    variables = {name: value for name, value in os.environ.items() if DECIDING.fullmatch(name)}
+    with contextlib.suppress(ImportError, ValueError):
+        specs = [importlib.util.find_spec(name) for name in LIBRARIES]
+    folders = [Path(each) for each in sys.path if next(Path(each).glob("*.dist-info"), None)]
+    installed = [sorted(os.listdir(each)) for each in folders]
+    cpu = platform.processor()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        cpu = [
+            line
+            for line in lines.readlines(8192)
+            if line.startswith(("model name", "flags", "Features"))
+        ]
+    gpu = sys.platform == "win32" or any(map(glob.glob, GPU_DEVICES))
+    machine = Machine.here() if gpu else None
+    places = [spec and spec.origin for spec in specs]
+    return [
+        SCHEMA,
+        backend,
+        sys.version,
+        platform.machine(),
+        cpu,
+        machine,
+        sorted(variables.items()),
+        places,
+        installed,
+    ]
+
+
+def _read(file: Path) -> tuple[Fields, Fields]:
+    # (answers, states of the libraries' files), where all is as it was.
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+        total, _, body = file.read_text(encoding="utf-8").partition("\n")
+        content = json.loads(body)
+        if total == _sum(body) and file_states(content["files"]) == content["files"]:
+            return content["known"], content["files"]
+    return {}, {}
+
+
+def _text(value: object) -> str | None:
+    # As JSON; None: it cannot hold it.
+    with contextlib.suppress(TypeError, ValueError):
+        return json.dumps(value)
+    return None
+
+
+def _sum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
