@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 
 from workbench.workspace import size_and_sum
 
-
 T = TypeVar("T")
 # Who answers in the place of the libraries (training/kept.py); None: they do.
 ANSWERS: ContextVar[Any] = ContextVar("answers", default=None)
 
 
 def kept(ask: Callable[..., T]) -> Callable[..., T]:
-    """Decorates a function whose answer, of the annotated type, follows from the installed libraries
-    and from its arguments, which JSON can hold, and from nothing else.
+    """Decorates a function whose answer, of the annotated type, follows from its arguments, which
+    JSON can hold, and from the installed libraries alone.
     """
 
     @functools.wraps(ask)

@@ -1,5 +1,5 @@
-"""What the installed libraries say of settings, kept on disk: importing them takes seconds, and they
-say the same until something is installed or changed.
+"""What the installed libraries say of settings, kept on disk: importing them takes seconds, and
+they say the same until something is installed or changed.
 
 `workbench plan` reads it. It counts only under the same Python, packages, variables and device, and
 while every file that those libraries were imported from is as it was; what is damaged, or of
@@ -83,6 +83,7 @@ class Answers:
         self.ask = ask
         self.differed: list[str] = []
         self.backend, self.file, self.new = "", Path(), False
+        self.config: Any = None
         self.known: Fields = {}
         self.files: Fields = {}
         self.began_s = time.time()
@@ -123,11 +124,9 @@ class Answers:
 
     def save(self) -> None:
         """Write what is new. Of two processes that do, the last one's answers stay."""
-        modules = [(name.lower(), one) for name, one in [*sys.modules.items()]]
-        files = [
-            getattr(one, "__file__", None) for name, one in modules if name.startswith(LIBRARIES)
-        ]
-        states = self.files | file_states(set(filter(None, files)))
+        modules = [(name.lower(), vars(one)) for name, one in [*sys.modules.items()]]
+        files = {own.get("__file__") for name, own in modules if name.startswith(LIBRARIES)}
+        states = self.files | file_states(each for each in files if each and Path(each).is_file())
         last = max((written for _, written in states.values()), default=0)
         if not self.new or last > 1e9 * self.began_s:  # changed while this process imported them
             return
@@ -143,6 +142,8 @@ class Answers:
         """A class that has the fields, defaults and, once built, the values of the backend's
         GRPOConfig.
         """
+        if self.backend == backend:
+            return self.config
         self.file = cache_folder() / "settings" / f"{_sum(str(_machine_state(backend)))}.json"
         self.known, self.files = _read(self.file)
         self.backend = backend
@@ -168,7 +169,8 @@ class Answers:
             vars(config).update(self.built(facts["own"], given))
 
         stock = stand_in("trl.", facts["stock"])
-        return stand_in(facts["module"], facts["own"], stock, __init__=build)
+        self.config = stand_in(facts["module"], facts["own"], stock, __init__=build)
+        return self.config
 
     def built(self, defaults: Fields, given: Fields) -> Fields:
         """The values of a GRPOConfig of the `given` settings.
