@@ -16,17 +16,17 @@ import glob
 import hashlib
 import importlib.util
 import json
-import logging
 import operator
 import os
 import platform
 import re
+import site
 import sys
 import time
 import typing
-import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -37,6 +37,7 @@ from workbench.kinds import Fields
 from workbench.run.differences import flat
 from workbench.training import settings as settings_of
 from workbench.training.policy import trainer_classes
+from workbench.training.prepare import taken_together
 from workbench.training.settings.device import Machine
 from workbench.training.settings.in_force import defaults_of
 from workbench.workspace import replace_file
@@ -56,7 +57,7 @@ DECIDING = re.compile(
 )
 # Where one of these is there may be a GPU, and torch is asked each time.
 GPU_DEVICES = ["/dev/nvidia*", "/dev/nvhost*", "/dev/nvmap", "/dev/kfd", "/dev/dxg"]
-_TYPES = {kind.__name__: kind for kind in (int, float, bool, str, type(None))}
+_TYPES = {kind.__name__: kind for kind in (int, float, bool, str, type(None), object)}
 
 
 @contextlib.contextmanager
@@ -83,12 +84,12 @@ class Answers:
         self.ask = ask
         self.differed: list[str] = []
         self.backend, self.file, self.new = "", Path(), False
-        self.config: Any = None
         self.known: Fields = {}
         self.files: Fields = {}
+        self.config: Any = None
         self.began_s = time.time()
 
-    def __call__(self, ask: Callable[..., Any], of: tuple) -> Any:
+    def __call__(self, ask: FunctionType, of: tuple) -> Any:
         """What `ask(*of)` returns."""
         asked = _text(of)
         if not self.backend or asked is None:
@@ -97,16 +98,11 @@ class Answers:
         name = f"{ask.__qualname__} {_sum(asked)}"
         if name in self.known and not self.ask:
             with contextlib.suppress(ValidationError):
-                return kind.validate_python(self.used(name))
+                return kind.validate_python(self.known[name])
         trainer_classes(self.backend)  # imports first what comes before the others
         answer = json.loads(kind.dump_json(ask(*of)))
         self.keep(name, answer, self.known.get(name, answer))
         return kind.validate_python(answer)  # as it will be read
-
-    def used(self, name: str) -> Any:
-        """A kept answer, which is now the one used last."""
-        self.known[name] = answer = self.known.pop(name)
-        return answer
 
     def keep(self, name: str, answer: Any, before: Any) -> None:
         """Keep an answer. If another was kept, all that was kept with that one is removed."""
@@ -128,10 +124,9 @@ class Answers:
         files = {own.get("__file__") for name, own in modules if name.startswith(LIBRARIES)}
         states = self.files | file_states(each for each in files if each and Path(each).is_file())
         last = max((written for _, written in states.values()), default=0)
-        if not self.new or last > 1e9 * self.began_s:  # changed while this process imported them
+        if not self.new or last > 1e9 * self.began_s:  # changed while they were imported
             return
-        content = {"known": dict([*self.known.items()][-MOST_ANSWERS:]), "files": states}
-        body = json.dumps(content)
+        body = json.dumps([dict([*self.known.items()][-MOST_ANSWERS:]), states])
         with replace_file(self.file) as beside:
             beside.write_text(f"{_sum(body)}\n{body}", encoding="utf-8")
         others = sorted(self.file.parent.glob("*.json"), key=os.path.getmtime)
@@ -142,34 +137,17 @@ class Answers:
         """A class that has the fields, defaults and, once built, the values of the backend's
         GRPOConfig.
         """
-        if self.backend == backend:
-            return self.config
-        self.file = cache_folder() / "settings" / f"{_sum(str(_machine_state(backend)))}.json"
-        self.known, self.files = _read(self.file)
-        self.backend = backend
-        facts = self(_facts, (backend,))
+        if self.backend != backend:
+            self.file = cache_folder() / "settings" / f"{_sum(str(_surroundings(backend)))}.json"
+            self.known, self.files = _read(self.file)
+            self.backend = backend
+            facts = self(_facts, (backend,))
 
-        def stand_in(module: str, defaults: Fields, *bases: type, **methods: Any) -> type:
-            fields = []
-            for name in facts["names"]:
-                how: Fields = {"default_factory": object}
-                if name in defaults:
-                    value = defaults[name]
-                    how = {"default": tuple(value) if isinstance(value, list) else value}
-                kinds = [_TYPES[kind] for kind in facts["kinds"].get(name, ())]
-                hint = functools.reduce(operator.or_, kinds) if kinds else object
-                fields.append((name, hint, dataclasses.field(**how)))
-            made = dataclasses.make_dataclass(
-                "GRPOConfig", fields, bases=bases, namespace=methods, init=not methods
-            )
-            made.__module__ = module
-            return made
+            def build(config: object, **given: Any) -> None:
+                vars(config).update(self.built(facts["own"], given))
 
-        def build(config: object, **given: Any) -> None:
-            vars(config).update(self.built(facts["own"], given))
-
-        stock = stand_in("trl.", facts["stock"])
-        self.config = stand_in(facts["module"], facts["own"], stock, __init__=build)
+            stock = _stand_in(facts, "stock", "trl.")
+            self.config = _stand_in(facts, "own", facts["module"], stock, __init__=build)
         return self.config
 
     def built(self, defaults: Fields, given: Fields) -> Fields:
@@ -181,115 +159,105 @@ class Answers:
         folder = {"output_dir": given.pop("output_dir")}
         texts = {name: _text(value) for name, value in given.items()}
         passed = {**defaults, **given}
-        names = [
-            name
+        alike = [
+            entry
             for name, entry in self.known.items()
             if name.startswith("built")
             and all(texts.get(each) == text for each, text in entry["looked_at"].items())
         ]
-        if names and not self.ask:
-            return {**passed, **self.used(names[-1])["made"], **folder}
-        config, looked_at, heard = _built(trainer_classes(self.backend)[0], {**given, **folder})
-        values = {name: getattr(value, "value", value) for name, value in vars(config).items()}
+        if alike and not self.ask:
+            return {**passed, **alike[0]["made"], **folder}
+        config, looked_at = _watched(trainer_classes(self.backend)[0], {**given, **folder})
+        made = {
+            name: getattr(value, "value", value)
+            for name, value in vars(config).items()
+            if name not in folder
+        }
         made = {
             name: value
-            for name, value in values.items()
+            for name, value in made.items()
             if name not in passed or _text(passed[name]) != _text(value)
         }
-        plain = {name: value for name, value in made.items() if _text(value) and name not in folder}
-        if heard or None in texts.values() or given.keys() & made.keys() - plain.keys():
+        plain = {name: value for name, value in made.items() if _text(value)}
+        if looked_at is None or None in texts.values() or given.keys() & made.keys() - plain.keys():
             return vars(config)  # JSON cannot hold it, or something was said
         entry = {"looked_at": {name: texts.get(name) for name in looked_at}, "made": plain}
-        before = self.known[names[-1]] if names else entry
-        self.keep(f"built {_sum(str(entry['looked_at']))}", entry, before)
+        self.keep(f"built {_sum(str(entry['looked_at']))}", entry, [*alike, entry][0])
         return {**passed, **plain, **folder}
 
 
 def _facts(backend: str) -> Fields:
-    real = trainer_classes(backend)[0]
+    real: Any = trainer_classes(backend)[0]
     stock = next((one for one in real.__mro__ if one.__module__.startswith("trl.")), real)
-    own, stock = (
-        {name: getattr(value, "value", value) for name, value in defaults_of(one).items()}
-        for one in (real, stock)
-    )
     kinds = settings_of.field_kinds(real).items()
     return {
         "names": [each.name for each in dataclasses.fields(real) if each.init],
-        "kinds": {name: sorted(kind.__name__ for kind in several) for name, several in kinds},
-        "own": own,
-        "stock": stock,
+        "kinds": {name: [kind.__name__ for kind in several] for name, several in kinds},
+        "own": defaults_of(real),
+        "stock": defaults_of(stock),
         "module": real.__module__,
     }
 
 
-def _built(real: Any, given: Fields) -> tuple[Any, list[str], list[object]]:
-    # (a config, the settings that were looked at to make it, what was said meanwhile)
+def _stand_in(facts: Fields, which: str, module: str, *bases: type, **methods: Any) -> Any:
+    fields = []
+    for name in facts["names"]:
+        kinds = facts["kinds"].get(name, ["object"])
+        value = facts[which].get(name, object)
+        value = tuple(value) if isinstance(value, list) else value
+        fields.append((name, functools.reduce(operator.or_, map(_TYPES.__getitem__, kinds)), value))
+    made = dataclasses.make_dataclass(
+        "GRPOConfig", fields, bases=bases, namespace=methods, init=not methods
+    )
+    made.__module__ = module
+    return made
+
+
+def _watched(real: Any, given: Fields) -> tuple[Any, list[str] | None]:
+    # (a config, the settings that the libraries looked at to make it; None: they said something)
     names = {field.name for field in dataclasses.fields(real)}
-    looked_at: set[str] = set()
+    looked_at = set()
+    if real.__init__.__code__.co_filename != "<string>":  # not a dataclass's: Unsloth's own
+        looked_at |= names
 
     class Watched(real):
         def __getattribute__(self, name: str) -> Any:
-            if name in names:
-                looked_at.add(name)
-            # as a cached property does
-            elif name == "__dict__" and sys._getframe(1).f_code.co_name != "__get__":
+            # for its items, unless a cached property looks for itself
+            if name == "__dict__" and sys._getframe(1).f_code.co_name != "__get__":
                 looked_at.update(names)
+            looked_at.add(name)
             return super().__getattribute__(name)
 
-    if real.__init__.__code__.co_filename != "<string>":  # not a dataclass's: Unsloth's own
-        looked_at |= names
-    heard: list[object] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = heard.append
-    logging.getLogger("trl").addHandler(handler)
-    try:
-        with warnings.catch_warnings(record=True) as warned:
-            config = Watched(**given)
-    finally:
-        logging.getLogger("trl").removeHandler(handler)
-    found = sorted(looked_at - {"output_dir"})
-    for each in warned:
-        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    return config, found, [*heard, *warned]
+    config = real(**given)  # whoever listens hears what it says
+    with taken_together() as heard:
+        Watched(**given)
+    return config, None if heard else sorted(looked_at & names - {"output_dir"})
 
 
-def _machine_state(backend: str) -> list[object]:
+def _surroundings(backend: str) -> list[object]:
     # What decides, beside the libraries' files, what they say.
     variables = {name: value for name, value in os.environ.items() if DECIDING.fullmatch(name)}
-    with contextlib.suppress(ImportError, ValueError):
-        specs = [importlib.util.find_spec(name) for name in LIBRARIES]
-    folders = [Path(each) for each in sys.path if next(Path(each).glob("*.dist-info"), None)]
-    installed = [sorted(os.listdir(each)) for each in folders]
-    cpu = platform.processor()
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        cpu = [
-            line
-            for line in lines.readlines(8192)
-            if line.startswith(("model name", "flags", "Features"))
-        ]
-    gpu = sys.platform == "win32" or any(map(glob.glob, GPU_DEVICES))
-    machine = Machine.here() if gpu else None
-    places = [spec and spec.origin for spec in specs]
-    return [
-        SCHEMA,
-        backend,
-        sys.version,
-        platform.machine(),
-        cpu,
-        machine,
-        sorted(variables.items()),
-        places,
-        installed,
-    ]
+    found = []
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError, ValueError):
+            found.append(getattr(importlib.util.find_spec(name), "origin", None))
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    packages = [sorted(os.listdir(each)) for each in folders if Path(each).is_dir()]
+    cpu = ""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as text:
+        cpu = re.findall("^(?:model name|flags|Features).*", text.read(8192), re.MULTILINE)[:2]
+    maybe_gpu = sys.platform == "win32" or any(map(glob.glob, GPU_DEVICES))
+    device = [cpu, platform.machine(), Machine.here() if maybe_gpu else None]
+    return [SCHEMA, backend, sys.version, device, sorted(variables.items()), found, packages]
 
 
 def _read(file: Path) -> tuple[Fields, Fields]:
     # (answers, states of the libraries' files), where all is as it was.
-    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+    with contextlib.suppress(OSError, ValueError, TypeError):
         total, _, body = file.read_text(encoding="utf-8").partition("\n")
-        content = json.loads(body)
-        if total == _sum(body) and file_states(content["files"]) == content["files"]:
-            return content["known"], content["files"]
+        known, states = json.loads(body)
+        if total == _sum(body) and file_states(states) == states:
+            return known, states
     return {}, {}
 
 

@@ -115,7 +115,11 @@ def train(
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and
             the remedy.
     """  # noqa: E501
-    plan = prepare(recipe, task, policy=policy, memory=around.memory_feature(estimates=False))
+    from workbench.training.kept import answering
+
+    with answering(ask=True) as answers:
+        plan = prepare(recipe, task, policy=policy, memory=around.memory_feature(estimates=False))
+    plan = replace(plan, notes=(*plan.notes, *answers.differed))
     trainer = make_trainer(plan, policy or load_policy(plan))
     run = attach(trainer, plan, watchers=watchers, runs=runs)
     trainer.train()

@@ -135,7 +135,8 @@ def check_trackers(report_to: object) -> list[str]:
     """The trackers that `report_to` names, "all" among them; RecipeError for one that transformers
     does not know.
     """
-    known, several = _known_trackers(), isinstance(report_to, (list, tuple))
+    known = _known_trackers()
+    several = isinstance(report_to, (list, tuple))
     asked = list(report_to) if several else [report_to or "none"]
     for name in asked:
         if name not in known and name != "none" and asked != ["all"]:
