@@ -26,7 +26,7 @@ import time
 import typing
 from collections.abc import Generator
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -43,6 +43,7 @@ from workbench.training.settings.in_force import defaults_of
 from workbench.workspace import replace_file
 
 SCHEMA = 1
+OFF = "WORKBENCH_ASK_LIBRARIES"  # set: they are asked each time, and nothing is kept
 MOST_STATES, MOST_ANSWERS = 8, 100
 # How the names of modules begin whose files count: torchvision's, and Unsloth's own copies, too.
 LIBRARIES = (
@@ -66,7 +67,7 @@ def answering(*, ask: bool = False) -> Generator[Answers]:
     asked is kept; with `ask` they are asked everything, and what was kept is compared.
     """
     answers = Answers(ask)
-    token = ANSWERS.set(answers)
+    token = ANSWERS.set(None if os.environ.get(OFF) else answers)
     try:
         yield answers
     finally:
@@ -120,8 +121,12 @@ class Answers:
 
     def save(self) -> None:
         """Write what is new. Of two processes that do, the last one's answers stay."""
-        modules = [(name.lower(), vars(one)) for name, one in [*sys.modules.items()]]
-        files = {own.get("__file__") for name, own in modules if name.startswith(LIBRARIES)}
+        files = {
+            # past a lazy module's own way, which would import it
+            object.__getattribute__(module, "__dict__").get("__file__")
+            for name, module in [*sys.modules.items()]
+            if name.lower().startswith(LIBRARIES) and isinstance(module, ModuleType)
+        }
         states = self.files | file_states(each for each in files if each and Path(each).is_file())
         last = max((written for _, written in states.values()), default=0)
         if not self.new or last > 1e9 * self.began_s:  # changed while they were imported
