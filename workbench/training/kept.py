@@ -173,15 +173,11 @@ class Answers:
         if alike and not self.ask:
             return {**passed, **alike[0]["made"], **folder}
         config, looked_at = _watched(trainer_classes(self.backend)[0], {**given, **folder})
-        made = {
-            name: getattr(value, "value", value)
-            for name, value in vars(config).items()
-            if name not in folder
-        }
+        values = {name: getattr(value, "value", value) for name, value in vars(config).items()}
         made = {
             name: value
-            for name, value in made.items()
-            if name not in passed or _text(passed[name]) != _text(value)
+            for name, value in values.items()
+            if name not in folder and not (name in passed and _text(passed[name]) == _text(value))
         }
         plain = {name: value for name, value in made.items() if _text(value)}
         if looked_at is None or None in texts.values() or given.keys() & made.keys() - plain.keys():
