@@ -24,7 +24,7 @@ import site
 import sys
 import time
 import typing
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -36,6 +36,7 @@ from workbench.errors import WorkbenchError
 from workbench.kinds import Fields
 from workbench.run.differences import flat
 from workbench.training import settings as settings_of
+from workbench.training.plan import Plan
 from workbench.training.policy import trainer_classes
 from workbench.training.prepare import taken_together
 from workbench.training.settings.device import Machine
@@ -74,6 +75,15 @@ def answering(*, ask: bool = False) -> Generator[Answers]:
         ANSWERS.reset(token)
         with contextlib.suppress(OSError, WorkbenchError):  # a cache is no reason to fail
             answers.save()
+
+
+def compared(planned: Callable[[], Plan]) -> Plan:
+    """A plan for which the libraries are asked, with a line for each answer that was kept and is
+    another one.
+    """
+    with answering(ask=True) as answers:
+        plan = planned()
+    return dataclasses.replace(plan, notes=(*plan.notes, *answers.differed))
 
 
 class Answers:

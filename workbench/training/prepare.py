@@ -7,7 +7,6 @@ without loading its policy.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench import processes
-from workbench.cache import kept
+from workbench.data.rendering import measured_with
 from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
 from workbench.kinds import Fields
 from workbench.printable import printable
@@ -31,11 +30,9 @@ from workbench.training import around
 from workbench.training import settings as settings_of
 from workbench.training.feature import Asked
 from workbench.training.loading import (
-    check_tokenizer,
     find_model,
-    load_tokenizer,
+    measure_of,
     shape_of_policy,
-    tokenizer_files,
     without_extras,
 )
 from workbench.training.plan import Memory, Plan, Stage
@@ -45,7 +42,7 @@ from workbench.training.resuming import begun_task
 from workbench.training.settings.algorithms import ALGORITHMS
 from workbench.training.settings.device import Machine, asks_for_vllm
 from workbench.training.settings.in_force import Row
-from workbench.training.stages import Measure, fit, measured_with, planned_stages, settled_vllm
+from workbench.training.stages import fit, planned_stages, settled_vllm
 
 if TYPE_CHECKING:
     from workbench.training.policy import Policy
@@ -134,20 +131,8 @@ def _measured(
     # (the stages with the prompts that fit; lines), measured with the policy's tokenizer.
     if policy is not None:
         return _as_loaded(stages, policy)
-    name, length = recipe.policy.name, recipe.policy.max_seq_length
-
-    @functools.cache
-    def loaded() -> Measure:
-        tokenizer = load_tokenizer(name, recipe.chat_template_kwargs)
-        check_tokenizer(tokenizer, name)
-        return measured_with(tokenizer)
-
-    def ask(files: object, *of: Any) -> tuple[list[str], list[int]]:
-        return loaded()(*of)
-
-    files = tokenizer_files(name)
-    measure = functools.partial(kept(ask) if files else ask, files)
-    missed = "no prompt was measured with its tokenizer"
+    measure = measure_of(recipe.policy.name, recipe.chat_template_kwargs)
+    length, missed = recipe.policy.max_seq_length, "no prompt was measured with its tokenizer"
     fitted, notes = _reached(lambda: [fit(one, measure, length) for one in stages], missed, offline)
     return fitted or stages, notes
 

@@ -8,13 +8,12 @@ in the third is not found only after the second has trained.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from workbench.data.rendering import PromptLengths, prompt_lengths_tokens, template_notes
+from workbench.data.rendering import Measure, PromptLengths
 from workbench.errors import RecipeError
-from workbench.kinds import Fields, Tokenizer
+from workbench.kinds import Fields
 from workbench.recipe import Recipe, StagePart
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task, load_task
@@ -149,21 +148,6 @@ def _prompts(part: StagePart | None, task: Task) -> list[Row]:
 
 def _where(part: StagePart | None) -> str:
     return f"stage {part.name!r}: " if part else ""
-
-
-# (chat_template_kwargs, rows, tool schemas) -> (notes on the template, tokens of each prompt)
-Measure = Callable[[Fields, list[Row], Any], tuple[list[str], list[int]]]
-
-
-def measured_with(tokenizer: Tokenizer) -> Measure:
-    """Measures prompts; the tokenizer carries the arguments of its template from then on."""
-
-    def measure(kwargs: Fields, rows: list[Row], tools: Any) -> tuple[list[str], list[int]]:
-        tokenizer.chat_template_kwargs = kwargs
-        lengths = prompt_lengths_tokens(rows, tokenizer, tools=tools)
-        return template_notes(rows, tokenizer) if rows else [], [*lengths]
-
-    return measure
 
 
 def fit(stage: Stage, measure: Measure, max_seq_length: int) -> Stage:

@@ -115,11 +115,10 @@ def train(
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and
             the remedy.
     """  # noqa: E501
-    from workbench.training.kept import answering
+    from workbench.training.kept import compared
 
-    with answering(ask=True) as answers:
-        plan = prepare(recipe, task, policy=policy, memory=around.memory_feature(estimates=False))
-    plan = replace(plan, notes=(*plan.notes, *answers.differed))
+    memory = around.memory_feature(estimates=False)
+    plan = compared(lambda: prepare(recipe, task, policy=policy, memory=memory))
     trainer = make_trainer(plan, policy or load_policy(plan))
     run = attach(trainer, plan, watchers=watchers, runs=runs)
     trainer.train()
