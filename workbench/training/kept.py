@@ -77,7 +77,7 @@ def answering(*, ask: bool = False) -> Generator[Answers]:
             answers.save()
 
 
-def compared(planned: Callable[[], Plan]) -> Plan:
+def asked_anew(planned: Callable[[], Plan]) -> Plan:
     """A plan for which the libraries are asked, with a line for each answer that was kept and is
     another one.
     """
