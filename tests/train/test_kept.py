@@ -18,9 +18,11 @@ from workbench.demo import settings_of
 from workbench.recipe import Recipe
 from workbench.task import EMBEDDED
 from workbench.tiny import MODEL_DIR
-from workbench.training import kept
+from workbench.training import kept, settings
 from workbench.training.loading import tokenizer_files
 from workbench.training.policy import trainer_classes
+from workbench.training.settings.in_force import defaults_of, plain_setting
+from workbench.training.settings.values import SHOWN
 
 trainer_classes()  # unsloth first
 TINY = {"task": "arithmetic", "policy": {"name": "tiny"}}
@@ -160,6 +162,47 @@ def test_what_a_library_refuses_is_refused_each_time(cache):
     for _ in range(2):
         with pytest.raises(wb.errors.RecipeError, match="dataloader_prefetch_factor"):
             told({**TINY, "grpo": {"dataloader_prefetch_factor": 2}})
+
+
+class OwnConfig(trainer_classes()[0]):
+    """As the class that Unsloth generates for a GPU: defaults and changes that only its __init__ knows."""
+
+    def __init__(self, learning_rate=5e-5, loss_type=None, scale_rewards="group", epsilon_high=None, **others):
+        if loss_type == "dapo":
+            epsilon_high = 0.28
+        if learning_rate > 1:
+            learning_rate = 1
+        super().__init__(
+            learning_rate=learning_rate,
+            loss_type=loss_type or "dapo",
+            scale_rewards=scale_rewards,
+            epsilon_high=epsilon_high,
+            **others,
+        )
+
+
+@pytest.mark.parametrize("config_class", [trainer_classes()[0], OwnConfig])
+def test_a_stand_in_has_the_fields_kinds_defaults_and_values_of_its_class(cache, asked, monkeypatch, config_class, tmp_path):
+    monkeypatch.setattr(kept, "trainer_classes", lambda backend: asked.append(backend) or (config_class, None))
+    given = [{}, {"loss_type": "dapo"}, {"learning_rate": 2.0}, {"learning_rate": 0.5}, {"num_generations": 4}]
+    for again in (False, True):
+        asked.clear()
+        with kept.answering() as answers:
+            stand_in = answers.config_class("unsloth")
+            assert settings.field_names(stand_in) == settings.field_names(config_class)
+            assert settings.field_kinds(stand_in) == settings.field_kinds(config_class)
+            for own, other in zip(stand_in.__mro__[:2], (config_class, trainer_classes()[0]), strict=True):
+                assert plain(defaults_of(own)).items() <= plain(defaults_of(other)).items()
+            for one in given:
+                real = config_class(**one, output_dir=str(tmp_path))
+                made = stand_in(**one, output_dir=str(tmp_path))
+                for name in [*SHOWN, *one]:
+                    assert plain_setting(name, getattr(made, name)) == plain_setting(name, getattr(real, name)), name
+        assert bool(asked) is not again
+
+
+def plain(defaults: dict) -> dict:
+    return {name: str(plain_setting(name, value)) for name, value in defaults.items()}
 
 
 # -- what is not as it was counts as nothing -------------------------------------------------------
