@@ -1,11 +1,12 @@
-"""How long it takes to start: `import workbench`, `workbench --help` and `workbench plan t4`,
-against Python's own start.
+"""How long it takes to start: `import workbench`, `workbench --help` and six commands that a person
+waits for, against Python's own start.
 
-    uv run python benchmarks/start.py [--rounds 15]
+    uv run python benchmarks/start.py [--rounds 7]
 
 Every start is a fresh process, and the arms take turns; "nothing" is `python -c pass`. What an arm
-costs is its least time less that of "nothing". Python's bytecode is there already, as after the
-first start.
+costs is its least time less that of "nothing". Cold: the user's cache is empty, so that `plan` asks
+the installed libraries for their settings; warm: it is as the start before left it. Python's
+bytecode is there already, as after the first start.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
+import made_records
 import measuring
 from measuring import Line, ratio
 
@@ -31,18 +34,31 @@ ARMS = {
     IMPORT: ("-c", "import workbench"),
     f"{IMPORT} again": ("-c", "import workbench"),
     "workbench --help": ("-c", COMMAND, "--help"),
-    "workbench plan t4": ("-c", COMMAND, "plan", "t4"),
 }
+COMMANDS = (
+    "plan cpu", "check arithmetic", "probe arithmetic", "report recorded", "explain clip_ratio",
+    "eval --help",
+)  # fmt: skip
+COLD = ", cold"
+for each in COMMANDS:
+    for state in (COLD, ", warm"):
+        ARMS[f"workbench {each}{state}"] = ("-c", COMMAND, *each.split())
 
 
 def start(arm: str) -> float:
     """Seconds of one process, from its start to its end."""
     command = [sys.executable, *ARMS[arm]]
-    started = time.perf_counter()
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=measuring.HERE.parent, env=os.environ
-    )
-    seconds = time.perf_counter() - started
+    with tempfile.TemporaryDirectory(prefix="workbench-benchmark-") as empty:
+        own = {"XDG_CACHE_HOME": empty} if arm.endswith(COLD) else {}
+        started = time.perf_counter()
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            cwd=measuring.HERE.parent,
+            env={**os.environ, **own},
+        )
+        seconds = time.perf_counter() - started
     if done.returncode:
         raise RuntimeError(
             f"{arm} ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}"
@@ -52,10 +68,11 @@ def start(arm: str) -> float:
 
 def main() -> None:
     parser = measuring.arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=7)
     asked = measuring.parse(parser, rounds=2)
     stamped = measuring.stamp()
     with measuring.empty_home():
+        made_records.make(completions=640, a_step=64)
         for arm in ARMS:
             start(arm)  # bytecode
         seconds = measuring.in_rounds(
@@ -80,7 +97,8 @@ def main() -> None:
         Line(
             arm, f"{over_ms[arm]:.0f} ms more", "`python -c pass`", f"{max(noise.values()):.1f} ms"
         )
-        for arm in (IMPORT, "workbench --help", "workbench plan t4")
+        for arm in ARMS
+        if arm == IMPORT or arm.startswith("workbench")
     ]
     found = {
         "target_import_s": TARGET_S,

@@ -30,6 +30,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A kernel or subprocess that a test starts must not go looking for a hub that is not there.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+# What a test puts in a library's place is not what that library says to anybody else.
+os.environ.setdefault("WORKBENCH_ASK_LIBRARIES", "1")
+
 
 # Kernels, browsers, commands and real training take long: begun last, they would leave one of two processes alone.
 LONG = (

@@ -83,16 +83,14 @@ def demo(
         def on_cell(stem: str, done: int, total: int) -> None:
             bar.start_task(tasks[stem])
             bar.update(tasks[stem], completed=done, total=total, numbers="")
-            if done == total:
-                ended.add(stem)
             if not bar.console.is_terminal and done == total:
                 print(f"{stem}: {total} cells", file=sys.stderr, flush=True)
 
-        said_at, ended = time.monotonic(), set[str]()
+        said_at = time.monotonic()
 
         def on_step(done: int) -> None:
             nonlocal said_at
-            if "03_train" in ended:  # it is asked after every cell, of later notebooks too
+            if bar.tasks[tasks["03_train"]].finished:  # it is called until the last notebook ends
                 return
             trained = f"{done} step{'s' * (done != 1)} trained"
             bar.update(tasks["03_train"], numbers=trained)
@@ -173,19 +171,22 @@ def plan(
         vram: GPU memory in GB to plan for, instead of this machine's card.
         out: Write the recipe here (YAML), under today's names.
     """
-    recipe = sys.stdin.read() + "\n" if source == "-" else source
-    planned = wb.plan(recipe, vram_gb=vram, said=said or [], steps=steps)
-    if out:
-        planned.recipe.save(out, portable=True)
-    if planned.memory is None or planned.memory.fits is not False:
-        return Result(planned.found(), planned)
-    from workbench.memory import hints
+    from workbench.training.kept import answering
 
-    inputs = planned.memory.inputs
-    remedies = [
-        "to make it fit, one or more of these, cheapest first:",
-        *hints(inputs.recipe, inputs.settings),
-    ]
+    recipe = sys.stdin.read() + "\n" if source == "-" else source
+    with answering():
+        planned = wb.plan(recipe, vram_gb=vram, said=said or [], steps=steps)
+        if out:
+            planned.recipe.save(out, portable=True)
+        if planned.memory is None or planned.memory.fits is not False:
+            return Result(planned.found(), planned)
+        from workbench.memory import hints
+
+        inputs = planned.memory.inputs
+        remedies = [
+            "to make it fit, one or more of these, cheapest first:",
+            *hints(inputs.recipe, inputs.settings),
+        ]
     return Result(planned.found(), f"{planned}\n\n" + "\n  - ".join(remedies), 1)
 
 

@@ -88,13 +88,13 @@ def schemas_of(tools: Sequence[Function], environment: Environment) -> dict[str,
     """`checked_tools` as the JSON schemas that a template renders; "" is the name of a single
     environment, or of none. TaskError as there.
     """
-    need("transformers")
-    from transformers.utils import get_json_schema
-
     schemas: dict[str, list[Fields]] = {}
     for name, functions in checked_tools(tools, environment).items():
         own = schemas[name or ""] = []
         for tool in functions:
+            need("transformers")
+            from transformers.utils import get_json_schema
+
             with _told(tool):
                 own.append(get_json_schema(tool))
     return schemas

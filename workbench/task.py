@@ -164,8 +164,7 @@ class Task:
         if column != "answer" and len(self.rows) and not any(column in row for row in self.rows):
             value = f"answer_column = {column!r}, and no row has such a column"
             rule = "it names the column of the right answer"
-            known = [*map(str, self.rows[0])]
-            yield value, rule, nearest(column, known, f"choose from {', '.join(known)}")
+            yield value, rule, nearest(column, map(str, self.rows[0]), "name one that they have")
         for part, rows in (("rows", self.rows), ("held_out", self.held_out)):
             for number, row in enumerate(rows):
                 if "prompt" not in row:

@@ -137,6 +137,21 @@ def prompt_lengths_tokens(
     return array("L", (length for _, length in stream_lengths(rows, tokenizer, progress, tools)))
 
 
+# (chat_template_kwargs, rows, tool schemas) -> (notes on the template, tokens of each prompt)
+Measure = Callable[[Fields, list[Row], Any], tuple[list[str], list[int]]]
+
+
+def measured_with(tokenizer: Tokenizer) -> Measure:
+    """Measures prompts; the tokenizer carries the arguments of its template from then on."""
+
+    def measure(kwargs: Fields, rows: list[Row], tools: Any) -> tuple[list[str], list[int]]:
+        tokenizer.chat_template_kwargs = kwargs
+        lengths = prompt_lengths_tokens(rows, tokenizer, tools=tools)
+        return template_notes(rows, tokenizer) if rows else [], [*lengths]
+
+    return measure
+
+
 @dataclass
 class PromptLengths:
     """The length of each row's prompt in tokens; it displays as a histogram."""

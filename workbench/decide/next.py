@@ -64,8 +64,8 @@ class NextSteps(Listing):
     def __str__(self) -> str:
         lines = []
         for question, answer, command in self.frame.itertuples(index=False):
-            lines += [f"- {question} {answer}", *([f"  {command}"] if command else [])]
-        return printable("\n".join(lines))
+            lines += [f"- {question} {answer}", f"  {command}".rstrip()]
+        return printable("\n".join(filter(None, lines)))
 
     __repr__ = __str__
 

@@ -235,8 +235,9 @@ def _planned(source: object) -> tuple[Task, Planned]:
             held_out = min(len(set(map(row_key, task.held_out))), source.eval_prompts)
             alone += (1 + math.ceil(steps / every)) * held_out
     if warm := source.warm_start:
-        tries = warm.tries if warm.source == "policy" else 1
-        warming = warm.rounds * warm.samples * tries
+        warming = warm.samples
+        if warm.source == "policy":
+            warming *= warm.rounds * warm.tries
     return plan.task, Planned(completions, alone, warming, plan.batch.num_generations)
 
 

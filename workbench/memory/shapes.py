@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench import policies
+from workbench.cache import file_states, kept
 from workbench.errors import PolicyError, RecipeError
 from workbench.hub import check_hub
 from workbench.kinds import Fields
@@ -87,13 +88,13 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
     text = str(name)
     folder = policies.folder_of(text) or resolve(text)
     if folder.is_dir():
-        return from_config(_read(folder, text), text, local=True)
+        return from_config(_of_folder(folder, text), text, local=True)
     if text.startswith((".", "/", "~")) or text.count("/") != 1:
         rule = f"a policy is {policies.CHOICES}"
         remedy = "check the path, or write the hub name with its owner"
         raise PolicyError(f"policy {text!r}: no such folder", rule=rule, remedy=remedy)
     if (cached := _cached(text)) is not None:
-        return from_config(_read(cached.parent, text), text)
+        return from_config(_of_folder(cached.parent, text), text)
     if (known := _known(text)) is None:
         # a download tries five times over half a minute, and writes a line each time
         check_hub(text)
@@ -109,6 +110,7 @@ def from_config(
     return _built(json.dumps(dict(config), sort_keys=True), name, local)
 
 
+@kept
 @functools.lru_cache(maxsize=64)
 def _built(config: str, name: str, local: bool) -> ModelShape:
     import torch
@@ -198,6 +200,7 @@ def adapter_on(shape: ModelShape, lora: LoraPart, *, experts: bool = False) -> A
     return _adapter(shape.config, lora.r, tuple(lora.target_modules), lora.lora_dropout, experts)
 
 
+@kept
 @functools.lru_cache(maxsize=64)
 def _adapter(
     config: str, r: int, targets: tuple[str, ...], dropout: float, experts: bool
@@ -261,6 +264,15 @@ def _cached(name: str) -> Path | None:
 
     file = try_to_load_from_cache(name, "config.json")
     return Path(file) if isinstance(file, str) else None
+
+
+def _of_folder(folder: Path, name: str) -> Fields:
+    return _unchanged(str(folder), name, file_states(folder.glob("*.json")))
+
+
+@kept
+def _unchanged(folder: str, name: str, files: Fields) -> Fields:
+    return _read(folder, name)
 
 
 def _read(place: str | Path, name: str) -> Fields:

@@ -51,8 +51,8 @@ def in_turn(folder: Path, waiting: str = "") -> Generator[None]:
             if waiting:
                 print(waiting, file=sys.stderr, flush=True)
             fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks
+        except OSError:  # a file system without locks
+            pass
         yield
     finally:
         with contextlib.suppress(OSError):  # a child that was forked meanwhile has the handle, too

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import functools
 import gc
 import json
 import logging
@@ -15,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from workbench.cache import cache_folder
+from workbench.cache import cache_folder, file_states, kept
+from workbench.data.rendering import Measure, measured_with
 from workbench.errors import PolicyError, WorkbenchError
 from workbench.extras import explaining, installed, need, need_train
 from workbench.hub import check_hub
@@ -177,6 +180,35 @@ def load_tokenizer(
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     tokenizer.eos_ids = with_eos(_eos_of_files(source), tokenizer)
     return tokenizer
+
+
+def measure_of(name: str, chat_template_kwargs: Fields) -> Measure:
+    """Measures prompts with a policy's tokenizer, which is loaded and checked where that has to be
+    done; raises as `load_tokenizer` and `check_tokenizer`.
+    """
+
+    @functools.cache
+    def loaded() -> Measure:
+        tokenizer = load_tokenizer(name, chat_template_kwargs)
+        check_tokenizer(tokenizer, name)
+        return measured_with(tokenizer)
+
+    def measure(files: object, *of: Any) -> tuple[list[str], list[int]]:
+        return loaded()(*of)
+
+    files = tokenizer_files(name)
+    return functools.partial(kept(measure) if files else measure, files)
+
+
+def tokenizer_files(name: str | Path) -> Fields:
+    """What a tokenizer's results follow from, where it is in a folder: its files; and today's date,
+    if its template may write it. Empty for one on the hub.
+    """
+    folder = Path(find_model(name, ask_hub=False))
+    texts = [*folder.glob("*.jinja"), *folder.glob("*_config.json")]
+    dated = any("strftime_now" in file.read_text("utf-8", "ignore") for file in texts)
+    states: Fields = file_states(file for file in folder.glob("*") if file.is_file())
+    return states | ({"today": str(datetime.date.today())} if dated else {})
 
 
 def check_tokenizer(tokenizer: Any, name: str | Path) -> None:

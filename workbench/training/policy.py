@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from workbench.cache import ANSWERS
 from workbench.errors import PolicyError, nearest
 from workbench.kinds import Fields, Model, Tokenizer
 from workbench.recipe import Recipe
@@ -284,6 +285,12 @@ def trainer_classes(backend: str = "unsloth") -> tuple[type, type]:
     if backend == "transformers":
         _check_not_replaced()
     return GRPOConfig, GRPOTrainer
+
+
+def grpo_config(backend: str) -> type:
+    """The first of `trainer_classes`; a stand-in where the libraries have already been asked."""
+    answers = ANSWERS.get()
+    return answers.config_class(backend) if answers else trainer_classes(backend)[0]
 
 
 def _check_backend(backend: str) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench import processes
+from workbench.data.rendering import measured_with
 from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
 from workbench.kinds import Fields
 from workbench.printable import printable
@@ -29,14 +30,13 @@ from workbench.training import around
 from workbench.training import settings as settings_of
 from workbench.training.feature import Asked
 from workbench.training.loading import (
-    check_tokenizer,
     find_model,
-    load_tokenizer,
+    measure_of,
     shape_of_policy,
     without_extras,
 )
 from workbench.training.plan import Memory, Plan, Stage
-from workbench.training.policy import trainer_classes
+from workbench.training.policy import grpo_config
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
 from workbench.training.resuming import begun_task
 from workbench.training.settings.algorithms import ALGORITHMS
@@ -90,7 +90,7 @@ def prepare(
         missed = "its prompts were neither counted nor measured"
         recipe, sought = around.found(recipe, policy)
         task, unread = _reached(lambda: load_task(recipe.task), missed, offline)
-    config_class, _ = trainer_classes(backend)
+    config_class = grpo_config(backend)
     recipe, notes = settings_of.with_new_names(recipe, settings_of.field_names(config_class))
     settings_of.check_lora(recipe.lora)
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
@@ -131,13 +131,10 @@ def _measured(
     # (the stages with the prompts that fit; lines), measured with the policy's tokenizer.
     if policy is not None:
         return _as_loaded(stages, policy)
-    name, kwargs = recipe.policy.name, recipe.chat_template_kwargs
-    missed = "no prompt was measured with its tokenizer"
-    tokenizer, notes = _reached(lambda: load_tokenizer(name, kwargs), missed, offline)
-    if tokenizer is None:
-        return stages, notes
-    check_tokenizer(tokenizer, name)
-    return [fit(stage, tokenizer, recipe.policy.max_seq_length) for stage in stages], notes
+    measure = measure_of(recipe.policy.name, recipe.chat_template_kwargs)
+    length, missed = recipe.policy.max_seq_length, "no prompt was measured with its tokenizer"
+    fitted, notes = _reached(lambda: [fit(one, measure, length) for one in stages], missed, offline)
+    return fitted or stages, notes
 
 
 def _begun(recipe: Recipe, run: RunDirectory | None) -> tuple[Recipe, list[str]]:
@@ -263,7 +260,8 @@ def _as_loaded(stages: Sequence[Stage], policy: Policy) -> tuple[list[Stage], li
     if own != loaded:
         said = f"chat_template_kwargs = {own}, as the recipe says"
         notes = [f"{said}; the policy was loaded with {loaded}", *notes]
-    return [fit(stage, policy.tokenizer, policy.max_seq_length) for stage in stages], notes
+    measure = measured_with(policy.tokenizer)
+    return [fit(stage, measure, policy.max_seq_length) for stage in stages], notes
 
 
 def _memory(

@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.data.rendering import PromptLengths, prompt_lengths_tokens, template_notes
+from workbench.data.rendering import Measure, PromptLengths
 from workbench.errors import RecipeError
-from workbench.kinds import Fields, Tokenizer
+from workbench.kinds import Fields
 from workbench.recipe import Recipe, StagePart
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task, load_task
@@ -150,20 +150,18 @@ def _where(part: StagePart | None) -> str:
     return f"stage {part.name!r}: " if part else ""
 
 
-def fit(stage: Stage, tokenizer: Tokenizer, max_seq_length: int) -> Stage:
+def fit(stage: Stage, measure: Measure, max_seq_length: int) -> Stage:
     """The stage without prompts longer than the recipe allows, the rest checked against the
     context.
 
-    The tokenizer carries the stage's `chat_template_kwargs` from now on. RecipeError, DataError: if
-    too few are left, or prompt and completion do not fit.
+    RecipeError, DataError: if too few are left, or prompt and completion do not fit.
     """
-    tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
-    if not stage.rows:
-        return stage
     rows, longest = stage.rows, stage.recipe.max_prompt_length
-    notes = [*stage.notes, *template_notes(rows, tokenizer)]
     tools = stage.task.tool_schemas if stage.task else None
-    lengths = prompt_lengths_tokens(rows, tokenizer, tools=tools)
+    said, lengths = measure(stage.recipe.chat_template_kwargs, rows, tools)
+    if not rows:
+        return stage
+    notes = [*stage.notes, *said]
     measured = PromptLengths(rows, lengths, max_tokens=longest)
     left_out = stage.left_out_too_long
     if longest is not None:

@@ -115,7 +115,10 @@ def train(
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and
             the remedy.
     """  # noqa: E501
-    plan = prepare(recipe, task, policy=policy, memory=around.memory_feature(estimates=False))
+    from workbench.training.kept import asked_anew
+
+    memory = around.memory_feature(estimates=False)
+    plan = asked_anew(lambda: prepare(recipe, task, policy=policy, memory=memory))
     trainer = make_trainer(plan, policy or load_policy(plan))
     run = attach(trainer, plan, watchers=watchers, runs=runs)
     trainer.train()

@@ -15,7 +15,7 @@ from workbench.kinds import Fields
 from workbench.training import settings as settings_of
 from workbench.training.feature import Feature
 from workbench.training.plan import Memory, Part, Stage
-from workbench.training.policy import trainer_classes
+from workbench.training.policy import grpo_config
 from workbench.training.settings.device import Machine
 
 
@@ -144,7 +144,7 @@ def _on_this_cpu(parts: Sequence[Part], on: bool) -> str:
 
 def _on_a_gpu(part: Part, *, vllm: bool) -> Part:
     recipe, _, longest = part
-    fields = settings_of.field_names(trainer_classes(recipe.policy.backend)[0])
+    fields = settings_of.field_names(grpo_config(recipe.policy.backend))
     # How much vLLM takes is a share of the card, so without one it is left out.
     machine = Machine(cuda=True, bf16=True, vllm=vllm)
     return recipe, settings_of.normalised(recipe, fields, machine)[1], longest

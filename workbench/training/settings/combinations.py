@@ -10,6 +10,7 @@ import contextlib
 from typing import Any
 
 from workbench import processes
+from workbench.cache import kept
 from workbench.errors import RecipeError
 from workbench.kinds import Fields
 from workbench.recipe import PolicyPart, Recipe
@@ -23,7 +24,7 @@ from workbench.run.inert import (
     ratio_is_one,
 )
 from workbench.training.settings.algorithms import asked_settings
-from workbench.training.settings.in_force import defaults_of
+from workbench.training.settings.in_force import defaults_of, plain_setting
 from workbench.training.settings.tables import read_table
 
 LEAST_FOR_LORA, MUCH_BETA = 1e-6, 0.05
@@ -128,14 +129,19 @@ def completed(settings: Settings, defaults: Settings) -> Settings:
     return settings
 
 
+@kept
+def _defaults() -> Fields:
+    from trl import GRPOConfig
+
+    return {name: plain_setting(name, value) for name, value in defaults_of(GRPOConfig).items()}
+
+
 def advice(recipe: Recipe, settings: Settings) -> list[str]:
     """A line for each combination that applies, and for requested settings that will do nothing.
 
     RecipeError for what the trainer would refuse once the policy is loaded.
     """
-    from trl import GRPOConfig
-
-    defaults = defaults_of(GRPOConfig)
+    defaults = _defaults()
     settings = completed(settings, defaults)
     own = _Own(recipe, settings)
     lines = []

@@ -14,6 +14,7 @@ import sys
 from importlib import metadata
 from typing import NamedTuple
 
+from workbench.cache import kept
 from workbench.errors import RecipeError
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
@@ -54,12 +55,17 @@ class Machine(NamedTuple):
     @classmethod
     def here(cls, *, for_vllm: bool = False) -> Machine:
         """This machine. Imports torch, and with `for_vllm` vLLM where there is a GPU for it."""
-        import torch
+        return _machine(for_vllm)
 
-        cuda = torch.cuda.is_available()
-        reason = missing(imports=for_vllm and cuda)
-        card_gb = torch.cuda.get_device_properties(0).total_memory / 1e9 if cuda else None
-        return cls(cuda, native_bf16(), not reason, reason, card_gb, torch.cuda.device_count())
+
+@kept
+def _machine(for_vllm: bool) -> Machine:
+    import torch
+
+    cuda = torch.cuda.is_available()
+    reason = missing(imports=for_vllm and cuda)
+    card_gb = torch.cuda.get_device_properties(0).total_memory / 1e9 if cuda else None
+    return Machine(cuda, native_bf16(), not reason, reason, card_gb, torch.cuda.device_count())
 
 
 def asks_for_vllm(settings: Fields, recipe: Recipe) -> bool:

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from workbench.cache import kept
 from workbench.errors import RecipeError, nearest
 from workbench.kinds import Fields, Function
 from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, template_kwargs
@@ -123,21 +124,27 @@ def check_lora(lora: LoraPart) -> None:
         raise RecipeError(said, rule=f"r is at most {MOST_R}", remedy=remedy)
 
 
+@kept
+def _known_trackers() -> list[str]:
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    return [*INTEGRATION_TO_CALLBACK]
+
+
 def check_trackers(report_to: object) -> list[str]:
     """The trackers that `report_to` names, "all" among them; RecipeError for one that transformers
     does not know.
     """
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK as KNOWN
-
+    known = _known_trackers()
     several = isinstance(report_to, (list, tuple))
     asked = list(report_to) if several else [report_to or "none"]
     for name in asked:
-        if name not in KNOWN and name != "none" and asked != ["all"]:
+        if name not in known and name != "none" and asked != ["all"]:
             otherwise = "choose one; the run's own files are written anyway"
             raise RecipeError(
                 f"grpo.report_to = {name!r}",
-                rule=f"a tracker is one of {', '.join(KNOWN)}; or none, or all that are installed",
-                remedy=nearest(str(name), [*KNOWN, "none", "all"], otherwise),
+                rule=f"a tracker is one of {', '.join(known)}; or none, or all that are installed",
+                remedy=nearest(str(name), [*known, "none", "all"], otherwise),
             )
     return [name for name in dict.fromkeys(asked) if name != "none"]
 
