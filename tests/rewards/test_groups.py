@@ -122,6 +122,9 @@ def test_bad_settings_are_named(bad):
 def test_dead_groups():
     scores = np.array([0, 0, 1, 1, 0, 1, 3, 1], dtype=float)[:, None]  # groups 00 11 01 31
     assert dead_flags(batched(scores, [1.0], 2)).tolist() == [True, True, False, False]
+    right = [False, False, True, True, False, True, True, True]
+    shares = batch_of(["a"], [1.0], scores, ["text"] * 8, right, 2).shares
+    assert shares == {"mixed": 0.25, "all right": 0.5, "all wrong": 0.25, "dead": 0.5}
 
 
 SETTINGS = [

@@ -102,6 +102,21 @@ class ScoredBatch:
         return np.arange(self.group_count) if self.places is None else self.places
 
     @property
+    def shares(self) -> dict[str, float]:
+        """Shares of the P groups: "mixed" (right and wrong), "all right" and "all wrong", which add
+        up to 1, and "dead".
+        """
+        right = np.reshape(self.right, (-1, self.num_generations)).mean(axis=1)
+        dead = np.nan_to_num(self.groups.stds[:: self.num_generations]) < NO_SPREAD
+        kinds = {
+            "mixed": (right > 0) & (right < 1),
+            "all right": right == 1,
+            "all wrong": right == 0,
+            "dead": dead,
+        }
+        return {kind: float(np.mean(of_kind)) for kind, of_kind in kinds.items()}
+
+    @property
     def prompt_ids(self) -> list[str]:
         """[B] prompt ids; empty strings where the rows have none."""
         return [str(own) for own in self.columns.get("prompt_id") or [""] * len(self.completions)]
