@@ -203,7 +203,7 @@ def test_the_plan_says_what_is_measured_and_refuses_what_cannot_be(monkeypatch):
     # 6 completions of base, after 2 and 4 steps and at the end, beside 5 steps of 8: 24 / 40.
     [line] = [note for note in prepare(recipe(), task()).notes if "6 held-out prompts of sums" in note]
     assert "60 %" in line
-    assert line.endswith("too few to tell that a run is learnt out, which takes 31")
+    assert line.endswith("too few to tell that a run is learnt out, which takes 31 prompts")
     none = Task("none", arithmetic(8, 2).rows, [library.correctness_reward])
     with pytest.raises(RecipeError, match="task 'none' has 0 held-out prompts"):
         prepare(recipe(), none)
