@@ -40,7 +40,7 @@ MEANING = (
 )
 DEAD = "(dead)"  # in place of a function's name, which has no brackets
 NO_SIGN = 1e-6  # an advantage closer to 0 than this has no sign
-ABOUT = 32_768  # completions that are inserted at a time: each time costs a write to disk
+ABOUT = 4_096  # completions that are inserted at a time: each time costs a write to disk
 CUT = 200  # characters of a text in an example
 
 
