@@ -306,6 +306,17 @@ for number in range(200):
 """
 
 
+def test_an_answer_that_is_too_long_is_given_and_not_kept(cache, monkeypatch):
+    whole = told()
+    assert any(len(json.dumps(answer)) > 5_000 for answer in json.loads(only(cache).read_text().partition("\n")[2])[0].values())
+    only(cache).unlink()
+    monkeypatch.setattr(kept, "MOST_BYTES", 5_000)
+    assert told() == whole
+    answers = json.loads(only(cache).read_text().partition("\n")[2])[0]
+    assert answers
+    assert all(len(json.dumps(answer)) < 6_000 for name, answer in answers.items() if not name.startswith("built"))
+
+
 def test_two_processes_that_write_at_once_leave_a_whole_file(cache):
     file = cache / "state.json"
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(file), who]) for who in "ab"]

@@ -179,7 +179,7 @@ class RewardExecutor:
         prompts, completions = call["prompts"], call["completions"]
         own = _copies(_with_own_metrics(name, call))
         function = self.functions[name]
-        # A judge keeps deadlines of its own, one for each call: a batch's would cut its retries.
+        # A judge has a deadline for each call; the batch's would cut its retries short.
         deadline_s = None if hasattr(beneath(function), "judge") else self.deadline_s
         with self._kept:
             answer = await answer_of(function, own, deadline_s)

@@ -30,7 +30,7 @@ def make_judge_reward(
     Args:
         call: asks the judge.
         rubric: what a good answer is.
-        deadline_s: of one call; a recipe's `rewards.deadline_s`, of a whole batch, is not for it.
+        deadline_s: of one call; a recipe's `rewards.deadline_s` does not apply.
         retries: after a call that was late, or refused for now (429, 5xx, a lost connection), with
             `backoff_s` (1 s, then doubled) between them, or as long as the server asks.
         cache: keep answers by what was asked, in `judges/` of the workspace.

@@ -45,7 +45,8 @@ from workbench.workspace import replace_file
 
 SCHEMA = 1
 OFF = "WORKBENCH_ASK_LIBRARIES"  # set: they are asked each time, and nothing is kept
-MOST_STATES, MOST_ANSWERS = 8, 100
+# The file is read whole: the lengths of a million prompts are not for it.
+MOST_STATES, MOST_ANSWERS, MOST_BYTES = 8, 100, 1_000_000
 # How the names of modules begin whose files count: torchvision's, and Unsloth's own copies, too.
 LIBRARIES = (
     "workbench", "unsloth", "trl", "transformers", "accelerate", "peft", "bitsandbytes", "torch",
@@ -111,8 +112,10 @@ class Answers:
             with contextlib.suppress(ValidationError):
                 return kind.validate_python(self.known[name])
         trainer_classes(self.backend)  # imports first what comes before the others
-        answer = json.loads(kind.dump_json(ask(*of)))
-        self.keep(name, answer, self.known.get(name, answer))
+        text = kind.dump_json(ask(*of))
+        answer = json.loads(text)
+        if len(text) <= MOST_BYTES:
+            self.keep(name, answer, self.known.get(name, answer))
         return kind.validate_python(answer)  # as it will be read
 
     def keep(self, name: str, answer: Any, before: Any) -> None:
@@ -191,7 +194,7 @@ class Answers:
         }
         plain = {name: value for name, value in made.items() if _text(value)}
         if looked_at is None or None in texts.values() or given.keys() & made.keys() - plain.keys():
-            return vars(config)  # JSON cannot hold it, or something was said
+            return vars(config)  # JSON cannot hold it, or the libraries warned
         entry = {"looked_at": {name: texts.get(name) for name in looked_at}, "made": plain}
         self.keep(f"built {_sum(str(entry['looked_at']))}", entry, [*alike, entry][0])
         return {**passed, **plain, **folder}
@@ -225,7 +228,7 @@ def _stand_in(facts: Fields, which: str, module: str, *bases: type, **methods: A
 
 
 def _watched(real: Any, given: Fields) -> tuple[Any, list[str] | None]:
-    # (a config, the settings that the libraries looked at to make it; None: they said something)
+    # (a config, the settings that the libraries looked at to make it; None: they warned)
     names = {field.name for field in dataclasses.fields(real)}
     looked_at = set()
     if real.__init__.__code__.co_filename != "<string>":  # not a dataclass's: Unsloth's own
