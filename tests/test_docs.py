@@ -111,6 +111,7 @@ def brought(kind: str, begins: str) -> str:
 def test_a_command_prints_what_is_shown(page, command, output, home):
     """`...` on a page leaves something out. What a run measures, and seconds, are another computer's."""
     (home / "tagged.py").write_text(brought("python", '"""Two reward functions that look right'))
+    (home / "totals.py").write_text(brought("python", '"""Sums whose answer is a JSON object'))
     (home / "judged.py").write_text(brought("python", '"""A judge that can add'))
     (home / "train.py").write_text(brought("python", "from trl import GRPOConfig"))
     (home / "sums.jsonl").write_text(brought("json", '{"question": "What is 1 + 1?"'))
@@ -185,8 +186,11 @@ def test_python_compiles_and_names_what_exists(page):
 def test_a_task_file_is_whole(page, code, home):
     (home / "shown.py").write_text(code)
     task = wb.load_task("shown.py")
-    answer = task.rows[0]["answer"]
-    right, wrong = wb.score(task, task.rows[0], [f"<answer>{answer}</answer>", "I do not know."]).totals
+    row = task.rows[0]
+    if task.ideal:  # the page says that these answers are to be numbers
+        row = {**row, "answer": int(row["answer"])}
+    ideal = task.ideal or "<answer>{answer}</answer>".format_map
+    right, wrong = wb.score(task, row, [ideal(row), "I do not know."]).totals
     assert right > wrong
 
 

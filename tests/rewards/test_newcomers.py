@@ -17,7 +17,7 @@ from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.errors import DataError, TaskError
 from workbench.rewards.library import correctness_reward, strict_format_reward
 from workbench.rewards.suite import score
-from workbench.rewards.verifiers import json_right_reward, json_schema_reward, json_values_reward, make_json_reward
+from workbench.rewards.verifiers import json_of, json_right_reward, json_schema_reward, json_values_reward, make_json_reward
 from workbench.task import Task
 
 SUMS = [(17, 4), (9, 8), (30, 12), (5, 6), (40, 7), (21, 3)]
@@ -195,11 +195,94 @@ def test_right_rewards_are_clean(task):
         ("Reply as JSON to this schema: " + json.dumps(SCHEMA), "neutral", '{"sentiment": "neutral"}', False),
         ('<think>why</think>\n<answer>{"x": 1}</answer>', "42", '<think>so</think>\n<answer>{"x": 42}</answer>', False),
         ("Be brief.", '{"age": 41}', '{"age": 41}', False),
+        ('Reply as {"total": <int>}', "5", '{"total": 5}', False),
+        ('Reply as { "total" : number }.', "4.5", '{"total": 4.5}', False),
+        ('Reply as {"total": <str>}', "5", '{"total": "5"}', False),
+        ('Reply as {"total": ...}', "5", '{"total": 5}', True),  # or "5"?
+        ('Reply as {"total": "<int>"}', "5", '{"total": "5"}', True),  # or 5?
+        ('Reply as {"mood": <one word>}', "good", '{"mood": "good"}', False),
+        ('Reply as JSON: {"total": <int>, "why": <text>}', "5", '{"total": 5, "why": null}', True),
+        ('Reply as {"mood": "good" | "bad"}', "bad", '{"mood": "bad"}', False),
     ],
 )
 def test_the_answer_is_put_where_the_shown_json_has_it(system, answer, written, guessed):
     found = parse_format({"prompt": to_messages("?", system)}, answer)
     assert (found.json, found.write("so", answer), found.guessed) == (True, written, guessed)
+
+
+def total_reward(completions, answer, **kwargs):  # a right one for answers that are numbers
+    pairs = [(json_of(text_of(each)), right) for each, right in zip(completions, answer)]
+    return [1.0 if isinstance(said, dict) and said.get("total") == right else 0.0 for said, right in pairs]
+
+
+def as_text_reward(completions, answer, **kwargs):
+    pairs = [(json_of(text_of(each)), right) for each, right in zip(completions, answer)]
+    return [1.0 if isinstance(said, dict) and str(said.get("total")) == right else 0.0 for said, right in pairs]
+
+
+def totals(shown: str, answer=str, system: bool = True) -> list[dict]:
+    prompts = [
+        to_messages(text, shown) if system else to_messages(f"{text} {shown}")
+        for text in (f"What is {a} + {b}?" for a, b in SUMS)
+    ]
+    return [{"prompt": prompt, "answer": answer(a + b)} for prompt, (a, b) in zip(prompts, SUMS)]
+
+
+@pytest.mark.parametrize("shown", ['Answer as {"total": <int>}', 'Answer as JSON: {"total": 7}'])
+@pytest.mark.parametrize(
+    ("function", "answer", "cause"),
+    [(total_reward, str, "with int(answer) it pays 1"), (as_text_reward, int, "with str(answer) it pays 1")],
+)
+def test_a_number_against_text_in_json_is_found_and_named(shown, function, answer, cause):
+    found = audit_rewards(Task("t", totals(shown, answer), [function]))
+    [error] = [each for each in found.findings if each.severity == "error"]
+    assert (found.format, found.reference, error.kind) == ("JSON", '{"total": 21}', "constant")
+    assert cause in error.text
+
+
+@pytest.mark.parametrize("system", [True, False])
+@pytest.mark.parametrize(("function", "answer"), [(total_reward, int), (as_text_reward, str)])
+def test_right_rewards_for_json_whose_type_is_shown_are_clean(function, answer, system):
+    found = audit_rewards(Task("t", totals('Answer as {"total": <int>}', answer, system), [function]))
+    assert (found.ok, found.guessed, found.reference) == (True, False, '{"total": 21}')
+    # no spelling: $21 is no number of JSON
+    assert not severities(found).keys() - {"padding"}, found.findings
+
+
+def test_a_type_that_the_prompt_leaves_open_is_written_as_it_pays():
+    def wants_text(completions, answer, **kwargs):
+        return [1.0 if json_of(text_of(each)) == {"total": right} else 0.0 for each, right in zip(completions, answer)]
+
+    found = audit_rewards(Task("t", totals('Answer as {"total": ...}'), [wants_text]))
+    assert (found.ok, found.reference, severities(found)) == (True, '{"total": "21"}', {"layout": "warning"})
+    named = audit_rewards(Task("t", totals('Answer as {"total": <int>}'), [wants_text]))
+    assert "with int(answer)" in errors(named)
+
+
+@pytest.mark.parametrize("answer", [str, int])
+def test_the_hacks_of_a_json_ideal_are_json(answer):
+    ideal = lambda row: json.dumps({"steps": ["add"], "total": {"value": int(row["answer"])}})  # noqa: E731
+    found = audit_rewards(Task("t", totals("Add.", answer), [total_reward], ideal=ideal))
+    hacks = {probe.name: json_of(probe.example) for probe in found.probes}
+    for name, value in (
+        ("a wrong answer", 22),
+        ("negation", "definitely not 21."),
+        ("the answer in the wrong place", "see above"),
+    ):
+        assert hacks[name] == {"steps": ["add"], "total": {"value": value}}
+    assert "other_rewards" not in severities(found)  # the task says itself what is right
+
+
+def test_a_function_that_fails_on_the_reference_is_not_said_not_to_apply():
+    def fails_where_it_pays(completions, **kwargs):
+        return [0.0 if "<answer>" not in text_of(each) else 1 / 0 for each in completions]
+
+    assert severities(audit_rewards(Task("t", sums(), [fails_where_it_pays]))).get("sometimes") is None
+
+    def applies_never(completions, **kwargs):
+        return [None if "<answer>" in text_of(each) else 0.0 for each in completions]
+
+    assert severities(audit_rewards(Task("t", sums(), [applies_never])))["sometimes"] == "note"
 
 
 @pytest.mark.parametrize(
@@ -209,6 +292,7 @@ def test_the_answer_is_put_where_the_shown_json_has_it(system, answer, written, 
         ('Tools: [{"name": "search", "about": "?"}, {"name": "4", "about": "?"}]', "Which?"),
         ('Tools: {"name": "search"} and more', "Put the answer in \\boxed{}."),
         ("Sets are written {1, 2}, and so on {", "?"),
+        ("", 'What does {"x": y} hold?'),
         ("{" * 9000, "?"),
     ],
 )

@@ -38,6 +38,7 @@ class Style(NamedTuple):
     # between a tag and what is in it, and between two blocks; None: as asked
     lines: tuple[str, str] | None = None
     step: str = ""  # what each step of the reasoning begins with, for example "{}. "
+    other_type: bool = False  # a number in JSON as text, or the other way round
 
 
 _LAYOUTS = (
@@ -110,6 +111,9 @@ class CompletionBuilder:
         """The ways in which the reference could be written, as far as the prompt leaves that open;
         its present one first.
         """
+        if self._ideal is None and self.format.other_type(self.answer):
+            how = "a number" if self.format.has_text(self.answer) else "text"
+            return [Style(), Style(f"with the answer as {how} in the JSON", other_type=True)]
         if self._ideal is not None or self.format.json:
             return [Style()]
         layouts = [("", None), *(_LAYOUTS if not self.format.shown else ())]
@@ -128,6 +132,8 @@ class CompletionBuilder:
                 for block in self.format.blocks
             )
             self.format = self.format._replace(blocks=blocks)
+        if style.other_type:
+            self.format = self.format.other_type(self.answer) or self.format
         self._step = style.step
         self.reference = self.write(self.reasoning(), self.answer)
         return self.reference
@@ -173,6 +179,8 @@ class CompletionBuilder:
             text = _text_of("ideal", ideal, {**self.row, self.column: value})
         if text is not None and (answer == self.answer or text != self.reference):
             return text
+        if (swapped := self._in_json(answer)) is not None:
+            return swapped
         # A 0 in the middle of a program is no answer.
         found = list(
             re.finditer(rf"(?<![\w.\[]){re.escape(self.answer)}(?![\w\]])", self.reference)
@@ -181,6 +189,31 @@ class CompletionBuilder:
             return f"{self.reference}\n{answer}"
         start, end = found[-1].span()
         return self.reference[:start] + answer + self.reference[end:]
+
+    def _in_json(self, answer: str) -> str | None:
+        # The reference with another answer in its JSON; None: it has no JSON with the right one.
+        start = self.reference.find("{")
+        with contextlib.suppress(ValueError, RecursionError):
+            value, end = json.JSONDecoder().raw_decode(self.reference, max(0, start))
+            other = _swapped(value, self.answer, answer)
+            if other != value:
+                text = json.dumps(other, ensure_ascii=False)
+                return f"{self.reference[:start]}{text}{self.reference[end:]}"
+        return None
+
+
+def _swapped(value: Any, right: str, other: str) -> Any:
+    # JSON with another answer wherever the right one stands; a number becomes a number, or text
+    # where the other is none.
+    if isinstance(value, dict):
+        return {key: _swapped(item, right, other) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_swapped(item, right, other) for item in value]
+    if isinstance(value, str):
+        return other if value == right else value
+    if answer_of({"answer": value}) != right:
+        return value
+    return next(iter(as_numbers([other])), other)
 
 
 def _text_of(what: str, make: str | Callable[[Row], str], row: Row) -> str:
@@ -193,7 +226,7 @@ def _text_of(what: str, make: str | Callable[[Row], str], row: Row) -> str:
     if isinstance(text, str):
         return text
     rule = f"{what} gives the text of a completion of a row"
-    raise TaskError(value, rule=rule, remedy="correct that function: it returns a str") from cause
+    raise TaskError(value, rule=rule, remedy="return a str: json.dumps(...) for JSON") from cause
 
 
 def answer_of(row: Row, column: str = "answer") -> str:
@@ -202,6 +235,14 @@ def answer_of(row: Row, column: str = "answer") -> str:
     return (
         answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
     )
+
+
+def as_numbers(answers: Sequence[str]) -> list[int | float]:
+    """The answers as JSON's numbers; empty unless each is one."""
+    values = []
+    with contextlib.suppress(ValueError):
+        values = [json.loads(answer) for answer in answers]
+    return values if all(type(value) in (int, float) for value in values) else []
 
 
 def wrong_answer(answer: str, others: Sequence[str] = ()) -> str:

@@ -19,7 +19,14 @@ from typing import NamedTuple
 import numpy as np
 import pandas
 
-from workbench.audit.completions import AS_ASKED, CompletionBuilder, builders, probes, spellings
+from workbench.audit.completions import (
+    AS_ASKED,
+    CompletionBuilder,
+    as_numbers,
+    builders,
+    probes,
+    spellings,
+)
 from workbench.audit.findings import (
     PROBE,
     REFERENCE,
@@ -314,8 +321,9 @@ def _adopt_style(trial: _Trial, names: Sequence[str]) -> list[Finding]:
     chosen = int(np.argmax(sum(woken.values())))
     for builder in trial.builders:
         builder.adopt(styles[chosen])
-    style = styles[chosen].name
-    return [finding("layout", name, style=style) for name, pays in woken.items() if pays[chosen]]
+    style = styles[chosen]
+    rule = "layout.type" if style.other_type else "layout"
+    return [finding(rule, name, style=style.name) for name, pays in woken.items() if pays[chosen]]
 
 
 def _texts(trial: _Trial, row: int, builder: CompletionBuilder) -> Iterator[Text]:
@@ -323,7 +331,11 @@ def _texts(trial: _Trial, row: int, builder: CompletionBuilder) -> Iterator[Text
         yield Text(row, REFERENCE, name, text)
     for probe in probes(builder, trial.task.probes, trial.limit):
         yield Text(row, PROBE, *probe)
-    others = spellings(builder.answer) if trial.task.ideal is None else []
+    form = builder.format
+    # a number in JSON is written in one way
+    as_text = not form.json or (form.has_text(builder.answer) and not form.guessed)
+    varied = trial.task.ideal is None and as_text
+    others = spellings(builder.answer) if varied else []
     answers = {RIGHT: builder.answer, WRONG: builder.wrong, **dict(zip(others, others))}
     # In the layouts of two reference completions, so that nothing but the answer differs.
     for compact in (False, True) if others else ():
@@ -410,7 +422,7 @@ def _of_function(
         trace = None if measured.late else trial.suite.trace(name, trial.rows[:1], texts)
         return unreached(function, trace) if trace is not None else []
 
-    payment = list(paying(table, name, never_reached, varies))
+    payment = list(paying(table, name, never_reached, varies, failed=measured.failure is not None))
     unpaid = next((each for each in payment if each.kind in _UNPAID), None)
     if unpaid and not measured.late and (cause := _cause(trial, name)):
         payment = [replace(cause, kind=unpaid.kind, text=f"{unpaid.text}; {cause.text}")]
@@ -446,8 +458,11 @@ def _cause(trial: _Trial, name: str) -> Finding | None:
     right, plain = first.row.get(first.column), isinstance(first.row["prompt"], str)
     other_form = to_messages if plain else asking_text
     changes = [("cause.form", "prompt", [other_form(row["prompt"]) for row in rows])]
+    answers = [each.answer for each in trial.builders]
     if isinstance(right, (int, float)):
-        changes.append(("cause.number", first.column, [each.answer for each in trial.builders]))
+        changes.append(("cause.number", first.column, answers))
+    elif (values := as_numbers(answers)) and isinstance(right, str):
+        changes.append(("cause.text", first.column, values))
 
     def earned(rows: Sequence[Row], texts: Sequence[str]) -> float:
         return np.nan_to_num(trial.scored(name, rows, texts).scores, nan=-np.inf).max()
@@ -463,8 +478,9 @@ def _cause(trial: _Trial, name: str) -> Finding | None:
                     rule,
                     name,
                     paid=paid,
-                    answer=right,
+                    answer=repr(right),
                     type=type(right).__name__,
+                    number=type(values[0]).__name__,
                     given=forms[not plain],
                     reads=forms[plain],
                 )
@@ -505,7 +521,11 @@ def _of_task(trial: _Trial, table: ScoreTable, findings: Sequence[Finding]) -> F
         yield finding("scale", paid[0])
     errors = {each.kind for each in findings if each.severity == "error"}
     row = {**first.row, "answer": first.answer} if first.has_answer else first.row
-    if errors & {*_UNPAID, "needs_column"} and (advice := format_advice(row)):
+    if (
+        task.ideal is None
+        and errors & {*_UNPAID, "needs_column"}
+        and (advice := format_advice(row))
+    ):
         yield finding("other_rewards", advice=advice)
     # the groups panel and the measurement afterwards take its word for what is right
     right = task.right_function

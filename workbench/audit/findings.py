@@ -106,18 +106,23 @@ class ScoreTable:
 
 
 def paying(
-    table: ScoreTable, function: str, unreached: Callable[[], Sequence[Unreached]], varies: bool
+    table: ScoreTable,
+    function: str,
+    unreached: Callable[[], Sequence[Unreached]],
+    varies: bool,
+    failed: bool = False,
 ) -> Findings:
     """Whether a reference completion earns all that the function can pay.
 
     `unreached` names the branches that none reaches; where a score `varies` with the length, their
-    differences say nothing.
+    differences say nothing; where one is missing as the function `failed`, it may well apply.
     """
     scores = table.scores[function]
     earned = scores[table.at(REFERENCE, AS_ASKED)]
     rows = table.texts.row[earned.index]
     if earned.isna().all():
-        yield finding("sometimes.never", function)
+        if not failed:
+            yield finding("sometimes.never", function)
         return
     if scores.max() - scores.min() < _CLOSE:
         yield _constant(table, function, unreached())
@@ -132,8 +137,8 @@ def paying(
         yield finding(
             "sometimes",
             function,
-            paid=(~unpaid).sum(),
-            rows=len(rows),
+            paid=(earned >= targets).sum(),
+            rows=earned.count(),
             row=rows[first],
             earned=earned[first],
         )

@@ -33,8 +33,17 @@ _THINK_TAGS = {
 _OPENING = re.compile(r"<([^\W\d]\w{0,40})>")
 _DEEPEST = 50  # levels of a JSON object in a prompt
 _LONGEST = 20_000  # characters of a prompt in which JSON is looked for
-# of a JSON Schema's types
-_VALUES = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}, "null": None}
+# of a JSON Schema's types, and of the words for them in a prompt
+_VALUES = {
+    "integer": 1, "int": 1, "number": 1, "float": 1, "boolean": True, "bool": True, "array": [],
+    "list": [], "object": {}, "string": "text", "str": "text", "null": None,
+}  # fmt: skip
+# What is written for a value in JSON that a prompt shows: <int>, int, ..., "<int>"; a choice of
+# texts; and where an unquoted one stands.
+_BLANK = rf"<[^<>{{}}\n]{{1,60}}>|\.\.\.|…|\b(?:{'|'.join(_VALUES)})\b"
+_IS_BLANK = re.compile(_BLANK)
+_BLANKS = re.compile(rf'("\s*:\s*)({_BLANK})(?=\s*[,}}])')
+_CHOICE = re.compile(r'(?<=\w)"\s*\|\s*"(?=\w)')
 
 
 class TagBlock(NamedTuple):
@@ -93,8 +102,23 @@ class ExpectedFormat(NamedTuple):
             text += f"{block.opening}{before}{content}{after}{block.closing}{between}"
         return text.rstrip() if self.answer_tag else f"{text.rstrip()}\n{final}"
 
+    def other_type(self, answer: str) -> ExpectedFormat | None:
+        """With a number in the JSON written as text, or the other way round; None: how it is
+        written is not open.
+        """
+        slot = _slot(self.shapes, answer)
+        if not (self.guessed and slot.only and slot.open):
+            return None
+        value = 1 if self.has_text(answer) else "text"
+        return self._replace(shapes=({**slot.shape, slot.key: value},))
+
+    def has_text(self, answer: str) -> bool:
+        """Whether the JSON has this answer as text, and not as a number, a list or an object."""
+        slot = _slot(self.shapes, answer)
+        return isinstance(slot.shape.get(slot.key), str)
+
     def _in_json(self, answer: str) -> str:
-        (shape, key, _), value = _slot(self.shapes, answer), _parsed(answer)
+        (shape, key, *_), value = _slot(self.shapes, answer), _parsed(answer)
         if not shape or isinstance(value, dict):
             return answer
         filled = {**shape, key: answer if isinstance(shape[key], str) else value}
@@ -142,13 +166,16 @@ def parse_format(
     if not shown:  # named in words, in whatever order: one thinks first
         blocks.sort(key=lambda block: block.name == answer_tag)
     schema, other = row.get("schema") is not None, "\\boxed" in text or MARK in text
-    shapes = [] if schema or other else _objects(inner if blocks else text)
-    if asked_by_user := text == asking_text(row["prompt"]):  # what a question shows may be data
+    shown_in = inner if blocks else text
+    shapes, asked_by_user = [] if schema or other else _objects(shown_in), False
+    # What a question shows may be data, unless its values are left blank.
+    if text == asking_text(row["prompt"]) and _filled(shown_in) == shown_in:
+        asked_by_user = True
         shapes = [shape for shape in shapes if answer in map(str, shape.values())]
     shapes += _objects("", schemas)
     whole = not (blocks or other) and isinstance(_parsed(answer), dict)
-    certain = _slot(shapes, answer)[2]
-    says_so = bool(shapes) and ("json" in text.casefold() or (certain and not asked_by_user))
+    slot = _slot(shapes, answer)
+    says_so = bool(shapes) and ("json" in text.casefold() or (slot.only and not asked_by_user))
     as_json = bool(schema or whole or schemas or says_so)
     return ExpectedFormat(
         tuple(blocks),
@@ -158,7 +185,7 @@ def parse_format(
         as_json,
         shown or not apart,
         tuple(shapes),
-        as_json and not (schema or whole or certain),
+        as_json and not (schema or whole or (slot.only and not slot.open)),
     )
 
 
@@ -170,20 +197,29 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _slot(shapes: Sequence[Fields], answer: str) -> tuple[Fields, str, bool]:
-    # (object, field, certain): where an answer belongs: where it stands in one of them, in a field
-    # of that name, in the last.
-    fields = [(shape, key) for shape in shapes for key in shape]
-    same = [(shape, key) for shape, key in fields if shape[key] in (answer, _parsed(answer))]
+class _Slot(NamedTuple):
+    # Where an answer belongs: the field of an object.
+    shape: Fields
+    key: str
+    only: bool  # one of several fields may hold it by chance: a tool's name
+    open: bool  # whether a number is written there as a number or as text
+
+
+def _slot(shapes: Sequence[Fields], answer: str) -> _Slot:
+    # Where it stands in one of them, in a field of that name, in the last of its type, in the last.
+    fields, value = [(shape, key) for shape in shapes for key in shape], _parsed(answer)
+    same = [(shape, key) for shape, key in fields if shape[key] in (answer, value)]
     # "positive|negative" stands for one of them.
     likely = [
         (shape, key)
         for shape, key in fields
         if key in _ANSWER_TAGS or answer in re.split(r"\W+", str(shape[key]))
     ]
-    shape, key = next(iter(same or likely or fields[::-1]), ({}, ""))
-    # one of several fields may hold it by chance: a tool's name
-    return shape, key, len(shape) == 1 or key in _ANSWER_TAGS
+    typed = [(shape, key) for shape, key in fields if type(shape[key]) is type(value)]
+    shape, key = next(iter(same or likely or typed[::-1] or fields[::-1]), ({}, ""))
+    shown = str(shape.get(key, ""))
+    is_open = not isinstance(value, str) and (shown == "None" or _IS_BLANK.fullmatch(shown))
+    return _Slot(shape, key, len(shape) == 1 or key in _ANSWER_TAGS, bool(is_open))
 
 
 def _depth(value: object) -> int:
@@ -196,6 +232,7 @@ def _depth(value: object) -> int:
 def _objects(text: str, schemas: Sequence[Fields] = ()) -> list[Fields]:
     # The JSON objects in a text; instead of a schema, objects that fit it, with each value that a
     # field may have.
+    text = _filled(text)
     decoder, values, place = json.JSONDecoder(), [*schemas], text.find("{")
     while 0 <= place < _LONGEST:
         try:
@@ -215,6 +252,16 @@ def _objects(text: str, schemas: Sequence[Fields] = ()) -> list[Fields]:
         shapes.append(first)
         shapes += [{**first, name: other} for name, some in choices.items() for other in some[1:20]]
     return [shape for shape in shapes if shape]
+
+
+def _filled(text: str) -> str:
+    # The text with a value where the JSON in it has a word for one; null: it does not say which.
+    def value(blank: re.Match[str]) -> str:
+        words = re.findall(r"\w+", blank[2].casefold())
+        known = (_VALUES[word] for word in words if word in _VALUES)
+        return f"{blank[1]}{json.dumps(next(known, None))}"
+
+    return _CHOICE.sub("|", _BLANKS.sub(value, text[:_LONGEST])) + text[_LONGEST:]
 
 
 def _choices(schema: object) -> list[Any]:
