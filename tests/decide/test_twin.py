@@ -313,9 +313,10 @@ def test_clean_steps_are_those_where_the_sign_was_lowest():
 # --- around it -------------------------------------------------------------------------------------------------------
 
 
-def test_the_verdict_on_hacks_names_the_suspect_and_the_command(hacked):
-    verdict = wb.inspection.hacking(hacked).verdict
-    assert verdict.endswith("was it brief_reward? `workbench twin hack --mute brief_reward` tells")
+def test_what_next_names_the_suspect_and_the_command_first(hacked):
+    assert wb.inspection.hacking(hacked).verdict.endswith("was it brief_reward?")
+    [first, *_] = wb.inspection.what_next(hacked).frame.itertuples(index=False)
+    assert tuple(first[::2]) == ("was the reward hacked?", "workbench twin hack --mute brief_reward")
 
 
 def test_it_answers_a_script(hacked, muted):

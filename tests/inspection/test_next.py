@@ -11,7 +11,10 @@ from planted import because_reward, correctness_reward, format_reward, planted
 from running import Running
 
 import workbench as wb
+from workbench.decide.next import next_steps
 from workbench.errors import RunError
+from workbench.health.verdicts import ALARM, Verdict
+from workbench.inspection.hacks import hacking
 from workbench.inspection.measured import Evaluation, Measured
 
 
@@ -89,7 +92,7 @@ def test_an_attached_run_is_given_no_command_that_refuses_it(run):
     assert told["worth keeping?"][1] == ""
 
 
-def test_a_hack_comes_before_the_rung(home):
+def test_a_hack_comes_first_and_no_twin_is_named_that_would_be_refused(home):
     def gamed(step, row, draw):
         right = f"<answer>{row['answer'] if draw.random() < 0.5 else 0}</answer>"
         return right + " because" * (draw.random() < step / 60)
@@ -97,9 +100,16 @@ def test_a_hack_comes_before_the_rung(home):
     gamed_run = planted("r", gamed, (correctness_reward, format_reward, because_reward))
     gamed_run.lock.release()
     gamed_run.write_json("result.json", {"status": "finished", "steps": 60})
-    frame = wb.inspection.what_next(gamed_run, evaluation(0.5, 0.5)).frame
-    questions = frame["question"].tolist()
-    assert questions.index("was the reward hacked?") < questions.index("train on?")
+    gamed_run.update_manifest(recipe={})
+    hacks = hacking(gamed_run)
+    assert hacks.numbers["twin"] == "workbench twin r --mute because_reward"
+    alarm = Verdict("kl", ALARM, "it runs away")
+    told = next_steps(gamed_run, evaluation(0.5, 0.5), [alarm], hacks).frame
+    assert told["question"].tolist()[:2] == ["was the reward hacked?", f"{alarm.title}?"]
+    answer, command = told.loc[0, ["answer", "command"]]
+    assert command == ""
+    assert "'not \"right\"' did not grow" in answer  # as `workbench twin` itself would say
+    assert "--sign" in answer
 
 
 def test_a_run_that_trains_is_refused(home):

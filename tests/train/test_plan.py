@@ -881,3 +881,13 @@ def test_a_plan_says_what_01_measured_beside_the_task(right, said, home):
     assert not [note for note in wb.plan(warm).notes if "next rung" in note]  # it is taken
     (home / "difficulty.jsonl").write_text("{}\n")
     assert not [note for note in wb.plan(asked).notes if "measured in 01" in note]
+
+
+def test_words_that_the_embedded_policy_does_not_know_are_named_in_one_line():
+    rows = [{"prompt": f"Add {n} and 2 as {{...}}.", "answer": str(n + 2)} for n in range(8)]
+    asked = wb.Task("sums", rows, [lambda completions, **kwargs: [0.0] * len(completions)])
+    recipe = Recipe(grpo={"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8})
+    [line] = [note for note in wb.plan(recipe, asked).notes if "policy tiny knows" in note]
+    assert "'add', 'and', 'as', '{', '}'" in line
+    assert "smollm2" in line
+    assert not [note for note in wb.plan(recipe).notes if "policy tiny knows" in note]

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from workbench.decide.twin import why_no_twin
 from workbench.errors import RunError, WorkbenchError
 from workbench.health import ALARM, examine_run
 from workbench.health.rung import which_rung
@@ -16,6 +17,7 @@ from workbench.inspection.hacks import hacking
 from workbench.inspection.measured import Evaluation
 from workbench.inspection.reading import Listing, needs
 from workbench.inspection.statistics import in_points
+from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.workspace import shown
@@ -35,7 +37,7 @@ def what_next(run: RunDirectory, evaluation: Evaluation | None = None) -> Listin
     >>> print(wb.inspection.what_next(wb.open_run()).frame["command"].iloc[-1])
     workbench export ...
 
-    It asks what health alarms of, whether the reward was hacked, which rung the trained policy
+    It asks whether the reward was hacked, what health alarms of, which rung the trained policy
     stands on (`which_rung`), whether another reward would do better, and whether it is worth
     keeping. A command is for a terminal, or for a cell after a `!`.
 
@@ -79,14 +81,12 @@ def next_steps(
     """`what_next`, from what has been found of a run that has ended."""
     import pandas as pd
 
-    alarms = (verdict for verdict in verdicts if verdict.state == ALARM)
-    steps = [
+    steps = [] if hacks is None or not hacks.numbers["signs"] else [_hacked(run, hacks.numbers)]
+    steps += [
         Step(f"{own.title}?", own.remedy or own.line, f"workbench watch {run.name}")
-        for own in alarms
+        for own in verdicts
+        if own.state == ALARM
     ]
-    if hacks is not None and hacks.numbers["signs"]:
-        found = hacks.numbers
-        steps.append(Step("was the reward hacked?", found["signs"][0], found["twin"]))
     steps += _rung(run, evaluation)
     if not run.manifest().get("attached"):
         recipe = shlex.quote(shown(run.path / "recipe.yaml"))
@@ -100,6 +100,15 @@ def next_steps(
     steps.append(_kept_or_not(run, evaluation))
     verdict = f"{steps[0].question} {steps[0].answer}"
     return NextSteps(verdict, pd.DataFrame(steps))
+
+
+def _hacked(run: RunDirectory, found: Fields) -> Step:
+    answer, suspect, command = found["signs"][0], found["suspect"], found["twin"]
+    if "--patch" in command:
+        answer += f"; FILE is a copy of its task file in which {suspect} is mended"
+    elif suspect and (missing := why_no_twin(run, suspect)):
+        answer, command = f"{answer}; no twin can tell whether {suspect} was it: {missing}", ""
+    return Step("was the reward hacked?", answer, command)
 
 
 def _rung(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:

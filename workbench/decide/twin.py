@@ -299,8 +299,7 @@ def plan_twin(
             rule="a twin is of a run of one recipe without stages, and has one change",
             remedy="name one function to mute, or one edited task file",
         )
-    rewards, state = manifest["rewards"], RunState.of(run)
-    weights = state.weights
+    rewards, weights = manifest["rewards"], RunState.of(run).weights
     if mute and not weights.get(mute):
         paid = ", ".join(name for name, weight in weights.items() if weight)
         value = f"{run.name}: {mute!r} {'weighs 0' if mute in weights else 'is no function of it'}"
@@ -327,8 +326,32 @@ def plan_twin(
             remedy="restore the other functions as they were" if mute else "edit one in the file",
         )
     signs = _signs(run, task if file else None, suspects, sign, weights)
+    found = _comparable(run, signs, checkpoint, steps)
+    how = f"without-{mute}" if mute else f"with-{Path(recipe.task).stem}"
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{run.name}-{how}-from-{found[1]}")
+    recipe.run_name, folder = name, run.path.with_name(name)
+    return TwinPlan(run, folder, recipe, task, now_paid, suspects, mute, file, *found)
+
+
+def why_no_twin(run: RunDirectory, mute: str) -> str:
+    """What the record lacks for a twin with this function muted, and what to do; empty: nothing."""
+    try:
+        _comparable(run, _signs(run, None, [mute], None, RunState.of(run).weights))
+    except RunError as error:
+        return f"{error.value}; {error.remedy}"
+    return ""
+
+
+def _comparable(
+    run: RunDirectory,
+    signs: Iterator[Sign],
+    checkpoint: str | None = None,
+    steps: int | None = None,
+) -> tuple[Sign, int, int]:
+    # As `_grown`, and nothing was steered by hand since.
     found = _grown(run, signs, checkpoint, steps)
-    steered = [own for own in state.changes if own["step"] > found[1] and own["by"] != "adaptive"]
+    changes = RunState.of(run).changes
+    steered = [own for own in changes if own["step"] > found[1] and own["by"] != "adaptive"]
     if steered:
         raise RunError(
             f"{run.name}: {steered[-1]['action']} after step {steered[-1]['step']}, by"
@@ -336,10 +359,7 @@ def plan_twin(
             rule="a twin has one change, and what was steered by hand later is another",
             remedy="begin after that, with --from and a --sign that grew since",
         )
-    how = f"without-{mute}" if mute else f"with-{Path(recipe.task).stem}"
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{run.name}-{how}-from-{found[1]}")
-    recipe.run_name, folder = name, run.path.with_name(name)
-    return TwinPlan(run, folder, recipe, task, now_paid, suspects, mute, file, *found)
+    return found
 
 
 def _changed(then: Fields, now_paid: Fields) -> list[str]:

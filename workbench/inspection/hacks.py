@@ -146,7 +146,7 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
     suspect, twin = _suspect(run, about, more) if signs else ("", "")
     if signs:
         verdict = f"REWARD HACKING? {'; '.join(signs)}"
-        verdict += f"; was it {suspect}? `{twin}` tells" if suspect else ""
+        verdict += f"; was it {suspect}?" if suspect else ""
     elif math.isnan(rise.value):
         verdict = (
             "cannot be told: fewer than 8 groups in the first and in the last third of the steps"
@@ -168,8 +168,15 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
         example limit {100 if signs else 0}""",
     )
     frame["prompt"] = shown_prompts(frame["prompt"])
-    numbers = {"signs": signs, "flat": beside, "reward": rise, "right": right, "paid_wrong": wrong}
-    numbers["twin"] = twin  # the command that tries the suspect; empty: none
+    numbers: Fields = {
+        "signs": signs,
+        "flat": beside,
+        "reward": rise,
+        "right": right,
+        "paid_wrong": wrong,
+    }
+    # the function that may be the cause, and the command that tries it; empty: none
+    numbers["suspect"], numbers["twin"] = suspect, twin
     return Listing(with_meaning(verdict, run), frame, numbers)
 
 

@@ -107,7 +107,14 @@ def prepare(
         heard += _built(config_class, stage.recipe, stage.settings, machine, policy)[2]
     notes += [*sought, *settings_of.stages_decide(recipe), *_of_stages(stages), *unread, *measured]
     notes += around.lines("plan", Asked(recipe, task, stages, steps, run))
-    notes += [*of_shape, *chosen, *begins, *_warned(task), *dict.fromkeys(heard)]
+    notes += [
+        *of_shape,
+        *chosen,
+        *begins,
+        *_warned(task),
+        *_unread(recipe, stages),
+        *dict.fromkeys(heard),
+    ]
     notes += [*instead, *one_gpu(backend, machine), *settings_of.check_in_force(given, built)]
     generates = [around.asked("generates", stage, machine, shape) for stage in stages]
     words = ". ".join(dict.fromkeys(itertools.chain(*generates)))
@@ -161,6 +168,24 @@ def _warned(task: Task | None) -> list[str]:
             " (notebook 04)"
         )
     return lines
+
+
+def _unread(recipe: Recipe, stages: Sequence[Stage]) -> list[str]:
+    if recipe.policy.name != "tiny":
+        return []
+    from workbench.tiny.task import new_words
+
+    columns = [stage.task.answer_column if stage.task else "" for stage in stages]
+    new = dict.fromkeys(
+        word
+        for stage, column in zip(stages, columns)
+        for word in new_words(stage.rows[:200], column)
+    )
+    words = ", ".join(map(repr, [*new][:5]))
+    more = f" and {len(new) - 5} more" if len(new) > 5 else ""
+    told = f"policy tiny knows the task arithmetic alone, which never says {words}{more}"
+    remedy = "where it is never right it cannot learn; policy smollm2 reads any words"
+    return [f"{told}: {remedy}"] if new else []
 
 
 def _rows(recipe: Recipe, stages: Sequence[Stage], given: Fields, built: object) -> tuple[Row, ...]:
