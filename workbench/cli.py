@@ -215,14 +215,16 @@ def train(
         run_name: Name of the run, instead of the recipe's.
         runs: Folder for the run's folder.
     """
-    from workbench.training.presets import find_recipe
+    from workbench.training.presets import find_recipe, of_recipe
     from workbench.training.settings import overridden
     from workbench.views.terminal import TerminalProgress
 
-    edited = overridden(wb.Recipe.load(find_recipe(recipe)), said or [], steps)
-    edited.run_name = run_name or edited.run_name
-    terminal = TerminalProgress()
-    return _trained(lambda: wb.train(edited, watchers=[terminal], runs=runs), terminal)
+    file = find_recipe(recipe)
+    with of_recipe(shown(file)):
+        edited = overridden(wb.Recipe.load(file), said or [], steps)
+        edited.run_name = run_name or edited.run_name
+        terminal = TerminalProgress()
+        return _trained(lambda: wb.train(edited, watchers=[terminal], runs=runs), terminal)
 
 
 @command("continue", least={"steps": 1})

@@ -85,7 +85,8 @@ def test_repairs_are_stated_and_the_row_is_kept(odd, rule, prompt, answer):
     report = check_rows([odd])
     assert any(found.startswith(rule) for found in report.repairs)
     assert report.kept == [{"prompt": prompt, "answer": answer}]
-    assert (report.kept_rows, report.repaired_rows) == (1, 1)
+    # what is only written otherwise was not broken
+    assert (report.kept_rows, report.repaired_rows) == (1, int("written as text" not in rule))
     json.dumps(report.kept).encode()
 
 
@@ -216,15 +217,18 @@ def test_a_pass_can_be_made_again():
 
 
 def test_the_report_reads_well():
-    report = check_rows([row(), row(), {"prompt": chat(("user", "q")), "answer": 5}])
+    report = check_rows(
+        [row(), row(), {"prompt": chat(("user", "q")), "answer": 5}, {"prompt": chat(("user", "b")), "answer": " x"}]
+    )
     assert str(report).splitlines() == [
-        "3 rows read, 2 kept (1 of them repaired), 1 left out; rows are counted from 0",
+        "4 rows read, 3 kept (1 of them repaired), 1 left out; rows are counted from 0",  # 5 was not broken
         "left out:",
         "        1  prompt is a duplicate of an earlier row  (row 1)",
         "           e.g. {'prompt': [{'role': 'user', 'content': 'What is 1 + 1?'}], 'answer': '2'}",
         "           -> nothing: the first of them was kept",
-        "repaired and kept:",
+        "changed and kept:",
         "        1  answer: number written as text  (row 2)",
+        "        1  answer: surrounding white space taken off  (row 3)",
     ]
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from driving import waited_for
@@ -348,8 +349,9 @@ def test_where_no_run_has_what_is_needed_each_is_named(home):
 
 
 def test_opening_what_is_not_there_says_what_is(home):
-    with pytest.raises(RunError, match="runs in runs: none"):
+    with pytest.raises(RunError, match="runs in runs: none") as met:
         open_run()
+    assert met.value.remedy.endswith(f"looked in {Path.cwd() / 'runs'}")
     RunDirectory.create("a", Recipe(), {})
     with pytest.raises(RunError, match=r"no run 'b' \(runs in runs: a\)"):
         open_run("b")

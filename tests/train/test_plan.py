@@ -891,3 +891,20 @@ def test_words_that_the_embedded_policy_does_not_know_are_named_in_one_line():
     assert "'add', 'and', 'as', '{', '}'" in line
     assert "smollm2" in line
     assert not [note for note in wb.plan(recipe).notes if "policy tiny knows" in note]
+
+
+def test_an_error_in_a_setting_names_the_recipe_s_file(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("run_name: a\ntask: arithmetic\ngrpo: {max_step: 2}\n")
+    with pytest.raises(RecipeError, match="grpo.max_step") as met:
+        wb.plan(file)
+    assert met.value.__notes__ == [f"  in:     {file}"]
+
+
+def test_what_you_set_stands_first_then_what_the_workbench_decides_then_the_libraries():
+    made = wb.plan(Recipe(grpo={"max_steps": 1, "top_k": 5, "num_generations": 4, "per_device_train_batch_size": 8}))
+    by = [row.by for row in made.rows]
+    kinds = [0 if each == "you" else 1 if "workbench" in each else 2 for each in by]
+    assert kinds == sorted(kinds)
+    assert set(kinds) == {0, 1, 2}
+    assert "top_k" in [row.name for row in made.rows][: kinds.count(0)]

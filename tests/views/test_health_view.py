@@ -59,6 +59,13 @@ def test_as_html_everything_is_escaped_and_stands_in_pre():
     assert page.index("alarm: ") < page.index("warning: ") < page.index("note: ") < page.index("no sign of: clipped")
 
 
+def test_dead_groups_that_are_no_matter_say_of_which_groups_they_are():
+    line = "12 % of the latest 160 groups are dead without being all right"
+    few, none = (Verdict("dead_groups", OK, line, {"groups": 160, "share": share}) for share in (0.12, 0.0))
+    assert verdict_lines([few]) == f"no sign of: dead groups ({line})"
+    assert verdict_lines([none]) == "no sign of: dead groups"
+
+
 def test_a_healthy_run_takes_one_line():
     assert verdict_lines([Verdict("truncation", OK, "0 % were cut")]) == "no sign of: clipped completions"
     page = health_view([Verdict("truncation", OK, "0 % were cut")])._repr_html_()

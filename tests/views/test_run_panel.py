@@ -121,7 +121,8 @@ def test_a_panel_shows_the_run_and_follows_it_to_its_end(running, shown):
     assert "finished after 4 steps; notebook 04" in places["status"].html
     assert "step 4, group" in places["below"].html
     assert "too early to say: " in places["below"].html
-    assert panel.controls.parts["stop"].disabled
+    controls = panel.controls
+    assert list(controls.widget.children) == [controls.parts["answers"], controls.parts["sentence"]]
 
 
 def test_words_and_group_move_with_each_look_and_a_picture_that_is_old_is_drawn_whatever_it_costs(running, shown):
@@ -281,6 +282,10 @@ def test_where_nobody_clicks_there_is_a_sentence(running, shown, monkeypatch):
     places = shown(panel)
     assert panel.controls is None
     assert "WORKBENCH_WIDGETS=0" in places["controls"].shown[0]["text/plain"]
+    running.step()
+    running.finish()
+    panel.look()
+    assert places["controls"].shown[-1] == {"text/plain": ""}  # nothing is left to steer
     assert f"workbench control {running.run.path} stop" in repr(Controls(running.run))
 
 

@@ -44,7 +44,7 @@ def check(
 
     >>> report = wb.check([{"question": "What is 1 + 1?", "answer": 2}, {"question": "", "answer": "2"}], system="tags")
     >>> print(report)
-    2 rows read, 1 kept (1 of them repaired), 1 left out; rows are counted from 0
+    2 rows read, 1 kept, 1 left out; rows are counted from 0
     ...
     >>> rows = report.require()
 

@@ -313,6 +313,7 @@ def open_run(
                 return RunDirectory(candidate).mend()
     names = [run.name for run in known]
     otherwise = "train one with notebook 03 or `workbench train`, or make one with `workbench demo`"
+    otherwise += "" if names else f"; looked in {folder}"
     raise RunError(
         f"no run {str(name)[:200]!r} (runs in {shown(folder)}: {', '.join(names) or 'none'})",
         rule="a run is a folder with a recipe.yaml",

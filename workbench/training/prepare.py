@@ -201,7 +201,14 @@ def _rows(recipe: Recipe, stages: Sequence[Stage], given: Fields, built: object)
         elif row.name in papers and papers[row.name] == row.in_force:
             row = row._replace(by=source)
         rows.append(row)
-    return tuple(rows)
+
+    def nearness(row: Row) -> int:
+        # what you asked for first, then what the workbench decided, then the libraries
+        if row.name in said or row.by == "stages":
+            return 0
+        return 1 if "workbench" in row.by or row.name in papers else 2
+
+    return tuple(sorted(rows, key=nearness))
 
 
 def plan(
@@ -237,15 +244,17 @@ def plan(
             with the remedy. A hub that cannot be reached is a note, and so is memory that cannot be
             estimated.
     """  # noqa: E501
-    from workbench.training.presets import read_source
+    from workbench.training.presets import of_recipe, read_source
 
     called, recipe, notes, named, tasked = read_source(source, said)
-    recipe = settings_of.overridden(recipe, said, steps)
+    with of_recipe(source, called):
+        recipe = settings_of.overridden(recipe, said, steps)
     memory = (memory or around.memory_feature(vram_gb)) if named else None
     # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.
     with_task = tasked or task is not None
     try:
-        made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=with_task)
+        with of_recipe(source, called):
+            made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=with_task)
     except WorkbenchError as error:
         for note in notes:  # what was read otherwise than it stands in a script may be the cause
             error.add_note(f"  note:   {printable(note)}")

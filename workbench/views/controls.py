@@ -197,13 +197,14 @@ class Controls:
             self._show_state()
 
     def ended(self, message: str) -> None:
-        """Disable the controls: the run has ended."""
+        """Take the controls away, but for the answers: the run has ended."""
         with self._lock:
             self.requests.clear()
         self._show_state()
-        if self.works:
+        if self.widget is not None:
             for widget in self.parts.values():
-                widget.disabled = True
+                widget.disabled = True  # one that is still shown elsewhere
+            self.widget.children = [self.parts["answers"], self.parts["sentence"]]
             self.parts["sentence"].value = coloured(f"{message}: nothing is left to steer.", MUTED)
 
     def _say(self, text: str, colour: str) -> None:

@@ -63,7 +63,10 @@ def _reasons(verdict: Verdict) -> list[str]:
 def _rest(verdicts: Sequence[Verdict]) -> list[str]:
     absent, early, unchecked = [], [], []
     for verdict in verdicts:
-        if verdict.state == OK:
+        if verdict.state == OK and verdict.evidence.get("groups") and verdict.evidence.get("share"):
+            # some there are: beside a step's own share, of which groups is this?
+            absent.append(f"{verdict.title} ({one_line(verdict.line)})")
+        elif verdict.state == OK:
             absent.append(verdict.title)
         elif verdict.state == SKIPPED and (missing := verdict.evidence.get("missing")):
             why = verdict.line.removeprefix("not examined: ")

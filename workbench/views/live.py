@@ -59,7 +59,7 @@ class RunCell:
 
     def _elapsed_s(self) -> float:
         """Seconds since the run began."""
-        raise NotImplementedError
+        return self.view.elapsed_s() or 0.0
 
     def _display(self, line: str, controls: object) -> None:
         """Make the places, with the controls (something to display, or a bundle) below the picture.
@@ -71,20 +71,26 @@ class RunCell:
         if status is None:  # no notebook: there is nothing to update
             return
         picture = display({"text/plain": ""}, raw=True, display_id=True)
-        if controls is not None:
-            display(controls, raw=isinstance(controls, dict))
+        steered = None
+        if controls is not None:  # widgets change by themselves, and words are taken away
+            words = self.controls is None or self.controls.widget is None
+            known = {"display_id": True} if words else {}
+            steered = display(controls, raw=isinstance(controls, dict), **known)
         below = display({"text/plain": ""}, raw=True, display_id=True)
-        self.places = {"status": status, "picture": picture, "below": below}
+        self.places = {"status": status, "picture": picture, "controls": steered, "below": below}
         self._shown = {"status": _status(line)}
 
     def _answered(self, events: Iterable[Fields], ended: str | None = None) -> None:
         """Show events, which the view has, in the controls; `ended`: how the run did."""
-        if self.controls is None:
+        if self.controls is not None:
+            for event in events:
+                self.controls.answered(event)
+        if ended is None:
             return
-        for event in events:
-            self.controls.answered(event)
-        if ended is not None:
+        if self.controls is not None and self.controls.widget is not None:
             self.controls.ended(ended)
+        elif self.places.get("controls") is not None:  # how to steer it is of no use any more
+            self._put("controls", {"text/plain": ""})
 
     def _show(self, line: str, draw: bool | None = None, last: bool = False) -> None:
         """Update the words, and the picture if it is due; `draw`: even if it is not; `last`: it is
@@ -303,7 +309,7 @@ class RunPanel(RunCell):
         if self.over:
             return
         events = self.view.look()
-        if self.controls is None:
+        if self.controls is None and not self.over:
             self._make_controls()
         else:
             self._answered(events, ended=self.view.message())
@@ -355,9 +361,6 @@ class RunPanel(RunCell):
     # ----------------------------------------------------------------------------------------------
     def __repr__(self) -> str:
         return self.view.line()
-
-    def _elapsed_s(self) -> float:
-        return self.view.elapsed_s() or 0.0
 
     def _ipython_display_(self) -> None:
         key = str(self.run.path if self.run is not None else id(self.view.started))

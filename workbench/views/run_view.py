@@ -34,7 +34,7 @@ _NUMBERS = (
     ("reward", REWARD, ".2f"),
     ("group std", GROUP_STD, ".2f"),
     ("kl", KL, ".4f"),
-    ("dead groups", DEAD, ".0%"),
+    ("dead groups this step", DEAD, ".0%"),
 )
 _CONTINUE = "`workbench continue {name}` resumes from its latest checkpoint"
 _ATTACHED = "only its own trainer's resume_from_checkpoint can resume it"

@@ -6,7 +6,8 @@ None of them was measured on a GPU: none was available.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from workbench.errors import RecipeError, nearest
@@ -46,6 +47,20 @@ def find_recipe(name_or_path: str | Path) -> Path:
     raise RecipeError(
         f"{name!r}: no such file, and no preset of that name", rule=_RULE, remedy=remedy
     )
+
+
+@contextlib.contextmanager
+def of_recipe(source: object, name: str = "") -> Generator[None]:
+    """A RecipeError raised inside names the file or preset that it is of (if it is of one), as
+    `name`.
+    """
+    try:
+        yield
+    except RecipeError as error:
+        name = name or str(source)
+        if isinstance(source, (str, Path)) and "\n" not in str(source) and name not in error.value:
+            error.add_note(f"  in:     {name}")
+        raise
 
 
 def read_source(
