@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 from importlib import metadata
@@ -18,7 +19,10 @@ from workbench.health.verdicts import NAMES
 from workbench.recipe import Recipe
 from workbench.run import metrics
 from workbench.teaching.glossary import _entries, terms
+from workbench.training.plan import Plan
 from workbench.training.settings.values import CHOICES, DEFAULTS
+from workbench.views.audit import functions_table, probes_table
+from workbench.views.run_view import _NUMBERS
 
 FIELDS = {"kind", "meaning", "unit", "good", "healthy", "default", "changed", "source", "also", "field"}
 TRLS = Path(importlib.util.find_spec("trl").origin).parent / "trainer" / "grpo_trainer.py"
@@ -48,6 +52,32 @@ def test_every_name_of_the_workbench_is_explained():
     assert len(constants) >= 18
     for name in [*constants, metrics.per_function("my_reward"), metrics.weight_of("my_reward")]:
         assert wb.explain(name)["name"] == name
+
+
+def test_every_word_that_people_are_shown_is_explained():
+    audit = wb.audit_rewards("arithmetic", rows=1)
+    tables = [functions_table(audit).header, probes_table(audit).header[:3], Plan.HEADER[1:]]
+    shown = {*NAMES, *NAMES.values(), *itertools.chain(*tables), *(label for label, *_ in _NUMBERS)}
+    shown = {word.removesuffix(" this step") for word in shown}
+    recipe, parts = Recipe(), ("policy", "lora", "rewards")
+    shown |= {*Recipe.model_fields, *(f"{part}.{key}" for part in parts for key in type(getattr(recipe, part)).model_fields)}
+    shown |= {"twin", "duel", "trial", "lab", "answer_column", "right_by", "format_by", "ideal", "guessed", "rung", "alarm"}
+    assert len(shown) > 90
+    unknown = []
+    for word in sorted(shown):
+        try:
+            wb.explain(word)
+        except TermError:
+            unknown.append(word)
+    assert unknown == []
+
+
+def test_a_version_that_nobody_has_read_is_doubted():
+    told = wb.explain("reward_std", "99")
+    assert "newer than any known here" in told["doubt"]
+    assert told["doubt"] in str(told)
+    assert "doubt" not in wb.explain("reward_std")
+    assert "doubt" not in wb.explain("advantage", "99")  # not TRL's
 
 
 def test_everything_that_the_installed_trl_logs_is_explained():

@@ -20,7 +20,17 @@ from workbench.kinds import Fields
 from workbench.training.settings.names import ALIASES
 from workbench.training.settings.values import CHOICES, DEFAULTS, RANGES
 
-_TOLD = ("unit", "good", "healthy", "default", "in the workbench", "takes", "also", "source")
+_TOLD = (
+    "doubt",
+    "unit",
+    "good",
+    "healthy",
+    "default",
+    "in the workbench",
+    "takes",
+    "also",
+    "source",
+)
 
 
 class Term(Fields):
@@ -71,7 +81,7 @@ def explain(name: str, trl: str | None = None) -> Term:
         TermError: if there is no such term, naming the nearest; or no such version.
     """
     try:
-        version = Version(trl or trl_version())
+        version, newest = Version(trl or trl_version()), Version(trl_version())
     except InvalidVersion:
         raise TermError(
             f"trl = {trl!r}", rule="a version is like 0.26 or 1.14.2", remedy="give one, or none"
@@ -80,13 +90,16 @@ def explain(name: str, trl: str | None = None) -> Term:
     known = {
         _plain(word): own
         for own, entry in entries.items()
-        for word in (own, *entry.get("also", ()))
+        for word in (entry.get("field", own), own, *entry.get("also", ()))
     }
     word = _plain(ALIASES.get(name, name))
     # a name with a star stands for what a run logs of each function
     patterns = (own for own in entries if fnmatch.fnmatchcase(name, own))
     if own := known.get(word) or next(patterns, None):
-        return _term(name if "*" in own else own, own, version)
+        term = _term(name if "*" in own else own, own, version)
+        if version > newest and term["kind"] in ("metric", "setting"):
+            term["doubt"] = f"TRL {version} is newer than any known here; this holds for {newest}"
+        return term
     near = dict.fromkeys(known[each] for each in difflib.get_close_matches(word, known, n=3))
     remedy = f"did you mean {' or '.join(map(repr, near))}?"
     raise TermError(
@@ -104,13 +117,13 @@ def _term(name: str, own: str, trl: Version) -> Term:
     entry = Term({"name": name, "trl": str(trl), "changed": {}} | _entries()[own])
     if "also" in entry:
         entry["also"] = ", ".join(entry["also"])
-    if isinstance(of := entry.get("default"), dict):
+    if (of := entry.get("default")) and isinstance(of, dict):
         became = {
             f"{new} (default)": f"{of[old]} became {of[new]}" for old, new in itertools.pairwise(of)
         }
         entry["changed"] = became | entry["changed"]
     for key in ("meaning", "default"):
-        if isinstance(by_version := entry.get(key), dict):
+        if (by_version := entry.get(key)) and isinstance(by_version, dict):
             # a version older than the first has what it began with
             first, *later = by_version
             since = [first, *(version for version in later if Version(version) <= trl)]
