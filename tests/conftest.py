@@ -26,6 +26,7 @@ hypothesis.settings.load_profile("patient")
 
 # Two test processes share two cores; with two threads each in every one of them, torch waits for itself most of the time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("UV_RUN_RECURSION_DEPTH", None)  # `uv run pytest`: commands would be written `uv run workbench`
 
 # A kernel or subprocess that a test starts must not go looking for a hub that is not there.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -17,7 +17,7 @@ from hostile import HOSTILE, in_a_terminal, obeyed, run_command
 from running import Running
 
 from workbench.cli import app, lab
-from workbench.command import GROUPS, help_of, json_text
+from workbench.command import GROUPS, as_typed, help_of, json_text
 from workbench.data import reasons
 from workbench.demo import NOTEBOOKS
 from workbench.doctor import tables
@@ -458,3 +458,22 @@ def test_what_the_heavy_commands_write_to_a_file_is_clean(tmp_path):
         ends[arguments[0]] = result.returncode
         assert is_clean(result.stdout + result.stderr), result.stdout + result.stderr
     assert {name for name, code in ends.items() if code} <= {"eval"}, "which found no gain"
+
+
+@pytest.mark.parametrize(
+    ("called", "uv", "on_path", "typed"),
+    [
+        ("/env/bin/workbench", True, True, "uv run workbench"),  # uv puts it on PATH for its child alone
+        ("/env/bin/workbench", False, True, "workbench"),
+        ("/env/bin/workbench", False, False, "/env/bin/workbench"),
+        ("/env/bin/pytest", False, False, "workbench"),
+    ],
+)
+def test_a_hint_is_a_command_that_this_terminal_finds(called, uv, on_path, typed, monkeypatch):
+    monkeypatch.setattr("sys.argv", [called])
+    monkeypatch.setattr("shutil.which", lambda name: called if on_path else None)
+    if uv:
+        monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
+    assert as_typed("run `workbench eval a`, the workbench itself is") == f"run `{typed} eval a`, the workbench itself is"
+    assert as_typed("- train on?\n  workbench eval a") == f"- train on?\n  {typed} eval a"
+    assert as_typed("workbench words are no command") == "workbench words are no command"

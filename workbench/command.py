@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -160,7 +161,7 @@ def command(
                 print(": ".join(filter(None, ["aborted", aborted])), file=sys.stderr)
                 raise typer.Exit(130) from None
             if is_main():
-                print(json_text(result.data) if as_json else result.text)
+                print(json_text(result.data) if as_json else as_typed(str(result.text)))
             if result.code:
                 raise typer.Exit(result.code)
 
@@ -256,6 +257,21 @@ def open_named(run: str, latest: str) -> Any:
     return opened
 
 
+def as_typed(text: str) -> str:
+    """The workbench's commands in a text as this terminal finds them: after `uv run` where it was
+    called so, by its path where it is not on PATH.
+    """
+    own = sys.argv[0]
+    if "UV_RUN_RECURSION_DEPTH" in os.environ:  # of which PATH says nothing: uv changes it
+        own = "uv run workbench"
+    elif shutil.which("workbench") or Path(own).name != "workbench":
+        return text
+    names = "|".join(name for names in GROUPS.values() for name in names)
+    return re.sub(
+        rf"(^\s*|`)workbench (?=(?:{names})\b)", lambda found: f"{found[1]}{own} ", text, flags=re.M
+    )
+
+
 def as_flags(text: str) -> str:
     """A remedy in the command line's words: `overwrite=True` is --overwrite there, `into="base"`
     --into base.
@@ -307,5 +323,5 @@ def main() -> None:
         lines = [f"{type(error).__name__}: {as_flags(str(error))}", *getattr(met, "__notes__", ())]
         if rank() > 0:
             lines[0] = f"process {rank()}: {lines[0]}"
-        print(*lines, sep="\n", file=sys.stderr)
+        print(as_typed("\n".join(lines)), file=sys.stderr)
         sys.exit(2)
