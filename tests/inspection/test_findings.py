@@ -112,6 +112,8 @@ ROW = rows(1)[0] | {"prompt": [{"role": "system", "content": "Write <answer>the 
         ("<answer>43</answer>", True, True, "wrong number"),
         ("<answer>-42</answer>", True, True, "wrong number"),
         ("<answer>27</answer>", True, True, "copied the question"),
+        ("27 + 0 = 27, so <answer>27</answer>", True, True, "wrong number"),
+        ("15 + 27 = <answer>27</answer>", True, True, "copied the question"),
         ("<answer>What is 15 + 27?</answer>", True, True, "copied the question"),
         ("<answer>77</answer>", True, True, "wrong number"),
         ("<answer>a lot of it</answer>", True, True, "other"),

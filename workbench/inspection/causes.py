@@ -301,7 +301,9 @@ def cause(
         apart = f"{abs(mine - theirs):.12g}"
         if re.fullmatch("10+", apart) and len(apart) <= len(f"{abs(theirs):.0f}"):
             return "off by a carry"
-        if given.strip("$ ") in re.findall(r"\d+", asked):
+        number = given.strip("$ ")
+        # what stands after an equals sign was worked out: 3 + 0 = 3
+        if number in re.findall(r"\d+", asked) and not re.search(rf"=\s*{number}\b", plain):
             return "copied the question"
     return "wrong number"
 
