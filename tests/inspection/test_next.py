@@ -103,10 +103,11 @@ def test_a_hack_comes_first_and_no_twin_is_named_that_would_be_refused(home):
     gamed_run.update_manifest(recipe={})
     hacks = hacking(gamed_run)
     assert hacks.numbers["twin"] == "workbench twin r --mute because_reward"
-    alarm = Verdict("kl", ALARM, "it runs away")
-    told = next_steps(gamed_run, evaluation(0.5, 0.5), [alarm], hacks).frame
-    assert told["question"].tolist()[:2] == ["was the reward hacked?", f"{alarm.title}?"]
-    answer, command = told.loc[0, ["answer", "command"]]
+    alarms = [Verdict("kl_runaway", ALARM, "it runs away"), Verdict("truncation", ALARM, "all were cut")]
+    told = next_steps(gamed_run, evaluation(0.5, 0.5), alarms, hacks).frame
+    # a hack ends in KL that runs away; where all were cut there is nothing to tell it by
+    assert told["question"].tolist()[:3] == ["clipped completions?", "was the reward hacked?", "runaway KL?"]
+    answer, command = told.loc[1, ["answer", "command"]]
     assert command == ""
     assert "'not \"right\"' did not grow" in answer  # as `workbench twin` itself would say
     assert "--sign" in answer

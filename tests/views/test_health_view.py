@@ -64,6 +64,8 @@ def test_dead_groups_that_are_no_matter_say_of_which_groups_they_are():
     few, none = (Verdict("dead_groups", OK, line, {"groups": 160, "share": share}) for share in (0.12, 0.0))
     assert verdict_lines([few]) == f"no sign of: dead groups ({line})"
     assert verdict_lines([none]) == "no sign of: dead groups"
+    other = Verdict("one_function", OK, "a makes 55 %", {"groups": 160, "share": 0.5})
+    assert verdict_lines([other]) == "no sign of: one reward dominating"
 
 
 def test_a_healthy_run_takes_one_line():

@@ -22,6 +22,9 @@ from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.workspace import shown
 
+# Alarms under which no sign of a hack means much; most others (KL that runs away) follow from one.
+_SPOILED = ("non_finite", "reward_cannot_pay", "truncation")
+
 
 class Step(NamedTuple):
     """One thing to do next."""
@@ -81,12 +84,13 @@ def next_steps(
     """`what_next`, from what has been found of a run that has ended."""
     import pandas as pd
 
-    steps = [] if hacks is None or not hacks.numbers["signs"] else [_hacked(run, hacks.numbers)]
-    steps += [
-        Step(f"{own.title}?", own.remedy or own.line, f"workbench watch {run.name}")
-        for own in verdicts
-        if own.state == ALARM
-    ]
+    alarms: dict[bool, list[Step]] = {True: [], False: []}
+    for own in verdicts:
+        if own.state == ALARM:
+            step = Step(f"{own.title}?", own.remedy or own.line, f"workbench watch {run.name}")
+            alarms[own.name in _SPOILED].append(step)
+    hack = [_hacked(run, hacks.numbers)] if hacks is not None and hacks.numbers["signs"] else []
+    steps = [*alarms[True], *hack, *alarms[False]]
     steps += _rung(run, evaluation)
     if not run.manifest().get("attached"):
         recipe = shlex.quote(shown(run.path / "recipe.yaml"))

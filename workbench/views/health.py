@@ -63,8 +63,8 @@ def _reasons(verdict: Verdict) -> list[str]:
 def _rest(verdicts: Sequence[Verdict]) -> list[str]:
     absent, early, unchecked = [], [], []
     for verdict in verdicts:
-        if verdict.state == OK and verdict.evidence.get("groups") and verdict.evidence.get("share"):
-            # some there are: beside a step's own share, of which groups is this?
+        if verdict.state == OK and verdict.name == "dead_groups" and verdict.evidence.get("share"):
+            # some there are: which, beside the share of the latest step?
             absent.append(f"{verdict.title} ({one_line(verdict.line)})")
         elif verdict.state == OK:
             absent.append(verdict.title)
