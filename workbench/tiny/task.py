@@ -7,8 +7,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
-import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,9 +20,6 @@ HELD_OUT_PERCENT = 10
 CASES = Path(__file__).parent / "cases.jsonl"
 SPLIT_SALT = "workbench.tiny:"
 WORDING = "What is {}?"  # as the embedded policy was taught
-_WORD = re.compile(r"[^\W\d_]+|[^\w\s]")
-# in its prompts, and marks that it writes itself
-_READ = {*_WORD.findall(f"{SYSTEM_PROMPT} {WORDING.format(1)}".casefold()), *"+-=.,:;"}
 
 REWARD_FUNCS = (
     library.correctness_reward,
@@ -62,22 +57,6 @@ class Problem(NamedTuple):
         ``15,27``.
         """
         return f"{min(self.a, self.b)},{max(self.a, self.b)}"
-
-
-def new_words(rows: Iterable[Row], answer_column: str = "answer") -> list[str]:
-    """Words and marks, in order, that these prompts and answers have, and those of this task do
-    not.
-
-    >>> new_words([{"prompt": "Is 7 + 2 = 9?", "answer": "yes"}])
-    ['yes']
-    """
-    found: dict[str, None] = {}
-    for row in rows:
-        prompt = row["prompt"]
-        messages = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]
-        for text in (*messages, row.get(answer_column, "")):
-            found |= dict.fromkeys(_WORD.findall(str(text).casefold()))
-    return [word for word in found if word not in _READ]
 
 
 def all_problems() -> list[Problem]:

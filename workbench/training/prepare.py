@@ -107,14 +107,7 @@ def prepare(
         heard += _built(config_class, stage.recipe, stage.settings, machine, policy)[2]
     notes += [*sought, *settings_of.stages_decide(recipe), *_of_stages(stages), *unread, *measured]
     notes += around.lines("plan", Asked(recipe, task, stages, steps, run))
-    notes += [
-        *of_shape,
-        *chosen,
-        *begins,
-        *_warned(task),
-        *_unread(recipe, stages),
-        *dict.fromkeys(heard),
-    ]
+    notes += [*of_shape, *chosen, *begins, *_warned(task), *dict.fromkeys(heard)]
     notes += [*instead, *one_gpu(backend, machine), *settings_of.check_in_force(given, built)]
     generates = [around.asked("generates", stage, machine, shape) for stage in stages]
     words = ". ".join(dict.fromkeys(itertools.chain(*generates)))
@@ -170,24 +163,6 @@ def _warned(task: Task | None) -> list[str]:
     return lines
 
 
-def _unread(recipe: Recipe, stages: Sequence[Stage]) -> list[str]:
-    if recipe.policy.name != "tiny":
-        return []
-    from workbench.tiny.task import new_words
-
-    columns = [stage.task.answer_column if stage.task else "" for stage in stages]
-    new = dict.fromkeys(
-        word
-        for stage, column in zip(stages, columns)
-        for word in new_words(stage.rows[:200], column)
-    )
-    words = ", ".join(map(repr, [*new][:5]))
-    more = f" and {len(new) - 5} more" if len(new) > 5 else ""
-    told = f"policy tiny knows the task arithmetic alone, which never says {words}{more}"
-    remedy = "where it is never right it cannot learn; policy smollm2 reads any words"
-    return [f"{told}: {remedy}"] if new else []
-
-
 def _rows(recipe: Recipe, stages: Sequence[Stage], given: Fields, built: object) -> tuple[Row, ...]:
     said = settings_of.asked_of(recipe) | (recipe.stages[0].grpo if recipe.stages else {})
     papers: Fields = {}
@@ -202,13 +177,11 @@ def _rows(recipe: Recipe, stages: Sequence[Stage], given: Fields, built: object)
             row = row._replace(by=source)
         rows.append(row)
 
-    def nearness(row: Row) -> int:
-        # what you asked for first, then what the workbench decided, then the libraries
-        if row.name in said or row.by == "stages":
-            return 0
-        return 1 if "workbench" in row.by or row.name in papers else 2
+    def theirs(row: Row) -> tuple[bool, bool]:
+        # what you asked for first, then what the workbench decides, then the libraries
+        return row.asked is None, "TRL" in row.by or "Unsloth" in row.by
 
-    return tuple(sorted(rows, key=nearness))
+    return tuple(sorted(rows, key=theirs))
 
 
 def plan(
@@ -247,13 +220,13 @@ def plan(
     from workbench.training.presets import of_recipe, read_source
 
     called, recipe, notes, named, tasked = read_source(source, said)
-    with of_recipe(source, called):
+    with of_recipe(called):
         recipe = settings_of.overridden(recipe, said, steps)
     memory = (memory or around.memory_feature(vram_gb)) if named else None
     # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.
     with_task = tasked or task is not None
     try:
-        with of_recipe(source, called):
+        with of_recipe(called):
             made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=with_task)
     except WorkbenchError as error:
         for note in notes:  # what was read otherwise than it stands in a script may be the cause

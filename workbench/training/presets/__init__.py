@@ -50,15 +50,12 @@ def find_recipe(name_or_path: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def of_recipe(source: object, name: str = "") -> Generator[None]:
-    """A RecipeError raised inside names the file or preset that it is of (if it is of one), as
-    `name`.
-    """
+def of_recipe(name: str) -> Generator[None]:
+    """A RecipeError raised inside says which file or preset it is of; "recipe": it is of none."""
     try:
         yield
     except RecipeError as error:
-        name = name or str(source)
-        if isinstance(source, (str, Path)) and "\n" not in str(source) and name not in error.value:
+        if name not in error.value and name != "recipe":
             error.add_note(f"  in:     {name}")
         raise
 
