@@ -80,7 +80,14 @@ def other_keys(column: str) -> Reason:
     return column_is(column, "is an object with other keys than before", remedy)
 
 
-AS_TEXT = "written as text"  # how the rule of such a change ends
+_AS_TEXT = " written as text"
+
+
+def as_text(what: str) -> str:
+    """The rule for a value that becomes text, which repairs nothing."""
+    return what + _AS_TEXT
+
+
 # reason, rule of a repair, or warning -> the numbers of its rows
 Rows = dict[Any, array]
 
@@ -123,7 +130,7 @@ class Report:
         self.kept_rows += 1
         # a number that becomes text was not broken
         self.repaired_rows += not all(
-            isinstance(each, Reason) or each.endswith(AS_TEXT) for each in oddities
+            isinstance(each, Reason) or each.endswith(_AS_TEXT) for each in oddities
         )
         for each in dict.fromkeys(oddities):
             group = self._warned if isinstance(each, Reason) else self._repaired
