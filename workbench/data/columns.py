@@ -222,9 +222,9 @@ def answer_as_text(answer: Any, repairs: list[str]) -> str:
         case [_, _, *_]:
             raise LeftOut(answer_is("a list of several"))
         case int() | float():
-            text, repair = _number_as_text(answer), reasons.as_text("number")
+            text, repair = _number_as_text(answer), reasons.becomes_text("number")
         case Decimal() | date():  # a datetime is a date
-            text, repair = str(answer), reasons.as_text(type(answer).__name__)
+            text, repair = str(answer), reasons.becomes_text(type(answer).__name__)
         case _:
             raise LeftOut(answer_is(f"a {type(answer).__name__}, not text"))
     if text != answer:

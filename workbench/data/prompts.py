@@ -164,7 +164,7 @@ def plain_words(column: str, value: Any, oddities: list[str]) -> object:
     as_bytes = isinstance(value, (bytes, bytearray))
     oddities.append(
         f"column {column!r}: "
-        + ("bytes left out of the row" if as_bytes else reasons.as_text(kind.__name__))
+        + ("bytes left out of the row" if as_bytes else reasons.becomes_text(kind.__name__))
     )
     return None if as_bytes else str(value)
 

@@ -83,7 +83,7 @@ def other_keys(column: str) -> Reason:
 _AS_TEXT = " written as text"
 
 
-def as_text(what: str) -> str:
+def becomes_text(what: str) -> str:
     """The rule for a value that becomes text, which repairs nothing."""
     return what + _AS_TEXT
 
