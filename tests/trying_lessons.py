@@ -14,7 +14,7 @@ from workbench.teaching._lib.cells import blanks, filled
 from workbench.teaching._lib.lessons import passed
 
 
-def tried(name: str, mistakes: Sequence[tuple[str, str]], home: Path) -> list[Any]:
+def tried(name: str, mistakes: Sequence[tuple[str, str]], home: Path, parameters: dict[str, Any] | None = None) -> list[Any]:
     """The code cells of the lesson, run in a kernel; every exercise is passed in the end.
 
     `mistakes`: of each blank, in order, what the solution says, and what somebody may well say instead.
@@ -30,7 +30,7 @@ def tried(name: str, mistakes: Sequence[tuple[str, str]], home: Path) -> list[An
     nbformat.write(done, home / "lesson.ipynb")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_HOME", str(home))
-        execute(home / "lesson.ipynb", home / "out.ipynb", {})
+        execute(home / "lesson.ipynb", home / "out.ipynb", parameters or {})
         assert len(passed(name)) == len(mistakes)
     return [cell for cell in nbformat.read(home / "out.ipynb", as_version=4).cells if cell.cell_type == "code"]
 
