@@ -24,7 +24,7 @@ FOLDER = "lessons"  # in the workspace: the learner's own copies, and progress.j
 # Minutes that a notebook takes to run, on two CPU cores with the embedded policy.
 MINUTES = dict(zip(NOTEBOOKS, (0.3, 0.1, 1.2, 0.6, 0.8), strict=True)) | {
     "grpo_by_hand": 0.6,
-    "ppo_by_hand": 1.0,
+    "ppo_by_hand": 1.4,
     "broken_runs": 6.8,
     "two_rewards": 2.2,
     "biased_judge": 2.9,
