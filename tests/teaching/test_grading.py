@@ -192,9 +192,15 @@ def test_damage_is_named_and_the_rest_is_graded(handed_in):
 def test_of_several_copies_the_best_counts_and_an_exercise_of_no_lesson_is_named(handed_in):
     shutil.copyfile(copy_of(handed_in / "cas"), handed_in / "ada" / "lessons" / f"{LESSON}-2.ipynb")
     edit(copy_of(handed_in / "cas"), f'done(\\"{LESSON}\\", \\"clip\\")', f'done(\\"{LESSON}\\", \\"clap\\")')
+    for hidden in (".ipynb_checkpoints/x.ipynb", "._x.ipynb"):  # of JupyterLab, and of a zip made on a Mac
+        for folder in (handed_in, handed_in / "ada" / "lessons"):
+            (folder / hidden).parent.mkdir(exist_ok=True)
+            (folder / hidden).write_text("{")
     grades = grading.grade(handed_in)
+    assert list(grades.learners) == ["ada", "ben", "cas"]
     assert status(grades, "ada") == "passed"
     assert status(grades, "cas", "clip") == "no cell"
+    assert not any("not read" in note for note in grades.notes)
     assert any("cas" in note and "clap" in note for note in grades.notes)
 
 

@@ -175,16 +175,18 @@ def _graded_lessons(only: str | None) -> dict[str, dict[str, cells.LessonBlank]]
 
 
 def _learners(folder: Path) -> dict[str, list[Path]]:
-    # Learner -> the notebooks and records that were handed in.
+    # Learner -> the notebooks and records that were handed in; an unpacked archive also has hidden
+    # files.
     if not folder.is_dir():
         return {}
     one = (folder / "progress.jsonl").is_file()
-    places = [folder.resolve()] if one else sorted(folder.iterdir())
-    files = {each.name: [each] for each in places if each.suffix == ".ipynb"}
-    for each in places:
+    files = {}
+    for each in [folder.resolve()] if one else sorted(folder.glob("[!.]*")):
         if each.is_dir():
-            inside = sorted([*each.rglob("*.ipynb"), *each.rglob("progress.jsonl")])
+            inside = sorted([*each.rglob("[!.]*.ipynb"), *each.rglob("progress.jsonl")])
             files[each.name] = [own for own in inside if ".ipynb_checkpoints" not in own.parts]
+        elif each.suffix == ".ipynb":
+            files[each.name] = [each]
     return files
 
 
