@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import nbformat
 import pytest
 
 from workbench.demo import execute, notebooks_folder
+from workbench.teaching import grading
 from workbench.teaching._lib.cells import blanks, filled
 from workbench.teaching._lib.lessons import passed
 
@@ -32,6 +34,10 @@ def tried(name: str, mistakes: Sequence[tuple[str, str]], home: Path, parameters
         patch.setenv("WORKBENCH_HOME", str(home))
         execute(home / "lesson.ipynb", home / "out.ipynb", parameters or {})
         assert len(passed(name)) == len(mistakes)
+        # As a learner hands it in: the notebook alone, in which the empty and the mistaken cells still stand.
+        (home / "class").mkdir()
+        shutil.copyfile(home / "out.ipynb", home / "class" / "out.ipynb")
+        assert {own.status for own in grading.grade(home / "class").blanks if own.lesson == name} == {"passed"}
     return [cell for cell in nbformat.read(home / "out.ipynb", as_version=4).cells if cell.cell_type == "code"]
 
 
