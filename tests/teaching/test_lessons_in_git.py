@@ -37,7 +37,14 @@ def test_what_is_offered_beside_the_face_is_there():
 
 
 def test_there_are_lessons():
-    assert [path.stem for path in LESSONS] == ["biased_judge", "broken_runs", "grpo_by_hand", "ppo_by_hand", "two_rewards"]
+    assert [path.stem for path in LESSONS] == [
+        "biased_judge",
+        "broken_runs",
+        "grpo_by_hand",
+        "play_it",
+        "ppo_by_hand",
+        "two_rewards",
+    ]
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
