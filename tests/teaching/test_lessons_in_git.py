@@ -37,7 +37,7 @@ def test_what_is_offered_beside_the_face_is_there():
 
 
 def test_there_are_lessons():
-    found = ["biased_judge", "broken_runs", "grpo_by_hand", "ladder", "ppo_by_hand", "two_rewards"]
+    found = ["biased_judge", "broken_runs", "grpo_by_hand", "ladder", "play_it", "ppo_by_hand", "two_rewards"]
     assert [path.stem for path in LESSONS] == found
 
 

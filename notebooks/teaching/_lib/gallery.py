@@ -284,8 +284,8 @@ def _answered(run: RunDirectory) -> float:
 def _heard(run: RunDirectory) -> float:
     # The share of completions in which somebody other than the policy speaks.
     batches = [*read_batches(run)]
-    played = [{turn.author for turn in turns} for batch in batches for turns in batch.turns]
-    return sum(len(authors) > 1 for authors in played) / sum(len(own.completions) for own in batches)
+    authors = [{turn.author for turn in turns} for batch in batches for turns in batch.turns]
+    return sum(len(own) > 1 for own in authors) / sum(len(own.completions) for own in batches)
 
 
 def _unlike(batches: Sequence[StepSummary]) -> float:
