@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import nbformat
 import pytest
 
 from workbench.demo import execute, notebooks_folder
+from workbench.teaching import grading
 from workbench.teaching._lib.cells import blanks, filled
 from workbench.teaching._lib.lessons import passed
 
 
-def tried(name: str, mistakes: Sequence[tuple[str, str]], home: Path) -> list[Any]:
+def tried(name: str, mistakes: Sequence[tuple[str, str]], home: Path, parameters: dict[str, Any] | None = None) -> list[Any]:
     """The code cells of the lesson, run in a kernel; every exercise is passed in the end.
 
     `mistakes`: of each blank, in order, what the solution says, and what somebody may well say instead.
@@ -30,8 +32,12 @@ def tried(name: str, mistakes: Sequence[tuple[str, str]], home: Path) -> list[An
     nbformat.write(done, home / "lesson.ipynb")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_HOME", str(home))
-        execute(home / "lesson.ipynb", home / "out.ipynb", {})
+        execute(home / "lesson.ipynb", home / "out.ipynb", parameters or {})
         assert len(passed(name)) == len(mistakes)
+        # As a learner hands it in: the notebook alone, in which the empty and the mistaken cells still stand.
+        (home / "class").mkdir()
+        shutil.copyfile(home / "out.ipynb", home / "class" / "out.ipynb")
+        assert {own.status for own in grading.grade(home / "class").blanks if own.lesson == name} == {"passed"}
     return [cell for cell in nbformat.read(home / "out.ipynb", as_version=4).cells if cell.cell_type == "code"]
 
 

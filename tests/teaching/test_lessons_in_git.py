@@ -11,6 +11,7 @@ import nbformat
 import pytest
 
 from workbench import teaching
+from workbench.teaching import cells, lessons
 from workbench.teaching._lib import OFFERS
 from workbench.teaching._lib.cells import blanks, filled
 
@@ -36,7 +37,8 @@ def test_what_is_offered_beside_the_face_is_there():
 
 
 def test_there_are_lessons():
-    assert [path.stem for path in LESSONS] == ["biased_judge", "broken_runs", "grpo_by_hand", "two_rewards"]
+    found = ["biased_judge", "broken_runs", "grpo_by_hand", "ladder", "play_it", "ppo_by_hand", "two_rewards"]
+    assert [path.stem for path in LESSONS] == found
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
@@ -85,3 +87,14 @@ class TestLesson:
                 names |= {alias.name for alias in node.names}
         assert modules == {"workbench", "workbench.teaching"}
         assert names <= OFFERS.keys()
+
+    def test_each_blank_is_an_exercise_of_its_own_whose_solution_would_be_graded_as_passed(self, path):
+        lesson = lessons.read_notebook(path)
+        solved, own = cells.filled(lesson), cells.exercises(lesson)
+        assert len(own) == len(cells.blanks(lesson))
+        for place, (exercise, blank) in zip(cells.blanks(lesson), own.items(), strict=True):
+            source = solved["cells"][place]["source"]
+            assert cells.DONE.findall(source) == [(path.stem, exercise)]
+            assert cells.code_hash(source) == blank.solution != blank.empty
+            assert blank.checks, exercise
+            assert not blank.checks - cells.checks_of(source)

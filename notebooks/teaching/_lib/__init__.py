@@ -7,6 +7,7 @@ import importlib
 # Name -> the module that has it, or that it is.
 OFFERS = {
     "lessons": "teaching._lib.lessons",
+    "cells": "teaching._lib.cells",  # blanks and their solutions
     "done": "teaching._lib.lessons",  # notes that an exercise is passed
     "gallery": "teaching._lib.gallery",  # the broken runs
     "rows": "tiny.task",  # sums and differences below 100

@@ -4,16 +4,33 @@ solution, hidden.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import copy
 import re
-from typing import Any
+import warnings
+from collections import Counter
+from typing import Any, NamedTuple
 
 from workbench.errors import RunError
+from workbench.rewards.judging import digest
 
 BLANK = "# your turn:"  # stands in every blank, and says what is asked
 SOLUTION = re.compile(
     r"<details>\s*<summary>Solution</summary>\s*\n```python\n(.*?)\n```\s*</details>", re.DOTALL
 )
+
+# The last line of a blank: which exercise of which lesson it is.
+DONE = re.compile(r"""\bdone\(\s*["']([^"'\n]+)["'],\s*["']([^"'\n]+)["']\s*\)""")
+
+
+class LessonBlank(NamedTuple):
+    """A blank as its lesson ships: what it is worth, and what tells a learner's cell from it."""
+
+    points: float  # of the cell's metadata; 1 where it has none
+    empty: str  # cell_hash of the blank
+    solution: str  # code_hash of its solution
+    checks: Counter[str]
 
 
 def blanks(notebook: Any) -> list[int]:
@@ -46,3 +63,52 @@ def filled(notebook: Any) -> Any:
             )
         cells[place]["source"] = found[1]
     return notebook
+
+
+def exercises(notebook: Any) -> dict[str, LessonBlank]:
+    """Exercise -> its blank, of a lesson as it ships."""
+    solved, own = filled(notebook)["cells"], {}
+    for place in blanks(notebook):
+        cell = notebook["cells"][place]
+        for _, exercise in DONE.findall(cell["source"]):
+            own[exercise] = LessonBlank(
+                cell["metadata"].get("points", 1),
+                cell_hash(cell["source"]),
+                code_hash(solved[place]["source"]),
+                checks_of(cell["source"]),
+            )
+    return own
+
+
+def cell_hash(source: str) -> str:
+    """SHA-256 of a cell's code, in hex; spaces at the end of a line do not count."""
+    return digest("\n".join(map(str.rstrip, source.strip().splitlines())))
+
+
+def code_hash(source: str) -> str:
+    """SHA-256 of what a cell does, in hex: layout and comments do not count, where it can be
+    parsed. Another version of Python may give another.
+    """
+    return cell_hash(source) if (tree := _parsed(source)) is None else digest(ast.dump(tree))
+
+
+def checks_of(source: str) -> Counter[str]:
+    """What a blank asks of its answer: its asserts, and what the gallery of broken runs checks;
+    none of code that cannot be parsed.
+    """
+    tree = _parsed(source) or ast.Module([], [])
+    return Counter(
+        ast.dump(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+        or (isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("diagnose", "repair"))
+    )
+
+
+def _parsed(source: str) -> ast.Module | None:
+    with (
+        contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError),
+        warnings.catch_warnings(action="ignore"),  # of a learner's "\\d"
+    ):
+        return ast.parse(source)
+    return None

@@ -1,5 +1,5 @@
-"""A gallery of broken runs: eighteen that are made for real, to be named, repaired and
-trained again: sixteen in seconds, and two of a real model in minutes.
+"""A gallery of broken runs: twenty that are made for real, to be named, repaired and
+trained again: eighteen in seconds, and two of a real model in minutes.
 
     case = gallery.Case("run_01")
     run = case.make()               # trains it; the panel is all that is shown
@@ -203,6 +203,8 @@ class Case:
             )
         if self._measure == "own":
             return 1 - _answered(run)
+        if self._measure == "heard":
+            return _heard(run)
         if self._measure == "alike":
             return 1 - _unlike(summaries_of(run))
         if self._measure == "unseen":
@@ -262,6 +264,7 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
         "trained_on": _kind(task.rows[0]),
         "held_out": _kind(task.held_out[0]),
         "answered": f"{_answered(run):.0%}",
+        "heard": f"{_heard(run):.0%}",
         "unlike": f"{_unlike(batches):.0%}",
         "seen": f"{len(_seen(task))} of {len(task.held_out)}",
         "exported": (
@@ -276,6 +279,13 @@ def _answered(run: RunDirectory) -> float:
     # The share of completions whose text has a word after a call.
     texts = [text for batch in read_batches(run) for text in batch.completions]
     return statistics.fmean(bool(re.search(r"</tool_call>\w", text)) for text in texts)
+
+
+def _heard(run: RunDirectory) -> float:
+    # The share of completions in which somebody other than the policy speaks.
+    batches = [*read_batches(run)]
+    authors = [{turn.author for turn in turns} for batch in batches for turns in batch.turns]
+    return sum(len(own) > 1 for own in authors) / sum(len(own.completions) for own in batches)
 
 
 def _unlike(batches: Sequence[StepSummary]) -> float:

@@ -1,26 +1,35 @@
 """Lessons: notebooks that are copied into the workspace before they are opened, and which of their
-exercises are passed.
+exercises are passed: a pass record of each says by which code, when, and with which versions.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from workbench import __version__
 from workbench.demo import NOTEBOOKS, free, notebooks_folder
 from workbench.errors import RunError, nearest
+from workbench.kinds import Fields
+from workbench.rewards.judging import digest
 from workbench.run.directory import now
-from workbench.teaching._lib.cells import blanks, filled
+from workbench.run.machine import versions
+from workbench.teaching._lib.cells import DONE, blanks, cell_hash, filled
 from workbench.workspace import append_line, made, read_lines, replace_file, resolve
 
 FOLDER = "lessons"  # in the workspace: the learner's own copies, and progress.jsonl
 # Minutes that a notebook takes to run, on two CPU cores with the embedded policy.
 MINUTES = dict(zip(NOTEBOOKS, (0.3, 0.1, 1.2, 0.6, 0.8), strict=True)) | {
     "grpo_by_hand": 0.6,
+    "ppo_by_hand": 1.4,
     "broken_runs": 6.8,
     "two_rewards": 2.2,
     "biased_judge": 2.9,
+    "ladder": 9.9,
+    "play_it": 6.3,
 }
 
 
@@ -34,13 +43,64 @@ def shipped() -> dict[str, Path]:
 
 
 def done(lesson: str, exercise: str) -> None:
-    """Note that an exercise is passed, once: the last line of a blank, after its asserts."""
-    if exercise not in passed(lesson):
-        append_line(
-            made(resolve(FOLDER)) / "progress.jsonl",
-            {"time": now(), "lesson": lesson, "exercise": exercise},
+    """Note that an exercise is passed: the last line of a blank, after its asserts.
+
+    The pass record is a line of lessons/progress.jsonl, and in a notebook also goes with the cell's
+    output, so that the notebook alone can be graded. The same code is noted once.
+    """
+    file = made(resolve(FOLDER)) / "progress.jsonl"
+    cell = _running_cell()
+    record = {
+        "time": now(),
+        "lesson": lesson,
+        "exercise": exercise,
+        "cell": None if cell is None else cell_hash(cell),
+        "workbench": __version__,
+    }
+    record |= {key: own for key, own in versions().items() if key in ("python", "torch", "trl")}
+    what = ("lesson", "exercise", "cell")
+    for line in read_lines(file):
+        if all(line.get(key) == record[key] for key in what) and is_sealed(line):
+            record = line
+            break
+    else:
+        append_line(file, record := record | {"checksum": digest(sorted(record.items()))})
+    said = f"passed: {exercise} ({len(passed(lesson))} in {lesson})"
+    if cell is None:
+        print(said)
+    else:
+        sys.modules["IPython"].display.display(
+            {"text/plain": said}, metadata={"workbench": record}, raw=True
         )
-    print(f"passed: {exercise} ({len(passed(lesson))} in {lesson})")
+
+
+def is_sealed(record: Fields) -> bool:
+    """Whether the checksum of a pass record fits it. It finds damage and a careless edit; whoever
+    reads this can make one that fits.
+    """
+    own = {key: value for key, value in record.items() if key != "checksum"}
+    return record.get("checksum") == digest(sorted(own.items()))
+
+
+def handed_in(file: Path) -> Iterator[tuple[tuple[str, str], str | Fields]]:
+    """What a learner's notebook or progress.jsonl holds: (lesson, exercise), and either the code of
+    its cell or a pass record.
+    """
+    if file.suffix != ".ipynb":
+        yield from (((own["lesson"], own["exercise"]), own) for own in read_lines(file))
+        return
+    for cell in read_notebook(file)["cells"]:
+        if cell["cell_type"] == "code":
+            yield from ((what, cell["source"]) for what in DONE.findall(cell["source"]))
+            for output in cell["outputs"]:
+                if own := output.get("metadata", {}).get("workbench"):
+                    yield (own["lesson"], own["exercise"]), own
+
+
+def _running_cell() -> str | None:
+    # The code of the cell that calls; None outside a notebook.
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return shell.history_manager.input_hist_raw[-1] if shell else None
 
 
 def passed(lesson: str) -> dict[str, str]:
@@ -59,7 +119,7 @@ def lessons() -> list[dict[str, Any]]:
     """
     rows = []
     for name, file in shipped().items():
-        notebook = _read(file)
+        notebook = read_notebook(file)
         times = passed(name)
         rows.append(
             {
@@ -99,7 +159,7 @@ def copy_of(name: str, again: bool = False, solved: bool = False) -> Path:
         return max(there, key=lambda file: file.stat().st_mtime)
     with replace_file(target := free(folder / f"{stem}.ipynb")) as beside:
         text = (
-            json.dumps(filled(_read(source)), indent=1, ensure_ascii=False)
+            json.dumps(filled(read_notebook(source)), indent=1, ensure_ascii=False)
             if solved
             else source.read_text(encoding="utf-8")
         )
@@ -107,8 +167,10 @@ def copy_of(name: str, again: bool = False, solved: bool = False) -> Path:
     return target
 
 
-def _read(file: Path) -> dict[str, Any]:
-    # Without nbformat, whose import takes seconds.
+def read_notebook(file: Path) -> dict[str, Any]:
+    """A notebook as JSON, each cell's source in one piece: without nbformat, whose import takes
+    seconds.
+    """
     notebook = json.loads(file.read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
         cell["source"] = "".join(cell["source"])
