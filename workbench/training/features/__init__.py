@@ -11,6 +11,7 @@ from workbench.training.features.judged import JudgeWatch
 from workbench.training.features.ratios import RatioWatch
 from workbench.training.features.trackers import Trackers
 from workbench.training.features.turns import Turns
+from workbench.training.features.unpadded import Unpadded
 from workbench.training.features.warm_start import WarmStart
 from workbench.training.features.watchdog import HealthWatch
 
@@ -21,6 +22,7 @@ FEATURES: tuple[type[Feature], ...] = (
     JudgeWatch,
     HealthWatch,
     Adaptive,
+    Unpadded,
     RatioWatch,
     MemoryFit,
     DecodingLoop,
