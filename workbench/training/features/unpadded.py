@@ -34,7 +34,7 @@ def reason_against(model: Any) -> str | None:
     drops = (one for one in model.modules() if isinstance(one, torch.nn.Dropout))
     kinds = set(getattr(config, "layer_types", None) or ())
     reasons: Fields = {
-        "not on a CPU": model.device.type != "cpu",
+        "not on a CPU": model.device.type != "cpu" or torch.cuda.is_available(),
         "several processes": processes.count() > 1,
         "attention other than sdpa": getattr(config, "_attn_implementation", None) != "sdpa",
         "layers other than full attention": config.is_encoder_decoder or kinds - {"full_attention"},
