@@ -7,6 +7,9 @@ backend, one task (one-word answers to made-up reviews), arms in turns and each 
 
 - step: a training step. Every run begins with a policy that was just loaded; its first step is left
   out.
+- profile: what a step spends its time on, in seconds of the processor and of the clock, in 16 bits
+  and in nf4: generate, score, forward (the loss), backward, optimiser, and what the workbench does
+  itself. The first step is in it, whose loss the workbench computes both ways.
 - sampling: the completions of one step, by the workbench's loop and by transformers' `generate`.
 - eval: completions of held-out prompts, by `wb.sample` and by `generate`, in the same batches.
 - export: the trained adapter merged and written: by `wb.export`, with sums and passport, and by
@@ -36,7 +39,7 @@ from generation import equal
 from measuring import Line, Ratio, between, ratio
 from steps import in_words
 
-PARTS = ("step", "sampling", "eval", "export", "curve", "busy")
+PARTS = ("step", "profile", "sampling", "eval", "export", "curve", "busy")
 THEIRS = {"step": "plain TRL", "sampling": "`generate`", "eval": "`generate`", "export": "PEFT"}
 WORKBENCH, AGAIN = "workbench", " again"
 ALONE, BUSY = "alone", "beside two busy processes"
@@ -155,6 +158,74 @@ def step(asked: Any) -> dict[str, Any]:
         "curve": same_curve(runs[False], runs[True]),
         "curve_of_trl": runs[False].curve(),
     }
+
+
+def profile(asked: Any) -> dict[str, Any]:
+    """Where the time of a step goes, by arm; each is trained twice, and the lesser of both is kept.
+
+    Processor time counts all threads, and less of what else the machine does.
+    """
+    found, task = {}, task_of()
+    for case, in_4bit in (("16 bit", False), ("nf4", True)):
+        recipe = recipe_of(asked, DROPPED + asked.steps)
+        recipe.policy.load_in_4bit = in_4bit
+        spent: dict[str, dict[str, list[float]]] = {}
+        runs: dict[str, Run] = {}
+        for arm, train in (("plain TRL", by_trl), (WORKBENCH, by_workbench)) * 2:
+            with _spent() as seconds:
+                runs[arm] = train(recipe, task)
+            steps, own = len(runs[arm].step_s), spent.setdefault(arm, {})
+            for part, both in seconds.items():
+                a_step = [value / steps for value in both]
+                own[part] = list(map(min, own.get(part, a_step), a_step))
+            words = [f"{part} {cpu:.2f}" for part, (cpu, _) in own.items()]
+            measuring.say(f"{case}, {arm}: {', '.join(words)} s of the processor a step")
+        theirs, ours = (spent[arm]["step"] for arm in ("plain TRL", WORKBENCH))
+        found[case] = {
+            "processor_and_clock_s": spent,
+            "times_as_fast": [one / other for one, other in zip(theirs, ours, strict=True)],
+            "hooks_s": runs[WORKBENCH].hooks_s / len(runs[WORKBENCH].step_s),
+            "curve": same_curve(runs["plain TRL"], runs[WORKBENCH]),
+        }
+    return found
+
+
+@contextlib.contextmanager
+def _spent() -> Iterator[dict[str, list[float]]]:
+    # [seconds of the processor, of the clock] inside the methods that both arms call
+    import torch
+    from accelerate import Accelerator
+    from trl import GRPOTrainer
+
+    watched = {
+        "generate": (GRPOTrainer, "_generate"),
+        "score": (GRPOTrainer, "_calculate_rewards"),
+        "forward": (GRPOTrainer, "_compute_loss"),
+        "backward": (Accelerator, "backward"),
+        "optimiser": (torch.optim.AdamW, "step"),
+        "step": (GRPOTrainer, "training_step"),
+    }
+    seconds = {part: [0.0, 0.0] for part in watched}
+
+    def timed(part: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            started = time.process_time(), time.perf_counter()
+            try:
+                return method(*args, **more)
+            finally:
+                seconds[part][0] += time.process_time() - started[0]
+                seconds[part][1] += time.perf_counter() - started[1]
+
+        return call
+
+    before = {part: getattr(kind, name) for part, (kind, name) in watched.items()}
+    for part, (kind, name) in watched.items():
+        setattr(kind, name, timed(part, before[part]))
+    try:
+        yield seconds
+    finally:
+        for part, (kind, name) in watched.items():
+            setattr(kind, name, before[part])
 
 
 def curve(asked: Any) -> dict[str, Any]:
@@ -364,8 +435,8 @@ def _sampling(policy: Any, longest: int, **more: Any) -> Any:
 # --------------------------------------------------------------------------------------------------
 
 MEASURE = {
-    "step": step, "sampling": sampling, "eval": evaluating, "export": exporting, "curve": curve,
-    "busy": busy,
+    "step": step, "profile": profile, "sampling": sampling, "eval": evaluating, "export": exporting,
+    "curve": curve, "busy": busy,
 }  # fmt: skip
 WHAT = {
     "step": "a training step",
@@ -413,8 +484,21 @@ def lines_of(parts: dict[str, Any]) -> list[Line]:
 
 
 def notes_of(parts: dict[str, Any]) -> list[str]:
-    """Whether the learning curves are equal, and what busy neighbours cost."""
+    """Where a step's time goes, whether the learning curves are equal, and what busy neighbours
+    cost.
+    """
     notes = []
+    for case, own in parts.get("profile", {}).items():
+        arms = [
+            f"{arm}: {', '.join(f'{part} {cpu:.2f}' for part, (cpu, _) in spent.items())}"
+            for arm, spent in own["processor_and_clock_s"].items()
+        ]
+        gains = " and ".join(f"{gain:.2f}" for gain in own["times_as_fast"])
+        notes.append(
+            f"Seconds of the processor in a step, {case}: {'; '.join(arms)}. {gains} times as fast"
+            f" by processor and by clock; the workbench's own work {1000 * own['hooks_s']:.0f} ms;"
+            f" the learning curve {in_words(own['curve'])}."
+        )
     if "curve" in parts:
         words = [
             f"in {dtype} {in_words(curves[WORKBENCH])} (TRL again: {in_words(curves['TRL again'])})"
@@ -449,10 +533,10 @@ def main() -> None:
     parser.add_argument("--curve-steps", type=int, default=4, help="whose curves are compared")
     parser.add_argument("--prompts", type=int, default=32, help="of the evaluation")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART",
-        help=f"only these, and no result is kept: {', '.join(PARTS)}")  # fmt: skip
+        help=f"only these, and a result is kept only with --out: {', '.join(PARTS)}")  # fmt: skip
     small = {"completions": 8, "tokens": 6, "steps": 1, "curve_steps": 1, "prompts": 2}
     asked = measuring.parse(parser, rounds=1, **small)
-    if len(asked.part) < len(PARTS):
+    if len(asked.part) < len(PARTS) and asked.out == measuring.RESULTS:
         asked.out = None
     stamped, parts = measuring.stamp(), {}
     with measuring.empty_home():

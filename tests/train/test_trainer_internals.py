@@ -97,6 +97,7 @@ class _Bare:
 
     noted: dict = {}  # noqa: RUF012
     callbacks = ()
+    why_not = None
 
 
 def test_prompts_are_padded_on_the_left(source):

@@ -21,7 +21,7 @@ REPLACED = {
     "_generate_and_score_completions": "theirs, turns, curriculum",
     "_calculate_rewards": "theirs",
     "_compute_loss": "ratios",
-    "_get_per_token_logps_and_entropies": "ratios",
+    "_get_per_token_logps_and_entropies": "unpadded, ratios",
     "get_off_policy_mask": "ratios",
     "create_scheduler": "resuming",
     "_get_train_sampler": "resuming",

@@ -12,6 +12,7 @@ from workbench.training.features.known_words import KnownWords
 from workbench.training.features.ratios import RatioWatch
 from workbench.training.features.trackers import Trackers
 from workbench.training.features.turns import Turns
+from workbench.training.features.unpadded import Unpadded
 from workbench.training.features.warm_start import WarmStart
 from workbench.training.features.watchdog import HealthWatch
 
@@ -23,6 +24,7 @@ FEATURES: tuple[type[Feature], ...] = (
     JudgeWatch,
     HealthWatch,
     Adaptive,
+    Unpadded,
     RatioWatch,
     MemoryFit,
     DecodingLoop,
