@@ -2,6 +2,7 @@
 level that the policy solves some of the time?
 
     uv run python benchmarks/levels.py [--policy smollm2]    # with the extras tasks and smollm2
+    uv run python benchmarks/levels.py --policy tiny --taught 20 --home FOLDER
 
 Scorers: the library's scorer is called directly with the library's entry, and by the workbench with
 what a row kept, on answers right, wrong and broken. Equal scores prove that an entry survives the
@@ -12,22 +13,36 @@ Auto: the level that it chose is measured again, with fresh completions of held-
 to be in the band, it has landed where at least half of the fresh 95 % interval lies in the band.
 Where auto said that no level is, that is honest where at least half of the interval lies outside,
 for the level that it called nearest: the others are not measured again. Else auto is contradicted;
-without fresh completions it is not measured. Results are kept task by task in --home, so that it
-can be interrupted; the command that is recorded is the last one's.
+without fresh completions it is not measured.
+
+Taught: no policy here solves many of these tasks, so the embedded one is taught first, each task
+from the start and alone: a warm start on reference completions of the easiest level, the same for
+every task. The rule of which tasks count, written before they were measured: the tasks that have
+levels, by alphabet, until --taught of them have a level that is known to be in the band. Known:
+of up to 180 completions of held-out questions the whole 95 % interval lies in it; levels are tried
+from the easiest until one does or is solved less often than the band. Then auto is asked, of
+questions that were not taught, and its level is measured with 60 held-out questions that neither
+saw. It has landed, is contradicted, or has missed, saying that no level is in the band. Tasks that
+could not be taught, or have no such level, are in the table.
+
+Results are kept task by task in --home, each with its commit, so that it can be interrupted; the
+command that is recorded is the last one's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import io
 import os
 import random
+import re
 import signal
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +51,21 @@ from measuring import Line
 
 FRESH = 60  # completions of the second measurement
 OUTCOMES = ("landed", "honestly none", "contradicted", "not measured")
+OF_TAUGHT = ("landed", "missed", "contradicted", "not measured")
 TOKENS = 32
+# Of a task that is taught: questions made of a level, from a seed of their own, and the least that
+# must be left; completions that say how often a level is solved, and the least of them.
+TEACHES, QUESTIONS, LEAST = 9001, 500, 100
+LARGER = 180
+EPOCHS, RATE, RANK = 5, 2e-3, 32
+PROMPT = 200  # tokens, at most: longer ones take minutes to teach
+LONGEST_S = 300  # of a task
 
 
-class OutOfTimeError(Exception):
-    """A task's questions took longer than they may."""
+class OutOfTimeError(BaseException):
+    """A task took longer than it may. No Exception: the library's questions are made under an
+    `except` for those.
+    """
 
 
 @contextlib.contextmanager
@@ -160,18 +185,155 @@ def auto(name: str, policy: Any, recipe: Any) -> dict[str, Any]:
     }
 
 
-def kept(file: Path, names: list[str], measure: Any, minutes: float) -> list[dict[str, Any]]:
-    """The results by task: those in the file, and those that are missing, until time is up."""
+def teach(name: str, recipe: Any) -> tuple[Any, set[str]]:
+    """The recipe with the adapter of a policy that was taught a task's easiest level by a warm
+    start, and the questions that it was taught: of none that auto may ask.
+
+    A WorkbenchError says why it could not be taught.
+    """
+    from workbench.errors import TaskError
+    from workbench.tasks import gym
+    from workbench.training.levels import _QUESTIONS, fitting
+    from workbench.training.policy import load_policy
+    from workbench.training.trainer import train
+
+    level = str(gym.GymName(name, gym.levels(name)[0]))
+    task, policy = gym.task(level, TEACHES, QUESTIONS), load_policy(recipe)
+    asked = {question(row) for row in gym.task(level, questions=_QUESTIONS).rows}
+    rows = [row for row in task.rows if question(row) not in asked]
+    rows = [row for row in fitting(rows, policy.tokenizer, recipe, TOKENS) if right(row)]
+    rows = [row for row in rows if len(policy.tokenizer(written(row))["input_ids"]) < TOKENS]
+    if len(rows) < LEAST:
+        raise TaskError(f"{len(rows)} questions to teach", rule=f"{LEAST} are needed", remedy="-")
+    content = recipe.model_dump(exclude_unset=True) | {
+        "run_name": f"taught_{name}",
+        "warm_start": {
+            "source": "reference",
+            "samples": len(rows),
+            "epochs": EPOCHS,
+            "learning_rate": RATE,
+        },
+    }
+    # a run has at least one step: so small a rate leaves what was taught as it is
+    content["grpo"] |= {"max_steps": 1, "learning_rate": 1e-9}
+    content["grpo"] |= {"num_generations": 4, "per_device_train_batch_size": 8}
+    task = dataclasses.replace(task, rows=rows, held_out=(), ideal=written)
+    run = train(type(recipe).of(content), policy=policy, task=task)
+    part = recipe.policy.model_copy(update={"adapter": str(run.adapter)})
+    return recipe.model_copy(update={"policy": part}), {question(row) for row in rows}
+
+
+def question(row: dict[str, Any]) -> str:
+    """What a row asks."""
+    return row["prompt"][-1]["content"]
+
+
+def written(row: dict[str, Any]) -> str:
+    """A row's reference completion."""
+    return f"<answer>{row['answer']}</answer>"
+
+
+def right(row: dict[str, Any]) -> bool:
+    """Whether the reference completion of a row is right."""
+    from workbench.tasks import gym
+
+    columns = {"answer": [row["answer"]], "entry": [row["entry"]]}
+    return gym.score_reward([written(row)], **columns) == [1.0]
+
+
+def known(name: str, policy: Any, recipe: Any) -> tuple[int | None, list[list[int]]]:
+    """The easiest level that is known to be in the band, if there is one, and (level, right,
+    completions) of each that was tried.
+    """
+    from workbench.health.trends import Z_95, share
+    from workbench.inspection.evaluation import measure_policy
+    from workbench.task import load_task
+    from workbench.tasks import gym
+    from workbench.training.levels import BAND, fitting
+
+    tried: list[list[int]] = []
+    for level in gym.levels(name):
+        task = load_task(str(gym.GymName(name, level)))
+        rows = fitting(task.held_out, policy.tokenizer, recipe, TOKENS)[FRESH : FRESH + LARGER]
+        if len(rows) < LEAST:
+            continue
+        how = {"max_completion_length": TOKENS, "seed": 2000}
+        measured = measure_policy(policy, task, rows, samples=1, batch_size=32, **how)
+        tried.append([level, int(measured.lenient.sum()), len(rows)])
+        rate = share(*tried[-1][1:], Z_95)
+        if BAND[0] <= rate.low and rate.high <= BAND[1]:
+            return level, tried
+        if rate.high < BAND[0]:
+            break
+    return None, tried
+
+
+def taught(name: str, recipe: Any) -> dict[str, Any]:
+    """One task: what it took to teach it, how often its levels are solved, and, where one is known
+    to be in the band, what auto said.
+    """
+    from workbench.errors import WorkbenchError
+    from workbench.tasks import gym
+    from workbench.training.levels import _QUESTIONS
+    from workbench.training.policy import load_policy
+
+    found: dict[str, Any] = {"task": name, "taught": 0, "known": None, "tried": [], "said": ""}
+    try:
+        with within(LONGEST_S):
+            with contextlib.redirect_stdout(io.StringIO()):
+                recipe, seen = teach(name, recipe)
+            policy = load_policy(recipe)
+            found["taught"] = len(seen)
+            found["known"], found["tried"] = known(name, policy, recipe)
+            if found["known"] is None:
+                return found
+            found |= auto(name, policy, recipe)
+            asked = [
+                row
+                for level in re.findall(r"level (\d+) solved", found["said"])
+                for row in gym.task(str(gym.GymName(name, int(level))), questions=_QUESTIONS).rows
+            ]
+            found["seen"] = [sum(question(row) in seen for row in asked), len(asked)]
+    except OutOfTimeError:
+        found |= {"known": None, "said": f"took longer than {LONGEST_S} s"}
+    except WorkbenchError as error:
+        found |= {"known": None, "said": error.value}
+    return found
+
+
+def outcome_of_taught(each: dict[str, Any]) -> str:
+    """One of `OF_TAUGHT`, or "-" where no level is known to be in the band."""
+    if each["known"] is None:
+        return "-"
+    return outcome(True, *each["fresh"]) if each["in_band"] else "missed"
+
+
+def kept(
+    file: Path,
+    names: list[str],
+    measure: Callable[[str], dict[str, Any]],
+    minutes: float,
+    enough: Callable[[list[dict[str, Any]]], bool] = lambda found: False,
+) -> list[dict[str, Any]]:
+    """The results by task: those in the file, and those that are missing, until time is up or there
+    are enough.
+    """
     from workbench.workspace import append_line, read_lines
 
-    found = {line["task"]: line for line in read_lines(file)}
-    until = time.monotonic() + 60 * minutes
+    before = {line["task"]: line for line in read_lines(file)}
+    until, commit = time.monotonic() + 60 * minutes, measuring.stamp()["versions"]["commit"]
+    found: list[dict[str, Any]] = []
     for name in names:
-        if name not in found and time.monotonic() < until:
-            found[name] = measure(name)
-            measuring.say(str(found[name]))
-            append_line(file, found[name])
-    return [found[name] for name in names if name in found]
+        if enough(found):
+            break
+        if name not in before:
+            if time.monotonic() > until:
+                continue
+            before[name] = measure(name) | {"commit": commit}
+            measuring.say(str(before[name]))
+            append_line(file, before[name])
+        found.append(before[name])
+    return found
 
 
 def main() -> None:
@@ -179,6 +341,11 @@ def main() -> None:
     parser.add_argument("--policy", default="smollm2", help="which policy auto measures")
     parser.add_argument("--rows", type=int, default=50, help="rows of each task to score")
     parser.add_argument("--minutes", type=float, default=60, help="stop after so many")
+    parser.add_argument(
+        "--taught",
+        type=int,
+        help="only tasks that the embedded policy is taught, until so many count",
+    )
     parser.add_argument("--home", type=Path, help="where results are kept meanwhile")
     asked = measuring.parse(parser, rows=2, minutes=1, policy="tiny")
     stamped = measuring.stamp()
@@ -202,18 +369,36 @@ def main() -> None:
         tasks = ["chain_sum"] if asked.quick else names
         policy = load_policy(recipe)
         file = home / f"auto-{asked.policy}.jsonl"
-        found = kept(file, tasks, lambda name: auto(name, policy, recipe), asked.minutes)
+        # where it is taught, of the untaught one only what is kept
+        minutes = 0 if asked.taught else asked.minutes
+        found = kept(file, tasks, lambda name: auto(name, policy, recipe), minutes)
+        of_taught = []
+        if asked.taught:
+            content = recipe.model_dump(exclude_unset=True)
+            content |= {"lora": {"r": RANK, "lora_alpha": RANK}, "max_prompt_length": PROMPT}
+            whole = Recipe.of(content)
+            of_taught = kept(
+                home / "taught.jsonl",
+                ["letter_counting"] if asked.quick else [*filter(gym.levels, names)],
+                lambda name: taught(name, whole),
+                asked.minutes,
+                lambda found: sum(each["known"] is not None for each in found) == asked.taught,
+            )
     del asked.home
-    content = {"scorers": of_tasks, "auto": found}
+    content = {"scorers": of_tasks, "auto": found, "taught": of_taught}
     measuring.save("levels", asked, stamped, *report(asked.policy, asked.rows, **content))
 
 
 def report(
-    policy: str, asked_rows: int, scorers: list[dict[str, Any]], auto: list[dict[str, Any]]
+    policy: str,
+    asked_rows: int,
+    scorers: list[dict[str, Any]],
+    auto: list[dict[str, Any]],
+    taught: list[dict[str, Any]],
 ) -> tuple[list[Line], tuple[list[str], list[list[str]]], dict[str, Any], list[str]]:
     """Lines, table, numbers and notes of a result, from what was kept of each task."""
     found = [each | {"outcome": outcome(each["in_band"], *each["fresh"])} for each in auto]
-    counts = Counter(each["outcome"] for each in found)
+    of_taught = [each | {"outcome": outcome_of_taught(each)} for each in taught]
     pairs, differ = (sum(each[key] for each in scorers) for key in ("pairs", "differ"))
     lines = [
         Line(
@@ -222,36 +407,55 @@ def report(
             "the same scorer, called directly",
             "none: no chance in it",
         ),
-        Line(
-            f"difficulty: auto, {policy}, {len(found)} tasks",
-            ", ".join(f"{counts[each]} {each}" for each in OUTCOMES),
-            "fresh completions",
-            "sampled: 95 % intervals in the rule",
-        ),
+        *_lines(f"difficulty: auto, {policy}, {len(found)} tasks", found, OUTCOMES),
     ]
-    header = ["task", "level", "what auto said", "fresh", "outcome"]
+    counts = [each for each in of_taught if each["known"] is not None]
+    what = f"difficulty: auto, tiny, taught {len(counts)} tasks that have a level in the band"
+    lines += _lines(what, counts, OF_TAUGHT)
+    header = ["task", "taught", "solved, of more", "level", "what auto said", "fresh", "outcome"]
     rows = [
         [
             each["task"],
-            each["level"] or "-",
-            each["said"].removeprefix("difficulty: auto: "),
-            "{} of {}".format(*each["fresh"]),
+            str(each.get("taught", "-")),
+            ", ".join("{}: {} of {}".format(*tried) for tried in each.get("tried", [])) or "-",
+            each.get("level") or "-",
+            each["said"].removeprefix("difficulty: auto: ") or "not asked",
+            "{} of {}".format(*each["fresh"]) if "fresh" in each else "-",
             each["outcome"],
         ]
-        for each in found
+        for each in (*of_taught, *found)
     ]
     changed = [each["task"] for each in scorers if each["changed"]]
     fewer = [f"{each['task']} ({each['rows']})" for each in scorers if each["rows"] < asked_rows]
     errors = sum(each["errors"] for each in scorers)
     notes = [
-        f"Auto said of {sum(each['in_band'] for each in found)} of {len(found)} tasks that a level"
-        " is in the band: only those can show that it finds one where there is one.",
+        f"Untaught, auto said of {sum(each['in_band'] for each in found)} of {len(found)} tasks"
+        " that a level is in the band: only those can show that it finds one where there is one.",
         f"{errors:,} of the {pairs:,} answers were beyond their own scorers, which raised; the"
         " reward is 0 there, which is counted as equal.",
         f"Entries that a row does not give back equal, type by type: {', '.join(changed) or 'none'}"
         f"; fewer rows within a minute: {', '.join(fewer) or 'none'}.",
     ]
-    return lines, (header, rows), {"scorers": scorers, "auto": found}, notes
+    if counts:
+        seen, asked = (sum(each["seen"][place] for each in counts) for place in (0, 1))
+        harder = sum(each["level"] != str(each["tried"][0][0]) for each in counts)
+        notes.append(
+            f"{len(of_taught)} tasks were taught for the {len(counts)} that count; in {harder} of"
+            f" those auto named another level than the easiest. Taught, too, were {seen:,} of the"
+            f" {asked:,} questions of the levels that it looked at."
+        )
+    content = {"scorers": scorers, "auto": found, "taught": of_taught}
+    for part, of_part in content.items():
+        if commits := Counter(each["commit"] for each in of_part if "commit" in each):
+            notes.append(f"Measured at, {part}: {', '.join(commits)}.")
+    return lines, (header, rows), content, notes
+
+
+def _lines(what: str, found: list[dict[str, Any]], outcomes: tuple[str, ...]) -> list[Line]:
+    counts = Counter(each["outcome"] for each in found)
+    figure = ", ".join(f"{counts[each]} {each}" for each in outcomes)
+    noise = "sampled: 95 % intervals in the rule"
+    return [Line(what, figure, "fresh completions", noise)] if found else []
 
 
 if __name__ == "__main__":
