@@ -15,7 +15,7 @@ Where auto said that no level is, that is honest where at least half of the inte
 for the level that it called nearest: the others are not measured again. Else auto is contradicted;
 without fresh completions it is not measured.
 
-Taught: no policy here solves many of these tasks, so the embedded one is taught first, each task
+Taught: no policy here solves many of these tasks, so the policy (tiny) is taught first, each task
 from the start and alone: a warm start on reference completions of the easiest level, the same for
 every task. The rule of which tasks count, written before they were measured: the tasks that have
 levels, by alphabet, until --taught of them have a level that is known to be in the band. Known:
@@ -344,7 +344,7 @@ def main() -> None:
     parser.add_argument(
         "--taught",
         type=int,
-        help="only tasks that the embedded policy is taught, until so many count",
+        help="only tasks that the policy is taught, until so many count",
     )
     parser.add_argument("--home", type=Path, help="where results are kept meanwhile")
     asked = measuring.parse(parser, rows=2, minutes=1, policy="tiny")
@@ -410,7 +410,7 @@ def report(
         *_lines(f"difficulty: auto, {policy}, {len(found)} tasks", found, OUTCOMES),
     ]
     counts = [each for each in of_taught if each["known"] is not None]
-    what = f"difficulty: auto, tiny, taught {len(counts)} tasks that have a level in the band"
+    what = f"difficulty: auto, {policy}, taught {len(counts)} tasks that have a level in the band"
     lines += _lines(what, counts, OF_TAUGHT)
     header = ["task", "taught", "solved, of more", "level", "what auto said", "fresh", "outcome"]
     rows = [
