@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -175,6 +177,17 @@ def test_of_taught_tasks_those_with_a_level_known_to_be_in_the_band_count():
     assert " 4 of the 400 questions" in notes[-2]
     assert notes[-1] == "Measured at, taught: abc."
     assert [each["outcome"] for each in found["taught"]] == [row[-1] for row in rows]
+
+
+def test_a_task_that_takes_too_long_is_ended_even_under_an_except():
+    levels = benchmark("levels")
+    with pytest.raises(levels.OutOfTimeError), levels.within(1):
+        while True:
+            with contextlib.suppress(Exception):
+                sum(range(1000))
+    with levels.within(1):
+        pass
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
 def test_tasks_that_are_kept_are_not_measured_again_and_no_more_than_are_enough(tmp_path):
