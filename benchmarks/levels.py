@@ -16,14 +16,15 @@ for the level that it called nearest: the others are not measured again. Else au
 without fresh completions it is not measured.
 
 Taught: no policy here solves many of these tasks, so the policy (tiny) is taught first, each task
-from the start and alone: a warm start on reference completions of the easiest level, the same for
-every task. The rule of which tasks count, written before they were measured: the tasks that have
-levels, by alphabet, until --taught of them have a level that is known to be in the band. Known:
-of up to 180 completions of held-out questions the whole 95 % interval lies in it; levels are tried
-from the easiest until one does or is solved less often than the band. Then auto is asked, of
-questions that were not taught, and its level is measured with 60 held-out questions that neither
-saw. It has landed, is contradicted, or has missed, saying that no level is in the band. Tasks that
-could not be taught, or have no such level, are in the table.
+from the start and alone: a warm start on reference completions of the easiest level that has
+enough questions, the same for every task. Which tasks count: those with levels and short answers,
+by alphabet, first the ones with short prompts, then the others, until --taught of them have a level
+that is known to be in the band. Known: of up to 180 completions of held-out questions the whole
+95 % interval lies in it; levels are tried from the easiest until one does or is solved less often
+than the band. Then auto is asked, of questions that were not taught at that level, and its level is
+measured with 60 held-out questions that neither saw. It has landed, is contradicted, or has missed,
+saying that no level is in the band. Tasks that could not be taught, or have no such level, are in
+the table.
 
 Results are kept task by task in --home, each with its commit, so that it can be interrupted; the
 command that is recorded is the last one's.
@@ -39,6 +40,7 @@ import os
 import random
 import re
 import signal
+import statistics
 import time
 import warnings
 from collections import Counter
@@ -57,8 +59,12 @@ TOKENS = 32
 # must be left; completions that say how often a level is solved, and the least of them.
 TEACHES, QUESTIONS, LEAST = 9001, 500, 100
 LARGER = 180
+FIRST, SHORT = (
+    3,
+    8,
+)  # levels that may be taught, and tokens of a reference completion, at the median
 EPOCHS, RATE, RANK = 5, 2e-3, 32
-PROMPT = 200  # tokens, at most: longer ones take minutes to teach
+PROMPTS = (200, 440)  # tokens, at most: first those tasks that fit into fewer, which are quick
 LONGEST_S = 150  # of the processor's time, of a task
 
 
@@ -187,42 +193,73 @@ def auto(name: str, policy: Any, recipe: Any) -> dict[str, Any]:
     }
 
 
-def teach(name: str, recipe: Any) -> tuple[Any, set[str]]:
-    """The recipe with the adapter of a policy that was taught a task's easiest level by a warm
-    start, and the questions that it was taught: of none that auto may ask.
-
-    A WorkbenchError says why it could not be taught.
+def lesson(name: str, policy: Any, recipe: Any) -> Any:
+    """The task that is taught: the easiest of its first levels with enough rows that auto may not
+    ask, with their reference completions. TaskError: there is none, or its answers are long.
     """
     from workbench.errors import TaskError
     from workbench.tasks import gym
-    from workbench.training.levels import _QUESTIONS, fitting
+    from workbench.training.levels import fitting
+
+    why, rows = "", []
+    for level in gym.levels(name)[:FIRST]:
+        try:
+            task = gym.task(str(gym.GymName(name, level)), TEACHES, QUESTIONS)
+            asked = questions(name, level)
+        except TaskError as error:
+            why = why or error.value
+            continue
+        rows = [row for row in task.rows if question(row) not in asked]
+        rows = [row for row in fitting(rows, policy.tokenizer, recipe, TOKENS) if right(row)]
+        lengths = [len(policy.tokenizer(written(row))["input_ids"]) for row in rows]
+        if rows and statistics.median(lengths) > SHORT:
+            why = f"answers of {statistics.median(lengths):.0f} tokens"
+            break
+        rows = [row for row, length in zip(rows, lengths, strict=True) if length < TOKENS]
+        if len(rows) >= LEAST:
+            return dataclasses.replace(task, rows=rows, held_out=(), ideal=written)
+        why = why or f"{len(rows)} questions to teach"
+    raise TaskError(why, rule=f"{LEAST} questions with short answers are taught", remedy="-")
+
+
+def teach(name: str, recipe: Any) -> dict[str, Any]:
+    """One task: the run that taught it to a policy, and how often its levels are solved then; or
+    why it could not be taught.
+    """
+    from workbench.errors import WorkbenchError
     from workbench.training.policy import load_policy
     from workbench.training.trainer import train
 
-    level = str(gym.GymName(name, gym.levels(name)[0]))
-    task, policy = gym.task(level, TEACHES, QUESTIONS), load_policy(recipe)
-    asked = {question(row) for row in gym.task(level, questions=_QUESTIONS).rows}
-    rows = [row for row in task.rows if question(row) not in asked]
-    rows = [row for row in fitting(rows, policy.tokenizer, recipe, TOKENS) if right(row)]
-    rows = [row for row in rows if len(policy.tokenizer(written(row))["input_ids"]) < TOKENS]
-    if len(rows) < LEAST:
-        raise TaskError(f"{len(rows)} questions to teach", rule=f"{LEAST} are needed", remedy="-")
-    content = recipe.model_dump(exclude_unset=True) | {
-        "run_name": f"taught_{name}",
-        "warm_start": {
-            "source": "reference",
-            "samples": len(rows),
-            "epochs": EPOCHS,
-            "learning_rate": RATE,
-        },
-    }
-    # a run has at least one step: so small a rate leaves what was taught as it is
-    content["grpo"] |= {"max_steps": 1, "learning_rate": 1e-9}
-    content["grpo"] |= {"num_generations": 4, "per_device_train_batch_size": 8}
-    task = dataclasses.replace(task, rows=rows, held_out=(), ideal=written)
-    run = train(type(recipe).of(content), policy=policy, task=task)
-    part = recipe.policy.model_copy(update={"adapter": str(run.adapter)})
-    return recipe.model_copy(update={"policy": part}), {question(row) for row in rows}
+    found: dict[str, Any] = {"task": name, "taught": 0, "known": None, "tried": [], "said": ""}
+    try:
+        with within(LONGEST_S), contextlib.redirect_stdout(io.StringIO()):
+            policy = load_policy(recipe)
+            task = lesson(name, policy, recipe)
+            warm = {"source": "reference", "samples": len(task.rows)}
+            content = recipe.model_dump(exclude_unset=True) | {
+                "run_name": f"taught_{name}",
+                "warm_start": {**warm, "epochs": EPOCHS, "learning_rate": RATE},
+            }
+            # a run has at least one step: so small a rate leaves what was taught as it is
+            content["grpo"] |= {"max_steps": 1, "learning_rate": 1e-9}
+            content["grpo"] |= {"num_generations": 4, "per_device_train_batch_size": 8}
+            run = train(type(recipe).of(content), policy=policy, task=task)
+            found |= {"taught": len(task.rows), "run": run.name}
+            found["known"], found["tried"] = known(name, policy, recipe)
+    except OutOfTimeError:
+        found |= {"known": None, "said": f"took more than {LONGEST_S} s of processor time"}
+    except WorkbenchError as error:
+        found |= {"known": None, "said": error.value}
+    return found
+
+
+def questions(name: str, level: int) -> set[str]:
+    """What auto may ask of a level."""
+    from workbench.tasks import gym
+    from workbench.training.levels import _QUESTIONS
+
+    named = str(gym.GymName(name, level))
+    return {question(row) for row in gym.task(named, questions=_QUESTIONS).rows}
 
 
 def question(row: dict[str, Any]) -> str:
@@ -247,6 +284,7 @@ def known(name: str, policy: Any, recipe: Any) -> tuple[int | None, list[list[in
     """The easiest level that is known to be in the band, if there is one, and (level, right,
     completions) of each that was tried.
     """
+    from workbench.errors import TaskError
     from workbench.health.trends import Z_95, share
     from workbench.inspection.evaluation import measure_policy
     from workbench.task import load_task
@@ -255,7 +293,10 @@ def known(name: str, policy: Any, recipe: Any) -> tuple[int | None, list[list[in
 
     tried: list[list[int]] = []
     for level in gym.levels(name):
-        task = load_task(str(gym.GymName(name, level)))
+        try:
+            task = load_task(str(gym.GymName(name, level)))
+        except TaskError:
+            continue
         rows = fitting(task.held_out, policy.tokenizer, recipe, TOKENS)[FRESH : FRESH + LARGER]
         if len(rows) < LEAST:
             continue
@@ -270,43 +311,31 @@ def known(name: str, policy: Any, recipe: Any) -> tuple[int | None, list[list[in
     return None, tried
 
 
-def taught(name: str, recipe: Any) -> dict[str, Any]:
-    """One task: what it took to teach it, how often its levels are solved, and, where one is known
-    to be in the band, what auto said.
+def auto_of_taught(each: dict[str, Any], recipe: Any) -> dict[str, Any]:
+    """One task that was taught: as `auto`, and how many of the questions of the levels that auto
+    looked at had been taught.
     """
-    from workbench.errors import WorkbenchError
-    from workbench.tasks import gym
-    from workbench.training.levels import _QUESTIONS
+    from workbench.run.directory import open_run
     from workbench.training.policy import load_policy
 
-    found: dict[str, Any] = {"task": name, "taught": 0, "known": None, "tried": [], "said": ""}
-    try:
-        with within(LONGEST_S):
-            with contextlib.redirect_stdout(io.StringIO()):
-                recipe, seen = teach(name, recipe)
-            policy = load_policy(recipe)
-            found["taught"] = len(seen)
-            found["known"], found["tried"] = known(name, policy, recipe)
-            if found["known"] is None:
-                return found
-            found |= auto(name, policy, recipe)
-            asked = [
-                row
-                for level in re.findall(r"level (\d+) solved", found["said"])
-                for row in gym.task(str(gym.GymName(name, int(level))), questions=_QUESTIONS).rows
-            ]
-            found["seen"] = [sum(question(row) in seen for row in asked), len(asked)]
-    except OutOfTimeError:
-        found |= {"known": None, "said": f"took more than {LONGEST_S} s of processor time"}
-    except WorkbenchError as error:
-        found |= {"known": None, "said": error.value}
-    return found
+    name = each["task"]
+    adapter = str(open_run(each.get("run", f"taught_{name}")).adapter)
+    part = recipe.policy.model_copy(update={"adapter": adapter})
+    taught = recipe.model_copy(update={"policy": part})
+    policy = load_policy(taught)
+    found = auto(name, policy, taught)
+    seen = {question(row) for row in lesson(name, policy, recipe).rows}
+    looked_at = map(int, re.findall(r"level (\d+) solved", found["said"]))
+    asked = [text for level in looked_at for text in questions(name, level)]
+    return found | {"seen": [sum(text in seen for text in asked), len(asked)]}
 
 
 def outcome_of_taught(each: dict[str, Any]) -> str:
     """One of `OF_TAUGHT`, or "-" where no level is known to be in the band."""
     if each["known"] is None:
         return "-"
+    if "fresh" not in each:
+        return "not measured"
     return outcome(True, *each["fresh"]) if each["in_band"] else "missed"
 
 
@@ -376,19 +405,51 @@ def main() -> None:
         found = kept(file, tasks, lambda name: auto(name, policy, recipe), minutes)
         of_taught = []
         if asked.taught:
-            content = recipe.model_dump(exclude_unset=True)
-            content |= {"lora": {"r": RANK, "lora_alpha": RANK}, "max_prompt_length": PROMPT}
-            whole = Recipe.of(content)
-            of_taught = kept(
-                home / "taught.jsonl",
-                ["letter_counting"] if asked.quick else [*filter(gym.levels, names)],
-                lambda name: taught(name, whole),
-                asked.minutes,
-                lambda found: sum(each["known"] is not None for each in found) == asked.taught,
-            )
+            names = ["letter_counting"] if asked.quick else [*filter(gym.levels, names)]
+            of_taught = of_all_taught(home, names, recipe, asked.taught, asked.minutes)
     del asked.home
     content = {"scorers": of_tasks, "auto": found, "taught": of_taught}
     measuring.save("levels", asked, stamped, *report(asked.policy, asked.rows, **content))
+
+
+def of_all_taught(
+    home: Path, names: list[str], recipe: Any, wanted: int, minutes: float
+) -> list[dict[str, Any]]:
+    """The tasks that were taught until so many have a level in the band, and what auto said of
+    those.
+    """
+
+    def count(found: list[dict[str, Any]]) -> int:
+        return sum(each["known"] is not None for each in found)
+
+    taught: list[dict[str, Any]] = []
+    asked: list[dict[str, Any]] = []
+    for longest in PROMPTS:
+        part = {"lora": {"r": RANK, "lora_alpha": RANK}, "max_prompt_length": longest}
+        own = type(recipe).of(recipe.model_dump(exclude_unset=True) | part)
+        before = count(taught)
+        found = kept(
+            home / f"taught-{longest}.jsonl",
+            names,
+            lambda name, own=own: teach(name, own),
+            minutes,
+            lambda found, before=before: before + count(found) >= wanted,
+        )
+        counts = {each["task"]: each for each in found if each["known"] is not None}
+        asked += kept(
+            home / f"auto-taught-{longest}.jsonl",
+            [*counts],
+            lambda name, counts=counts, own=own: auto_of_taught(counts[name], own),
+            minutes,
+        )
+        by_name = {each["task"]: each for each in (*taught, *found)}
+        taught = list(by_name.values())
+        names = [each["task"] for each in found if not each["taught"]]
+    by_task = {each["task"]: each for each in asked}
+    for each in taught:
+        if of_auto := by_task.get(each["task"]):
+            each |= {**of_auto, "commit": each["commit"], "commit_of_auto": of_auto["commit"]}
+    return sorted(taught, key=lambda each: each["task"])
 
 
 def report(
@@ -439,17 +500,19 @@ def report(
         f"; fewer rows within a minute: {', '.join(fewer) or 'none'}.",
     ]
     if counts:
-        seen, asked = (sum(each["seen"][place] for each in counts) for place in (0, 1))
-        harder = sum(each["level"] != str(each["tried"][0][0]) for each in counts)
+        measured = [each for each in counts if "fresh" in each]
+        seen, asked = (sum(each["seen"][place] for each in measured) for place in (0, 1))
+        harder = sum(each["level"] != str(each["tried"][0][0]) for each in measured)
         notes.append(
-            f"{len(of_taught)} tasks were taught for the {len(counts)} that count; in {harder} of"
+            f"{len(of_taught)} tasks were tried for the {len(counts)} that count; in {harder} of"
             f" those auto named another level than the easiest. Taught, too, were {seen:,} of the"
             f" {asked:,} questions of the levels that it looked at."
         )
     content = {"scorers": scorers, "auto": found, "taught": of_taught}
     for part, of_part in content.items():
-        if commits := Counter(each["commit"] for each in of_part if "commit" in each):
-            notes.append(f"Measured at, {part}: {', '.join(commits)}.")
+        for key, what in (("commit", part), ("commit_of_auto", "auto of taught")):
+            if commits := Counter(each[key] for each in of_part if key in each):
+                notes.append(f"Measured at, {what}: {', '.join(commits)}.")
     return lines, (header, rows), content, notes
 
 
