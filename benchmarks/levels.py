@@ -55,16 +55,18 @@ FRESH = 60  # completions of the second measurement
 OUTCOMES = ("landed", "honestly none", "contradicted", "not measured")
 OF_TAUGHT = ("landed", "missed", "contradicted", "not measured")
 TOKENS = 32
-# Of a task that is taught: questions made of a level, from a seed of their own, and the least that
-# must be left; completions that say how often a level is solved, and the least of them.
-TEACHES, QUESTIONS, LEAST = 9001, 500, 100
-LARGER = 180
+# Tasks whose prompts fit into so many tokens are taught first, then those that fit into more. Of a
+# level so many questions are made, by that, from a seed of their own, as longer ones take longer;
+# first a few: none may fit.
+PROMPTS = (200, 440)
+TEACHES, QUESTIONS, FEW = 9001, {200: 500, 440: 180}, 40
+LEAST = 100  # questions to teach, and completions that say how often a level is solved
+LARGER = 180  # such completions at most
 FIRST, SHORT = (
     3,
     8,
 )  # levels that may be taught, and tokens of a reference completion, at the median
 EPOCHS, RATE, RANK = 5, 2e-3, 32
-PROMPTS = (200, 440)  # tokens, at most: first those tasks that fit into fewer, which are quick
 LONGEST_S = 150  # of the processor's time, of a task
 
 
@@ -201,21 +203,30 @@ def lesson(name: str, policy: Any, recipe: Any) -> Any:
     from workbench.tasks import gym
     from workbench.training.levels import fitting
 
-    why, rows = "", []
+    def length(row: dict[str, Any]) -> int:
+        return len(policy.tokenizer(written(row))["input_ids"])
+
+    def teachable(task: Any) -> list[dict[str, Any]]:
+        rows = fitting(task.rows, policy.tokenizer, recipe, TOKENS)
+        return [row for row in rows if right(row) and length(row) < TOKENS]
+
+    why, many = "", QUESTIONS[recipe.max_prompt_length]
     for level in gym.levels(name)[:FIRST]:
+        named = str(gym.GymName(name, level))
         try:
-            task = gym.task(str(gym.GymName(name, level)), TEACHES, QUESTIONS)
+            some = teachable(gym.task(named, TEACHES, FEW))
+            if not some:
+                why = why or "no prompts and answers that fit"
+                break
+            if (typical := statistics.median(map(length, some))) > SHORT:
+                why = why or f"answers of {typical:.0f} tokens"
+                break
+            task = gym.task(named, TEACHES, many)
             asked = questions(name, level)
         except TaskError as error:
             why = why or error.value
             continue
-        rows = [row for row in task.rows if question(row) not in asked]
-        rows = [row for row in fitting(rows, policy.tokenizer, recipe, TOKENS) if right(row)]
-        lengths = [len(policy.tokenizer(written(row))["input_ids"]) for row in rows]
-        if rows and statistics.median(lengths) > SHORT:
-            why = f"answers of {statistics.median(lengths):.0f} tokens"
-            break
-        rows = [row for row, length in zip(rows, lengths, strict=True) if length < TOKENS]
+        rows = [row for row in teachable(task) if question(row) not in asked]
         if len(rows) >= LEAST:
             return dataclasses.replace(task, rows=rows, held_out=(), ideal=written)
         why = why or f"{len(rows)} questions to teach"
