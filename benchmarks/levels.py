@@ -59,14 +59,12 @@ TOKENS = 32
 # level so many questions are made, by that, from a seed of their own, as longer ones take longer;
 # first a few: none may fit.
 PROMPTS = (200, 440)
-TEACHES, QUESTIONS, FEW = 9001, {200: 500, 440: 180}, 40
+TEACHES, QUESTIONS, FEW = 9001, {200: 250, 440: 180}, 40
 LEAST = 100  # questions to teach, and completions that say how often a level is solved
 LARGER = 180  # such completions at most
-FIRST, SHORT = (
-    3,
-    8,
-)  # levels that may be taught, and tokens of a reference completion, at the median
-EPOCHS, RATE, RANK = 5, 2e-3, 32
+FIRST = 3  # levels that may be taught
+SHORT = 5  # tokens of a reference completion, at the median
+EPOCHS, RATE, RANK = 3, 6e-3, 32
 LONGEST_S = 150  # of the processor's time, of a task
 
 
@@ -436,7 +434,10 @@ def of_all_taught(
     taught: list[dict[str, Any]] = []
     asked: list[dict[str, Any]] = []
     for longest in PROMPTS:
-        part = {"lora": {"r": RANK, "lora_alpha": RANK}, "max_prompt_length": longest}
+        # its head, too: it has hardly seen the tokens of most words
+        lora = {"r": RANK, "lora_alpha": RANK}
+        lora["target_modules"] = [*recipe.lora.target_modules, "lm_head"]
+        part = {"lora": lora, "max_prompt_length": longest}
         own = type(recipe).of(recipe.model_dump(exclude_unset=True) | part)
         before = count(taught)
         found = kept(
