@@ -328,11 +328,9 @@ def auto_of_taught(each: dict[str, Any], recipe: Any) -> dict[str, Any]:
     from workbench.training.policy import load_policy
 
     name = each["task"]
-    adapter = str(open_run(each.get("run", f"taught_{name}")).adapter)
-    part = recipe.policy.model_copy(update={"adapter": adapter})
-    taught = recipe.model_copy(update={"policy": part})
-    policy = load_policy(taught)
-    found = auto(name, policy, taught)
+    policy = load_policy(recipe, adapter=open_run(each["run"]).adapter)
+    policy.trained_in = [each["run"]]  # auto keeps what it measures by that
+    found = auto(name, policy, recipe)
     seen = {question(row) for row in lesson(name, policy, recipe).rows}
     looked_at = map(int, re.findall(r"level (\d+) solved", found["said"]))
     asked = [text for level in looked_at for text in questions(name, level)]
