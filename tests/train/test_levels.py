@@ -247,7 +247,7 @@ def test_auto_measures_once_and_keeps_what_it_found(home, tiny_policy, capsys):
     assert capsys.readouterr().out == ""
     # under other settings it is another measurement
     find_level(asked.model_copy(update={"seed": 1}), tiny_policy)
-    assert " of 24 solved" in capsys.readouterr().out
+    assert " of 32 solved" in capsys.readouterr().out
 
 
 def test_auto_samples_as_the_run_does(home, tiny_policy, monkeypatch):
