@@ -23,8 +23,8 @@ that is known to be in the band. Known: of up to 180 completions of held-out que
 95 % interval lies in it; levels are tried from the easiest until one does or is solved less often
 than the band. Then auto is asked, of questions that were not taught at that level, and its level is
 measured with 60 held-out questions that neither saw. It has landed, is contradicted, or has missed,
-saying that no level is in the band. Tasks that could not be taught, or have no such level, are in
-the table.
+saying that no level is in the band. Tasks that were taught and have no such level are in the table,
+those that could not be taught in a note.
 
 Results are kept task by task in --home, each with its commit, so that it can be interrupted; the
 command that is recorded is the last one's.
@@ -496,7 +496,7 @@ def report(
             "{} of {}".format(*each["fresh"]) if "fresh" in each else "-",
             each["outcome"],
         ]
-        for each in (*of_taught, *found)
+        for each in (*filter(lambda each: each["taught"], of_taught), *found)
     ]
     changed = [each["task"] for each in scorers if each["changed"]]
     fewer = [f"{each['task']} ({each['rows']})" for each in scorers if each["rows"] < asked_rows]
@@ -513,11 +513,15 @@ def report(
         measured = [each for each in counts if "fresh" in each]
         seen, asked = (sum(each["seen"][place] for each in measured) for place in (0, 1))
         harder = sum(each["level"] != str(each["tried"][0][0]) for each in measured)
+        untaught = [f"{each['task']} ({each['said']})" for each in of_taught if not each["taught"]]
+        # its own name at the head of a reason says nothing more
+        words = ", ".join(re.sub(r"task 'reasoning_gym/\S+': ", "", each) for each in untaught)
         notes.append(
-            f"{len(of_taught)} tasks were tried for the {len(counts)} that count; in {harder} of"
+            f"{len(of_taught) - len(untaught)} tasks were taught, {len(counts)} count; in {harder} of"
             f" those auto named another level than the easiest. Taught, too, were {seen:,} of the"
             f" {asked:,} questions of the levels that it looked at."
         )
+        notes.append(f"Not taught: {words or 'none'}.")
     content = {"scorers": scorers, "auto": found, "taught": of_taught}
     for part, of_part in content.items():
         for key, what in (("commit", part), ("commit_of_auto", "auto of taught")):

@@ -165,18 +165,20 @@ def test_of_taught_tasks_those_with_a_level_known_to_be_in_the_band_count():
     def of(known, in_band=True, right=30, level="0"):
         asked = {"said": "s", "level": level, "in_band": in_band, "fresh": [right, 60], "seen": [1, 100]}
         found = {"task": "t", "taught": 400, "known": known, "tried": [[0, 90, 180]], "commit": "abc"}
-        return found | (asked | {"commit_of_auto": "def"} if known is not None else {"said": "0 questions to teach"})
+        return found | (asked | {"commit_of_auto": "def"} if known is not None else {"said": ""})
 
-    taught = [of(0), of(1, level="1"), of(0, in_band=False), of(0, right=5), of(None)]
+    untaught = of(None) | {"task": "u", "taught": 0, "said": "task 'reasoning_gym/u@0': 8 different questions"}
+    taught = [of(0), of(1, level="1"), of(0, in_band=False), of(0, right=5), of(None), untaught]
     lines, (header, rows), found, notes = levels.report("tiny", 50, [], [], taught)
     assert [row[-1] for row in rows] == ["landed", "landed", "missed", "contradicted", "-"]
     assert lines[-1].figure == "2 landed, 1 missed, 1 contradicted, 0 not measured"
     assert "4 tasks" in lines[-1].what
-    assert dict(zip(header, rows[4]))["what auto said"] == "0 questions to teach"
-    assert "5 tasks were tried for the 4 that count; in 1" in notes[-3]
-    assert " 4 of the 400 questions" in notes[-3]
+    assert dict(zip(header, rows[4]))["what auto said"] == "not asked"
+    assert "5 tasks were taught, 4 count; in 1" in notes[-4]
+    assert " 4 of the 400 questions" in notes[-4]
+    assert notes[-3] == "Not taught: u (8 different questions)."
     assert notes[-2:] == ["Measured at, taught: abc.", "Measured at, auto of taught: def."]
-    assert [each["outcome"] for each in found["taught"]] == [row[-1] for row in rows]
+    assert [each["outcome"] for each in found["taught"]] == [*(row[-1] for row in rows), "-"]
 
 
 def test_a_task_that_takes_too_long_is_ended_even_under_an_except():
