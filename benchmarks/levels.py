@@ -518,7 +518,7 @@ def report(
         words = ", ".join(re.sub(r"task 'reasoning_gym/\S+': ", "", each) for each in untaught)
         notes.append(
             f"{len(of_taught) - len(untaught)} tasks were taught, {len(counts)} count; in {harder}"
-            f" of those auto named a harder level than the easiest. Also taught were {seen:,} of the"
+            f" of those auto named a harder level than the first. Also taught were {seen:,} of the"
             f" {asked:,} questions of the levels that it looked at."
         )
         notes.append(f"Not taught: {words or 'none'}.")
