@@ -2,6 +2,7 @@
 level that the policy solves some of the time?
 
     uv run python benchmarks/levels.py [--policy smollm2]    # with the extras tasks and smollm2
+    uv run python benchmarks/levels.py --policy tiny --taught 20 --home FOLDER
 
 Scorers: the library's scorer is called directly with the library's entry, and by the workbench with
 what a row kept, on answers right, wrong and broken. Equal scores prove that an entry survives the
@@ -12,22 +13,38 @@ Auto: the level that it chose is measured again, with fresh completions of held-
 to be in the band, it has landed where at least half of the fresh 95 % interval lies in the band.
 Where auto said that no level is, that is honest where at least half of the interval lies outside,
 for the level that it called nearest: the others are not measured again. Else auto is contradicted;
-without fresh completions it is not measured. Results are kept task by task in --home, so that it
-can be interrupted; the command that is recorded is the last one's.
+without fresh completions it is not measured.
+
+Taught: no policy here solves many of these tasks, so the policy (tiny) is taught first, each task
+from the start and alone: a warm start on reference completions of the easiest level that has
+enough questions, the same for every task. Which tasks count: those with levels and short answers,
+by alphabet, first the ones with short prompts, then the others, until --taught of them have a level
+that is known to be in the band. Known: of up to 180 completions of held-out questions the whole
+95 % interval lies in it; levels are tried from the easiest until one does or is solved less often
+than the band. Then auto is asked, of questions that were not taught at that level, and its level is
+measured with 60 held-out questions that neither saw. It has landed, is contradicted, or has missed,
+saying that no level is in the band. Tasks that were taught and have no such level are in the table,
+those that could not be taught in a note.
+
+Results are kept task by task in --home, each with its commit, so that it can be interrupted; the
+command that is recorded is the last one's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import io
 import os
 import random
+import re
 import signal
+import statistics
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +53,42 @@ from measuring import Line
 
 FRESH = 60  # completions of the second measurement
 OUTCOMES = ("landed", "honestly none", "contradicted", "not measured")
+OF_TAUGHT = ("landed", "missed", "contradicted", "not measured")
 TOKENS = 32
+# Tasks whose prompts fit into so many tokens are taught first, then those that fit into more. Of a
+# level so many questions are made, by that, from a seed of their own, as longer ones take longer;
+# first a few: none may fit.
+PROMPTS = (200, 440)
+TEACHES, QUESTIONS, FEW = 9001, {200: 250, 440: 180}, 40
+LEAST = 100  # questions to teach, and completions that say how often a level is solved
+LARGER = 180  # such completions at most
+FIRST = 3  # levels that may be taught
+SHORT = 5  # tokens of a reference completion, at the median
+EPOCHS, RATE, RANK = 3, 6e-3, 32
+LONGEST_S = 150  # of the processor's time, of a task
 
 
-class OutOfTimeError(Exception):
-    """A task's questions took longer than they may."""
+class OutOfTimeError(BaseException):
+    """A task took longer than it may. No Exception: the library's questions are made under an
+    `except` for those.
+    """
 
 
 @contextlib.contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Raise where the block takes longer."""
+    """Raise where the block takes longer, in the time of the processor: a busy machine changes no
+    outcome.
+    """
 
     def ring(*_: object) -> None:
         raise OutOfTimeError
 
-    signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
+    signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def answers_to(entry: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -160,18 +193,185 @@ def auto(name: str, policy: Any, recipe: Any) -> dict[str, Any]:
     }
 
 
-def kept(file: Path, names: list[str], measure: Any, minutes: float) -> list[dict[str, Any]]:
-    """The results by task: those in the file, and those that are missing, until time is up."""
+def lesson(name: str, policy: Any, recipe: Any) -> Any:
+    """The task that is taught: the easiest of its first levels with enough rows that auto may not
+    ask, with their reference completions. TaskError: there is none, or its answers are long.
+    """
+    from workbench.errors import TaskError
+    from workbench.tasks import gym
+    from workbench.training.levels import fitting
+
+    def length(row: dict[str, Any]) -> int:
+        return len(policy.tokenizer(written(row))["input_ids"])
+
+    def teachable(task: Any) -> list[dict[str, Any]]:
+        rows = fitting(task.rows, policy.tokenizer, recipe, TOKENS)
+        return [row for row in rows if right(row) and length(row) < TOKENS]
+
+    why, many = "", QUESTIONS[recipe.max_prompt_length]
+    for level in gym.levels(name)[:FIRST]:
+        named = str(gym.GymName(name, level))
+        try:
+            some = teachable(gym.task(named, TEACHES, FEW))
+            if not some:
+                why = why or "no prompts and answers that fit"
+                break
+            if (typical := statistics.median(map(length, some))) > SHORT:
+                why = why or f"answers of {typical:.0f} tokens"
+                break
+            task = gym.task(named, TEACHES, many)
+            asked = questions(name, level)
+        except TaskError as error:
+            why = why or error.value
+            continue
+        rows = [row for row in teachable(task) if question(row) not in asked]
+        if len(rows) >= LEAST:
+            return dataclasses.replace(task, rows=rows, held_out=(), ideal=written)
+        why = why or f"{len(rows)} questions to teach"
+    raise TaskError(why, rule=f"{LEAST} questions with short answers are taught", remedy="-")
+
+
+def teach(name: str, recipe: Any) -> dict[str, Any]:
+    """One task: the run that taught it to a policy, and how often its levels are solved then; or
+    why it could not be taught.
+    """
+    from workbench.errors import WorkbenchError
+    from workbench.training.policy import load_policy
+    from workbench.training.trainer import train
+
+    found: dict[str, Any] = {"task": name, "taught": 0, "known": None, "tried": [], "said": ""}
+    try:
+        with within(LONGEST_S), contextlib.redirect_stdout(io.StringIO()):
+            policy = load_policy(recipe)
+            task = lesson(name, policy, recipe)
+            warm = {"source": "reference", "samples": len(task.rows)}
+            content = recipe.model_dump(exclude_unset=True) | {
+                "run_name": f"taught_{name}",
+                "warm_start": {**warm, "epochs": EPOCHS, "learning_rate": RATE},
+            }
+            # a run has at least one step: so small a rate leaves what was taught as it is
+            content["grpo"] |= {"max_steps": 1, "learning_rate": 1e-9}
+            content["grpo"] |= {"num_generations": 4, "per_device_train_batch_size": 8}
+            run = train(type(recipe).of(content), policy=policy, task=task)
+            found |= {"taught": len(task.rows), "run": run.name}
+            found["known"], found["tried"] = known(name, policy, recipe)
+    except OutOfTimeError:
+        found |= {"known": None, "said": f"took more than {LONGEST_S} s of processor time"}
+    except WorkbenchError as error:
+        found |= {"known": None, "said": error.value}
+    return found
+
+
+def questions(name: str, level: int) -> set[str]:
+    """What auto may ask of a level."""
+    from workbench.tasks import gym
+    from workbench.training.levels import _QUESTIONS
+
+    named = str(gym.GymName(name, level))
+    return {question(row) for row in gym.task(named, questions=_QUESTIONS).rows}
+
+
+def question(row: dict[str, Any]) -> str:
+    """What a row asks."""
+    return row["prompt"][-1]["content"]
+
+
+def written(row: dict[str, Any]) -> str:
+    """A row's reference completion."""
+    return f"<answer>{row['answer']}</answer>"
+
+
+def right(row: dict[str, Any]) -> bool:
+    """Whether the reference completion of a row is right."""
+    from workbench.tasks import gym
+
+    columns = {"answer": [row["answer"]], "entry": [row["entry"]]}
+    return gym.score_reward([written(row)], **columns) == [1.0]
+
+
+def known(name: str, policy: Any, recipe: Any) -> tuple[int | None, list[list[int]]]:
+    """The easiest level that is known to be in the band, if there is one, and (level, right,
+    completions) of each that was tried.
+    """
+    from workbench.errors import TaskError
+    from workbench.health.trends import Z_95, share
+    from workbench.inspection.evaluation import measure_policy
+    from workbench.task import load_task
+    from workbench.tasks import gym
+    from workbench.training.levels import BAND, fitting
+
+    tried: list[list[int]] = []
+    for level in gym.levels(name):
+        try:
+            task = load_task(str(gym.GymName(name, level)))
+        except TaskError:
+            continue
+        rows = fitting(task.held_out, policy.tokenizer, recipe, TOKENS)[FRESH : FRESH + LARGER]
+        if len(rows) < LEAST:
+            continue
+        how = {"max_completion_length": TOKENS, "seed": 2000}
+        measured = measure_policy(policy, task, rows, samples=1, batch_size=32, **how)
+        tried.append([level, int(measured.lenient.sum()), len(rows)])
+        rate = share(*tried[-1][1:], Z_95)
+        if BAND[0] <= rate.low and rate.high <= BAND[1]:
+            return level, tried
+        if rate.high < BAND[0]:
+            break
+    return None, tried
+
+
+def auto_of_taught(each: dict[str, Any], recipe: Any) -> dict[str, Any]:
+    """One task that was taught: as `auto`, and how many of the questions of the levels that auto
+    looked at had been taught.
+    """
+    from workbench.run.directory import open_run
+    from workbench.training.policy import load_policy
+
+    name = each["task"]
+    policy = load_policy(recipe, adapter=open_run(each["run"]).adapter)
+    policy.trained_in = [each["run"]]  # auto keeps what it measures by that
+    found = auto(name, policy, recipe)
+    seen = {question(row) for row in lesson(name, policy, recipe).rows}
+    looked_at = map(int, re.findall(r"level (\d+) solved", found["said"]))
+    asked = [text for level in looked_at for text in questions(name, level)]
+    return found | {"seen": [sum(text in seen for text in asked), len(asked)]}
+
+
+def outcome_of_taught(each: dict[str, Any]) -> str:
+    """One of `OF_TAUGHT`, or "-" where no level is known to be in the band."""
+    if each["known"] is None:
+        return "-"
+    if "fresh" not in each:
+        return "not measured"
+    return outcome(True, *each["fresh"]) if each["in_band"] else "missed"
+
+
+def kept(
+    file: Path,
+    names: list[str],
+    measure: Callable[[str], dict[str, Any]],
+    minutes: float,
+    enough: Callable[[list[dict[str, Any]]], bool] = lambda found: False,
+) -> list[dict[str, Any]]:
+    """The results by task: those in the file, and those that are missing, until time is up or there
+    are enough.
+    """
     from workbench.workspace import append_line, read_lines
 
-    found = {line["task"]: line for line in read_lines(file)}
-    until = time.monotonic() + 60 * minutes
+    before = {line["task"]: line for line in read_lines(file)}
+    until, commit = time.monotonic() + 60 * minutes, measuring.stamp()["versions"]["commit"]
+    found: list[dict[str, Any]] = []
     for name in names:
-        if name not in found and time.monotonic() < until:
-            found[name] = measure(name)
-            measuring.say(str(found[name]))
-            append_line(file, found[name])
-    return [found[name] for name in names if name in found]
+        if enough(found):
+            break
+        if name not in before:
+            if time.monotonic() > until:
+                continue
+            before[name] = measure(name) | {"commit": commit}
+            measuring.say(str(before[name]))
+            append_line(file, before[name])
+        found.append(before[name])
+    return found
 
 
 def main() -> None:
@@ -179,6 +379,11 @@ def main() -> None:
     parser.add_argument("--policy", default="smollm2", help="which policy auto measures")
     parser.add_argument("--rows", type=int, default=50, help="rows of each task to score")
     parser.add_argument("--minutes", type=float, default=60, help="stop after so many")
+    parser.add_argument(
+        "--taught",
+        type=int,
+        help="only tasks that the policy is taught, until so many count",
+    )
     parser.add_argument("--home", type=Path, help="where results are kept meanwhile")
     asked = measuring.parse(parser, rows=2, minutes=1, policy="tiny")
     stamped = measuring.stamp()
@@ -202,18 +407,71 @@ def main() -> None:
         tasks = ["chain_sum"] if asked.quick else names
         policy = load_policy(recipe)
         file = home / f"auto-{asked.policy}.jsonl"
-        found = kept(file, tasks, lambda name: auto(name, policy, recipe), asked.minutes)
+        # where it is taught, of the untaught one only what is kept
+        minutes = 0 if asked.taught else asked.minutes
+        found = kept(file, tasks, lambda name: auto(name, policy, recipe), minutes)
+        of_taught = []
+        if asked.taught:
+            names = ["letter_counting"] if asked.quick else [*filter(gym.levels, names)]
+            of_taught = of_all_taught(home, names, recipe, asked.taught, asked.minutes)
     del asked.home
-    content = {"scorers": of_tasks, "auto": found}
+    content = {"scorers": of_tasks, "auto": found, "taught": of_taught}
     measuring.save("levels", asked, stamped, *report(asked.policy, asked.rows, **content))
 
 
+def of_all_taught(
+    home: Path, names: list[str], recipe: Any, wanted: int, minutes: float
+) -> list[dict[str, Any]]:
+    """The tasks that were taught until so many have a level in the band, and what auto said of
+    those.
+    """
+
+    def count(found: list[dict[str, Any]]) -> int:
+        return sum(each["known"] is not None for each in found)
+
+    taught: list[dict[str, Any]] = []
+    asked: list[dict[str, Any]] = []
+    for longest in PROMPTS:
+        # its head, too: it has hardly seen the tokens of most words
+        lora = {"r": RANK, "lora_alpha": RANK}
+        lora["target_modules"] = [*recipe.lora.target_modules, "lm_head"]
+        part = {"lora": lora, "max_prompt_length": longest}
+        own = type(recipe).of(recipe.model_dump(exclude_unset=True) | part)
+        before = count(taught)
+        found = kept(
+            home / f"taught-{longest}.jsonl",
+            names,
+            lambda name, own=own: teach(name, own),
+            minutes,
+            lambda found, before=before: before + count(found) >= wanted,
+        )
+        counts = {each["task"]: each for each in found if each["known"] is not None}
+        asked += kept(
+            home / f"auto-taught-{longest}.jsonl",
+            [*counts],
+            lambda name, counts=counts, own=own: auto_of_taught(counts[name], own),
+            minutes,
+        )
+        by_name = {each["task"]: each for each in (*taught, *found)}
+        taught = list(by_name.values())
+        names = [each["task"] for each in found if not each["taught"]]
+    by_task = {each["task"]: each for each in asked}
+    for each in taught:
+        if of_auto := by_task.get(each["task"]):
+            each |= {**of_auto, "commit": each["commit"], "commit_of_auto": of_auto["commit"]}
+    return sorted(taught, key=lambda each: each["task"])
+
+
 def report(
-    policy: str, asked_rows: int, scorers: list[dict[str, Any]], auto: list[dict[str, Any]]
+    policy: str,
+    asked_rows: int,
+    scorers: list[dict[str, Any]],
+    auto: list[dict[str, Any]],
+    taught: list[dict[str, Any]],
 ) -> tuple[list[Line], tuple[list[str], list[list[str]]], dict[str, Any], list[str]]:
     """Lines, table, numbers and notes of a result, from what was kept of each task."""
     found = [each | {"outcome": outcome(each["in_band"], *each["fresh"])} for each in auto]
-    counts = Counter(each["outcome"] for each in found)
+    of_taught = [each | {"outcome": outcome_of_taught(each)} for each in taught]
     pairs, differ = (sum(each[key] for each in scorers) for key in ("pairs", "differ"))
     lines = [
         Line(
@@ -222,36 +480,61 @@ def report(
             "the same scorer, called directly",
             "none: no chance in it",
         ),
-        Line(
-            f"difficulty: auto, {policy}, {len(found)} tasks",
-            ", ".join(f"{counts[each]} {each}" for each in OUTCOMES),
-            "fresh completions",
-            "sampled: 95 % intervals in the rule",
-        ),
+        *_lines(f"difficulty: auto, {policy}, {len(found)} tasks", found, OUTCOMES),
     ]
-    header = ["task", "level", "what auto said", "fresh", "outcome"]
+    counts = [each for each in of_taught if each["known"] is not None]
+    what = f"difficulty: auto, {policy}, taught {len(counts)} tasks that have a level in the band"
+    lines += _lines(what, counts, OF_TAUGHT)
+    header = ["task", "taught", "solved, of more", "level", "what auto said", "fresh", "outcome"]
     rows = [
         [
             each["task"],
-            each["level"] or "-",
-            each["said"].removeprefix("difficulty: auto: "),
-            "{} of {}".format(*each["fresh"]),
+            str(each.get("taught", "-")),
+            ", ".join("{}: {} of {}".format(*tried) for tried in each.get("tried", [])) or "-",
+            each.get("level") or "-",
+            each["said"].removeprefix("difficulty: auto: ") or "not asked",
+            "{} of {}".format(*each["fresh"]) if "fresh" in each else "-",
             each["outcome"],
         ]
-        for each in found
+        for each in (*filter(lambda each: each["taught"], of_taught), *found)
     ]
     changed = [each["task"] for each in scorers if each["changed"]]
     fewer = [f"{each['task']} ({each['rows']})" for each in scorers if each["rows"] < asked_rows]
     errors = sum(each["errors"] for each in scorers)
     notes = [
-        f"Auto said of {sum(each['in_band'] for each in found)} of {len(found)} tasks that a level"
-        " is in the band: only those can show that it finds one where there is one.",
+        f"Untaught, auto said of {sum(each['in_band'] for each in found)} of {len(found)} tasks"
+        " that a level is in the band: only those can show that it finds one where there is one.",
         f"{errors:,} of the {pairs:,} answers were beyond their own scorers, which raised; the"
         " reward is 0 there, which is counted as equal.",
         f"Entries that a row does not give back equal, type by type: {', '.join(changed) or 'none'}"
         f"; fewer rows within a minute: {', '.join(fewer) or 'none'}.",
     ]
-    return lines, (header, rows), {"scorers": scorers, "auto": found}, notes
+    if counts:
+        measured = [each for each in counts if "fresh" in each]
+        seen, asked = (sum(each["seen"][place] for each in measured) for place in (0, 1))
+        harder = sum(each["level"] != str(each["tried"][0][0]) for each in measured)
+        untaught = [f"{each['task']} ({each['said']})" for each in of_taught if not each["taught"]]
+        # its own name at the head of a reason says nothing more
+        words = ", ".join(re.sub(r"task 'reasoning_gym/\S+': ", "", each) for each in untaught)
+        notes.append(
+            f"{len(of_taught) - len(untaught)} tasks were taught, {len(counts)} count; in {harder}"
+            f" of those auto named a harder level than the first. Also taught were {seen:,} of the"
+            f" {asked:,} questions of the levels that it looked at."
+        )
+        notes.append(f"Not taught: {words or 'none'}.")
+    content = {"scorers": scorers, "auto": found, "taught": of_taught}
+    for part, of_part in content.items():
+        for key, what in (("commit", part), ("commit_of_auto", "auto of taught")):
+            if commits := Counter(each[key] for each in of_part if key in each):
+                notes.append(f"Measured at, {what}: {', '.join(commits)}.")
+    return lines, (header, rows), content, notes
+
+
+def _lines(what: str, found: list[dict[str, Any]], outcomes: tuple[str, ...]) -> list[Line]:
+    counts = Counter(each["outcome"] for each in found)
+    figure = ", ".join(f"{counts[each]} {each}" for each in outcomes)
+    noise = "sampled: 95 % intervals in the rule"
+    return [Line(what, figure, "fresh completions", noise)] if found else []
 
 
 if __name__ == "__main__":

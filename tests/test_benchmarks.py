@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -151,10 +153,66 @@ def test_what_auto_said_of_a_level_is_held_against_fresh_completions(claimed, ri
     levels = benchmark("levels")
     assert levels.outcome(claimed, right, of) == outcome
     kept = {"task": "t", "level": "0", "said": "", "in_band": claimed, "fresh": [right, of]}
-    lines, (_, rows), found, _ = levels.report("tiny", 50, [], [kept])
+    lines, (_, rows), found, _ = levels.report("tiny", 50, [], [kept], [])
     assert f"1 {outcome}" in lines[1].figure
     assert lines[1].figure.count("0 ") == 3
     assert (rows[0][-1], found["auto"][0]["outcome"]) == (outcome, outcome)
+
+
+def test_of_taught_tasks_those_with_a_level_known_to_be_in_the_band_count():
+    levels = benchmark("levels")
+
+    def of(known, in_band=True, right=30, level="0"):
+        asked = {"said": "s", "level": level, "in_band": in_band, "fresh": [right, 60], "seen": [1, 100]}
+        found = {"task": "t", "taught": 400, "known": known, "tried": [[0, 90, 180]], "commit": "abc"}
+        return found | (asked | {"commit_of_auto": "def"} if known is not None else {"said": ""})
+
+    untaught = of(None) | {"task": "u", "taught": 0, "said": "task 'reasoning_gym/u@0': 8 different questions"}
+    taught = [of(0), of(1, level="1"), of(0, in_band=False), of(0, right=5), of(None), untaught]
+    lines, (header, rows), found, notes = levels.report("tiny", 50, [], [], taught)
+    assert [row[-1] for row in rows] == ["landed", "landed", "missed", "contradicted", "-"]
+    assert lines[-1].figure == "2 landed, 1 missed, 1 contradicted, 0 not measured"
+    assert "4 tasks" in lines[-1].what
+    assert dict(zip(header, rows[4]))["what auto said"] == "not asked"
+    assert "5 tasks were taught, 4 count; in 1" in notes[-4]
+    assert " 4 of the 400 questions" in notes[-4]
+    assert notes[-3] == "Not taught: u (8 different questions)."
+    assert notes[-2:] == ["Measured at, taught: abc.", "Measured at, auto of taught: def."]
+    assert [each["outcome"] for each in found["taught"]] == [*(row[-1] for row in rows), "-"]
+
+
+def test_a_task_that_takes_too_long_is_ended_even_under_an_except():
+    levels = benchmark("levels")
+
+    def forever():
+        while True:
+            with contextlib.suppress(Exception):
+                sum(range(1000))
+
+    with pytest.raises(levels.OutOfTimeError), levels.within(1):
+        forever()
+    with levels.within(1):
+        pass
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+def test_tasks_that_are_kept_are_not_measured_again_and_no_more_than_are_enough(tmp_path):
+    levels, measured = benchmark("levels"), []
+
+    def measure(name):
+        measured.append(name)
+        return {"task": name}
+
+    def kept(minutes, enough):
+        found = levels.kept(tmp_path / "kept.jsonl", ["a", "b", "c"], measure, minutes, lambda so_far: len(so_far) == enough)
+        return [each["task"] for each in found]
+
+    assert kept(1, 2) == ["a", "b"] == measured
+    assert kept(1, 1) == ["a"]
+    assert kept(0, 3) == ["a", "b"] == measured  # no time is left for another
+    assert kept(1, 3) == measured == ["a", "b", "c"]
+    lines = map(json.loads, (tmp_path / "kept.jsonl").read_text().splitlines())
+    assert {line["commit"] for line in lines} == {measuring.stamp()["versions"]["commit"]}
 
 
 # --- the benchmarks -----------------------------------------------------------------------------------------------
@@ -422,6 +480,18 @@ def test_control_arms_are_counted_by_verdict():
     assert [line.figure for line in lines] == ["1 of 3", "1 of 3", "2 of 6", "2 of 3"]
     assert dict(zip(header, rows[0]))["undone, points"] == "+50 (+40 to +60)"
     assert [row[-1] for row in rows] == [verdict for pair in verdicts for verdict in pair]
+
+
+@pytest.mark.slow
+def test_a_task_is_taught_and_its_level_asked_for_real(tmp_path):
+    words = ["--quick", "--taught", "1", "--home", str(tmp_path / "home"), "--out", str(tmp_path)]
+    subprocess.run([sys.executable, str(FOLDER / "levels.py"), *words], check=True)
+    (found,) = json.loads((tmp_path / "levels.json").read_text())["taught"]
+    level, right, of = found["tried"][0]
+    assert (level, found["known"]) == (0, 0)
+    assert 0.2 < right / of < 0.8  # untaught it solves 11 % of them
+    assert found["outcome"] == "landed"
+    assert found["seen"][0] == 0 < found["seen"][1]  # auto asked of none that it was taught
 
 
 @pytest.mark.slow

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from workbench.training.policy import Policy
 
 BAND = (0.2, 0.8)
+_MIDDLE = sum(BAND) / 2
 MOST = 300  # completions in all
-# Completions of a level at first, and more where the first may be in the band.
-_PROBE, _MORE = 24, 96
+# Completions of a level at first, and more where the first leave open whether it is in the band.
+_PROBE, _MORE = 32, 64
 _QUESTIONS = 200  # of a level: a fifth of them are held out
 _TOGETHER = 32
 # Settings of the run that its completions depend on.
@@ -69,10 +70,19 @@ class LevelSearch:
         """How often a level was solved, with its 95 % interval."""
         return share(*self.solved[level], Z_95)
 
+    def certain(self, level: int | None) -> bool | None:
+        """Whether a level is in the band; None: its interval holds an end of it."""
+        rate = self.rate(level)
+        if rate.high < BAND[0] or rate.low > BAND[1]:
+            return False
+        return True if BAND[0] <= rate.low and rate.high <= BAND[1] else None
+
     def distance(self, level: int | None) -> tuple[float, int]:
-        """How far a level lies from the band; of two alike, the one nearer to it in difficulty."""
+        """How far a level lies from the band's middle; of two alike, the one nearer to it in
+        difficulty.
+        """
         rate, order = self.rate(level).value, _order(level)
-        return max(BAND[0] - rate, rate - BAND[1]), -order if rate > BAND[1] else order
+        return abs(rate - _MIDDLE), -order if rate > _MIDDLE else order
 
     def __str__(self) -> str:
         lines = [_line(level, self.rate(level)) for level in sorted(self.solved, key=_order)]
@@ -126,36 +136,37 @@ def search(levels: Sequence[int | None], attempt: Attempt) -> LevelSearch:
     """The level whose solved share lies in the band: the easiest is tried first, then halves of
     what is left, as a harder level is solved less often.
 
-    A level whose first completions leave the band open is measured further before it is judged.
+    A level whose first completions leave the band open is measured further before it is judged. The
+    search ends at a level whose interval lies in the band. Else the level solved nearest to the
+    middle of the band is chosen of those that were measured, if its share is in the band.
     """
     found = LevelSearch(levels)
 
-    def measure(level: int | None, count: int) -> Interval:
+    def measure(level: int | None, count: int) -> None:
         right, of = found.solved.get(level, (0, 0))
         more, count = attempt(level, of, min(count, MOST - found.completions))
         found.solved[level] = right + more, of + count
-        return found.rate(level)
 
     low, high, place = 0, len(levels) - 1, 0
     while low <= high and found.completions < MOST:
         level = levels[place]
         try:
-            rate = measure(level, _PROBE)
-            if rate.high >= BAND[0] and rate.low <= BAND[1] and found.completions < MOST:
-                rate = measure(level, _MORE)
+            measure(level, _PROBE)
+            if found.certain(level) is None and found.completions < MOST:
+                measure(level, _MORE)
         except TaskError as error:
             found.solved.pop(level, None)
             found.failures[level] = error.value
-            high = place - 1
+            harder = place == 0  # the easiest may have too few questions
         else:
-            found.in_band = BAND[0] <= rate.value <= BAND[1]
-            if found.in_band:
-                found.chosen = level
-                return found
-            low, high = (place + 1, high) if rate.value > BAND[1] else (low, place - 1)
+            if found.certain(level):
+                break
+            harder = found.rate(level).value > _MIDDLE
+        low, high = (place + 1, high) if harder else (low, place - 1)
         place = (low + high) // 2
     if found.solved:
         found.chosen = min(found.solved, key=found.distance)
+        found.in_band = BAND[0] <= found.rate(found.chosen).value <= BAND[1]
     return found
 
 
