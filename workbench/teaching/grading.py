@@ -82,8 +82,10 @@ class Grades(NamedTuple):
                 for name, most in self.lessons.items()
             ]
             folded = sum(own.as_solution for own in self.blanks if own.learner == learner)
-            rows.append([learner, *earned, f"{sum(points.values()):g}", folded])
-        return ["learner", *self.lessons, "points", "as the folded solution"], rows
+            of = sum(self.lessons[name] for name in points)
+            rows.append([learner, *earned, f"{sum(points.values()):g} of {of:g}", folded])
+        header = [f"{name}, points" for name in self.lessons]
+        return ["learner", *header, "in all", "cells like the folded solution"], rows
 
     def remarks(self) -> str:
         """What to look at, what is the same in two hands, and what a grade cannot know."""
