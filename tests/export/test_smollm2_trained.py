@@ -199,7 +199,8 @@ def test_a_spoiled_export_fails_with_its_cause(exported, made, tmp_path, format,
 
 def test_it_answers_beside_its_run_and_away_from_it(exported, tmp_path):
     for artefact in exported.artefacts.values():
-        assert ask(artefact, QUESTION).strip()
+        answered = ask(artefact, QUESTION)
+        assert answered.strip().rstrip(".").lower() in ("positive", "negative"), answered  # the taught form
     away = shutil.copytree(exported["adapter"].path, tmp_path / "away")
     assert open_artefact(away).base == "smollm2"
     assert passport.read_passport(away)["base"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
