@@ -121,10 +121,10 @@ TIMES = (
     "train_steps_per_second",
     "total_flos",
 )
-# Of a result: what the clock says, and how often the session that ended it has generated.
+# Of a result: what the clock says, and how the session that ended it has generated and computed.
 OF_A_SESSION = (
     "minutes", "paused_s", "rewards_s", "rewards_s_by_function", "hooks_s", "hooks_share",
-    "drawing_s", "generation",
+    "drawing_s", "generation", "unpadded",
 )  # fmt: skip
 REASONS = r"no checkpoint to resume from|no run '"
 
