@@ -106,6 +106,14 @@ def test_where_the_first_batch_differs_trls_path_computes_them_all(monkeypatch, 
     assert "bit" in run.result()["unpadded"]
 
 
+def test_an_adapter_on_the_head_is_left_to_trl(tmp_path):
+    """It is given the completions' tokens alone."""
+    recipe = recipe_of().model_copy(deep=True)
+    recipe.lora.target_modules = ["q_proj", "lm_head"]
+    run = training.train(recipe, task=arithmetic(), watchers=[], runs=tmp_path)
+    assert "head" in run.result()["unpadded"]
+
+
 def test_a_token_after_padding_is_left_to_trl():
     policy, _ = made(recipe_of())
     ids, mask = ragged()

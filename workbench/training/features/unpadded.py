@@ -52,6 +52,10 @@ def _adapters(model: Any) -> list[Any]:
     return [part for one in layers for parts in (one.lora_A, one.lora_B) for part in parts.values()]
 
 
+class OtherTokensError(Exception):
+    """An adapter's layer was given other tokens than those of the batch."""
+
+
 class Unpadded(Feature):
     """The loss's log-probabilities without padding. The first batch of a stage is computed both
     ways: where a bit differs from TRL's, TRL's own path computes them all.
@@ -79,9 +83,12 @@ class Unpadded(Feature):
             inputs = any(asked[name] is not None and asked[name] is not False for name in other)
             if self.why_not or inputs or len(batch) != 3:  # images, or a loss of experts
                 return theirs(model, *batch, **asked)
-            computed = unpadded_logps(
-                model, *batch, temperature=trainer.temperature, entropy=entropy
-            )
+            try:
+                computed = unpadded_logps(
+                    model, *batch, temperature=trainer.temperature, entropy=entropy
+                )
+            except OtherTokensError:
+                computed, self.why_not = None, "an adapter on the head, or on experts"
             if computed is not None and not self.compared:
                 self.why_not = _difference(computed, lambda: theirs(model, *batch, **asked))
                 self.compared = True
@@ -189,6 +196,8 @@ class _Tokens(NamedTuple):
         def forward_of(part: Any) -> Function:
             def forward(x: Tensor) -> Tensor:
                 weight = part.weight
+                if x.shape[:-1] != (1, len(self.where)):
+                    raise OtherTokensError
                 if torch.is_autocast_enabled("cpu"):
                     dtype = torch.get_autocast_dtype("cpu")
                     x, weight = x.to(dtype), weight.to(dtype)
