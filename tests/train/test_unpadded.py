@@ -114,6 +114,13 @@ def test_an_adapter_on_the_head_is_left_to_trl(tmp_path):
     assert "head" in run.result()["unpadded"]
 
 
+def test_checkpointing_that_begins_with_the_training_is_left_to_trl(tmp_path):
+    recipe = recipe_of().model_copy(deep=True)
+    recipe.grpo["gradient_checkpointing"] = True
+    run = training.train(recipe, task=arithmetic(), watchers=[], runs=tmp_path)
+    assert "checkpointing" in run.result()["unpadded"]
+
+
 def test_a_token_after_padding_is_left_to_trl():
     policy, _ = made(recipe_of())
     ids, mask = ragged()

@@ -74,6 +74,8 @@ class Unpadded(Feature):
         theirs = getattr(trainer, _NAME, None)
         if theirs is None or "logits_to_keep" not in getattr(trainer, "model_kwarg_keys", ()):
             self.why_not = self.why_not or "this trainer computes them elsewhere"
+        if trainer.args.gradient_checkpointing:  # in the model, it begins with the training
+            self.why_not = self.why_not or "gradient checkpointing"
         if self.why_not or theirs is None:
             return {}
 
