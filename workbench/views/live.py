@@ -28,8 +28,8 @@ from workbench.views.tables import as_html, plain_text, verbatim
 from workbench.views.widgets import WIDGETS, keep_looking, widget_view
 
 # share of the run's time that pictures may take, as long as none of them grows older than
-# `oldest_s`; and share that they may take to stay as young as that
-BUDGET, MOST = 0.008, 0.012
+# `oldest_s`
+BUDGET = 0.008
 SHORTEST_WORDS_S = 0.25  # between two status lines
 _LONGEST_MESSAGE = 1200  # characters
 # the panel that shows each run: shown again, it replaces the one before
@@ -40,12 +40,11 @@ class RunCell:
     """A `RunView` in a notebook cell: status, picture, controls, health and group, each updated in
     place when it changes.
 
-    A picture is drawn as often as a share of the time allows, and more often where it would be
-    older than `oldest_s`, up to a share of `most`; a new alarm draws at once. `draws` counts them.
+    A picture is drawn as often as a share of the time allows, but is never older than `oldest_s`
+    when there is news; a new alarm draws at once. `draws` counts them.
     """
 
     share = 0.1  # of the time that pictures may take
-    most = float("inf")  # the same, where one would be older than `oldest_s`
     least_s = 1.0  # between two of them
     view: Any  # RunView
 
@@ -128,10 +127,7 @@ class RunCell:
         if not self.view.fresh or age < self.least_s:
             return False
         # Who changed something wants to see it marked.
-        oldest = oldest_s(self._elapsed_s())
-        if self.draws:
-            oldest = max(oldest, self.cost_s / self.most)
-        longest = min(self.cost_s / self.share, oldest)
+        longest = min(self.cost_s / self.share, oldest_s(self._elapsed_s()))
         return self.view.steered or age >= longest
 
 
@@ -148,12 +144,12 @@ class LivePlot(RunCell):
 
     Pass it to `train(..., watchers=[LivePlot()])`. The status line, the verdicts on the run's
     health and one group move at every step. The curves are redrawn as often as 0.8 % of the run's
-    time allows, or 1.2 % where they would else be older than 5 s or 2 % of the run, whichever is
-    longer; a new alarm redraws them at once. Buttons steer the run where they work. The saved
+    time allows, but at the end of a step they are never older than 5 s or 2 % of the run, whichever
+    is longer; a new alarm redraws them at once. Buttons steer the run where they work. The saved
     notebook keeps the last picture and the last group. `drawing_s` is the wall time of all of this.
     """
 
-    share, most = BUDGET, MOST
+    share = BUDGET
 
     def __init__(self) -> None:
         super().__init__()
