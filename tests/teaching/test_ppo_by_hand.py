@@ -43,7 +43,7 @@ def test_what_the_last_words_say_of_noise_and_memory_is_what_was_measured(execut
     assert fitted[0] < fitted[1] < 1 < against_rloo["PPO, untrained value"][1]
     # a head costs nothing to speak of, a value network of its own as much as the policy
     times = dict(re.findall(r"^(.+?) {2,}0\.\d{3} .* (\d\.\d\d)$", text, re.MULTILINE))
-    assert times == {"GRPO, RLOO": "1.00", "PPO, value head on the policy": "1.00", "PPO, value network of its own": "2.00"}
+    assert times == {"GRPO, RLOO": "1.00", "PPO, value head on the policy": "1.00", "PPO, separate value network": "2.00"}
     # of new prompts the value knows next to nothing before the first token, and something before the last
     known = dict(re.findall(r"^(first|half-way|last) +(-?\d+)%$", text, re.MULTILINE))
     assert int(known["first"]) < 10 < int(known["half-way"]) < int(known["last"])

@@ -47,7 +47,7 @@ def new_words(rows: Iterable[Row], answer_column: str = "answer") -> list[str]:
     found: dict[str, None] = {}
     for row in rows:
         prompt = row["prompt"]
-        messages = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]
+        messages = [prompt] if isinstance(prompt, str) else [each.get("content") for each in prompt]
         for text in (*messages, row.get(answer_column, "")):
-            found |= dict.fromkeys(_WORD.findall(str(text).casefold()))
+            found |= dict.fromkeys(_WORD.findall(str(text or "").casefold()))
     return [word for word in found if word not in _READ]
