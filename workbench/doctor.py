@@ -148,7 +148,10 @@ def _jupyter() -> MachineFinding:
 def _disk() -> MachineFinding:
     from workbench.workspace import workspace
 
-    free_gb = shutil.disk_usage(workspace()).free / 2**30
+    # WORKBENCH_HOME may name a folder that the first run makes.
+    place = workspace()
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    free_gb = shutil.disk_usage(there).free / 2**30
     remedy = "" if free_gb > 2 else "make room: a merged 1.5 B model takes 3 GiB"
     return MachineFinding(free_gb > 2, f"{free_gb:.0f} GiB free", remedy)
 

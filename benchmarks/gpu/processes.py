@@ -31,7 +31,7 @@ def own_process(
     command = [
         sys.executable, str(RUN), "--device", setting.device, "--out", str(setting.out), "--work",
             str(setting.work),
-        "--minutes", f"{limit_s / 60:.3f}", *(["--toy"] if setting.sizes is TOY else []),
+        "--minutes", f"{max(limit_s, 1) / 60:.3f}", *(["--toy"] if setting.sizes is TOY else []),
         *(["--fresh"] if setting.fresh else []), *(f"--only={text}" for text in setting.only),
             *words,
     ]  # fmt: skip

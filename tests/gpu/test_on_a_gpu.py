@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from workbench.data.rendering import prompt_text
 from workbench.exporting import passport
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.merging import sixteen_bit_base
@@ -17,7 +18,7 @@ from workbench.run.control_file import send
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
 from workbench.training.policy import load_policy
-from workbench.training.sampling import sample
+from workbench.training.sampling import logprobs_of, sample
 from workbench.training.trainer import continue_run, train
 
 pytestmark = pytest.mark.gpu
@@ -111,8 +112,19 @@ def test_what_stands_beside_a_prompt_does_not_change_its_completion(trained):
     prompts = [[{"role": "user", "content": f"What is {3 * n} + {10**n}?"}] for n in range(8)]
     together = [group[0].ids for group in sample(policy, prompts, temperature=0, max_completion_length=32)]
     alone = [sample(policy, [prompt], temperature=0, max_completion_length=32)[0][0].ids for prompt in prompts]
-    # In 16 bits a tie may fall the other way in another batch.
-    assert sum(one == other for one, other in zip(together, alone)) >= 6
+    found = []
+    for prompt, one, other in zip(prompts, together, alone, strict=True):
+        place = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        if place is None:
+            assert one == other
+            continue
+        # In 16 bits a near tie may fall the other way in another batch: how near, in nats.
+        ids = policy.tokenizer(prompt_text(prompt, policy.tokenizer), add_special_tokens=False).input_ids
+        with policy.generating() as model:
+            theirs = logprobs_of(model, [(ids, one[: place + 1]), (ids, other[: place + 1])])
+        found.append((place, round(theirs[0][-1] - theirs[1][-1], 3)))
+    print("differ at (token, nats apart):", found)
+    assert all(abs(apart) < 0.25 for _, apart in found), found
 
 
 def test_a_stopped_run_goes_on_with_the_prompts_of_one_that_was_not(trained, folder):

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -331,7 +333,11 @@ _BESIDE = ", beside unsloth"  # which, imported, is enough to change a gradient'
 _NOISE = re.compile(
     r"Unsloth \S+: no GPU found, training on CPU .*SFTTrainer|Unsloth \(CPU\): \w+ on \d+ CPU"
     r" .*chunked CE"
+    # of every checkpoint, with the name that its folder has while it is written
+    r"|Unsloth: (Restored added_tokens_decoder metadata|Preserved sentencepiece asset)"
 )
+# torch 2.11's own compiler warns of itself, four times a first step
+_OWN_COMPILER = r"inductor::_alloc_from_pool"
 
 
 @contextlib.contextmanager
@@ -358,6 +364,10 @@ def _unsloth() -> ModuleType:
         os.environ.setdefault("TORCHAO_LOG_LEVEL", "ERROR")
         with loading.quiet_imports(), _without_noise():
             import unsloth
+        logging.getLogger("transformers.models.llama.modeling_llama").addFilter(
+            lambda record: not _NOISE.match(record.getMessage())
+        )
+        warnings.filterwarnings("ignore", _OWN_COMPILER)
     import unsloth
 
     return unsloth
