@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from workbench.cli import app, lab
 from workbench.command import GROUPS, as_typed, help_of, json_text
 from workbench.data import reasons
 from workbench.demo import NOTEBOOKS
-from workbench.doctor import tables
+from workbench.doctor import PROBES, tables
 from workbench.errors import WorkbenchError
 from workbench.recipe import Recipe
 
@@ -478,3 +479,10 @@ def test_a_hint_is_a_command_that_this_terminal_finds(called, uv, on_path, typed
     assert as_typed("run `workbench eval a`, the workbench itself is") == f"run `{typed} eval a`, the workbench itself is"
     assert as_typed("- train on?\n  workbench eval a") == f"- train on?\n  {typed} eval a"
     assert as_typed("workbench words are no command") == "workbench words are no command"
+
+
+def test_the_disk_is_that_of_a_folder_that_the_first_run_will_make(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path / "not" / "yet"))
+    free_gb = shutil.disk_usage(tmp_path).free / 2**30
+    assert abs(float(PROBES["disk"]().detail.split()[0]) - free_gb) <= 1
+    assert not (tmp_path / "not").exists()

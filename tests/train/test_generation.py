@@ -25,6 +25,7 @@ from workbench.memory.shapes import from_config
 from workbench.recipe import Recipe
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
+from workbench.training import drawing
 from workbench.training.features import generation as hook
 from workbench.training.features.generation import Generation, adapters, decoding, expected, generation_line
 from workbench.training.features.generation.decoding import ALL, NotNumbers, Optimizations, Unsupported, decoder
@@ -414,6 +415,20 @@ def settings(**changes):
     return {"num_generations": 8, **changes}
 
 
+def test_unsloths_decoding_on_a_gpu_is_never_given_one_row_alone(plain, monkeypatch):
+    one, two = ("What is 3 + 4?", "What is 12 + 30?")
+    as_ever = [sample(plain, prompts, temperature=0)[0][0].ids for prompts in ([one], [one, two])]
+    monkeypatch.setattr(drawing, "_by_unsloths_kernels", lambda policy: True)
+    rows, generate = [], plain.model.generate
+    monkeypatch.setattr(plain.model, "generate", lambda **inputs: rows.append(len(inputs["input_ids"])) or generate(**inputs))
+    found = [sample(plain, prompts, temperature=0) for prompts in ([one], [one, two])]
+    assert rows == [2, 2]
+    assert [len(groups) for groups in found] == [1, 2]
+    assert [groups[0][0].ids for groups in found] == as_ever
+    assert len(sample(plain, [one], num_generations=3)[0]) == 3
+    assert rows[2:] == [1]  # one row of three completions is three rows of decoding
+
+
 def test_what_can_be_told_before_a_model_is_loaded():
     assert expected(Recipe(), settings(), cuda=False) is None
     assert expected(Recipe(), settings(), cuda=True) == hook.UNSLOTH_ON_A_GPU
@@ -423,6 +438,8 @@ def test_what_can_be_told_before_a_model_is_loaded():
     assert expected(Recipe(), settings(use_vllm=True), cuda=True) == hook.VLLM
     assert expected(Recipe(), settings(use_transformers_continuous_batching=True), cuda=False) == hook.CONTINUOUS
     assert generation_line(hook.VLLM, 8) == "vLLM generates"
+    assert "first step compiles" in generation_line(hook.UNSLOTH_ON_A_GPU, 8)
+    assert "compiles" not in generation_line(hook.SWITCHED_OFF, 8)
     assert Generation(None).found() == {"by": None, "calls": {"workbench": 0, "trl": 0}}
     assert "read once for its 8 completions" in generation_line(None, 8)
     assert "no_repeat_ngram_size" in expected(Recipe(), settings(generation_kwargs={"no_repeat_ngram_size": 3}), cuda=False)

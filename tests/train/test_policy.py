@@ -6,6 +6,7 @@ With both backends alike; what only one of them does is in test_backends.py.
 from __future__ import annotations
 
 import io
+import logging
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from workbench.errors import PolicyError, RecipeError
 from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.training.loading import bars_for, find_model, linear4bit_layers, load_tokenizer
-from workbench.training.policy import load_policy
+from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.resuming import save_adapter
 from workbench.training.sampling import sample
 
@@ -36,6 +37,18 @@ def tiny_policy(backend):
 def test_no_red_line_about_an_optional_package_on_a_cpu_with_bfloat16():
     code = "import logging, workbench.training.loading; logging.getLogger('bitsandbytes.backends.cpu.ops').warning('in red')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr == ""
+
+
+def test_what_unsloth_says_of_a_folder_that_is_being_written_is_left_out_and_nothing_else():
+    trainer_classes("unsloth")
+    logger = logging.getLogger("transformers.models.llama.modeling_llama")
+
+    def shown(text):
+        return bool(logger.filter(logging.LogRecord(logger.name, logging.WARNING, "", 0, text, (), None)))
+
+    assert not shown("Unsloth: Restored added_tokens_decoder metadata in runs/.final.1-5b.part/tokenizer_config.json.")
+    assert not shown("Unsloth: Preserved sentencepiece asset `tokenizer.model` in runs/.final.1-5b.part.")
+    assert shown("Unsloth: something that a reader can act on")
 
 
 def test_the_frozen_layers_are_linear4bit(tiny_policy):

@@ -302,7 +302,7 @@ def generation(inputs: Inputs) -> list[Part]:
     # A layer's keys or values, copied to add a token.
     growth, more = cache // (2 * shape.layers), 0
     if inputs.kernels == "unsloth":
-        rows = math.ceil((inputs.completion + 1) / _UNSLOTH_ROWS) * _UNSLOTH_ROWS
+        rows = (max(inputs.completion - 2, 0) // _UNSLOTH_ROWS + 1) * _UNSLOTH_ROWS
         buffer = kv_bytes(shape, sequences, inputs.prompt + 1 + rows, element)
         # The prompts' own are copied into the buffer.
         growth, more = (

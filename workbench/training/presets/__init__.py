@@ -1,7 +1,7 @@
 """Recipes to start from, by name. The file explains each number, and where it comes from, beside
 it.
 
-None of them was measured on a GPU: none was available.
+None of them was measured on a GPU.
 """
 
 from __future__ import annotations

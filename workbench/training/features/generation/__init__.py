@@ -68,7 +68,10 @@ def generation_line(why_not: str | None, num_generations: int) -> str:
     once = f"each prompt is read once for its {num_generations} completions"
     if why_not is None:
         return f"The workbench's own loop generates: {once} (`generation: trl` turns it off)"
-    return why_not if why_not in (VLLM, CONTINUOUS) else f"TRL's own path generates: {why_not}"
+    if why_not in (VLLM, CONTINUOUS):
+        return why_not
+    compiles = "; the first step compiles them, for about a minute" * (why_not == UNSLOTH_ON_A_GPU)
+    return f"TRL's own path generates: {why_not}{compiles}"
 
 
 class DecodingLoop(Feature):
