@@ -32,8 +32,6 @@ _TRLS_OWN = {
     "return_assistant_tokens_mask",
     "tokenizer_kwargs", "self",
 }  # fmt: skip
-# Parts that recipes had: a run may be recorded with one. What each said where it did nothing.
-REMOVED: Fields = {"rescue": {"exclude_zero_variance": False, "curriculum": False, "oversample": 1}}
 SEVEN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -343,8 +341,8 @@ class Recipe(_Part):
         return template_kwargs(self.grpo.get("chat_template_kwargs"))
 
     @classmethod
-    def load(cls, path: str | Path, *, recorded: bool = False) -> Recipe:
-        """Read a recipe file; `recorded` as for `of`.
+    def load(cls, path: str | Path) -> Recipe:
+        """Read a recipe file.
 
         Raises RecipeError if it is missing, not YAML, or has an unknown or wrongly typed field.
         """
@@ -365,7 +363,7 @@ class Recipe(_Part):
                 rule="a recipe is a mapping of field to value",
                 remedy=f"write `field: value` lines; the fields are {', '.join(cls.model_fields)}",
             )
-        return cls.of(_beside(content, path.parent), str(path), recorded=recorded)
+        return cls.of(_beside(content, path.parent), str(path))
 
     def __init__(self, **fields: object) -> None:
         _check_size(fields, "recipe")
@@ -378,18 +376,11 @@ class Recipe(_Part):
     __init__.__dict__["__pydantic_base_init__"] = True
 
     @classmethod
-    def of(
-        cls, content: Fields | Recipe, source: str = "recipe", *, recorded: bool = False
-    ) -> Recipe:
+    def of(cls, content: Fields | Recipe, source: str = "recipe") -> Recipe:
         """Build a recipe from a mapping, with an error that names the field and the nearest right
         one.
-
-        `recorded`: it belongs to a run, so it stays readable when recipes lose a part; that part is
-        left out.
         """
         _check_size(content, source)
-        if recorded and isinstance(content, dict):
-            content = {name: value for name, value in content.items() if name not in REMOVED}
         try:
             return cls.model_validate(content)
         except ValidationError as error:

@@ -13,12 +13,11 @@ from collections import namedtuple
 
 import pytest
 import torch
-import yaml
 from killing import contents
 from safetensors.torch import load_file
 
-from workbench.errors import RecipeError, RunError
-from workbench.recipe import REMOVED, Recipe
+from workbench.errors import RunError
+from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.held_out import standing
 from workbench.run.rollouts import query, read_batches
@@ -611,29 +610,6 @@ def test_an_edit_that_makes_another_run_of_it_is_refused(run, policy, name):
     if name in HELD:
         with pytest.raises(RunError, match="not as when it was begun"):
             continue_run(run, policy=policy, task=task(), accept_changes=True)
-
-
-@pytest.mark.parametrize("active", [False, True])
-def test_a_run_recorded_with_a_part_that_recipes_no_longer_have_is_read(run, policy, active):
-    """It is continued where the part did nothing; a recipe of today is refused as for any unknown key."""
-    part = REMOVED["rescue"] | {"curriculum": active}
-    file = run.path / "recipe.yaml"
-    file.write_text(file.read_text(encoding="utf-8") + yaml.safe_dump({"rescue": part}), encoding="utf-8")
-    run.update_manifest(recipe=run.manifest()["recipe"] | {"rescue": part})
-    assert run.recipe().seed == 0
-    with pytest.raises(RecipeError) as refused:
-        Recipe.load(file)
-    assert "rescue" in refused.value.value
-    assert refused.value.rule == "a recipe holds known fields only"
-    if not active:
-        assert continue_run(run, policy=policy, task=task(), steps=1).result()["steps"] == 5
-        return
-    before = run.path.stat().st_mtime
-    with pytest.raises(RunError) as error:
-        continue_run(run, policy=policy, task=task(), steps=1)
-    assert "curriculum" in error.value.value
-    assert "without rescue" in error.value.remedy
-    assert (run.path.stat().st_mtime, run.result()["steps"]) == (before, 4)
 
 
 def test_an_accepted_edit_is_recorded_and_not_asked_about_again(run, policy, capsys):

@@ -46,7 +46,7 @@ class RunRecord:
         return str(self.manifest().get("id", ""))
 
     def recipe(self) -> Recipe:
-        return Recipe.load(self.path / "recipe.yaml", recorded=True)
+        return Recipe.load(self.path / "recipe.yaml")
 
     def manifest(self) -> Fields:
         manifest = self.read_json("manifest.json")

@@ -13,14 +13,14 @@ from typing import Any
 from workbench import processes
 from workbench.errors import RecipeError, RunError
 from workbench.kinds import Fields, Trainer, TrainingArguments
-from workbench.recipe import REMOVED, Recipe
+from workbench.recipe import Recipe
 from workbench.run.differences import Differences
 from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Row, Task
 from workbench.training import around, resuming
 from workbench.training import settings as settings_of
 from workbench.training.attach import attach, go_on
-from workbench.training.loading import hold_reference
+from workbench.training.loading import hold_reference, put_on
 from workbench.training.manifest import (
     changed_policy,
     changed_settings,
@@ -37,7 +37,6 @@ from workbench.training.resuming import (
     Point,
     changed_since_begun,
     latest_point,
-    load_adapter,
     lost_since,
 )
 from workbench.training.staged import Made
@@ -198,7 +197,7 @@ def continue_run(
     trainer = make_trainer(replace(plan, stages=left), policy)
     changed_settings(run, trainer, changed, left[0].number)
     # before the run is touched: it may be another policy's
-    load_adapter(policy.model, point.folder)
+    put_on(policy.model, point.folder)
     before, reached = run.manifest(), run.result()["steps"]
     done = point.done if left[0].number == point.stage else 0
     resuming.check_room(run, policy.model, trainer.args, left[0].steps - done)
@@ -244,15 +243,6 @@ def _check_resumable(run: RunDirectory) -> None:
                 " train(resume_from_checkpoint=True)"
             ),
         )
-    begun_with = manifest.get("recipe") or {}
-    for part, idle in REMOVED.items():
-        if begun_with.get(part, idle) != idle:
-            gone = f"recipes no longer have {part}"
-            raise RunError(
-                f"{run.name}: {part} = {begun_with[part]}",
-                rule=f"{gone}, so the rest of this run would be trained differently",
-                remedy=f"train a new run without {part}",
-            )
 
 
 def _add_steps(run: RunDirectory, plan: Plan, recipe: Recipe, steps: int) -> None:
