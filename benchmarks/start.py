@@ -1,12 +1,13 @@
-"""How long it takes to start: `import workbench`, `workbench --help` and six commands that a person
-waits for, against Python's own start.
+"""How long it takes to start: `import workbench`, `workbench --help`, six commands that a person
+waits for, and a training until its first step, against Python's own start.
 
     uv run python benchmarks/start.py [--rounds 7]
 
 Every start is a fresh process, and the arms take turns; "nothing" is `python -c pass`. What an arm
 costs is its least time less that of "nothing". Cold: the user's cache is empty, so that `plan` asks
 the installed libraries for their settings; warm: it is as the start before left it. Python's
-bytecode is there already, as after the first start.
+bytecode is there already, as after the first start. A training is ended when its first step is in
+the record; beside it stands what its libraries alone take to import.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import made_records
 import measuring
@@ -40,6 +42,15 @@ COMMANDS = (
     "eval --help",
 )  # fmt: skip
 COLD = ", cold"
+IMPORTS = {"unsloth": "import unsloth, trl.trainer.grpo_trainer", "transformers":
+    "import torch, datasets, peft, bitsandbytes, trl.trainer.grpo_trainer"}  # fmt: skip
+FIRST = ", until the first step"
+for backend, code in IMPORTS.items():
+    ARMS[f"the libraries of {backend}"] = ("-c", code)
+    ARMS[f"workbench train, {backend}{FIRST}"] = (
+        "-c", COMMAND, "train", "workbench/tiny/recipe.yaml", "--run-name", "first",
+        "--set", f"policy.backend={backend}", "--set", "eval_every=null", "--runs",
+    )  # fmt: skip
 for each in COMMANDS:
     for state in (COLD, ", warm"):
         ARMS[f"workbench {each}{state}"] = ("-c", COMMAND, *each.split())
@@ -49,6 +60,8 @@ def start(arm: str) -> float:
     """Seconds of one process, from its start to its end."""
     command = [sys.executable, *ARMS[arm]]
     with tempfile.TemporaryDirectory(prefix="workbench-benchmark-") as empty:
+        if arm.endswith(FIRST):
+            return first_step(command, Path(empty))
         own = {"XDG_CACHE_HOME": empty} if arm.endswith(COLD) else {}
         started = time.perf_counter()
         done = subprocess.run(
@@ -63,6 +76,28 @@ def start(arm: str) -> float:
         raise RuntimeError(
             f"{arm} ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}"
         )
+    return seconds
+
+
+def first_step(command: list[str], runs: Path) -> float:
+    """Seconds until a training's first step is in its record."""
+    started, metrics = time.perf_counter(), runs / "first" / "metrics.jsonl"
+    process = subprocess.Popen(
+        [*command, str(runs)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=measuring.HERE.parent,
+    )
+    while not (metrics.is_file() and metrics.stat().st_size):
+        if process.poll() is not None:
+            raise RuntimeError(
+                f"the training ended with {process.returncode}: {process.stdout.read()}"
+            )
+        time.sleep(0.01)
+    seconds = time.perf_counter() - started
+    process.kill()
+    process.wait()
     return seconds
 
 
