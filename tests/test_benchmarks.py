@@ -507,6 +507,17 @@ def test_start_measures_a_process_and_refuses_one_that_fails(monkeypatch):
         start.start("broken")
 
 
+def test_a_training_is_waited_for_until_its_first_step_and_ended_then(tmp_path):
+    start = benchmark("start")
+    trains = (
+        "import pathlib, sys, time; own = pathlib.Path(sys.argv[1]) / 'first'; own.mkdir(); time.sleep(0.5)\n"
+        "(own / 'metrics.jsonl').write_text('{}'); time.sleep(600)"
+    )
+    assert 0.5 < start.first_step([sys.executable, "-c", trains], tmp_path) < 300
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        start.first_step([sys.executable, "-c", "raise SystemExit('broken on purpose')"], tmp_path / "none")
+
+
 def test_a_measurement_in_a_process_of_its_own(tmp_path):
     benchmark("dataset_checks").make(tmp_path / "rows.jsonl", 100)
     words = ["--measure", "workbench", "--file", str(tmp_path / "rows.jsonl")]
