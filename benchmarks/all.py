@@ -57,9 +57,21 @@ def results(folder: Path = measuring.RESULTS) -> dict[str, dict[str, Any]]:
 
 def overview(found: dict[str, dict[str, Any]]) -> str:
     """The table of all benchmarks."""
-    header = ["what", "figure", "against", "A/A", "benchmark", "date", "commit"]
+    keys = {
+        "what": "what",
+        "figure": "figure",
+        "before": "before",
+        "against": "against",
+        "noise": "A/A",
+    }
+    header = [*keys.values(), "benchmark", "date", "commit"]
     rows = [
-        [*line.values(), f"`{name}.py`", content["date"], content["versions"]["commit"]]
+        [
+            *(line.get(key, "") for key in keys),
+            f"`{name}.py`",
+            content["date"],
+            content["versions"]["commit"],
+        ]
         for name, content in found.items()
         for line in content["lines"]
     ]

@@ -250,6 +250,15 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     )
 
 
+def with_before(lines: list[dict[str, str]], file: Path) -> list[dict[str, str]]:
+    """The lines, each with the figure that the file has had of the same until now, and its date."""
+    if not file.is_file():
+        return lines
+    old = json.loads(file.read_text(encoding="utf-8"))
+    figures = {line["what"]: f"{line['figure']} ({old['date']})" for line in old.get("lines", ())}
+    return [{**line, "before": figures.get(line["what"], "")} for line in lines]
+
+
 def save(
     name: str,
     asked: argparse.Namespace,
@@ -282,7 +291,7 @@ def save(
         "asked": {
             key: value for key, value in vars(asked).items() if key not in ("out", "options")
         },
-        "lines": [line._asdict() for line in lines],
+        "lines": with_before([line._asdict() for line in lines], asked.out / f"{name}.json"),
         "table": {
             "header": list(table[0]),
             "rows": [[str(cell) for cell in row] for row in table[1]],

@@ -499,6 +499,21 @@ def test_a_control_arm_is_trained_for_real():
     subprocess.run([sys.executable, str(FOLDER / "control_arm.py"), "--quick"], check=True)
 
 
+def test_a_line_keeps_the_figure_that_stood_there_before(tmp_path):
+    measuring, file = benchmark("measuring"), tmp_path / "steps.json"
+    lines = [{"what": "a step", "figure": "1.7 times as fast"}, {"what": "a new thing", "figure": "3 s"}]
+    assert measuring.with_before(lines, file) == lines
+    file.write_text(json.dumps({"date": "2026-11-21", "lines": [{"what": "a step", "figure": "1.5 times as fast"}]}))
+    found = measuring.with_before(lines, file)
+    assert [line["before"] for line in found] == ["1.5 times as fast (2026-11-21)", ""]
+    result = {
+        "date": "2026-11-27",
+        "versions": {"commit": "abc"},
+        "lines": [{**line, "against": "TRL", "noise": "1"} for line in found],
+    }
+    assert "1.7 times as fast | 1.5 times as fast (2026-11-21) | TRL" in benchmark("all").overview({"steps": result})
+
+
 def test_start_measures_a_process_and_refuses_one_that_fails(monkeypatch):
     start = benchmark("start")
     assert start.start("import workbench") > 0
