@@ -1,7 +1,7 @@
 """Run every benchmark that needs no GPU, one after the other, and make the README's tables of what
 they left.
 
-    uv run python benchmarks/all.py             # about two hours, on a machine with nothing else
+    uv run python benchmarks/all.py             # some three hours, on a machine with nothing else
     uv run python benchmarks/all.py --quick     # toy sizes: shows that all run, measures nothing
     uv run python benchmarks/all.py --only steps start
     uv run python benchmarks/all.py --table     # runs nothing: the table of results/*.json

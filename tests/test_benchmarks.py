@@ -71,7 +71,7 @@ def test_a_result_says_where_it_comes_from(tmp_path, capsys):
     assert made.startswith("a\n")
     assert made.endswith("\nb")
     assert "old" not in made
-    assert f"| a thing | 2.00 times as fast | another | 0.99 to 1.01 | `thing.py` | {content['date']} |" in made
+    assert f"| a thing | 2.00 times as fast |  | another | 0.99 to 1.01 | `thing.py` | {content['date']} |" in made
 
 
 FAST, LONG, NONE = "1.80 times as fast", "0.5 ms a batch more (1.20 times as long)", "100 ms more"
