@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench import processes
-from workbench.errors import RunError
+from workbench.errors import PolicyError, RunError
 from workbench.kinds import Fields, Model, Module, Tokenizer, Trainer
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState
@@ -32,7 +32,7 @@ from workbench.run.directory import RunDirectory
 from workbench.run.machine import versions
 from workbench.run.rollouts import query
 from workbench.task import Task, fingerprint, load_task
-from workbench.training.loading import put_back, random_states
+from workbench.training.loading import put_back, put_on, random_states
 from workbench.training.settings.algorithms import asked_settings
 from workbench.workspace import (
     find,
@@ -275,6 +275,20 @@ def save_adapter(
     # PEFT's model card is a form that nobody has filled in.
     (folder / "README.md").unlink(missing_ok=True)
     return folder
+
+
+def load_adapter(model: Model, folder: Path) -> None:
+    """Put a checkpoint's adapter weights into a model's own adapter; RunError if they are another
+    adapter's.
+    """
+    try:
+        put_on(model, folder)
+    except PolicyError as error:
+        raise RunError(
+            f"its checkpoint does not fit: {error.value}",
+            rule="a run resumes with the LoRA shape that it started with",
+            remedy="load the policy as recipe.yaml says",
+        ) from error
 
 
 class Restored:
