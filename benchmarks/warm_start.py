@@ -107,8 +107,8 @@ def measure(seed: int, steps: int, samples: int | None) -> dict[str, Any]:
     the end, and what it took.
     """
     from workbench.run.rollouts import query
-    from workbench.training.loading import put_on
     from workbench.training.policy import load_policy
+    from workbench.training.resuming import load_adapter
     from workbench.training.trainer import train
 
     task, policy = task_of(), load_policy("tiny", load_in_4bit=False, seed=seed)
@@ -116,7 +116,7 @@ def measure(seed: int, steps: int, samples: int | None) -> dict[str, Any]:
     run = train(recipe_of(seed, steps, samples), policy=policy, task=task)
     ended, warmed = right(policy, task), run.manifest().get("warm_start") or {}
     if warmed:
-        put_on(policy.model, run.checkpoints / "checkpoint-0")
+        load_adapter(policy.model, run.checkpoints / "checkpoint-0")
     between = right(policy, task) if warmed else begun
     rewards = query(run.rollouts).groupby("step")["total"].mean()
     return {

@@ -254,12 +254,12 @@ def _exporting(setting: Setting, checks: Checks) -> dict[str, Any]:
     from workbench.exporting.making import export
     from workbench.exporting.proving import prove
     from workbench.run.directory import open_run
-    from workbench.training.loading import put_on
+    from workbench.training.resuming import load_adapter
     from workbench.workspace import to_json
 
     run = open_run(setting.work / "runs" / f"part-{setting.device}")
     policy = _policy(_recipe(setting, "part"))
-    put_on(policy.model, run.final)
+    load_adapter(policy.model, run.final)
     own = export(run, ["merged_16bit"], into="base", overwrite=True)["merged_16bit"]
     found: dict[str, Any] = {}
 

@@ -218,7 +218,7 @@ def _learned(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
     trainer_classes()  # unsloth before transformers
     from workbench.run.directory import open_run
     from workbench.tiny.task import task as arithmetic
-    from workbench.training.loading import put_on
+    from workbench.training.resuming import load_adapter
     from workbench.training.trainer import continue_run, train
 
     sizes, recipe = setting.sizes, _recipe(setting)
@@ -235,7 +235,7 @@ def _learned(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
     state = _state(folder)
     if state == "finished":
         run = open_run(folder)
-        put_on(policy.model, run.final)
+        load_adapter(policy.model, run.final)
     elif state == "begun":
         run = continue_run(folder, policy=policy, task=task, watchers=[watcher])
     else:

@@ -479,6 +479,19 @@ def test_a_checkpoint_of_another_lora_shape_is_refused(home):
     assert continue_run(run, policy=fresh(), task=task()).result()["steps"] == 3
 
 
+def test_a_run_that_adapts_the_head_goes_on(home):
+    """PEFT writes the head's own weights beside its adapter: of the run's own checkpoint they are taken."""
+    lora = LoraPart(r=4, target_modules=["q_proj", "lm_head"])
+    run = train(
+        recipe(lora=lora.model_dump(), grpo={"max_steps": 3}),
+        policy=load_policy("tiny", load_in_4bit=False, backend="transformers", lora=lora),
+        task=task(),
+        watchers=[Asks({1: [("stop", {})]})],
+    )
+    again = load_policy("tiny", load_in_4bit=False, backend="transformers", lora=lora)
+    assert continue_run(run, policy=again, task=task()).result()["steps"] == 3
+
+
 # -- in a process of its own ------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_a_started_run_is_steered_killed_and_goes_on(home):

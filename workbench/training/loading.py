@@ -341,9 +341,7 @@ def put_on(model: Any, adapter: str | Path) -> None:
         with reading(f"adapter {shown(folder)}", rule, remedy):  # another shape, by its layer
             keys = set_peft_model_state_dict(model, weights)
         own = ("lora_", ".modules_to_save.")
-        # A frozen reference beside it keeps what it has.
-        mine = [key for key in keys.missing_keys if "default" in key.split(".")]
-        missing = [key for key in mine if any(part in key for part in own)]
+        missing = [key for key in keys.missing_keys if any(part in key for part in own)]
         unfit = [*keys.unexpected_keys, *missing]
     if unfit:
         what = f"adapter {shown(folder)}: {unfit[0]} does not fit this model"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench import processes
-from workbench.errors import PolicyError, RunError
+from workbench.errors import RunError
 from workbench.kinds import Fields, Model, Module, Tokenizer, Trainer
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState
@@ -32,7 +32,7 @@ from workbench.run.directory import RunDirectory
 from workbench.run.machine import versions
 from workbench.run.rollouts import query
 from workbench.task import Task, fingerprint, load_task
-from workbench.training.loading import put_back, put_on, random_states
+from workbench.training.loading import put_back, random_states
 from workbench.training.settings.algorithms import asked_settings
 from workbench.workspace import (
     find,
@@ -281,14 +281,23 @@ def load_adapter(model: Model, folder: Path) -> None:
     """Put a checkpoint's adapter weights into a model's own adapter; RunError if they are another
     adapter's.
     """
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    weights = load_file(str(folder / "adapter_model.safetensors"))
+    cause = None
     try:
-        put_on(model, folder)
-    except PolicyError as error:
+        strange = set_peft_model_state_dict(model, weights, adapter_name="default").unexpected_keys
+        what = f"{len(strange)} of its weights fit nowhere, {' '.join(strange[:1])} first"
+    except RuntimeError as error:  # torch's word for a wrong shape
+        strange, cause = ["shape"], error
+        what = f"its weights do not fit: {' '.join(str(error).split(chr(10))[:2])}"
+    if strange:
         raise RunError(
-            f"its checkpoint does not fit: {error.value}",
+            f"{shown(folder)}: {what}",
             rule="a run resumes with the LoRA shape that it started with",
             remedy="load the policy as recipe.yaml says",
-        ) from error
+        ) from cause
 
 
 class Restored:
