@@ -273,6 +273,20 @@ def test_a_legend_keeps_no_dot_of_the_first_step():
     assert {handle.get_marker() for handle in figure.charts["kl"].shown_legend.get_lines()} == {""}
 
 
+def test_legends_that_are_drawn_once_stand_where_they_were_and_follow_what_changes(monkeypatch):
+    often = RunFigure("r", 0.01)
+    for steps in (1, 3, 8):
+        often.draw(history(steps))
+    assert often.draw(history(30)) == drawn(history(30)).draw(history(30))
+    assert often.draw(history(30), sharp=True) == drawn(history(30)).draw(history(30), sharp=True)
+    fewer = drawn(history(30, FIVE[:2]))
+    monkeypatch.setattr("workbench.views.chart.drawn_once", lambda artist: None)
+    for mine, filled in ((often, history(30)), (fewer, history(30, FIVE[:2]))):
+        ours, matplotlibs = (Image.open(io.BytesIO(each.draw(filled))) for each in (mine, drawn(filled)))
+        apart = np.abs(np.asarray(ours.convert("L"), int) - np.asarray(matplotlibs.convert("L"), int))
+        assert np.mean(apart > 16) < 1e-3  # colours are rounded to 128, by what else is in the picture
+
+
 def test_a_function_that_appears_later_is_drawn():
     figure = drawn(history(3, ["a_reward"]))
     filled = history(3, ["a_reward"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from workbench.kinds import Axes
+from workbench.views.figure import drawn_once
 from workbench.views.history import History
 from workbench.views.look import ALARM, GREY, INK, PALE, PAPER, RED, SMALL, TITLE
 
@@ -153,6 +154,7 @@ class Chart:
         for handle in self.shown_legend.get_lines():
             if handle.get_marker() == ".":  # the curve's only point now, not its look
                 handle.set_marker("")
+        drawn_once(self.shown_legend)
 
     def fill(self, history: History, last_step: float) -> None:
         """Draw the history as it is now, with an x axis up to `last_step`."""

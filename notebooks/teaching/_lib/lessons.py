@@ -28,8 +28,8 @@ MINUTES = dict(zip(NOTEBOOKS, (0.3, 0.1, 1.2, 0.6, 0.8), strict=True)) | {
     "broken_runs": 6.8,
     "two_rewards": 2.2,
     "biased_judge": 2.9,
-    "ladder": 28.7,
-    "play_it": 6.3,
+    "ladder": 10.9,
+    "play_it": 1.6,
 }
 
 
