@@ -57,7 +57,7 @@ OUTCOMES = ("landed", "honestly none", "contradicted", "not measured")
 OF_TAUGHT = ("landed", "missed", "contradicted", "not measured")
 TOKENS = 32
 TEACHES, FEW = 9001, 40  # the seed of what is taught; questions that are made first: none may fit
-LEAST = 100  # questions to teach, and completions that say how often a level is solved
+LEAST = 100  # completions that say how often a level is solved
 LARGER = 180  # such completions at most
 FIRST = 3  # levels that may be taught
 RANK = 32
@@ -69,6 +69,7 @@ class Teaching(NamedTuple):
     # Tasks whose prompts fit into so many tokens are taught first, then those that fit into more;
     # of a level so many questions are made, as longer ones take longer.
     questions: dict[int, int]
+    least: int  # questions
     short: int  # tokens of a reference completion, at most, at the median
     epochs: int
     rate: float
@@ -78,8 +79,8 @@ class Teaching(NamedTuple):
 
 # Tiny's head, too: it has hardly seen the tokens of most words.
 TEACHINGS = {
-    "tiny": Teaching({200: 250, 440: 180}, 5, 3, 6e-3, ("lm_head",), 150),
-    "smollm2": Teaching({200: 150}, 12, 2, 1e-3, (), 900),
+    "tiny": Teaching({200: 250, 440: 180}, 100, 5, 3, 6e-3, ("lm_head",), 150),
+    "smollm2": Teaching({100: 64, 200: 64}, 40, 12, 2, 1e-3, (), 600),
 }
 
 
@@ -241,10 +242,10 @@ def lesson(name: str, policy: Any, recipe: Any) -> Any:
             why = why or error.value
             continue
         rows = [row for row in teachable(task) if question(row) not in asked]
-        if len(rows) >= LEAST:
+        if len(rows) >= teaching.least:
             return dataclasses.replace(task, rows=rows, held_out=(), ideal=written)
         why = why or f"{len(rows)} questions to teach"
-    raise TaskError(why, rule=f"{LEAST} questions with short answers are taught", remedy="-")
+    raise TaskError(why, rule=f"{teaching.least} questions with short answers are taught", remedy="-")
 
 
 def teach(name: str, recipe: Any) -> dict[str, Any]:
