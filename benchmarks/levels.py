@@ -245,7 +245,9 @@ def lesson(name: str, policy: Any, recipe: Any) -> Any:
         if len(rows) >= teaching.least:
             return dataclasses.replace(task, rows=rows, held_out=(), ideal=written)
         why = why or f"{len(rows)} questions to teach"
-    raise TaskError(why, rule=f"{teaching.least} questions with short answers are taught", remedy="-")
+    raise TaskError(
+        why, rule=f"{teaching.least} questions with short answers are taught", remedy="-"
+    )
 
 
 def teach(name: str, recipe: Any) -> dict[str, Any]:
