@@ -17,7 +17,7 @@ from workbench.rewards.judging import digest
 
 BLANK = "# your turn:"  # stands in every blank, and says what is asked
 SOLUTION = re.compile(
-    r"<details>\s*<summary>Solution</summary>\s*\n```python\n(.*?)\n```\s*</details>", re.DOTALL
+    r"<details>\s*<summary>Solution</summary>\s*\n```python\n(.*?)\n```.*?</details>", re.DOTALL
 )
 
 # The last line of a blank: which exercise of which lesson it is.
