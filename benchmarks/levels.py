@@ -2,7 +2,7 @@
 level that the policy solves some of the time?
 
     uv run python benchmarks/levels.py [--policy smollm2]    # with the extras tasks and smollm2
-    uv run python benchmarks/levels.py --policy tiny smollm2 --taught 20 --home FOLDER
+    uv run python benchmarks/levels.py --policy tiny --taught 20 --home FOLDER
 
 Scorers: the library's scorer is called directly with the library's entry, and by the workbench with
 what a row kept, on answers right, wrong and broken. Equal scores prove that an entry survives the
@@ -15,12 +15,11 @@ Where auto said that no level is, that is honest where at least half of the inte
 for the level that it called nearest: the others are not measured again. Else auto is contradicted;
 without fresh completions it is not measured.
 
-Taught: no policy here solves many of these tasks, so the policy is taught first, each task from the
-start and alone: a warm start on reference completions of the easiest level that has enough
-questions, the same for every task. Which tasks count: those with levels and short answers, by
-alphabet, first the ones with short prompts, then the others, until --taught of them have a level
-that is known to be in the band; of several policies, the next one is taught the tasks that do not
-count with those before it. Known: of up to 180 completions of held-out questions the whole
+Taught: no policy here solves many of these tasks, so the policy (tiny) is taught first, each task
+from the start and alone: a warm start on reference completions of the easiest level that has
+enough questions, the same for every task. Which tasks count: those with levels and short answers,
+by alphabet, first the ones with short prompts, then the others, until --taught of them have a level
+that is known to be in the band. Known: of up to 180 completions of held-out questions the whole
 95 % interval lies in it; levels are tried from the easiest until one does or is solved less often
 than the band. Then auto is asked, of questions that were not taught at that level, and its level is
 measured with 60 held-out questions that neither saw. It has landed, is contradicted, or has missed,
@@ -47,7 +46,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import measuring
 from measuring import Line
@@ -56,32 +55,17 @@ FRESH = 60  # completions of the second measurement
 OUTCOMES = ("landed", "honestly none", "contradicted", "not measured")
 OF_TAUGHT = ("landed", "missed", "contradicted", "not measured")
 TOKENS = 32
-TEACHES, FEW = 9001, 40  # the seed of what is taught; questions that are made first: none may fit
-LEAST = 100  # completions that say how often a level is solved
+# Tasks whose prompts fit into so many tokens are taught first, then those that fit into more. Of a
+# level so many questions are made, by that, from a seed of their own, as longer ones take longer;
+# first a few: none may fit.
+PROMPTS = (200, 440)
+TEACHES, QUESTIONS, FEW = 9001, {200: 250, 440: 180}, 40
+LEAST = 100  # questions to teach, and completions that say how often a level is solved
 LARGER = 180  # such completions at most
 FIRST = 3  # levels that may be taught
-RANK = 32
-
-
-class Teaching(NamedTuple):
-    """How a policy is taught a task."""
-
-    # Tasks whose prompts fit into so many tokens are taught first, then those that fit into more;
-    # of a level so many questions are made, as longer ones take longer.
-    questions: dict[int, int]
-    least: int  # questions
-    short: int  # tokens of a reference completion, at most, at the median
-    epochs: int
-    rate: float
-    modules: tuple[str, ...]  # beside those of the recipe
-    longest_s: int  # of the processor's time, of a task
-
-
-# Tiny's head, too: it has hardly seen the tokens of most words.
-TEACHINGS = {
-    "tiny": Teaching({200: 250, 440: 180}, 100, 5, 3, 6e-3, ("lm_head",), 150),
-    "smollm2": Teaching({100: 64, 200: 64}, 40, 12, 2, 1e-3, (), 600),
-}
+SHORT = 5  # tokens of a reference completion, at the median
+EPOCHS, RATE, RANK = 3, 6e-3, 32
+LONGEST_S = 150  # of the processor's time, of a task
 
 
 class OutOfTimeError(BaseException):
@@ -224,8 +208,7 @@ def lesson(name: str, policy: Any, recipe: Any) -> Any:
         rows = fitting(task.rows, policy.tokenizer, recipe, TOKENS)
         return [row for row in rows if right(row) and length(row) < TOKENS]
 
-    teaching = TEACHINGS[recipe.policy.name]
-    why, many = "", teaching.questions[recipe.max_prompt_length]
+    why, many = "", QUESTIONS[recipe.max_prompt_length]
     for level in gym.levels(name)[:FIRST]:
         named = str(gym.GymName(name, level))
         try:
@@ -233,7 +216,7 @@ def lesson(name: str, policy: Any, recipe: Any) -> Any:
             if not some:
                 why = why or "no prompts and answers that fit"
                 break
-            if (typical := statistics.median(map(length, some))) > teaching.short:
+            if (typical := statistics.median(map(length, some))) > SHORT:
                 why = why or f"answers of {typical:.0f} tokens"
                 break
             task = gym.task(named, TEACHES, many)
@@ -242,12 +225,10 @@ def lesson(name: str, policy: Any, recipe: Any) -> Any:
             why = why or error.value
             continue
         rows = [row for row in teachable(task) if question(row) not in asked]
-        if len(rows) >= teaching.least:
+        if len(rows) >= LEAST:
             return dataclasses.replace(task, rows=rows, held_out=(), ideal=written)
         why = why or f"{len(rows)} questions to teach"
-    raise TaskError(
-        why, rule=f"{teaching.least} questions with short answers are taught", remedy="-"
-    )
+    raise TaskError(why, rule=f"{LEAST} questions with short answers are taught", remedy="-")
 
 
 def teach(name: str, recipe: Any) -> dict[str, Any]:
@@ -258,17 +239,15 @@ def teach(name: str, recipe: Any) -> dict[str, Any]:
     from workbench.training.policy import load_policy
     from workbench.training.trainer import train
 
-    teaching = TEACHINGS[recipe.policy.name]
-    found: dict[str, Any] = {"policy": recipe.policy.name, "task": name, "taught": 0}
-    found |= {"known": None, "tried": [], "said": ""}
+    found: dict[str, Any] = {"task": name, "taught": 0, "known": None, "tried": [], "said": ""}
     try:
-        with within(teaching.longest_s), contextlib.redirect_stdout(io.StringIO()):
+        with within(LONGEST_S), contextlib.redirect_stdout(io.StringIO()):
             policy = load_policy(recipe)
             task = lesson(name, policy, recipe)
             warm = {"source": "reference", "samples": len(task.rows)}
             content = recipe.model_dump(exclude_unset=True) | {
-                "run_name": f"taught_{recipe.policy.name}_{name}",
-                "warm_start": {**warm, "epochs": teaching.epochs, "learning_rate": teaching.rate},
+                "run_name": f"taught_{name}",
+                "warm_start": {**warm, "epochs": EPOCHS, "learning_rate": RATE},
             }
             # a run has at least one step: so small a rate leaves what was taught as it is
             content["grpo"] |= {"max_steps": 1, "learning_rate": 1e-9}
@@ -277,7 +256,7 @@ def teach(name: str, recipe: Any) -> dict[str, Any]:
             found |= {"taught": len(task.rows), "run": run.name}
             found["known"], found["tried"] = known(name, policy, recipe)
     except OutOfTimeError:
-        found |= {"known": None, "said": f"took more than {teaching.longest_s} s of processor time"}
+        found |= {"known": None, "said": f"took more than {LONGEST_S} s of processor time"}
     except WorkbenchError as error:
         found |= {"known": None, "said": error.value}
     return found
@@ -397,9 +376,7 @@ def kept(
 
 def main() -> None:
     parser = measuring.arguments(__doc__)
-    parser.add_argument(
-        "--policy", nargs="+", default=["smollm2"], choices=TEACHINGS, help="which auto measures"
-    )
+    parser.add_argument("--policy", default="smollm2", help="which policy auto measures")
     parser.add_argument("--rows", type=int, default=50, help="rows of each task to score")
     parser.add_argument("--minutes", type=float, default=60, help="stop after so many")
     parser.add_argument(
@@ -408,7 +385,7 @@ def main() -> None:
         help="only tasks that the policy is taught, until so many count",
     )
     parser.add_argument("--home", type=Path, help="where results are kept meanwhile")
-    asked = measuring.parse(parser, rows=2, minutes=1, policy=["tiny"])
+    asked = measuring.parse(parser, rows=2, minutes=1, policy="tiny")
     stamped = measuring.stamp()
     warnings.simplefilter("ignore")
     with contextlib.ExitStack() as entered:
@@ -423,34 +400,20 @@ def main() -> None:
         file = home / f"scorers-{asked.rows}.jsonl"
         with contextlib.redirect_stdout(io.StringIO()):
             of_tasks = kept(file, names, lambda name: scorers(name, asked.rows), asked.minutes)
-        recipes = [
-            Recipe.of(
-                {
-                    "policy": {
-                        "name": name,
-                        "load_in_4bit": False,
-                        "backend": "transformers",
-                        "max_seq_length": 512,
-                    },
-                    "grpo": {"max_completion_length": TOKENS},
-                }
-            )
-            for name in asked.policy
-        ]
+        shape = {"name": asked.policy, "load_in_4bit": False, "backend": "transformers"}
+        recipe = Recipe.of(
+            {"policy": {**shape, "max_seq_length": 512}, "grpo": {"max_completion_length": TOKENS}}
+        )
         tasks = ["chain_sum"] if asked.quick else names
-        policy = load_policy(recipes[0])
-        file = home / f"auto-{asked.policy[0]}.jsonl"
+        policy = load_policy(recipe)
+        file = home / f"auto-{asked.policy}.jsonl"
         # where it is taught, of the untaught one only what is kept
         minutes = 0 if asked.taught else asked.minutes
-        found = kept(file, tasks, lambda name: auto(name, policy, recipes[0]), minutes)
-        of_taught, wanted = [], asked.taught or 0
-        names = ["letter_counting"] if asked.quick else [*filter(gym.levels, names)]
-        for recipe in recipes if wanted else ():
-            own = of_all_taught(home, names, recipe, wanted, asked.minutes)
-            of_taught += own
-            counted = {each["task"] for each in own if each["known"] is not None}
-            names = [name for name in names if name not in counted]
-            wanted -= len(counted)
+        found = kept(file, tasks, lambda name: auto(name, policy, recipe), minutes)
+        of_taught = []
+        if asked.taught:
+            names = ["letter_counting"] if asked.quick else [*filter(gym.levels, names)]
+            of_taught = of_all_taught(home, names, recipe, asked.taught, asked.minutes)
     del asked.home
     content = {"scorers": of_tasks, "auto": found, "taught": of_taught}
     measuring.save("levels", asked, stamped, *report(asked.policy, asked.rows, **content))
@@ -468,15 +431,15 @@ def of_all_taught(
 
     taught: list[dict[str, Any]] = []
     asked: list[dict[str, Any]] = []
-    teaching, policy = TEACHINGS[recipe.policy.name], recipe.policy.name
-    for longest in teaching.questions:
+    for longest in PROMPTS:
+        # its head, too: it has hardly seen the tokens of most words
         lora = {"r": RANK, "lora_alpha": RANK}
-        lora["target_modules"] = [*recipe.lora.target_modules, *teaching.modules]
+        lora["target_modules"] = [*recipe.lora.target_modules, "lm_head"]
         part = {"lora": lora, "max_prompt_length": longest}
         own = type(recipe).of(recipe.model_dump(exclude_unset=True) | part)
         before = count(taught)
         found = kept(
-            home / f"taught-{policy}-{longest}.jsonl",
+            home / f"taught-{longest}.jsonl",
             names,
             lambda name, own=own: teach(name, own),
             minutes,
@@ -484,7 +447,7 @@ def of_all_taught(
         )
         counts = {each["task"]: each for each in found if each["known"] is not None}
         asked += kept(
-            home / f"auto-taught-{policy}-{longest}.jsonl",
+            home / f"auto-taught-{longest}.jsonl",
             [*counts],
             lambda name, counts=counts, own=own: auto_of_taught(counts[name], own),
             minutes,
@@ -500,7 +463,7 @@ def of_all_taught(
 
 
 def report(
-    policies: list[str],
+    policy: str,
     asked_rows: int,
     scorers: list[dict[str, Any]],
     auto: list[dict[str, Any]],
@@ -517,27 +480,15 @@ def report(
             "the same scorer, called directly",
             "none: no chance in it",
         ),
-        *_lines(f"difficulty: auto, {policies[0]}, {len(found)} tasks", found, OUTCOMES),
+        *_lines(f"difficulty: auto, {policy}, {len(found)} tasks", found, OUTCOMES),
     ]
     counts = [each for each in of_taught if each["known"] is not None]
-    of = Counter(each["policy"] for each in counts)
-    by = ", ".join(f"{of[policy]} by {policy}" for policy in of)
-    what = f"difficulty: auto, {len(counts)} taught tasks that have a level in the band ({by})"
+    what = f"difficulty: auto, {policy}, taught {len(counts)} tasks that have a level in the band"
     lines += _lines(what, counts, OF_TAUGHT)
-    header = [
-        "task",
-        "policy",
-        "taught",
-        "solved, of more",
-        "level",
-        "what auto said",
-        "fresh",
-        "outcome",
-    ]
+    header = ["task", "taught", "solved, of more", "level", "what auto said", "fresh", "outcome"]
     rows = [
         [
             each["task"],
-            each.get("policy", policies[0]),
             str(each.get("taught", "-")),
             ", ".join("{}: {} of {}".format(*tried) for tried in each.get("tried", [])) or "-",
             each.get("level") or "-",
@@ -562,22 +513,15 @@ def report(
         measured = [each for each in counts if "fresh" in each]
         seen, asked = (sum(each["seen"][place] for each in measured) for place in (0, 1))
         harder = sum(each["level"] != str(each["tried"][0][0]) for each in measured)
-        untaught = [each for each in of_taught if not each["taught"]]
-        by_policy = {
-            policy: ", ".join(
-                f"{each['task']} ({each['said']})" for each in untaught if each["policy"] == policy
-            )
-            for policy in policies
-        }
+        untaught = [f"{each['task']} ({each['said']})" for each in of_taught if not each["taught"]]
+        # its own name at the head of a reason says nothing more
+        words = ", ".join(re.sub(r"task 'reasoning_gym/\S+': ", "", each) for each in untaught)
         notes.append(
-            f"{len(of_taught) - len(untaught)} times a task was taught, {len(counts)} count; in"
-            f" {harder} of those auto named a harder level than the first. Also taught were"
-            f" {seen:,} of the {asked:,} questions of the levels that it looked at."
+            f"{len(of_taught) - len(untaught)} tasks were taught, {len(counts)} count; in {harder}"
+            f" of those auto named a harder level than the first. Also taught were {seen:,} of the"
+            f" {asked:,} questions of the levels that it looked at."
         )
-        for policy, words in by_policy.items():
-            # its own name at the head of a reason says nothing more
-            short = re.sub(r"task 'reasoning_gym/\S+': ", "", words)
-            notes.append(f"Not taught to {policy}: {short or 'none'}.")
+        notes.append(f"Not taught: {words or 'none'}.")
     content = {"scorers": scorers, "auto": found, "taught": of_taught}
     for part, of_part in content.items():
         for key, what in (("commit", part), ("commit_of_auto", "auto of taught")):

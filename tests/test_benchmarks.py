@@ -153,7 +153,7 @@ def test_what_auto_said_of_a_level_is_held_against_fresh_completions(claimed, ri
     levels = benchmark("levels")
     assert levels.outcome(claimed, right, of) == outcome
     kept = {"task": "t", "level": "0", "said": "", "in_band": claimed, "fresh": [right, of]}
-    lines, (_, rows), found, _ = levels.report(["tiny"], 50, [], [kept], [])
+    lines, (_, rows), found, _ = levels.report("tiny", 50, [], [kept], [])
     assert f"1 {outcome}" in lines[1].figure
     assert lines[1].figure.count("0 ") == 3
     assert (rows[0][-1], found["auto"][0]["outcome"]) == (outcome, outcome)
@@ -162,23 +162,21 @@ def test_what_auto_said_of_a_level_is_held_against_fresh_completions(claimed, ri
 def test_of_taught_tasks_those_with_a_level_known_to_be_in_the_band_count():
     levels = benchmark("levels")
 
-    def of(known, in_band=True, right=30, level="0", policy="tiny"):
+    def of(known, in_band=True, right=30, level="0"):
         asked = {"said": "s", "level": level, "in_band": in_band, "fresh": [right, 60], "seen": [1, 100]}
-        found = {"policy": policy, "task": "t", "taught": 400, "known": known, "tried": [[0, 90, 180]], "commit": "abc"}
+        found = {"task": "t", "taught": 400, "known": known, "tried": [[0, 90, 180]], "commit": "abc"}
         return found | (asked | {"commit_of_auto": "def"} if known is not None else {"said": ""})
 
     untaught = of(None) | {"task": "u", "taught": 0, "said": "task 'reasoning_gym/u@0': 8 different questions"}
-    taught = [of(0), of(1, level="1", policy="smollm2"), of(0, in_band=False), of(0, right=5), of(None), untaught]
-    lines, (header, rows), found, notes = levels.report(["tiny", "smollm2"], 50, [], [], taught)
+    taught = [of(0), of(1, level="1"), of(0, in_band=False), of(0, right=5), of(None), untaught]
+    lines, (header, rows), found, notes = levels.report("tiny", 50, [], [], taught)
     assert [row[-1] for row in rows] == ["landed", "landed", "missed", "contradicted", "-"]
     assert lines[-1].figure == "2 landed, 1 missed, 1 contradicted, 0 not measured"
-    assert "4 taught tasks" in lines[-1].what
-    assert "3 by tiny, 1 by smollm2" in lines[-1].what
-    assert [row[header.index("policy")] for row in rows] == ["tiny", "smollm2", "tiny", "tiny", "tiny"]
+    assert "4 tasks" in lines[-1].what
     assert dict(zip(header, rows[4]))["what auto said"] == "not asked"
-    assert "5 times a task was taught, 4 count; in 1" in notes[-5]
-    assert " 4 of the 400 questions" in notes[-5]
-    assert notes[-4:-2] == ["Not taught to tiny: u (8 different questions).", "Not taught to smollm2: none."]
+    assert "5 tasks were taught, 4 count; in 1" in notes[-4]
+    assert " 4 of the 400 questions" in notes[-4]
+    assert notes[-3] == "Not taught: u (8 different questions)."
     assert notes[-2:] == ["Measured at, taught: abc.", "Measured at, auto of taught: def."]
     assert [each["outcome"] for each in found["taught"]] == [*(row[-1] for row in rows), "-"]
 
