@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import numpy as np
@@ -18,6 +19,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import stage_in
+from workbench.run.turns import ENVIRONMENT, POLICY, Turn
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
 from workbench.training.recorder import Recorder
@@ -86,6 +88,14 @@ def test_the_numbers_of_a_batch_by_hand(home, live):
     assert [(group.prompt_id, group.dead, group.right, group.clipped) for group in found.groups] == [
         ("p0", None, 1, 1), ("p1", "identical texts", 0, 0),
     ]  # fmt: skip
+
+
+def test_a_rollout_in_which_the_environment_has_the_last_word_was_not_cut():
+    batch = groups.batch_of(["a"], [1.0], np.zeros((4, 1)), list("abcd"), [False] * 4, 2)
+    mine, theirs = Turn(POLICY, "guess", 3, True), Turn(ENVIRONMENT, "right", 2, False)
+    turns = [[mine, theirs], [mine, theirs, mine], [], [mine]]
+    finished = np.array([False, False, False, True])
+    assert summarise(dataclasses.replace(batch, finished=finished, turns=turns)).unended == 2
 
 
 def test_the_metrics_of_its_groups_by_hand():

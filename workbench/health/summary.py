@@ -32,7 +32,7 @@ from workbench.run.directory import RunDirectory
 from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, MIXED
 from workbench.run.parts import parts
 from workbench.run.rollouts import read_part
-from workbench.run.turns import Turn
+from workbench.run.turns import ENVIRONMENT, Turn
 
 MOST_GROUPS = 64  # of a batch that are kept one by one, so that a summary stays small
 LONGEST_TEXT = 80  # characters of the commonest completion
@@ -153,6 +153,8 @@ def summaries(batch: ScoredBatch) -> list[StepSummary]:
     right, lengths = batch.right.astype(bool), np.nan_to_num(lengths)
     longest = by_batch(lengths).max(axis=1)
     unended = ~(np.ones_like(right) if batch.finished is None else batch.finished)
+    if batch.turns:  # a `rollout_func` that had the last word ended the rollout itself
+        unended &= [not own or own[-1].author != ENVIRONMENT for own in batch.turns]
     # Older records know the tokenizer's EOS alone, and stop strings end completions, too; what is
     # cut is cut at one length.
     clipped = unended & (lengths == longest.repeat(count))

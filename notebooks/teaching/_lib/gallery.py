@@ -233,6 +233,8 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
         for batch in read_batches(run)
         for text, answer in zip(batch.completions, batch.columns["answer"], strict=True)
     ]
+    limit = asked["max_completion_length"]
+    cut = [own.clipped / own.completions * (own.longest >= limit) for own in batches]
     paid: dict[str, list[float]] = {}
     for own in (function for batch in batches for function in batch.functions):
         paid.setdefault(own.name, []).extend((own.low or 0.0, own.high or 0.0))
@@ -245,7 +247,7 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
                 -24:
             ]
         ),
-        "cut": f"{statistics.fmean(own.clipped / own.completions for own in batches):.0%}",
+        "cut": f"{statistics.fmean(cut):.0%}",
         "all_wrong": groups(lambda own: own.dead[ALL_WRONG]),
         "all_right": groups(lambda own: own.dead[ALL_RIGHT] + own.identical_right),
         "tied": groups(
