@@ -14,6 +14,7 @@ from gallery_solutions import NOTEBOOK, read, repairs
 
 import workbench as wb
 from workbench.demo import notebooks_folder
+from workbench.run.turns import ToolCall, Turn
 from workbench.teaching._lib import gallery
 from workbench.teaching._lib.cells import blanks, filled
 
@@ -28,6 +29,27 @@ def test_twenty_cases_each_with_an_illness_of_its_own():
     assert [f"run_{n:02d}" for n in range(1, 21)] == list(gallery.CASES)
     assert {gallery.Case(name).illness for name in gallery.CASES} == set(gallery.ILLNESSES)
     assert len(gallery.ILLNESSES) == 20
+
+
+def test_a_case_that_was_not_made_says_so():
+    case = gallery.Case("run_01")
+    for asked in (lambda: case.diagnose("collapse"), lambda: case.repair({"beta": 0.1})):
+        with pytest.raises(gallery.NotYet, match="run_01: no run yet"):
+            asked()
+
+
+def test_a_repair_that_only_looks_like_one_is_seen(monkeypatch):
+    """A mask that leaves the game's words in, and one number for every game."""
+    call = '<tool_call>{"name": "guess", "arguments": {"number": 16}}</tool_call>'
+
+    def of(texts: list[str], results: list[object]):
+        turns = [[Turn("policy", call, 9, True, (ToolCall("guess", {"number": 16}, result),))] for result in results]
+        monkeypatch.setattr(gallery, "read_batches", lambda run: [SimpleNamespace(completions=texts, turns=turns)])
+
+    of([call, f"{call}\n{call}\nFound it.", f"{call}\nI give up."], ["lower", "higher", None])
+    assert (gallery._answered(None), gallery._various(None)) == (0.0, True)
+    of([f"{call}higher{call}", f"{call}\nhigher{call}", f"{call}\n{call}", call], ["lower", None, "lower"])
+    assert (gallery._answered(None), gallery._various(None)) == (0.5, False)
 
 
 @pytest.mark.parametrize("name", gallery.CASES)

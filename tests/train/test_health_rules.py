@@ -13,7 +13,7 @@ from recording import record
 from workbench.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, RunConfig, Verdict, diagnose, examine_run, worsened
 from workbench.health.diagnosis import Verdicts
 from workbench.health.rules import RULES
-from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
+from workbench.health.summary import CallSummary, FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import change_of_share, share, slope
 from workbench.health.verdicts import worst_first
 from workbench.rewards.groups import DEAD_KINDS
@@ -362,6 +362,14 @@ def test_completions_that_end_with_another_token_are_not_taken_for_cut():
     found = verdicts(batches(20, clipped=1, unended=60, longest=70))["truncation"]
     assert found.state == NOTE
     assert "no EOS token" in found.line
+
+
+@pytest.mark.parametrize(("calls", "state", "said"), [(0, NOTE, "no EOS token"), (90, WARNING, "what tools answered")])
+def test_what_tools_answered_fills_a_rollout_only_where_tools_were_called(calls, state, said):
+    of_calls = CallSummary(calls, 0, "", 0, "", "")
+    found = verdicts(batches(20, clipped=1, unended=60, longest=70, calls=of_calls))["truncation"]
+    assert found.state == state
+    assert said in found.line
 
 
 def test_a_length_that_grows_with_the_answers_is_no_drift():

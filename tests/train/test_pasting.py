@@ -83,7 +83,7 @@ BF16, NO_VLLM, OPTIM = (
     "'adamw_8bit' becomes 'adamw_torch_fused'",
 )
 LOGGING, BETA, MUCH_BETA = "logging_steps = 10", "kl_coef is called beta", "beta = 0.05 is far above"
-TRL_LENGTH = "max_completion_length is not taken from the script: 512"
+TRL_LENGTH = "max_completion_length is not in the script: the recipe asks for 512"
 TRL_RATE = "learning_rate is not taken from the script: 1e-05"
 NO_ADAPTER, PLAIN = "no adapter in the script", "policy.backend = 'transformers', 16-bit weights"
 UNSLOTH_LINES = [

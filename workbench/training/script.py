@@ -377,7 +377,9 @@ class _Reader:
         configured = bool(self.calls(_CONFIG))
         if configured and "max_completion_length" not in recipe.grpo:
             recipe.grpo["max_completion_length"] = 512
-            notes.append("max_completion_length is not taken from the script: 512, TRL's default")
+            notes.append(
+                "max_completion_length is not in the script: the recipe asks for 512, TRL's default"
+            )
         completion = recipe.grpo.get("max_completion_length", ours["max_completion_length"])
         if "policy.max_seq_length" not in self.stated and isinstance(completion, int):
             prompt = recipe.max_prompt_length or 512

@@ -100,6 +100,7 @@ class Case:
     def __init__(self, name: str, backend: str = "unsloth", seed: int = 0) -> None:
         self.name = name
         self.backend = backend
+        self.run: RunDirectory | None = None  # not made yet
         self.was = self.reached = 0.0  # of no run yet
         known = _KNOWN["cases"][name]
         self.illness: str = known["illness"]
@@ -138,8 +139,8 @@ class Case:
                 remedy=remedy,
             )
         if illness != self.illness:
-            shows = _KNOWN["illnesses"][illness]["shows"].format_map(facts(self.run, self.task))
-            remedy = f"if that fits, it follows from something else: look at {self._look}"
+            shows = _KNOWN["illnesses"][illness]["shows"].format_map(facts(self._made(), self.task))
+            remedy = f"where that is true, something else is the cause of it: look at {self._look}"
             raise NotYet(
                 f"{self.name}: not {illness}. {shows}",
                 rule=f"{illness}: {ILLNESSES[illness]}",
@@ -157,7 +158,7 @@ class Case:
                 rule="something has to change",
                 remedy=f"look at {self._look}",
             )
-        run, task = self.run, self.task
+        run, task = self._made(), self.task
         if self._measure == "proof":
             self.export = Path(changes)
         else:
@@ -187,6 +188,15 @@ class Case:
         print(f"{self.name} is repaired: {says}")
         return run
 
+    def _made(self) -> RunDirectory:
+        if self.run is None:
+            raise NotYet(
+                f"{self.name}: no run yet",
+                rule="a case is made before it is named or repaired",
+                remedy="run its first cell: run = case.make()",
+            )
+        return self.run
+
     def _fresh(self) -> Fresh:
         return Fresh(self.backend, self.recipe.policy.name)
 
@@ -206,7 +216,7 @@ class Case:
         if self._measure == "heard":
             return _heard(run)
         if self._measure == "alike":
-            return 1 - _unlike(summaries_of(run))
+            return (1 - _unlike(summaries_of(run))) * _various(run)
         if self._measure == "unseen":
             return 1 - len(_seen(task)) / len(task.held_out)
         return float(prove(self.export, prompts=16, run=run).passed)
@@ -278,9 +288,10 @@ def facts(run: RunDirectory, task: Task) -> dict[str, Any]:
 
 
 def _answered(run: RunDirectory) -> float:
-    # The share of completions whose text has a word after a call.
+    # The share of completions in which the policy's words, a line each turn, hold an answer.
+    answer = re.compile(r"(?m)(?:^|</tool_call>)(?:higher|lower|right)\b")
     texts = [text for batch in read_batches(run) for text in batch.completions]
-    return statistics.fmean(bool(re.search(r"</tool_call>\w", text)) for text in texts)
+    return statistics.fmean(bool(answer.search(text)) for text in texts)
 
 
 def _heard(run: RunDirectory) -> float:
@@ -295,6 +306,15 @@ def _unlike(batches: Sequence[StepSummary]) -> float:
     # answers.
     seen = [batch.calls.answers for batch in batches if batch.calls]
     return sum(own.unlike for own in seen) / max(1, sum(own.groups for own in seen))
+
+
+def _various(run: RunDirectory) -> bool:
+    # Whether two games answered the same first call differently; else all of them may be one game.
+    answers: dict[str, set[object]] = {}
+    for turns in (own for batch in read_batches(run) for own in batch.turns):
+        for call in turns[0].calls[:1] if turns else ():
+            answers.setdefault(f"{call.name}{call.arguments}", set()).add(call.result)
+    return any(len(own - {None}) > 1 for own in answers.values())
 
 
 def _kind(row: Row) -> str:

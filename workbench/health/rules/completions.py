@@ -258,7 +258,8 @@ def truncation(view: ExaminedRun) -> Verdict:
         if share(unended - clipped, count).low <= 0.2:
             return view.verdict(OK, line, evidence)
         line += f"; {percent((unended - clipped) / count)} end below the limit, "
-        if any(batch.calls for batch in recent):  # their lengths leave out what tools answered
+        # their lengths leave out what tools answered
+        if any(batch.calls and batch.calls.calls for batch in recent):
             line += "with what tools answered at it"
             return view.verdict(WARNING, line, evidence, "cut rollouts")
         line += "by no EOS token that the record knows"

@@ -95,8 +95,11 @@ def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory
                 "memory is estimated as on a GPU where vLLM is installed, since the recipe asks"
                 " for it"
             )
-        if estimates and not machine.cuda and vram_gb is None:
-            lines.append(_on_this_cpu(parts, bool(on)))
+        if estimates and not machine.cuda:
+            only = (
+                "only the memory is planned for a card; the rest is as on this machine, without one"
+            )
+            lines.append(_on_this_cpu(parts, bool(on)) if vram_gb is None else only)
         most = max(made, key=lambda one: one.peak.high, default=None)
         return bool(on), [line for line in lines if line], most
 

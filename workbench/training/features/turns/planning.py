@@ -35,7 +35,8 @@ def _lines(asked: Asked, stage: Stage) -> Iterator[str]:
     assert task is not None
     if task.rollout_func:
         name = getattr(task.rollout_func, "__name__", type(task.rollout_func).__name__)
-        yield f"turns: {name} generates, in TRL's place; its env_mask says which tokens train"
+        mask = "the env_mask that it returns says which tokens train"
+        yield f"turns: {name} generates, in TRL's place; {mask}"
     tools = dict.fromkeys(_signature(own) for each in task.tool_schemas.values() for own in each)
     if not tools:
         return
