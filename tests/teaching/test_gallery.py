@@ -72,6 +72,14 @@ def test_every_recipe_trains_its_policy_as_the_gallery_loads_it():
         assert recipe.grpo["max_steps"] <= 40
 
 
+def test_a_plan_with_a_loop_of_ones_own_has_no_empty_sentence():
+    case = gallery.Case("run_17")
+    plan = wb.plan(case.recipe, task=case.task)
+    assert plan.sentences == [f"{plan.words}."]
+    assert plan.generation == ""
+    assert "." not in str(plan).splitlines()
+
+
 def test_every_case_has_what_its_facts_are_read_from():
     for name in gallery.CASES:
         task = gallery.Case(name).task

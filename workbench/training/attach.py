@@ -95,7 +95,7 @@ def attach(
         changed = settings_of.check_in_force(given, trainer.args)
         notes = list(dict.fromkeys([*plan.notes, *changed]))
         recipe, stages = plan.recipe, plan.stages
-        print(*notes, f"{plan.words}.", f"{plan.generation}.", sep="\n")
+        print(*notes, *plan.sentences, sep="\n")
     else:
         recipe, policy, stages, notes = of_theirs(trainer, run_name, right_by, answer_column)
         more = {"attached": True, "settings_table": []}  # who set what in their config is not known
@@ -140,7 +140,7 @@ def go_on(
     printed.
     """
     plan = vars(trainer)[Made.KEY].plan
-    print(*plan.notes, *notes, f"{plan.words}.", f"{plan.generation}.", sep="\n")
+    print(*plan.notes, *notes, *plan.sentences, sep="\n")
     StagedSession(run, trainer, watchers, point)
     _announce(run)
 

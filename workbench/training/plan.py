@@ -114,6 +114,11 @@ class Plan:
         )
 
     @property
+    def sentences(self) -> list[str]:
+        """The words, and who generates; a `rollout_func` needs no such sentence."""
+        return [f"{each}." for each in (self.words, self.generation) if each]
+
+    @property
     def prompts(self) -> int | None:
         """How many different prompts are trained on; None: not known."""
         return len({row["prompt_id"] for stage in self.stages for row in stage.rows}) or None
@@ -155,8 +160,7 @@ class Plan:
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             f"{head}, {policy.max_seq_length} tokens, LoRA r {self.recipe.lora.r}",
-            f"{self.words}.",
-            f"{self.generation}.",
+            *self.sentences,
             *(f"  note: {note}" for note in self.notes),
             *([] if self.memory is None else [str(self.memory)]),
             "",

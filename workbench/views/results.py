@@ -141,7 +141,7 @@ def plan_view(plan: Plan) -> View:
     """The batch in words, what is not as requested, and every setting: requested, effective, set
     by.
     """
-    lines = [f"{plan.words}.", f"{plan.generation}.", *(f"note: {note}" for note in plan.notes)]
+    lines = [*plan.sentences, *(f"note: {note}" for note in plan.notes)]
     return View(pre("\n".join(lines)) + Table(plan.HEADER, plan.cells)._repr_html_(), str(plan))
 
 
