@@ -35,8 +35,7 @@ def _lines(asked: Asked, stage: Stage) -> Iterator[str]:
     assert task is not None
     if task.rollout_func:
         name = getattr(task.rollout_func, "__name__", type(task.rollout_func).__name__)
-        mask = "the env_mask that it returns says which tokens train"
-        yield f"turns: {name} generates, in TRL's place; {mask}"
+        yield f"turns: {name} generates, in TRL's place; without an env_mask all its tokens train"
     tools = dict.fromkeys(_signature(own) for each in task.tool_schemas.values() for own in each)
     if not tools:
         return
