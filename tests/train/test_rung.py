@@ -48,7 +48,7 @@ def test_what_each_costs_is_what_the_rate_makes_of_it():
     assert rung.rate.value == 8 / 256
     assert rung.prices["warm start"][0] == "1,000"  # 32 / (1 / 32) = 1,024, to two digits
     assert rung.prices["expert iteration"][0] == "3,100"
-    assert rung.prices["GRPO"][0] == "64 a group"  # one group of eight in eight teaches
+    assert rung.prices["GRPO"] == ("64", "for each group of 8 that teaches; 8 if all did")  # one group in eight does
     assert rung.prices["demonstrations"][0] == rung.prices["stop"][0] == "0"
 
 
@@ -61,7 +61,7 @@ def test_none_of_a_few_is_not_told_and_says_how_many_more_would_tell():
     few, many = which_rung(counts(*[0] * 32)), which_rung(counts(*[0] * 500))
     # Wilson's upper end for 0 of n is z^2 / (n + z^2): 32 right within 32,000 need one of 1,000
     assert few.needed == pytest.approx(1.96**2 * 999 - 256, abs=1)
-    assert "3,600" in few.words
+    assert "256 completions cannot rule out a warm start; about 3,600 more would, or trying it" in few.words
     assert many.needed is None
     assert which_rung(counts(1, *[0] * 31)).needed == 2 * 256  # then three prompts would have one
     assert which_rung(counts(1, 1, *[0] * 30)).needed is None

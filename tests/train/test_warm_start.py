@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from workbench import processes
 from workbench.data.rendering import prompt_text
 from workbench.errors import RecipeError, RunError
+from workbench.progress import progress_line
 from workbench.recipe import Recipe
 from workbench.reporting import write_report
 from workbench.rewards.library import correctness_reward, max_score
@@ -169,9 +170,12 @@ def test_the_loss_is_of_the_completions_after_the_prompt_that_grpo_reads():
 
 
 @pytest.mark.slow
-def test_reference_completions_are_trained_on_where_the_reward_pays_them(home):
+def test_reference_completions_are_trained_on_where_the_reward_pays_them(home, monkeypatch):
+    labels = []
+    monkeypatch.setattr(warm_start, "progress_line", lambda label: labels.append(label) or progress_line(label))
     written = task(ideal=lambda row: f"<reasoning>\nsum\n</reasoning>\n<answer>\n{row['answer']}\n</answer>")
     run = train(recipe(warm={"samples": 8, "source": "reference"}, grpo={"max_steps": 1}), policy=fresh(), task=written)
+    assert labels == ["warm start: reference completions"]
     table = pq.read_table(run.warm_start).to_pylist()
     assert len(table) == 8
     assert all(row["completion"].startswith("<reasoning>\nsum\n") for row in table)

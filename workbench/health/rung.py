@@ -56,9 +56,8 @@ class Rung:
         ]
         if self.needed is not None:
             lines.append(
-                f"that a warm start could not do it is not told by {self.completions:,}; about"
-                f" {_round(self.needed):,} more would tell, or the warm start itself, which stops"
-                " where it finds too few"
+                f"{self.completions:,} completions cannot rule out a warm start; about"
+                f" {_round(self.needed):,} more would, or trying it: it stops if it finds too few"
             )
         if self.sets:
             lines.append(f"in the recipe: {self.sets}")
@@ -198,8 +197,8 @@ def _prices(rate: Interval, alive: float, size: int, *, ideal: bool) -> dict[str
         ),
         "expert iteration": (_count(ROUNDS * first), f"{ROUNDS} such rounds, at most"),
         "GRPO": (
-            f"{_count(size / alive)} a group" if alive > 0 else "none found",
-            f"a group of {size} that teaches; {size} if all did",
+            _count(size / alive if alive > 0 else math.inf),
+            f"for each group of {size} that teaches; {size} if all did",
         ),
         "stop": ("0", "harder prompts, or export"),
     }

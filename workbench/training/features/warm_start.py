@@ -180,7 +180,7 @@ def collect(
     at_once = min(max(stage.planned.prompts, _SAMPLED // size), len(order))
     how = {name: stage.settings[name] for name in ("max_completion_length", "temperature")}
     found: dict[tuple[str, str], Right] = {}
-    progress = progress_line("warm start: right completions")
+    progress = progress_line(f"warm start: {'right' if sampled else 'reference'} completions")
     tries, shown = 0, time.monotonic()
     try:
         while len(found) < part.samples and tries < most:
