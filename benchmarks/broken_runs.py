@@ -2,6 +2,7 @@
 backends.
 
     uv run python benchmarks/broken_runs.py [--seeds 3] [--backends unsloth transformers]
+    uv run python benchmarks/broken_runs.py --cases run_15 --keep results/broken_runs.json
 
 The cases are those of `notebooks/teaching/broken`, the solutions those of the notebook
 `broken_runs`. What is measured of a case, and the threshold, stand in `cases.yaml`: broken is below
@@ -12,8 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import measuring
@@ -46,22 +50,30 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--backends", nargs="+", default=["unsloth", "transformers"])
     parser.add_argument("--cases", nargs="+", help="only these")
+    parser.add_argument(
+        "--keep", type=Path, nargs="+", default=[], help="results whose other cases are kept"
+    )
     asked = measuring.parse(parser, seeds=1, backends=["unsloth"], cases=["run_01"])
-    stamped, found = measuring.stamp(), []
+    stamped = measuring.stamp()
+    kept = [json.loads(file.read_text(encoding="utf-8")) for file in asked.keep]
+    kept_runs = [one | {"commit": of["versions"]["commit"]} for of in kept for one in of["runs"]]
     with measuring.empty_home():
         from workbench.teaching import gallery
 
+        commit, cases = stamped["versions"]["commit"], asked.cases or gallery.CASES
+        found = [one for one in kept_runs if not asked.seeds or one["case"] not in cases]
         for backend in asked.backends:
             for seed in range(asked.seeds):
-                for name in asked.cases or gallery.CASES:
+                for name in cases:
                     with contextlib.redirect_stdout(io.StringIO()):
-                        found.append(measure(name, backend, seed))
+                        found.append(measure(name, backend, seed) | {"commit": commit})
                     one = found[-1]
                     measuring.say(
                         f"{backend}, seed {seed}, {name} ({one['illness']}): {one['broken']:.0%} ->"
                         f" {one['repaired']:.0%}, threshold {one['threshold']:.0%}:"
                         f" {'held' if one['held'] else 'NOT HELD'}"
                     )
+    found.sort(key=lambda one: one["case"])
     rows = []
     for name in dict.fromkeys(one["case"] for one in found):
         own = [one for one in found if one["case"] == name]
@@ -86,10 +98,13 @@ def main() -> None:
     line = Line(
         "gallery of broken runs: broken at first, repaired after",
         str(sum(one["held"] for one in found)),
-        f"{len(found)} runs ({len(rows)} cases, {asked.seeds} seeds, "
-        f"{' and '.join(asked.backends)})", "none",
+        f"{len(found)} runs ({len(rows)} cases, {len({one['seed'] for one in found})} seeds, "
+        f"{' and '.join(dict.fromkeys(one['backend'] for one in found))})", "none",
     )  # fmt: skip
-    measuring.save("broken_runs", asked, stamped, [line], (header, rows), {"runs": found})
+    commits = Counter(one["commit"] for one in found)
+    notes = [f"Measured at: {', '.join(f'{n} runs {of}' for of, n in commits.items())}."]
+    del asked.keep
+    measuring.save("broken_runs", asked, stamped, [line], (header, rows), {"runs": found}, notes)
 
 
 if __name__ == "__main__":
