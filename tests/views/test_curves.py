@@ -280,6 +280,11 @@ def test_legends_that_are_drawn_once_stand_where_they_were_and_follow_what_chang
     assert often.draw(history(30)) == drawn(history(30)).draw(history(30))
     assert often.draw(history(30), sharp=True) == drawn(history(30)).draw(history(30), sharp=True)
     fewer = drawn(history(30, FIVE[:2]))
+    hidden = drawn(history(3)).charts["kl"].shown_legend
+    hidden.set_visible(False)
+    hidden.figure.canvas.draw()  # nothing to keep, and no error
+    hidden.figure.set_dpi(50)
+    hidden.figure.canvas.draw()
     monkeypatch.setattr("workbench.views.chart.drawn_once", lambda artist: None)
     for mine, filled in ((often, history(30)), (fewer, history(30, FIVE[:2]))):
         ours, matplotlibs = (Image.open(io.BytesIO(each.draw(filled))) for each in (mine, drawn(filled)))

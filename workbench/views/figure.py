@@ -118,8 +118,10 @@ def drawn_once(artist: Any) -> None:
             draw(own := RendererAgg(*size))
             pixels = np.asarray(own.buffer_rgba())[::-1]
             y, x = (np.flatnonzero(pixels[..., 3].any(axis)) for axis in (1, 0))
-            kept[size] = x[0], y[0], pixels[y[0] : y[-1] + 1, x[0] : x[-1] + 1].copy()
-        renderer.draw_image(renderer.new_gc(), *kept[size])
+            if len(x):  # it is not hidden
+                kept[size] = x[0], y[0], pixels[y[0] : y[-1] + 1, x[0] : x[-1] + 1].copy()
+        if size in kept:
+            renderer.draw_image(renderer.new_gc(), *kept[size])
 
     artist.draw = draw_pixels
 
