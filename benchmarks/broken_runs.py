@@ -56,12 +56,16 @@ def main() -> None:
     asked = measuring.parse(parser, seeds=1, backends=["unsloth"], cases=["run_01"])
     stamped = measuring.stamp()
     kept = [json.loads(file.read_text(encoding="utf-8")) for file in asked.keep]
-    kept_runs = [one | {"commit": of["versions"]["commit"]} for of in kept for one in of["runs"]]
+    kept_runs = {  # of the same run the last file's; each with the commit of its own
+        (one["case"], one["backend"], one["seed"]): {"commit": of["versions"]["commit"]} | one
+        for of in kept
+        for one in of["runs"]
+    }
     with measuring.empty_home():
         from workbench.teaching import gallery
 
         commit, cases = stamped["versions"]["commit"], asked.cases or gallery.CASES
-        found = [one for one in kept_runs if not asked.seeds or one["case"] not in cases]
+        found = [one for one in kept_runs.values() if not asked.seeds or one["case"] not in cases]
         for backend in asked.backends:
             for seed in range(asked.seeds):
                 for name in cases:
