@@ -25,7 +25,7 @@ FOLDER = "lessons"  # in the workspace: the learner's own copies, and progress.j
 MINUTES = dict(zip(NOTEBOOKS, (0.3, 0.1, 1.2, 0.6, 0.8), strict=True)) | {
     "grpo_by_hand": 0.6,
     "ppo_by_hand": 1.4,
-    "broken_runs": 6.8,
+    "broken_runs": 21.2,
     "two_rewards": 2.2,
     "biased_judge": 2.9,
     "ladder": 10.9,
