@@ -24,10 +24,10 @@ FOLDER = "lessons"  # in the workspace: the learner's own copies, and progress.j
 # Minutes that a notebook takes to run, on two CPU cores with the embedded policy.
 MINUTES = dict(zip(NOTEBOOKS, (0.3, 0.1, 1.2, 0.6, 0.8), strict=True)) | {
     "grpo_by_hand": 0.6,
-    "ppo_by_hand": 1.4,
+    "ppo_by_hand": 0.3,
     "broken_runs": 21.2,
-    "two_rewards": 2.2,
-    "biased_judge": 2.9,
+    "two_rewards": 1.9,
+    "biased_judge": 1.4,
     "ladder": 10.9,
     "play_it": 1.6,
 }
