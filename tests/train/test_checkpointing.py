@@ -168,7 +168,7 @@ def test_a_plan_for_a_card_looks_at_every_stage_and_advises_where_it_is_not_need
         task=arithmetic(16, 4),
         vram_gb=4,
     ).notes
-    assert of_the_card == "only the memory is planned for a card; the rest is as on this machine, without one"
+    assert of_the_card == "memory and gradient checkpointing are a card's; the rest is as here, without a GPU"
     assert line.startswith("gradient_checkpointing = True, and by the estimate training fits without it")
 
 

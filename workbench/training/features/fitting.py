@@ -97,7 +97,7 @@ def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory
             )
         if estimates and not machine.cuda:
             only = (
-                "only the memory is planned for a card; the rest is as on this machine, without one"
+                "memory and gradient checkpointing are a card's; the rest is as here, without a GPU"
             )
             lines.append(_on_this_cpu(parts, bool(on)) if vram_gb is None else only)
         most = max(made, key=lambda one: one.peak.high, default=None)
