@@ -1,7 +1,7 @@
 """What watching costs: self-time inside the workbench's hooks with the panel on, and a redraw by
 length of history.
 
-    uv run python benchmarks/hooks.py [--steps 200]
+    uv run python benchmarks/hooks.py [--steps 200] [--batch 8 64]
 
 A notebook cell trains the embedded policy with the panel, in a real kernel; every second that the
 recorder, the health verdicts, the panel and its drawing take is added up by the run itself. Wall
@@ -110,12 +110,12 @@ def redraws(
 def main() -> None:
     parser = measuring.arguments(__doc__)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=8, help="completions a step")
+    parser.add_argument("--batch", type=int, nargs="+", default=[8, 64], help="completions a step")
     parser.add_argument("--redraws", type=int, default=7, help="of each length of history")
-    asked = measuring.parse(parser, steps=3, redraws=1)
+    asked = measuring.parse(parser, steps=3, batch=[8], redraws=1)
     stamped = measuring.stamp()
     drawn = redraws(times=asked.redraws)
-    run, again = (watched(asked.steps, asked.batch) for _ in range(2))
+    runs = [[watched(asked.steps, batch) for _ in range(2)] for batch in asked.batch]
     noise = measuring.ratio(drawn[0]["each_ms"], drawn[1]["each_ms"])
     rows = [
         [f"{row['steps']:,} steps", f"{row['ms']:.0f}", f"{row['ratio']:.2f}", f"{row['bytes']:,}"]
@@ -124,28 +124,31 @@ def main() -> None:
     rows[0][0] += " (A/A)"
     lines = [
         Line(
-            "hooks, panel on",
+            f"hooks, panel on, {run['completions_a_step']} completions",
             f"{100 * run['hooks_share']:.1f} % of steps of {run['step_s_median']:.2f} s",
             "the run's own time",
             f"{run['hooks_share'] / again['hooks_share']:.2f} (two runs, self-time)",
-        ),
+        )
+        for run, again in runs
+    ]
+    lines.append(
         Line(
             f"a redraw after {drawn[-1]['steps']:,} steps",
             f"{drawn[-1]['ms']:.0f} ms, {drawn[-1]['ratio']:.2f} times",
             f"after {drawn[1]['steps']} steps",
             measuring.between(noise),
-        ),
-    ]
-    percent = {
-        name: f"{100 * value:.1f} %" for name, value in run.items() if name.endswith("_share")
-    }
-    note = (
-        f"A run of {run['steps']} steps of {run['step_s_median']:.2f} s (median;"
-        f" {run['completions_a_step']} completions each): the hooks took {percent['hooks_share']}"
-        f" of its {run['run_s']:.0f} s ({100 * again['hooks_share']:.1f} % in the same run again),"
-        f" {percent['drawing_share']} of it drawing; the rest is {run['recording_ms_a_step']:.1f}"
-        f" ms a step. The cell's output is {run['output_bytes'] / 1000:.0f} kB when it ends."
+        )
     )
+    notes = [
+        f"A run of {run['steps']} steps of {run['step_s_median']:.2f} s (median;"
+        f" {run['completions_a_step']} completions each): the hooks took"
+        f" {100 * run['hooks_share']:.1f} % of its {run['run_s']:.0f} s"
+        f" ({100 * again['hooks_share']:.1f} % in the same run again),"
+        f" {100 * run['drawing_share']:.1f} % of it drawing; the rest is"
+        f" {run['recording_ms_a_step']:.1f} ms a step. The cell's output is"
+        f" {run['output_bytes'] / 1000:.0f} kB when it ends."
+        for run, again in runs
+    ]
     header = ["redraw after", "ms", "against 100 steps", "bytes"]
     measuring.save(
         "hooks",
@@ -153,8 +156,8 @@ def main() -> None:
         stamped,
         lines,
         (header, rows),
-        {"redraw": drawn, "run": run, "again": again},
-        [note],
+        {"redraw": drawn, "runs": runs},
+        notes,
     )
 
 

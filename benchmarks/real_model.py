@@ -7,6 +7,8 @@ backend, one task (one-word answers to made-up reviews), arms in turns and each 
 
 - step: a training step. Every run begins with a policy that was just loaded; its first step is left
   out.
+- larger: the same with 16 and with 64 completions of up to 64 tokens, in 16 bits and in nf4; two
+  rounds of two steps each.
 - profile: what a step spends its time on, in seconds of the processor and of the clock, in 16 bits
   and in nf4: generate, score, forward (the loss), backward, optimiser, and what the workbench does
   itself. The first step is in it, whose loss the workbench computes both ways.
@@ -23,6 +25,7 @@ backend, one task (one-word answers to made-up reviews), arms in turns and each 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import shutil
 import statistics
@@ -39,7 +42,15 @@ from generation import equal
 from measuring import Line, Ratio, between, ratio
 from steps import in_words
 
-PARTS = ("step", "profile", "sampling", "eval", "export", "curve", "busy")
+PARTS = ("step", "larger", "profile", "sampling", "eval", "export", "curve", "busy")
+# completions of a step, and whether in nf4
+LARGER = {
+    "16, 16 bit": (16, False),
+    "16, nf4": (16, True),
+    "64, 16 bit": (64, False),
+    "64, nf4": (64, True),
+}
+LONGER = 64  # tokens of their completions at most
 THEIRS = {"step": "plain TRL", "sampling": "`generate`", "eval": "`generate`", "export": "PEFT"}
 WORKBENCH, AGAIN = "workbench", " again"
 ALONE, BUSY = "alone", "beside two busy processes"
@@ -140,9 +151,23 @@ def compared(theirs: str, seconds: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def step(asked: Any) -> dict[str, Any]:
+def larger(asked: Any) -> dict[str, Any]:
+    """A training step by size and precision."""
+    found = {}
+    for case, (completions, in_4bit) in LARGER.items():
+        measuring.say(case)
+        own = argparse.Namespace(**vars(asked))
+        own.rounds, own.steps = min(2, asked.rounds), 1
+        if not asked.quick:
+            own.completions, own.tokens = completions, LONGER
+        found[case] = step(own, in_4bit)
+    return found
+
+
+def step(asked: Any, in_4bit: bool = False) -> dict[str, Any]:
     """A training step, in seconds, and whether both learn the same."""
     recipe, task = recipe_of(asked, DROPPED + asked.steps), task_of()
+    recipe.policy.load_in_4bit = in_4bit
     runs: dict[bool, Run] = {}
 
     def run(ours: bool) -> float:
@@ -435,8 +460,8 @@ def _sampling(policy: Any, longest: int, **more: Any) -> Any:
 # --------------------------------------------------------------------------------------------------
 
 MEASURE = {
-    "step": step, "profile": profile, "sampling": sampling, "eval": evaluating, "export": exporting,
-    "curve": curve, "busy": busy,
+    "step": step, "larger": larger, "profile": profile, "sampling": sampling, "eval": evaluating,
+    "export": exporting, "curve": curve, "busy": busy,
 }  # fmt: skip
 WHAT = {
     "step": "a training step",
@@ -446,6 +471,18 @@ WHAT = {
 }
 
 
+def _of_two_arms(parts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What was compared, by its name in the tables."""
+    found = {}
+    for part, own in parts.items():
+        if part in WHAT:
+            found[WHAT[part]] = own
+        elif part == "larger":
+            for case, compared in own.items():
+                found[f"{WHAT['step']}, {case}, up to {LONGER} tokens"] = compared
+    return found
+
+
 def table_of(parts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """A row for each part that has two arms."""
     header = [
@@ -453,15 +490,13 @@ def table_of(parts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         "A/A of theirs", "A/A of the workbench", "equal completions",
     ]  # fmt: skip
     rows = []
-    for part, found in parts.items():
-        if part not in WHAT:
-            continue
+    for what, found in _of_two_arms(parts).items():
         theirs, seconds, gain = found["theirs"], found["seconds"], found["times_as_fast"]
         least = [f"{min(seconds[arm] + seconds[arm + AGAIN]):.2f}" for arm in (theirs, WORKBENCH)]
         counts = [str(found[key]) for key in ("equal_completions", "completions") if key in found]
         noise = [between(found[f"a_over_a_{arm}"]) for arm in ("theirs", "workbench")]
         rows.append(
-            [WHAT[part], theirs, *least, f"{gain[0]:.2f}", between(gain), *noise,
+            [what, theirs, *least, f"{gain[0]:.2f}", between(gain), *noise,
              " of ".join(counts)]
         )  # fmt: skip
     return header, rows
@@ -470,11 +505,10 @@ def table_of(parts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def lines_of(parts: dict[str, Any]) -> list[Line]:
     """For the table of all benchmarks."""
     lines = []
-    for part, found in parts.items():
-        if part in WHAT:
-            figure = f"{found['times_as_fast'][0]:.2f} times as fast"
-            noise = between(found["a_over_a_theirs"])
-            lines.append(Line(f"SmolLM2-135M: {WHAT[part]}", figure, found["theirs"], noise))
+    for what, found in _of_two_arms(parts).items():
+        figure = f"{found['times_as_fast'][0]:.2f} times as fast"
+        noise = between(found["a_over_a_theirs"])
+        lines.append(Line(f"SmolLM2-135M: {what}", figure, found["theirs"], noise))
     if "busy" in parts:
         found = parts["busy"]
         figure = f"{Ratio(*found['times_the_time']).of_least:.1f} times the time"
@@ -499,6 +533,8 @@ def notes_of(parts: dict[str, Any]) -> list[str]:
             f" by processor and by clock; the workbench's own work {1000 * own['hooks_s']:.0f} ms;"
             f" the learning curve {in_words(own['curve'])}."
         )
+    for case, own in parts.get("larger", {}).items():
+        notes.append(f"{case}: the learning curve {in_words(own['curve'])}.")
     if "curve" in parts:
         words = [
             f"in {dtype} {in_words(curves[WORKBENCH])} (TRL again: {in_words(curves['TRL again'])})"

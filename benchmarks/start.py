@@ -5,9 +5,10 @@ waits for, and a training until its first step, against Python's own start.
 
 Every start is a fresh process, and the arms take turns; "nothing" is `python -c pass`. What an arm
 costs is its least time less that of "nothing". Cold: the user's cache is empty, so that `plan` asks
-the installed libraries for their settings; warm: it is as the start before left it. Python's
-bytecode is there already, as after the first start. A training is ended when its first step is in
-the record; beside it stands what its libraries alone take to import.
+the installed libraries for their settings; warm: it is as the start before left it. After a
+restart: no file is in the machine's memory any more (rounds of their own, as root on Linux only).
+Python's bytecode is there already, as after the first start. A training is ended when its first
+step is in the record; beside it stands what its libraries alone take to import.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ COMMANDS = (
     "plan cpu", "check arithmetic", "probe arithmetic", "report recorded", "explain clip_ratio",
     "eval --help",
 )  # fmt: skip
-COLD = ", cold"
+COLD, RESTARTED = ", cold", ", after a restart"
+MEMORY_OF_FILES = Path("/proc/sys/vm/drop_caches")
+STATES = (COLD, RESTARTED, ", warm") if os.access(MEMORY_OF_FILES, os.W_OK) else (COLD, ", warm")
+if RESTARTED in STATES:
+    ARMS[f"{NOTHING}{RESTARTED}"] = ("-c", "pass")
 IMPORTS = {"unsloth": "import unsloth, trl.trainer.grpo_trainer", "transformers":
     "import torch, datasets, peft, bitsandbytes, trl.trainer.grpo_trainer"}  # fmt: skip
 FIRST = ", until the first step"
@@ -52,7 +57,7 @@ for backend, code in IMPORTS.items():
         "--set", f"policy.backend={backend}", "--set", "eval_every=null", "--runs",
     )  # fmt: skip
 for each in COMMANDS:
-    for state in (COLD, ", warm"):
+    for state in STATES:
         ARMS[f"workbench {each}{state}"] = ("-c", COMMAND, *each.split())
 
 
@@ -63,6 +68,9 @@ def start(arm: str) -> float:
         if arm.endswith(FIRST):
             return first_step(command, Path(empty))
         own = {"XDG_CACHE_HOME": empty} if arm.endswith(COLD) else {}
+        if arm.endswith(RESTARTED):
+            os.sync()
+            MEMORY_OF_FILES.write_text("3", encoding="ascii")
         started = time.perf_counter()
         done = subprocess.run(
             command,
@@ -110,9 +118,12 @@ def main() -> None:
         made_records.make(completions=640, a_step=64)
         for arm in ARMS:
             start(arm)  # bytecode
-        seconds = measuring.in_rounds(
-            list(ARMS), asked.rounds, start, lambda one: f"{1000 * one:.0f} ms"
-        )
+        seconds: dict[str, list[float]] = {}
+        for restarted in (False, True):
+            arms = [arm for arm in ARMS if arm.endswith(RESTARTED) == restarted]
+            seconds |= measuring.in_rounds(
+                arms, asked.rounds, start, lambda one: f"{1000 * one:.0f} ms"
+            )
     least = {arm: min(own) for arm, own in seconds.items()}
     base = min(least[NOTHING], least[f"{NOTHING} again"])
     over_ms = {arm: 1000 * (value - base) for arm, value in least.items()}
