@@ -35,7 +35,7 @@ SHORT = {
     "steps": ["--case", "demo, nf4", "--case", "demo, 16 bit", "--rounds", "3"],
     "generation": ["--rounds", "3"],
     "scoring": ["--rounds", "5"],
-    "start": ["--rounds", "7"],
+    "start": ["--rounds", "4"],
 }  # measured weekly, by .github/workflows/weekly.yml
 SLACK = 1.1  # beyond the A/A, as minutes lie between two measurements of one machine
 README = measuring.HERE / "README.md"
