@@ -17,15 +17,14 @@ without fresh completions it is not measured.
 
 Taught: no policy here solves many of these tasks, so the policy (tiny) is taught first, each task
 from the start and alone: a warm start on reference completions of the easiest level that has
-enough questions. Which tasks count: those with levels and short answers, by alphabet, until
---taught of them have a level that is known to be in the band: first the ones with short prompts,
-then the others, then, from the start again with more questions and more epochs, those that were
-taught and have no such level, and those with longer answers. Known: of up to 180 completions of
-held-out questions the whole 95 % interval lies in it; levels are tried from the easiest until one
-does or is solved less often than the band. Then auto is asked, of questions that were not taught at
-that level, and its level is measured with 60 held-out questions that neither saw. It has landed, is
-contradicted, or has missed, saying that no level is in the band. Tasks that were taught and have no
-such level are in the table, those that could not be taught in a note.
+enough questions, the same for every task. Which tasks count: those with levels and short answers,
+by alphabet, first the ones with short prompts, then the others, until --taught of them have a level
+that is known to be in the band. Known: of up to 180 completions of held-out questions the whole
+95 % interval lies in it; levels are tried from the easiest until one does or is solved less often
+than the band. Then auto is asked, of questions that were not taught at that level, and its level is
+measured with 60 held-out questions that neither saw. It has landed, is contradicted, or has missed,
+saying that no level is in the band. Tasks that were taught and have no such level are in the table,
+those that could not be taught in a note.
 
 Results are kept task by task in --home, each with its commit, so that it can be interrupted; the
 command that is recorded is the last one's.
@@ -36,7 +35,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import io
 import os
 import random
@@ -46,9 +44,9 @@ import statistics
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import measuring
 from measuring import Line
@@ -57,32 +55,17 @@ FRESH = 60  # completions of the second measurement
 OUTCOMES = ("landed", "honestly none", "contradicted", "not measured")
 OF_TAUGHT = ("landed", "missed", "contradicted", "not measured")
 TOKENS = 32
-
-
-class Lesson(NamedTuple):
-    """How tasks are taught."""
-
-    name: str  # of the files in which its results are kept
-    prompts: int  # tokens of a prompt at most
-    questions: int  # that are made of a level: fewer where they take longer
-    epochs: int
-    longest_s: int  # of the processor's time, of a task
-    short: int  # tokens of a reference completion at most, at the median
-    # those that were taught and have no level in the band, and those with longer answers
-    again: bool = False
-
-
-LESSONS = (
-    Lesson("200", 200, 250, 3, 150, 5),
-    Lesson("440", 440, 180, 3, 150, 5),
-    Lesson("longer", 440, 1200, 6, 900, 9, again=True),
-)
-# Questions are taught from a seed of their own; of a level first a few are made: none may fit.
-TEACHES, FEW = 9001, 40
+# Tasks whose prompts fit into so many tokens are taught first, then those that fit into more. Of a
+# level so many questions are made, by that, from a seed of their own, as longer ones take longer;
+# first a few: none may fit.
+PROMPTS = (200, 440)
+TEACHES, QUESTIONS, FEW = 9001, {200: 250, 440: 180}, 40
 LEAST = 100  # questions to teach, and completions that say how often a level is solved
 LARGER = 180  # such completions at most
 FIRST = 3  # levels that may be taught
-RATE, RANK = 6e-3, 32
+SHORT = 5  # tokens of a reference completion, at the median
+EPOCHS, RATE, RANK = 3, 6e-3, 32
+LONGEST_S = 150  # of the processor's time, of a task
 
 
 class OutOfTimeError(BaseException):
@@ -210,7 +193,7 @@ def auto(name: str, policy: Any, recipe: Any) -> dict[str, Any]:
     }
 
 
-def taught_by(lesson: Lesson, name: str, policy: Any, recipe: Any) -> Any:
+def lesson(name: str, policy: Any, recipe: Any) -> Any:
     """The task that is taught: the easiest of its first levels with enough rows that auto may not
     ask, with their reference completions. TaskError: there is none, or its answers are long.
     """
@@ -225,7 +208,7 @@ def taught_by(lesson: Lesson, name: str, policy: Any, recipe: Any) -> Any:
         rows = fitting(task.rows, policy.tokenizer, recipe, TOKENS)
         return [row for row in rows if right(row) and length(row) < TOKENS]
 
-    why = ""
+    why, many = "", QUESTIONS[recipe.max_prompt_length]
     for level in gym.levels(name)[:FIRST]:
         named = str(gym.GymName(name, level))
         try:
@@ -233,10 +216,10 @@ def taught_by(lesson: Lesson, name: str, policy: Any, recipe: Any) -> Any:
             if not some:
                 why = why or "no prompts and answers that fit"
                 break
-            if (typical := statistics.median(map(length, some))) > lesson.short:
+            if (typical := statistics.median(map(length, some))) > SHORT:
                 why = why or f"answers of {typical:.0f} tokens"
                 break
-            task = gym.task(named, TEACHES, lesson.questions)
+            task = gym.task(named, TEACHES, many)
             asked = questions(name, level)
         except TaskError as error:
             why = why or error.value
@@ -248,7 +231,7 @@ def taught_by(lesson: Lesson, name: str, policy: Any, recipe: Any) -> Any:
     raise TaskError(why, rule=f"{LEAST} questions with short answers are taught", remedy="-")
 
 
-def teach(lesson: Lesson, recipe: Any, name: str) -> dict[str, Any]:
+def teach(name: str, recipe: Any) -> dict[str, Any]:
     """One task: the run that taught it to a policy, and how often its levels are solved then; or
     why it could not be taught.
     """
@@ -258,13 +241,13 @@ def teach(lesson: Lesson, recipe: Any, name: str) -> dict[str, Any]:
 
     found: dict[str, Any] = {"task": name, "taught": 0, "known": None, "tried": [], "said": ""}
     try:
-        with within(lesson.longest_s), contextlib.redirect_stdout(io.StringIO()):
+        with within(LONGEST_S), contextlib.redirect_stdout(io.StringIO()):
             policy = load_policy(recipe)
-            task = taught_by(lesson, name, policy, recipe)
+            task = lesson(name, policy, recipe)
             warm = {"source": "reference", "samples": len(task.rows)}
             content = recipe.model_dump(exclude_unset=True) | {
-                "run_name": f"taught_{lesson.name}_{name}",
-                "warm_start": {**warm, "epochs": lesson.epochs, "learning_rate": RATE},
+                "run_name": f"taught_{name}",
+                "warm_start": {**warm, "epochs": EPOCHS, "learning_rate": RATE},
             }
             # a run has at least one step: so small a rate leaves what was taught as it is
             content["grpo"] |= {"max_steps": 1, "learning_rate": 1e-9}
@@ -273,7 +256,7 @@ def teach(lesson: Lesson, recipe: Any, name: str) -> dict[str, Any]:
             found |= {"taught": len(task.rows), "run": run.name}
             found["known"], found["tried"] = known(name, policy, recipe)
     except OutOfTimeError:
-        found["said"] = f"took more than {lesson.longest_s} s of processor time"
+        found |= {"known": None, "said": f"took more than {LONGEST_S} s of processor time"}
     except WorkbenchError as error:
         found |= {"known": None, "said": error.value}
     return found
@@ -337,7 +320,7 @@ def known(name: str, policy: Any, recipe: Any) -> tuple[int | None, list[list[in
     return None, tried
 
 
-def auto_of_taught(lesson: Lesson, recipe: Any, each: dict[str, Any]) -> dict[str, Any]:
+def auto_of_taught(each: dict[str, Any], recipe: Any) -> dict[str, Any]:
     """One task that was taught: as `auto`, and how many of the questions of the levels that auto
     looked at had been taught.
     """
@@ -348,7 +331,7 @@ def auto_of_taught(lesson: Lesson, recipe: Any, each: dict[str, Any]) -> dict[st
     policy = load_policy(recipe, adapter=open_run(each["run"]).adapter)
     policy.trained_in = [each["run"]]  # auto keeps what it measures by that
     found = auto(name, policy, recipe)
-    seen = {question(row) for row in taught_by(lesson, name, policy, recipe).rows}
+    seen = {question(row) for row in lesson(name, policy, recipe).rows}
     looked_at = map(int, re.findall(r"level (\d+) solved", found["said"]))
     asked = [text for level in looked_at for text in questions(name, level)]
     return found | {"seen": [sum(text in seen for text in asked), len(asked)]}
@@ -443,44 +426,40 @@ def of_all_taught(
     those.
     """
 
-    def count(found: Iterable[dict[str, Any]]) -> int:
+    def count(found: list[dict[str, Any]]) -> int:
         return sum(each["known"] is not None for each in found)
 
-    def again(each: dict[str, Any]) -> bool:
-        return bool(each["taught"]) or each["said"].startswith("answers of")
-
-    taught: dict[str, dict[str, Any]] = {}
+    taught: list[dict[str, Any]] = []
     asked: list[dict[str, Any]] = []
-    for lesson in LESSONS:
+    for longest in PROMPTS:
         # its head, too: it has hardly seen the tokens of most words
         lora = {"r": RANK, "lora_alpha": RANK}
         lora["target_modules"] = [*recipe.lora.target_modules, "lm_head"]
-        part = {"lora": lora, "max_prompt_length": lesson.prompts}
+        part = {"lora": lora, "max_prompt_length": longest}
         own = type(recipe).of(recipe.model_dump(exclude_unset=True) | part)
-        before = count(taught.values())
-        if taught:
-            missing = (each for each in taught.values() if each["known"] is None)
-            names = [each["task"] for each in missing if again(each) == lesson.again]
+        before = count(taught)
         found = kept(
-            home / f"taught-{lesson.name}.jsonl",
+            home / f"taught-{longest}.jsonl",
             names,
-            functools.partial(teach, lesson, own),
+            lambda name, own=own: teach(name, own),
             minutes,
             lambda found, before=before: before + count(found) >= wanted,
         )
         counts = {each["task"]: each for each in found if each["known"] is not None}
         asked += kept(
-            home / f"auto-taught-{lesson.name}.jsonl",
+            home / f"auto-taught-{longest}.jsonl",
             [*counts],
-            lambda name, of=(lesson, own), counts=counts: auto_of_taught(*of, counts[name]),
+            lambda name, counts=counts, own=own: auto_of_taught(counts[name], own),
             minutes,
         )
-        taught |= {each["task"]: each for each in found if each["taught"] or not lesson.again}
+        by_name = {each["task"]: each for each in (*taught, *found)}
+        taught = list(by_name.values())
+        names = [each["task"] for each in found if not each["taught"]]
     by_task = {each["task"]: each for each in asked}
-    for each in taught.values():
+    for each in taught:
         if of_auto := by_task.get(each["task"]):
             each |= {**of_auto, "commit": each["commit"], "commit_of_auto": of_auto["commit"]}
-    return [taught[name] for name in sorted(taught)]
+    return sorted(taught, key=lambda each: each["task"])
 
 
 def report(
