@@ -23,7 +23,7 @@ from workbench.run.directory import RunDirectory, open_run
 from workbench.views import live
 from workbench.views.controls import Controls, buttons_work
 from workbench.views.live import RunPanel
-from workbench.views.run_view import FollowedRun
+from workbench.views.run_view import OLDEST_S, FollowedRun
 from workbench.views.widgets import WIDGETS
 
 
@@ -136,7 +136,7 @@ def test_words_and_group_move_with_each_look_and_a_picture_that_is_old_is_drawn_
     assert panel.draws == draws
     assert "step 2 of 40" in places["status"].html
     assert "step 2, group 3 of 4" in places["below"].html
-    panel.drawn_at -= 5.0
+    panel.drawn_at -= OLDEST_S
     panel.look()
     assert panel.draws == draws + 1
     assert places["picture"].shown[-1]["text/plain"] == "r: picture of step 2 of 40"
