@@ -15,6 +15,7 @@ import pytest
 from driving import keep_screenshots, lines, open_notebook, waited_for
 
 from workbench.demo import notebooks_folder, with_parameters
+from workbench.views.run_view import oldest_s
 
 STEPS = 20
 
@@ -139,7 +140,7 @@ def test_on_a_busy_machine_what_is_seen_is_young(jupyterlab, page, busy):
     published = [(line["at"], line["picture"]) for line in lines(told) if "picture" in line]
 
     # What left the kernel: at the end of each step no picture is older than it may be, but for the words that follow it.
-    ages = [(line["step"], line["age"]) for line in steps if line["age"] > max(5.0, 0.02 * line["elapsed"]) + 1.0]
+    ages = [(line["step"], line["age"]) for line in steps if line["age"] > oldest_s(line["elapsed"]) + 1.0]
     assert not ages, f"pictures too old at the end of these steps: {ages}"
     # What is seen: the page is never behind by more than the delivery, whatever the machine does otherwise.
     for at, picture, step, group in seen:
