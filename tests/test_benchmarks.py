@@ -104,6 +104,27 @@ def test_what_became_slower_beyond_the_noise_is_a_failure(tmp_path, before, afte
     assert "no time" not in done.stdout
 
 
+def test_what_measures_a_time_runs_alone_and_the_others_two_at_a_time(monkeypatch):
+    alive, seen = set(), []
+
+    def pretend(command, env):
+        name = Path(command[1]).stem
+        alive.add(name)
+        time.sleep(0.05)
+        seen.append((name, len(alive), env.get("OMP_NUM_THREADS")))
+        alive.discard(name)
+        return subprocess.CompletedProcess(command, int(name in ("scoring", "turns")))
+
+    monkeypatch.setattr(every.subprocess, "run", pretend)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert every.run(["turns", "scoring", "damage", "start"], {}) == ["scoring", "turns"]
+    assert seen[:2] == [("scoring", 1, "2"), ("start", 1, "2")]
+    assert {name for name, *_ in seen[2:]} == {"turns", "damage"}
+    assert {threads for *_, threads in seen[2:]} == {"1"}
+    assert max(number for _, number, _ in seen) == 2
+    assert len(set(every.NAMES)) == len(every.NAMES)
+
+
 def test_two_folders_that_share_no_time_are_no_success(tmp_path):
     done = subprocess.run(
         [sys.executable, FOLDER / "all.py", "--compare", tmp_path, tmp_path], capture_output=True, text=True, check=False
