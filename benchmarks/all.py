@@ -39,7 +39,7 @@ TOGETHER = (
 CAMPAIGNS = ("kills", "broken_runs", "levels", "duel", "rungs")
 NAMES = (*ALONE, *TOGETHER, *CAMPAIGNS)
 SHORT = {
-    "steps": ["--case", "demo, nf4", "--case", "demo, 16 bit", "--rounds", "3"],
+    "steps": ["--case", "demo, nf4", "--case", "demo, 16 bit"],
     "generation": ["--rounds", "3"],
     "scoring": ["--rounds", "5"],
     "start": ["--rounds", "4"],
