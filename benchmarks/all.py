@@ -30,13 +30,13 @@ import measuring
 
 ALONE = (
     "steps", "generation", "checkpoints", "hooks", "scoring", "answers", "replay", "reading",
-    "long_run", "start", "dataset_checks", "health", "held_out", "real_model",
+    "long_run", "start", "dataset_checks", "held_out", "real_model",
 )  # fmt: skip
 TOGETHER = (
-    "resident", "bad_environments", "exports", "verifying", "damage", "turns", "warm_start",
-    "judges", "control_arm",
+    "health", "control_arm", "exports", "turns", "resident", "bad_environments", "verifying",
+    "warm_start", "judges",
 )  # fmt: skip
-CAMPAIGNS = ("kills", "broken_runs", "levels", "duel", "rungs")
+CAMPAIGNS = ("kills", "damage", "broken_runs", "levels", "duel", "rungs")
 NAMES = (*ALONE, *TOGETHER, *CAMPAIGNS)
 SHORT = {
     "steps": ["--case", "demo, nf4", "--case", "demo, 16 bit"],

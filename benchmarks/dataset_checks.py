@@ -165,7 +165,7 @@ def main() -> None:
     )
     lines = [
         Line(
-            f"checking {asked.rows:,} rows",
+            f"checking {asked.rows:,} rows, against {arm}",
             f"{other.of_least:.2f} times as fast, {found['peak_mb']['workbench']:.0f} MB of"
             f" {found['peak_mb'][arm]:.0f}",
             {"map": "`datasets.map`", "map, batched": "`datasets.map`, batched"}[arm],
