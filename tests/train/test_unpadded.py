@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -93,16 +95,30 @@ def test_a_run_learns_what_it_learns_by_trls_own_path(backend, monkeypatch, tmp_
 
 
 def test_where_the_first_batch_differs_trls_path_computes_them_all(monkeypatch, tmp_path):
-    calls = []
+    from trl import GRPOTrainer
+
+    recipe = recipe_of().model_copy(deep=True)
+    recipe.grpo["beta"] = 0.0  # the first batch is the loss's
+    calls, held = [], []
+    theirs = GRPOTrainer._get_per_token_logps_and_entropies
 
     def off_by_a_bit(*args, **more):
-        calls.append(1)
         logps, *others = unpadded_logps(*args, **more)
-        return logps.nextafter(torch.tensor(0.0)), *others
+        logps = logps.nextafter(torch.tensor(0.0))
+        calls.append(weakref.ref(logps))
+        return logps, *others
+
+    def watched(*args, **more):
+        if torch.is_grad_enabled():
+            held.extend(one() is not None for one in calls)
+        return theirs(*args, **more)
 
     monkeypatch.setattr(unpadded, "unpadded_logps", off_by_a_bit)
-    run = training.train(recipe_of(), task=arithmetic(), watchers=[], runs=tmp_path)
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", watched)
+    run = training.train(recipe, task=arithmetic(), watchers=[], runs=tmp_path)
     assert len(calls) == 1
+    assert held
+    assert not any(held), "two graphs at once took 1.5 GB more beside a model of 135M"
     assert "bit" in run.result()["unpadded"]
 
 

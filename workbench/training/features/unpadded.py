@@ -94,9 +94,9 @@ class Unpadded(Feature):
             if computed is not None and not self.compared:
                 self.why_not = _difference(computed, lambda: theirs(model, *batch, **asked))
                 self.compared = True
-            if computed is None or self.why_not:
-                return theirs(model, *batch, **asked)
-            return computed
+            if self.why_not:
+                computed = None  # what its gradients need is freed before theirs is made
+            return theirs(model, *batch, **asked) if computed is None else computed
 
         return {_NAME: logps}
 
