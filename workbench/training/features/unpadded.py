@@ -89,11 +89,11 @@ class Unpadded(Feature):
                 computed = unpadded_logps(
                     model, *batch, temperature=trainer.temperature, entropy=entropy
                 )
+                if computed is not None and not self.compared:
+                    self.why_not = _difference(computed, lambda: theirs(model, *batch, **asked))
+                    self.compared = True
             except OtherTokensError:
-                computed, self.why_not = None, "an adapter on the head, or on experts"
-            if computed is not None and not self.compared:
-                self.why_not = _difference(computed, lambda: theirs(model, *batch, **asked))
-                self.compared = True
+                self.why_not = "an adapter on the head, or on experts"
             if self.why_not:
                 computed = None  # what its gradients need is freed before theirs is made
             return theirs(model, *batch, **asked) if computed is None else computed
