@@ -9,8 +9,8 @@
     uv run python benchmarks/all.py --compare BEFORE AFTER  # two such folders of one machine: exit
                           # code 1 where something became slower by more than the A/A of both
 
-What measures a time runs alone; then the others do, two at a time. Campaigns take hours each, and run
-only if --only names them.
+What measures a time runs alone; then the others do, two at a time. Campaigns take hours each, and
+run only if --only names them.
 """
 
 from __future__ import annotations
