@@ -1,7 +1,7 @@
 """Step time of the workbench's `train()` against TRL's GRPOTrainer: the same model, settings, seed
 and learning curve.
 
-    uv run python benchmarks/steps.py [--rounds 3] [--case "demo, 16 bit"]
+    uv run python benchmarks/steps.py [--rounds 2] [--case "demo, 16 bit"]
 
 Each case is a process of its own, in which short runs of the arms take turns: TRL twice (A/A), the
 workbench twice (A/A), the workbench with TRL's own generation (what its hooks alone cost), and in
@@ -217,11 +217,11 @@ def in_words(curve: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = measuring.arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
         "--steps",
         type=int,
-        default=10,
+        default=6,
         help="measured steps of a run, after the two that are left out",
     )
     named = f"one of: {'; '.join(CASES)}"

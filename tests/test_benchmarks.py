@@ -414,7 +414,7 @@ def test_a_healthy_run_is_looked_at_after_every_step():
     assert sum(found["states"].values()) > 5
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_broken_run_is_made_and_repaired():
     with measuring.empty_home():
         found = benchmark("broken_runs").measure("run_02", "unsloth", 0)
@@ -488,7 +488,7 @@ def test_duels_of_a_bank_of_runs_are_counted(tmp_path):
     assert [dict(zip(header, row))["budget saved"] for row in rows] == ["0%", "50%"]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_duels_are_fought_for_real():
     subprocess.run([sys.executable, str(FOLDER / "duel.py"), "--quick"], check=True)
 
@@ -511,7 +511,7 @@ def test_control_arms_are_counted_by_verdict():
     assert [row[-1] for row in rows] == [verdict for pair in verdicts for verdict in pair]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_task_is_taught_and_its_level_asked_for_real(tmp_path):
     words = ["--quick", "--taught", "1", "--home", str(tmp_path / "home"), "--out", str(tmp_path)]
     subprocess.run([sys.executable, str(FOLDER / "levels.py"), *words], check=True)
@@ -523,7 +523,7 @@ def test_a_task_is_taught_and_its_level_asked_for_real(tmp_path):
     assert found["seen"][0] == 0 < found["seen"][1]  # auto asked of none that it was taught
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_control_arm_is_trained_for_real():
     subprocess.run([sys.executable, str(FOLDER / "control_arm.py"), "--quick"], check=True)
 

