@@ -565,7 +565,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--completions", type=int, default=16, help="of a step")
     parser.add_argument("--tokens", type=int, default=20, help="of a completion at most")
-    parser.add_argument("--steps", type=int, default=2, help="of a run, after the first")
+    parser.add_argument("--steps", type=int, default=3, help="of a run, after the first")
     parser.add_argument("--curve-steps", type=int, default=4, help="whose curves are compared")
     parser.add_argument("--prompts", type=int, default=32, help="of the evaluation")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART",
