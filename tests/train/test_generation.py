@@ -118,6 +118,39 @@ def test_looking_seldom_as_on_a_gpu_gives_the_same_tokens(plain, monkeypatch):
     assert torch.equal(ours, theirs)
 
 
+def test_where_pytorch_draws_otherwise_its_own_numbers_are_taken(plain, monkeypatch):
+    monkeypatch.setattr(decoding, "_exponential_by_hand", lambda *_: False)
+    theirs, ours, drew = both(plain.model, prompts(plain, 6), max_new_tokens=60)
+    assert torch.equal(ours, theirs)
+    assert drew
+
+
+def test_exponential_numbers_by_hand_are_those_of_pytorch():
+    """Two million: the check before the first draw looks at 131,072. They are what multinomial divides by."""
+    kind = torch.float32, torch.device("cpu")
+    decoding._exponential_by_hand.cache_clear()
+    if not decoding._exponential_by_hand(*kind):
+        pytest.skip("this PyTorch draws them otherwise")
+    torch.manual_seed(3)
+    theirs, after = torch.empty(2_000_000).exponential_(), torch.rand(1)
+    torch.manual_seed(3)
+    uniform = torch.empty(2_000_000, dtype=torch.float64).uniform_()
+    assert torch.equal(decoding._exponential(uniform).float(), theirs)
+    assert torch.equal(torch.rand(1), after)
+
+
+@pytest.mark.parametrize("draw", [
+    lambda own, generator: torch.Tensor.uniform_(own, generator=generator).neg_().log1p_().neg_(),  # 32 bits
+    lambda own, generator: torch.Tensor.uniform_(own.double(), generator=generator).neg_().log1p_().mul_(-1.1).to(own.dtype),
+], ids=["of fewer bits", "other numbers"])  # fmt: skip
+def test_another_way_to_draw_is_noticed(draw, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "exponential_", draw)
+    decoding._exponential_by_hand.cache_clear()
+    assert not decoding._exponential_by_hand(torch.float32, torch.device("cpu"))
+    assert not decoding._exponential_by_hand(torch.float32, torch.device("cuda"))
+    decoding._exponential_by_hand.cache_clear()
+
+
 def test_completions_of_one_prompt_that_are_asked_for_by_number(plain):
     theirs, ours, drew = both(plain.model, prompts(plain, 4, copies=1), num_return_sequences=4)
     assert torch.equal(ours, theirs)

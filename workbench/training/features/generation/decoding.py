@@ -12,6 +12,7 @@ draws more are made, so the next batch is another sample of the same distributio
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ ROW_BY_ROW = (
 )  # fmt: skip
 MODEL_KWARGS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 ATTENTION = ("sdpa", "eager")
+_TRIED = 2**17  # numbers: more than PyTorch gives one thread
 _LEAVE_AT = 0.75  # finished rows leave when no more than this share of the rows is unfinished
 # Asking a GPU whether all are finished makes the host wait for it; between two questions it works
 # ahead.
@@ -208,6 +210,8 @@ class _Rows:
         self.count, self.prompt_length = prompts.shape
         self.out = prompts.new_full((self.count, self.most), self.pad)
         self.out[:, : self.prompt_length] = prompts
+        # [B, V], kept from token to token: fresh memory takes as long as the draw.
+        self.uniform: torch.Tensor | None = None
         self.every = _LOOK_EVERY.get(prompts.device.type, _LOOK_EVERY_ELSEWHERE)
 
     @torch.no_grad()
@@ -293,8 +297,36 @@ class _Rows:
         if not self.sampling:
             return scores.argmax(-1), torch.ones((), dtype=torch.bool, device=scores.device)
         chances = scores.softmax(-1)
-        # What torch.multinomial does for one draw a row, with numbers for the rows that have left,
-        # too.
-        noise = chances.new_empty((self.count, chances.shape[-1])).exponential_()
-        noise = noise[self.row] if len(self.row) < self.count else noise
-        return (chances / noise).argmax(-1), chances.sum().isfinite()
+        # What torch.multinomial does for one draw a row.
+        return (chances / self._noise(chances)).argmax(-1), chances.sum().isfinite()
+
+    def _noise(self, chances: torch.Tensor) -> torch.Tensor:
+        # [R, V] exponential numbers. They are drawn for all B rows; the logarithm, which takes
+        # longer, is computed for those in flight.
+        every = (self.count, chances.shape[-1])
+        if not _exponential_by_hand(chances.dtype, chances.device):
+            return chances.new_empty(every).exponential_()[self.row]
+        if self.uniform is None:
+            self.uniform = chances.new_empty(every, dtype=torch.float64)
+        return _exponential(self.uniform.uniform_()[self.row]).to(chances.dtype)
+
+
+def _exponential(uniform: torch.Tensor) -> torch.Tensor:
+    return uniform.neg_().log1p_().neg_()
+
+
+@functools.cache
+def _exponential_by_hand(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether PyTorch's exponential numbers are -log(1 - u) here, of its uniform u in 64 bits. On
+    CPUs they are, and it takes the logarithm of one number at a time; `log1p` takes it of many.
+
+    The two logarithms may differ in their last bit. In 32 bits that is one number in some 10^10,
+    and a token only where two tie to the last bit, too.
+    """
+    if device.type != "cpu":
+        return False
+    theirs, own = (torch.Generator().manual_seed(0) for _ in range(2))
+    drawn = torch.empty(_TRIED, dtype=dtype).exponential_(generator=theirs)
+    uniform = torch.empty(_TRIED, dtype=torch.float64).uniform_(generator=own)
+    same = torch.equal(drawn, _exponential(uniform).to(dtype))
+    return same and torch.equal(theirs.get_state(), own.get_state())
