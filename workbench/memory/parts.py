@@ -311,7 +311,8 @@ def generation(inputs: Inputs) -> list[Part]:
         )
     per_token = element * 3 * shape.intermediate_size + (8 + element) * shape.hidden_size
     reading = sequences * inputs.prompt * per_token
-    logits = sequences * shape.vocab_size * 14
+    # In 32 bits, with what is computed of them; on a CPU also the draw, in 64 bits.
+    logits = sequences * shape.vocab_size * (14 + 8 * inputs.cpu)
     said = "the growing cache, one layer's values of every prompt, logits of one token per sequence"
     return [
         _counted("keys and values", "generation", cache, formula),

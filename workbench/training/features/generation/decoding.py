@@ -308,7 +308,9 @@ class _Rows:
             return chances.new_empty(every).exponential_()[self.row]
         if self.uniform is None:
             self.uniform = chances.new_empty(every, dtype=torch.float64)
-        return _exponential(self.uniform.uniform_()[self.row]).to(chances.dtype)
+        drawn = self.uniform.uniform_()
+        drawn = drawn[self.row] if len(self.row) < self.count else drawn
+        return _exponential(drawn).to(chances.dtype)
 
 
 def _exponential(uniform: torch.Tensor) -> torch.Tensor:
