@@ -212,7 +212,9 @@ def in_words(curve: dict[str, Any]) -> str:
         return "equal to the bit"
     largest = curve["largest_difference"]
     first = curve["first_difference_at_step"]
-    return f"from step {first} on: reward by {largest['reward']:.2g}, loss by {largest['loss']:.2g}"
+    differences = {"reward": "reward", "loss": "loss", "grad_norm": "gradient norm"}
+    by = [f"{name} by {largest[key]:.2g}" for key, name in differences.items()]
+    return f"from step {first} on: {', '.join(by)}"
 
 
 def main() -> None:

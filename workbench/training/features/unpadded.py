@@ -5,7 +5,8 @@ of the padding, too. Here the tokens of all rows lie side by side, as one row: l
 token alone never see padding, and the logits are those of the completions' tokens, in one product
 (for a batch, PyTorch copies the head's weight once a row). Attention, and the sums over tokens that
 are the adapter's gradient, get the batch back at its full width, so every number is summed in TRL's
-order and stays the same to the last bit.
+order and stays the same to the last bit, on processors whose products have rows that do not depend
+on one another.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from workbench import processes
 from workbench.kinds import Fields, Function, Model, Tensor, Trainer
 from workbench.training.feature import Feature
 from workbench.training.plan import Stage
+from workbench.training.precision import fast_bf16
 
 _NAME = "_get_per_token_logps_and_entropies"
 _ATTENTION = "workbench_unpadded"
@@ -43,6 +45,12 @@ def reason_against(model: Any) -> str | None:
         "gradient checkpointing": getattr(model, "is_gradient_checkpointing", False),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _in_bf16(model: Any) -> bool:
+    import torch
+
+    return any(one.dtype == torch.bfloat16 for one in model.parameters())
 
 
 def _adapters(model: Any) -> list[Any]:
@@ -76,6 +84,10 @@ class Unpadded(Feature):
             self.why_not = self.why_not or "this trainer computes them elsewhere"
         if trainer.args.gradient_checkpointing:  # in the model, it begins with the training
             self.why_not = self.why_not or "gradient checkpointing"
+        if fast_bf16() and (trainer.args.bf16 or _in_bf16(trainer.model)):
+            # There a row of a product depends on the rows beside it. The first batch may not show
+            # it: of the demo's, gradients differed in the second.
+            self.why_not = self.why_not or "bfloat16 on a processor with AMX"
         if self.why_not or theirs is None:
             return {}
 

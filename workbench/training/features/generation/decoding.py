@@ -4,8 +4,8 @@ finished.
 Same draws, same completions: random numbers are drawn for every row of the batch, finished or not,
 in the order in which transformers draws them, so a seed gives the same completions as there. Two
 things can make a difference. Reading eight prompts instead of 64 copies, and decoding ten rows
-instead of 64, may round the last bit of a logit differently; on the CPUs that it was tried on it
-did not. And on a GPU, where the host looks only now and then whether all have finished, up to seven
+instead of 64, may round the last bit of a logit differently, as a CPU with AMX does in bfloat16.
+And on a GPU, where the host looks only now and then whether all have finished, up to seven
 draws more are made, so the next batch is another sample of the same distribution.
 """
 
