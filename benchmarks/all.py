@@ -1,6 +1,6 @@
 """Run every benchmark that needs no GPU, and make the README's tables of what they left.
 
-    uv run python benchmarks/all.py             # some three hours, on a machine with nothing else
+    uv run python benchmarks/all.py             # over two hours, on a machine with nothing else
     uv run python benchmarks/all.py --quick     # toy sizes: shows that they run, measures nothing
     uv run python benchmarks/all.py --only steps start
     uv run python benchmarks/all.py --table     # runs nothing: the table of results/*.json
