@@ -58,6 +58,8 @@ def ragged(rows: int = 6, prompt: int = 9, completion: int = 20) -> tuple[torch.
 @pytest.mark.parametrize("in_4bit", [False, True], ids=["16 bit", "nf4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_log_probabilities_entropies_and_gradients_are_equal_to_the_bit(dtype, in_4bit):
+    if dtype == "bfloat16" and unpadded.fast_bf16():
+        pytest.skip("on a processor with AMX a run leaves it to TRL")
     policy, trainer = made(recipe_of(in_4bit=in_4bit, dtype=dtype))
     assert reason_against(policy.model) is None
     ids, mask = ragged()

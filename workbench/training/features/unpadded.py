@@ -5,8 +5,8 @@ of the padding, too. Here the tokens of all rows lie side by side, as one row: l
 token alone never see padding, and the logits are those of the completions' tokens, in one product
 (for a batch, PyTorch copies the head's weight once a row). Attention, and the sums over tokens that
 are the adapter's gradient, get the batch back at its full width, so every number is summed in TRL's
-order and stays the same to the last bit, on processors whose products have rows that do not depend
-on one another.
+order. On processors whose products have rows that do not depend on one another it stays the same to
+the last bit; in float32 beside AMX the gradient's norm of a model of 135M differed by 3e-7.
 """
 
 from __future__ import annotations
@@ -84,10 +84,11 @@ class Unpadded(Feature):
             self.why_not = self.why_not or "this trainer computes them elsewhere"
         if trainer.args.gradient_checkpointing:  # in the model, it begins with the training
             self.why_not = self.why_not or "gradient checkpointing"
-        if fast_bf16() and (trainer.args.bf16 or _in_bf16(trainer.model)):
-            # There a row of a product depends on the rows beside it. The first batch may not show
-            # it: of the demo's, gradients differed in the second.
-            self.why_not = self.why_not or "bfloat16 on a processor with AMX"
+        in_bf16 = trainer.accelerator.mixed_precision == "bf16" or _in_bf16(trainer.model)
+        if not self.why_not and in_bf16 and fast_bf16():
+            # There a row of a product may depend on the rows beside it. The first batch need not
+            # show it: the demo's gradients differed from the second on, and without AMX in none.
+            self.why_not = "bfloat16 on a processor with AMX"
         if self.why_not or theirs is None:
             return {}
 

@@ -2,11 +2,12 @@
 finished.
 
 Same draws, same completions: random numbers are drawn for every row of the batch, finished or not,
-in the order in which transformers draws them, so a seed gives the same completions as there. Two
-things can make a difference. Reading eight prompts instead of 64 copies, and decoding ten rows
-instead of 64, may round the last bit of a logit differently, as a CPU with AMX does in bfloat16.
-And on a GPU, where the host looks only now and then whether all have finished, up to seven
-draws more are made, so the next batch is another sample of the same distribution.
+in the order in which transformers draws them, so a seed gives the same completions as there.
+Reading eight prompts instead of 64 copies, and decoding ten rows instead of 64, may round the last
+bit of a logit differently, as it does on an Intel processor with AMX; two tokens that are as good
+as equal then change places. And on a GPU, where the host looks only now and then whether all have
+finished, up to seven draws more are made, so the next batch is another sample of the same
+distribution.
 """
 
 from __future__ import annotations
@@ -210,7 +211,7 @@ class _Rows:
         self.count, self.prompt_length = prompts.shape
         self.out = prompts.new_full((self.count, self.most), self.pad)
         self.out[:, : self.prompt_length] = prompts
-        # [B, V], kept from token to token: fresh memory takes as long as the draw.
+        # [B, V], kept from token to token: fresh memory makes the draw a half longer.
         self.uniform: torch.Tensor | None = None
         self.every = _LOOK_EVERY.get(prompts.device.type, _LOOK_EVERY_ELSEWHERE)
 
@@ -301,16 +302,18 @@ class _Rows:
         return (chances / self._noise(chances)).argmax(-1), chances.sum().isfinite()
 
     def _noise(self, chances: torch.Tensor) -> torch.Tensor:
-        # [R, V] exponential numbers. They are drawn for all B rows; the logarithm, which takes
-        # longer, is computed for those in flight.
+        # [R, V] exponential numbers. They are drawn for all B rows; those in flight have use for
+        # their logarithm.
         every = (self.count, chances.shape[-1])
-        if not _exponential_by_hand(chances.dtype, chances.device):
-            return chances.new_empty(every).exponential_()[self.row]
-        if self.uniform is None:
+        by_hand = _exponential_by_hand(chances.dtype, chances.device)
+        if by_hand and self.uniform is None:
             self.uniform = chances.new_empty(every, dtype=torch.float64)
-        drawn = self.uniform.uniform_()
+        if self.uniform is None:
+            drawn = chances.new_empty(every).exponential_()
+        else:
+            drawn = self.uniform.uniform_()
         drawn = drawn[self.row] if len(self.row) < self.count else drawn
-        return _exponential(drawn).to(chances.dtype)
+        return _exponential(drawn).to(chances.dtype) if by_hand else drawn
 
 
 def _exponential(uniform: torch.Tensor) -> torch.Tensor:
@@ -323,12 +326,12 @@ def _exponential_by_hand(dtype: torch.dtype, device: torch.device) -> bool:
     CPUs they are, and it takes the logarithm of one number at a time; `log1p` takes it of many.
 
     The two logarithms may differ in their last bit. In 32 bits that is one number in some 10^10,
-    and a token only where two tie to the last bit, too.
+    and another token only where two are within a bit of one another.
     """
     if device.type != "cpu":
         return False
-    theirs, own = (torch.Generator().manual_seed(0) for _ in range(2))
-    drawn = torch.empty(_TRIED, dtype=dtype).exponential_(generator=theirs)
-    uniform = torch.empty(_TRIED, dtype=torch.float64).uniform_(generator=own)
+    theirs, own = (torch.Generator(device).manual_seed(0) for _ in range(2))
+    drawn = torch.empty(_TRIED, dtype=dtype, device=device).exponential_(generator=theirs)
+    uniform = torch.empty(_TRIED, dtype=torch.float64, device=device).uniform_(generator=own)
     same = torch.equal(drawn, _exponential(uniform).to(dtype))
     return same and torch.equal(theirs.get_state(), own.get_state())
