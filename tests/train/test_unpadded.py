@@ -83,7 +83,7 @@ def test_log_probabilities_entropies_and_gradients_are_equal_to_the_bit(dtype, i
 
 @pytest.mark.parametrize("backend", ["transformers", "unsloth"])
 def test_a_run_learns_what_it_learns_by_trls_own_path(backend, monkeypatch, tmp_path):
-    """In bfloat16 where Unsloth loads the policy; on a processor with AMX its own path is TRL's there."""
+    """In bfloat16 where Unsloth loads the policy; on a processor with AMX that is left to TRL."""
     left = backend == "unsloth" and unpadded.fast_bf16()
     curves, results, calls = [], [], []
     monkeypatch.setattr(unpadded, "unpadded_logps", lambda *a, **more: calls.append(1) or unpadded_logps(*a, **more))

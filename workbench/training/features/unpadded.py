@@ -5,8 +5,8 @@ of the padding, too. Here the tokens of all rows lie side by side, as one row: l
 token alone never see padding, and the logits are those of the completions' tokens, in one product
 (for a batch, PyTorch copies the head's weight once a row). Attention, and the sums over tokens that
 are the adapter's gradient, get the batch back at its full width, so every number is summed in TRL's
-order. On processors whose products have rows that do not depend on one another it stays the same to
-the last bit; in float32 beside AMX the gradient's norm of a model of 135M differed by 3e-7.
+order. It stays the same to the last bit on processors where a row of a product does not depend on
+the others; on one with AMX, the gradient's norm of a 135M model differed by 3e-7 in float32.
 """
 
 from __future__ import annotations

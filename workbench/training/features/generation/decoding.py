@@ -302,15 +302,15 @@ class _Rows:
         return (chances / self._noise(chances)).argmax(-1), chances.sum().isfinite()
 
     def _noise(self, chances: torch.Tensor) -> torch.Tensor:
-        # [R, V] exponential numbers. They are drawn for all B rows; those in flight have use for
-        # their logarithm.
+        # [R, V] exponential numbers. Numbers are drawn for all B rows, finished or not; their
+        # logarithms are taken for the rows in flight.
         every = (self.count, chances.shape[-1])
         by_hand = _exponential_by_hand(chances.dtype, chances.device)
-        if by_hand and self.uniform is None:
-            self.uniform = chances.new_empty(every, dtype=torch.float64)
-        if self.uniform is None:
+        if not by_hand:
             drawn = chances.new_empty(every).exponential_()
         else:
+            if self.uniform is None:
+                self.uniform = chances.new_empty(every, dtype=torch.float64)
             drawn = self.uniform.uniform_()
         drawn = drawn[self.row] if len(self.row) < self.count else drawn
         return _exponential(drawn).to(chances.dtype) if by_hand else drawn
