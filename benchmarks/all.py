@@ -1,6 +1,6 @@
 """Run every benchmark that needs no GPU, and make the README's tables of what they left.
 
-    uv run python benchmarks/all.py             # over two hours, on a machine with nothing else
+    uv run python benchmarks/all.py             # two hours, on a machine with nothing else
     uv run python benchmarks/all.py --quick     # toy sizes: shows that they run, measures nothing
     uv run python benchmarks/all.py --only steps start
     uv run python benchmarks/all.py --table     # runs nothing: the table of results/*.json
@@ -9,8 +9,8 @@
     uv run python benchmarks/all.py --compare BEFORE AFTER  # two such folders of one machine: exit
                           # code 1 where something became slower by more than the A/A of both
 
-What measures a time runs alone; then the others do, two at a time. Campaigns take hours each, and
-run only if --only names them.
+What measures a time runs alone; then the others do, two at a time. Campaigns take from half
+an hour to many hours each, and run only if --only names them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ ALONE = (
     "long_run", "start", "dataset_checks", "held_out", "real_model",
 )  # fmt: skip
 TOGETHER = (
-    "health", "control_arm", "exports", "turns", "resident", "bad_environments", "verifying",
-    "warm_start", "judges",
+    "health", "control_arm", "exports", "resident", "bad_environments", "verifying", "warm_start",
+    "judges",
 )  # fmt: skip
-CAMPAIGNS = ("kills", "damage", "broken_runs", "levels", "duel", "rungs")
+CAMPAIGNS = ("turns", "kills", "damage", "broken_runs", "levels", "duel", "rungs")
 NAMES = (*ALONE, *TOGETHER, *CAMPAIGNS)
 SHORT = {
     "steps": ["--case", "demo, nf4", "--case", "demo, 16 bit"],

@@ -126,7 +126,7 @@ def learnt(
 
 def main() -> None:
     parser = measuring.arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--cost-steps", type=int, default=50, help="of a run whose time is taken")
     parser.add_argument(
         "--steps", type=int, default=120, help="of the run that goes on for too long"

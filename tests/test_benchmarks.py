@@ -115,13 +115,13 @@ def test_what_measures_a_time_runs_alone_and_the_others_two_at_a_time(monkeypatc
             both.wait()  # it breaks where the other one is not begun meanwhile
         seen.append((name, len(alive), env.get("OMP_NUM_THREADS")))
         alive.discard(name)
-        return subprocess.CompletedProcess(command, int(name in ("scoring", "turns")))
+        return subprocess.CompletedProcess(command, int(name in ("scoring", "health")))
 
     monkeypatch.setattr(every.subprocess, "run", pretend)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert every.run(["turns", "scoring", "exports", "start"], {}) == ["scoring", "turns"]
+    assert every.run(["health", "scoring", "exports", "start"], {}) == ["scoring", "health"]
     assert seen[:2] == [("scoring", 1, "2"), ("start", 1, "2")]
-    assert {name for name, *_ in seen[2:]} == {"turns", "exports"}
+    assert {name for name, *_ in seen[2:]} == {"health", "exports"}
     assert {threads for *_, threads in seen[2:]} == {"1"}
     assert len(set(every.NAMES)) == len(every.NAMES)
 

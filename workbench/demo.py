@@ -18,13 +18,12 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from workbench import policies
 from workbench.data.prompts import question_text
 from workbench.errors import RunError, nearest
 from workbench.extras import need_train
 from workbench.kinds import Fields
+from workbench.recipe import packaged
 from workbench.run.directory import check_name, open_run
 from workbench.training.precision import fast_bf16
 from workbench.workspace import find, made, replace_file, resolve, shown
@@ -276,7 +275,7 @@ def settings_of(policy: str) -> dict[str, Any]:
     RunError for a policy that has none; PolicyError for one that is not installed, MissingError
     where the extra train is not.
     """
-    demos = yaml.safe_load(Path(__file__).with_name("demos.yaml").read_bytes())
+    demos = packaged(Path(__file__).with_name("demos.yaml"))
     if policy not in demos:
         rule = f"the demonstration has settings for {' and '.join(demos)}"
         otherwise = "train another with `workbench train`, or `workbench notebook 03 --set`"

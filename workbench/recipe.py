@@ -18,6 +18,8 @@ from workbench.kinds import Fields
 from workbench.secret import is_secret, setting
 from workbench.workspace import encodable, find, replace_file
 
+# in Python it takes ten times as long, for the largest file a minute
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MOST_CHARACTERS = 2**20
 _MOST_VALUES = 20_000
 _MOST_LEVELS = 40
@@ -79,17 +81,21 @@ def template_kwargs(value: object, said: str = "grpo.chat_template_kwargs") -> F
     return dict(value)
 
 
+def packaged(own: Path | str) -> Any:
+    """What a YAML file of the package holds, or its text."""
+    return yaml.load(own if isinstance(own, str) else own.read_text(encoding="utf-8"), _LOADER)
+
+
 def read_yaml(text: str | bytes, source: str) -> Any:
     """What a YAML text, or one in UTF-8, holds, read in bounded time and memory; RecipeError if it
     is not YAML, or too large.
     """
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without C it takes a minute
     try:
         text = text if isinstance(text, str) else text.decode()
         short = len(text) <= _MOST_CHARACTERS
         # The loader calls itself, and in C nothing stops it.
-        if short and _is_small(yaml.parse(text, loader)):
-            return yaml.load(text, loader)
+        if short and _is_small(yaml.parse(text, _LOADER)):
+            return yaml.load(text, _LOADER)
     except (yaml.YAMLError, ValueError) as error:
         rule, remedy = "a recipe is valid YAML", "correct that line"
         raise RecipeError(f"{source}: {error}", rule=rule, remedy=remedy) from error
@@ -164,7 +170,7 @@ def _values(part: object, source: str, levels: int = _MOST_LEVELS) -> Iterator[o
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class PolicyPart(_Part):

@@ -322,6 +322,9 @@ def _beside(folder: Path) -> Generator[None]:
             file = getattr(sys.modules[name], "__file__", None) or "/site-packages"
             if "site-packages" not in file and Path(file).resolve().is_relative_to(folder):
                 _brought.add(name)
+                # As for the task file itself: nobody may read bytecode of an earlier save.
+                with contextlib.suppress(OSError):
+                    Path(importlib.util.cache_from_source(file)).unlink()
 
 
 def is_of_gym(name: object) -> bool:

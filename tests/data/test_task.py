@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -144,13 +145,16 @@ task = Task("t", [{"prompt": "?", "answer": "2"}], [graded_reward])
 """
 
 
-def test_a_module_beside_the_task_file_is_found_and_loaded_anew(home):
+def test_a_module_beside_the_task_file_is_found_and_loaded_anew(home, monkeypatch):
     from workbench.rewards.suite import RewardSuite
 
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     scores = []
     for folder, worth in (("first", 1), ("second", 2), ("second", 3)):
         (home / folder).mkdir(exist_ok=True)
         (home / folder / "grading.py").write_text(f"def grade(text):\n    return float(len(text) * {worth})\n")
+        os.utime(home / folder / "grading.py", (1e9, 1e9))  # saved twice within a second, of the same length
         (home / folder / "task.py").write_text(BESIDE)
         suite = RewardSuite(load_task(home / folder / "task.py"), 1)
         assert suite.functions.places["graded_reward"] == "worker"

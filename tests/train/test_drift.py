@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
+from pathlib import Path
 
 import pytest
 
+from workbench.recipe import packaged
 from workbench.run.inert import SWITCHES
 from workbench.run.metrics import ENTROPY, REWARD, REWARD_STD, ZERO_STD, per_function
 from workbench.training import settings as settings_of
@@ -14,7 +16,6 @@ from workbench.training.policy import trainer_classes
 from workbench.training.settings.algorithms import ALGORITHMS
 from workbench.training.settings.in_force import settings_in_force
 from workbench.training.settings.names import ALIASES
-from workbench.training.settings.tables import read_table
 from workbench.training.settings.values import BOUNDS, RANGES
 
 
@@ -35,7 +36,7 @@ def test_every_new_name_is_a_field_and_every_old_one_is_not(classes):
 
 def test_the_tables_of_settings_name_fields_and_each_other(classes):
     fields = settings_of.field_names(classes[0])
-    names, values = read_table("names"), read_table("values")
+    names, values = (packaged(Path(settings_of.__file__).with_name(f"{name}.yaml")) for name in ("names", "values"))
     assert {*RANGES, *values["choices"], *values["unbounded"], *values["shown"]} <= fields
     assert all({"names", "words"} < set(each) <= {"names", "words", "or", *BOUNDS} for each in values["ranges"])
     assert all(set(each) == {"names", "rule", "remedy"} for each in values["refused"])

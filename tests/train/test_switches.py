@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 import workbench as wb
 from workbench.errors import RecipeError
 from workbench.health import NOTE, OK, SKIPPED, RunConfig, diagnose
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, packaged
 from workbench.run.inert import inert_in_plan, more_updates, ratio_is_one
 from workbench.run.machine import environment
 from workbench.training import settings as settings_of
@@ -211,10 +212,10 @@ def test_combinations(grpo, said):
 def test_each_combination_says_what_is_wrong_whose_word_that_is_and_what_to_do():
     from trl import GRPOConfig
 
+    from workbench.training.settings import combinations
     from workbench.training.settings.combinations import _Own, applying
-    from workbench.training.settings.tables import read_table
 
-    told = read_table("combinations")
+    told = packaged(Path(combinations.__file__).with_suffix(".yaml"))
     assert len(told) >= 15
     settings = completed({}, defaults_of(GRPOConfig))
     assert list(told) == list(applying(_Own(Recipe(), settings)))

@@ -16,12 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from workbench.audit.prompt_format import asking_text, parse_format
 from workbench.data.answer_column import ANSWER_ALIASES, has_constant, is_number
 from workbench.errors import TaskError
 from workbench.kinds import Fields
+from workbench.recipe import packaged
 from workbench.task import Row, Task
 
 AS_ASKED = "as asked"
@@ -308,7 +307,7 @@ AROUND = {"text before the answer", "text after the answer"}
 
 @functools.cache
 def _known_probes() -> dict[str, Fields]:
-    return yaml.safe_load(Path(__file__).with_name("probes.yaml").read_text(encoding="utf-8"))
+    return packaged(Path(__file__).with_name("probes.yaml"))
 
 
 def probes(

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas
-import yaml
 
 from workbench.audit.completions import AROUND, AS_ASKED
+from workbench.recipe import packaged
 from workbench.rewards.tracing import Unreached
 
 REFERENCE, PROBE, SPELLING = "reference", "probe", "spelling"
@@ -48,7 +48,7 @@ Findings = Iterator[Finding]
 @functools.cache
 def _rules() -> dict[str, dict[str, str]]:
     """Rule -> severity, text and remedy of its findings, as findings.yaml has them."""
-    return yaml.safe_load(Path(__file__).with_name("findings.yaml").read_text(encoding="utf-8"))
+    return packaged(Path(__file__).with_name("findings.yaml"))
 
 
 def finding(rule: str, function: str = "", severity: str = "", **values: object) -> Finding:

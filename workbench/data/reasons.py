@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from workbench.errors import DataError
 from workbench.kinds import Fields
+from workbench.recipe import packaged
 from workbench.task import Row
 
 LONGEST_CHARACTERS = 100_000  # of one prompt; no context of a single GPU's policy holds more
@@ -39,7 +38,7 @@ class LeftOut(Exception):
 
 
 def _reasons() -> dict[str, Reason]:
-    texts = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    texts = packaged(Path(__file__).with_suffix(".yaml"))
     return {name: Reason(each["reason"], each["do"]) for name, each in texts.items()}
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
 from workbench.audit.completions import CompletionBuilder, builders
 from workbench.audit.examination import spread
@@ -27,7 +26,7 @@ from workbench.data.difficulty import row_key
 from workbench.errors import RewardError, TaskError
 from workbench.health.trends import Z_95, Interval, paired_gain, share
 from workbench.kinds import Fields
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, packaged
 from workbench.rewards.beside import CoroutineLoop
 from workbench.rewards.code import judge_of
 from workbench.rewards.judge_rewards import prompt_as_text
@@ -262,7 +261,7 @@ def _on_trial(task: Task, name: str | None) -> tuple[Any, Judge]:
 
 @functools.cache
 def _told() -> Fields:
-    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return packaged(Path(__file__).with_suffix(".yaml"))
 
 
 def _builders(task: Task, rows: Sequence[Row]) -> list[CompletionBuilder]:

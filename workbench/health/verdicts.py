@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import yaml
-
 from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import Interval, change_of_share, share, slope
 from workbench.kinds import Fields
+from workbench.recipe import packaged
 from workbench.rewards.groups import ALL_RIGHT, DEAD_KINDS, IDENTICAL
 from workbench.run.metrics import KL
 from workbench.run.rollouts import qualified
@@ -27,7 +26,7 @@ WINDOW = 20  # batches that describe the current state
 LONG_WINDOW = 100  # batches over which a trend is looked for
 MOST_PROMPTS = 8  # ids that a verdict names
 
-_TEXTS = yaml.safe_load(Path(__file__).with_name("texts.yaml").read_text(encoding="utf-8"))
+_TEXTS = packaged(Path(__file__).with_name("texts.yaml"))
 # The issues in the order of their verdicts, in words that go both before what is wrong and after
 # "no sign of". The keys, which are their rules' names, are for scripts.
 NAMES: dict[str, str] = _TEXTS["issues"]

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from workbench import inspection
 from workbench.audit.examination import audit_rewards
 from workbench.data.checks import check
@@ -24,7 +22,7 @@ from workbench.inspection.measured import gain_in_words
 from workbench.inspection.reading import by_step
 from workbench.kinds import Fields
 from workbench.printable import printable
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, packaged
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
 from workbench.training.prepare import plan
@@ -71,7 +69,7 @@ def checklist(of: RunDirectory | Task | Recipe | Fields | str | Path) -> Checkli
     Args:
         of: a run, as `wb.open_run` gives it; a `Task`; or anything that `wb.plan` takes.
     """
-    boxes = yaml.safe_load(Path(__file__).with_name("checklist.yaml").read_text(encoding="utf-8"))
+    boxes = packaged(Path(__file__).with_name("checklist.yaml"))
     if isinstance(of, RunDirectory):
         seen, phases = _of_run(of, boxes["during"]), ("during", "after")
     else:

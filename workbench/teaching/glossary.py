@@ -11,12 +11,12 @@ import itertools
 import re
 from pathlib import Path
 
-import yaml
 from packaging.version import InvalidVersion, Version
 
 from workbench.errors import TermError
 from workbench.extras import trl_version
 from workbench.kinds import Fields
+from workbench.recipe import packaged
 from workbench.training.settings.names import ALIASES
 from workbench.training.settings.values import CHOICES, DEFAULTS, RANGES
 
@@ -51,7 +51,7 @@ class Term(Fields):
 
 @functools.cache
 def _entries() -> dict[str, Fields]:
-    return yaml.safe_load(Path(__file__).with_name("glossary.yaml").read_text(encoding="utf-8"))
+    return packaged(Path(__file__).with_name("glossary.yaml"))
 
 
 def terms() -> dict[str, list[str]]:

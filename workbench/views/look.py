@@ -10,6 +10,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from workbench.recipe import packaged
+
 # The hues of Okabe and Ito, moved until each has 3 : 1 on white and, turned dark, on every dark
 # ground, and no two are alike to a reader with any colour vision. A test measures both.
 SERIES = BLUE, ORANGE, GREEN, PURPLE, SKY, RED = (
@@ -74,7 +76,5 @@ pre{{font-size:14px;overflow-wrap:anywhere}}
 
 def settings(file: Path) -> Any:
     """A YAML file of settings, in which `$blue` is that colour."""
-    import yaml
-
     quoted = {name: f'"{colour}"' for name, colour in COLOURS.items()}
-    return yaml.safe_load(Template(file.read_text(encoding="utf-8")).substitute(quoted))
+    return packaged(Template(file.read_text(encoding="utf-8")).substitute(quoted))

@@ -29,7 +29,7 @@ from workbench.kinds import (
     TrainerState,
     TrainingArguments,
 )
-from workbench.recipe import read_yaml
+from workbench.recipe import packaged
 from workbench.training.feature import Feature
 from workbench.training.plan import Stage
 from workbench.training.settings.values import check_trackers
@@ -37,9 +37,7 @@ from workbench.workspace import shown
 
 PROJECT = "grpo-workbench"
 # By tracker: its environment, its library, and how to look at it.
-KNOWN: dict[str, Fields] = read_yaml(
-    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"), "trackers.yaml"
-)
+KNOWN: dict[str, Fields] = packaged(Path(__file__).with_suffix(".yaml"))
 # Trackio's folders, which it reads once, when it is imported.
 _TRACKIO = {"TRACKIO_DIR": "", "MEDIA_DIR": "media", "ARTIFACTS_DIR": "artifacts"}
 OnFailure = Callable[[str, str], None]

@@ -5,12 +5,12 @@ The table is algorithms.yaml.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from workbench.kinds import Fields
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, packaged
 from workbench.training.settings.in_force import plain_setting
-from workbench.training.settings.tables import read_table
 
 
 class Algorithm(NamedTuple):
@@ -23,7 +23,10 @@ class Algorithm(NamedTuple):
     why_with_loss: str = ""
 
 
-ALGORITHMS = {name: Algorithm(**entry) for name, entry in read_table("algorithms").items()}
+ALGORITHMS = {
+    name: Algorithm(**entry)
+    for name, entry in packaged(Path(__file__).with_suffix(".yaml")).items()
+}
 
 
 def papers_fields(recipe: Recipe, fields: set[str] | None = None) -> Fields:

@@ -7,13 +7,14 @@ Each was checked in the source that it names: the installed TRL, the paper, or t
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 from workbench import processes
 from workbench.cache import kept
 from workbench.errors import RecipeError
 from workbench.kinds import Fields
-from workbench.recipe import PolicyPart, Recipe
+from workbench.recipe import PolicyPart, Recipe, packaged
 from workbench.run.inert import (
     Settings,
     by_sequence,
@@ -25,7 +26,6 @@ from workbench.run.inert import (
 )
 from workbench.training.settings.algorithms import asked_settings
 from workbench.training.settings.in_force import defaults_of, plain_setting
-from workbench.training.settings.tables import read_table
 
 LEAST_FOR_LORA, MUCH_BETA = 1e-6, 0.05
 # the paper's are 3e-4 and 4e-4: a mean over a sequence moves far less than one token's ratio
@@ -148,7 +148,7 @@ def advice(recipe: Recipe, settings: Settings) -> list[str]:
     # What is of a wrong kind is refused afterwards, by `check_values` and `batch`.
     with contextlib.suppress(TypeError, ValueError, ZeroDivisionError):
         holds = applying(own)
-        for name, told in read_table("combinations").items():
+        for name, told in packaged(Path(__file__).with_suffix(".yaml")).items():
             if holds[name]:
                 wrong = told["wrong"].format_map(own)
                 lines.append(f"{wrong} ({told['source']}): {told['remedy']}")

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from workbench.errors import RecipeError
 from workbench.kinds import Fields
-from workbench.recipe import Recipe, read_yaml
+from workbench.recipe import Recipe, packaged, read_yaml
 from workbench.secret import setting
-from workbench.training.settings.tables import read_table
 
-_TABLE = read_table("names")
+_TABLE = packaged(Path(__file__).with_suffix(".yaml"))
 ALIASES: dict[str, str] = _TABLE["aliases"]
 MOVED: dict[str, str] = _TABLE["moved"]
 LEFT_OUT: dict[str, str] = _TABLE["left_out"]

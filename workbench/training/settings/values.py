@@ -8,15 +8,15 @@ import operator
 import re
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from workbench.cache import kept
 from workbench.errors import RecipeError, nearest
 from workbench.kinds import Fields, Function
-from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, template_kwargs
-from workbench.training.settings.tables import read_table
+from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, packaged, template_kwargs
 
-_TABLE = read_table("values")
+_TABLE = packaged(Path(__file__).with_suffix(".yaml"))
 DEFAULTS: Fields = _TABLE["defaults"]
 CHOICES: dict[str, list[Any]] = _TABLE["choices"]
 RANGES: dict[str, Fields] = {name: each for each in _TABLE["ranges"] for name in each["names"]}
