@@ -33,10 +33,9 @@ ALONE = (
     "long_run", "start", "dataset_checks", "held_out", "real_model",
 )  # fmt: skip
 TOGETHER = (
-    "health", "control_arm", "exports", "resident", "bad_environments", "verifying", "warm_start",
-    "judges",
+    "health", "control_arm", "resident", "bad_environments", "verifying", "warm_start", "judges",
 )  # fmt: skip
-CAMPAIGNS = ("turns", "kills", "damage", "broken_runs", "levels", "duel", "rungs")
+CAMPAIGNS = ("exports", "turns", "kills", "damage", "broken_runs", "levels", "duel", "rungs")
 NAMES = (*ALONE, *TOGETHER, *CAMPAIGNS)
 SHORT = {
     "steps": ["--case", "demo, nf4", "--case", "demo, 16 bit"],

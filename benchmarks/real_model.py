@@ -8,7 +8,9 @@ backend, one task (one-word answers to made-up reviews), arms in turns and each 
 - step: a training step. Every run begins with a policy that was just loaded; its first step is left
   out.
 - larger: the same with 16 and with 64 completions of up to 64 tokens, in 16 bits and in nf4; runs
-  of two steps each, of 64 completions one round.
+  of two steps each, of 64 completions one round. The learning rate is next to 0: after an update,
+  weights that differ by a bit draw other completions, and a step is as long as its completions are.
+  How long they were in either arm is said.
 - profile: what a step spends its time on, in seconds of the processor and of the clock, in 16 bits
   and in nf4: generate, score, forward (the loss), backward, optimiser, and what the workbench does
   itself. The first step is in it, whose loss the workbench computes both ways.
@@ -160,14 +162,15 @@ def larger(asked: Any) -> dict[str, Any]:
         own.rounds, own.steps = min(rounds, asked.rounds), 1
         if not asked.quick:
             own.completions, own.tokens = completions, LONGER
-        found[case] = step(own, in_4bit)
+        found[case] = step(own, in_4bit, learning_rate=1e-12)
     return found
 
 
-def step(asked: Any, in_4bit: bool = False) -> dict[str, Any]:
+def step(asked: Any, in_4bit: bool = False, learning_rate: float = 1e-4) -> dict[str, Any]:
     """A training step, in seconds, and whether both learn the same."""
     recipe, task = recipe_of(asked, DROPPED + asked.steps), task_of()
     recipe.policy.load_in_4bit = in_4bit
+    recipe.grpo["learning_rate"] = learning_rate
     runs: dict[bool, Run] = {}
 
     def run(ours: bool) -> float:
@@ -175,7 +178,14 @@ def step(asked: Any, in_4bit: bool = False) -> dict[str, Any]:
         return statistics.median(runs[ours].step_s[DROPPED:])
 
     found = in_turns("step", asked.rounds, run)
+    lengths = ("completions/mean_length", "completions/max_length")
     return found | {
+        "lengths": {
+            WORKBENCH if ours else found["theirs"]: [
+                [row[key] for key in lengths] for row in one.rows[DROPPED:]
+            ]
+            for ours, one in runs.items()
+        },
         "generate_s": {
             WORKBENCH if ours else found["theirs"]: one.generate_s[DROPPED:]
             for ours, one in runs.items()
@@ -534,7 +544,14 @@ def notes_of(parts: dict[str, Any]) -> list[str]:
             f" the learning curve {in_words(own['curve'])}."
         )
     for case, own in parts.get("larger", {}).items():
-        notes.append(f"{case}: the learning curve {in_words(own['curve'])}.")
+        ends = ", ".join(
+            f"{arm} {mean:.1f}, the longest {longest:.0f}"
+            for arm, ((mean, longest), *_) in own["lengths"].items()
+        )
+        notes.append(
+            f"{case}: the learning curve {in_words(own['curve'])}; tokens of the timed completions:"
+            f" {ends}."
+        )
     if "curve" in parts:
         words = [
             f"in {dtype} {in_words(curves[WORKBENCH])} (TRL again: {in_words(curves['TRL again'])})"

@@ -144,7 +144,7 @@ class LivePlot(RunCell):
 
     Pass it to `train(..., watchers=[LivePlot()])`. The status line, the verdicts on the run's
     health and one group move at every step. The curves are redrawn as often as 0.8 % of the run's
-    time allows, but at the end of a step they are never older than 10 s or 2 % of the run,
+    time allows, but at the end of a step they are never older than 15 s or 2 % of the run,
     whichever is longer; a new alarm redraws them at once. Buttons steer the run where they work.
     The saved notebook keeps the last picture and the last group. `drawing_s` is the wall time of
     all of this.
