@@ -579,7 +579,7 @@ def test_what_the_readme_promises_is_what_was_measured():
     assert between[0] > max(demo["ratios"]["A/A of TRL"]), "the gain lies outside the noise"
     for case in found["steps"]["cases"].values():
         assert all(curve["equal_to_the_bit"] for curve in case["curves"].values())
-    # Recording and verdicts; pictures cost what it takes for none to be older than 15 s. Both show most beside short steps.
+    # Recording and verdicts; pictures cost what it takes for none to be older than 10 s. Both show most beside short steps.
     short, demo = found["hooks"]["runs"]
     assert (short[0]["completions_a_step"], demo[0]["completions_a_step"]) == (8, 64)
     assert all(run["hooks_share"] - run["drawing_share"] <= 0.02 for run in short)

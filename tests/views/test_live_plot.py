@@ -221,11 +221,11 @@ class Clocked:
         return self.drawn[before:]
 
 
-def test_a_picture_is_never_older_than_fifteen_seconds_or_two_percent_of_the_run(monkeypatch, running, cell):
+def test_a_picture_is_never_older_than_ten_seconds_or_two_percent_of_the_run(monkeypatch, running, cell):
     # A busy machine: 0.8 % of the time pays for a picture of 0.25 s every 31 steps only.
     clocked = Clocked(monkeypatch, running, 0.25)
-    # From the second step on, as one point is no curve; each one is 15 s old at the end of the fifteenth step after it.
-    assert clocked.steps(200) == [2, *range(17, 201, 15)]
+    # From the second step on, as one point is no curve; each one is 10 s old at the end of the tenth step after it.
+    assert clocked.steps(200) == [2, *range(12, 201, 10)]
     # At 1,000 s it is 2 %: of 1001.25 + n from n = 21 on, of 1022.5 + n, too, of 1043.75 + n from n = 22 on.
     clocked.now = 1000.0
     assert clocked.steps(65) == [201, 222, 243, 265]
@@ -233,7 +233,7 @@ def test_a_picture_is_never_older_than_fifteen_seconds_or_two_percent_of_the_run
 
 def test_a_first_step_that_takes_long_is_drawn(monkeypatch, running, cell):
     clocked = Clocked(monkeypatch, running, 0.25)
-    clocked.now += 14.0
+    clocked.now += 9.0
     assert clocked.steps(1) == [1]
 
 

@@ -30,7 +30,7 @@ from workbench.views.widgets import WIDGETS, keep_looking, widget_view
 # share of the run's time that pictures may take, as long as none of them grows older than
 # `oldest_s`
 BUDGET = 0.008
-SHORTEST_WORDS_S = 0.25  # between two status lines
+SHORTEST_WORDS_S = 1.0  # between two status lines
 _LONGEST_MESSAGE = 1200  # characters
 # the panel that shows each run: shown again, it replaces the one before
 _OPEN: dict[str, RunPanel] = {}
@@ -143,9 +143,10 @@ class LivePlot(RunCell):
     """Shows a run in the notebook cell that trains it, in place, at a bounded cost.
 
     Pass it to `train(..., watchers=[LivePlot()])`. The status line, the verdicts on the run's
-    health and one group move at every step. The curves are redrawn as often as 0.8 % of the run's
-    time allows, but at the end of a step they are never older than 15 s or 2 % of the run,
-    whichever is longer; a new alarm redraws them at once. Buttons steer the run where they work.
+    health and one group move at the end of a step, at most once a second. The curves are redrawn as
+    often as 0.8 % of the run's time allows, but at the end of a step they are never older than 10 s
+    or 2 % of the run, whichever is longer; a new alarm redraws them at once. Buttons steer the run
+    where they work.
     The saved notebook keeps the last picture and the last group. `drawing_s` is the wall time of
     all of this.
     """

@@ -28,7 +28,7 @@ from workbench.views.health import health_view
 from workbench.views.history import History, Mark, add_mark
 from workbench.workspace import Tail
 
-OLDEST_S, OLDEST_SHARE = 15.0, 0.02
+OLDEST_S, OLDEST_SHARE = 10.0, 0.02
 GAP = "   "  # between the parts of a status line
 _NUMBERS = (
     ("reward", REWARD, ".2f"),
@@ -50,7 +50,7 @@ _AFTER = {
 
 def oldest_s(elapsed_s: float) -> float:
     """Maximum age of a picture at the end of a step, regardless of its cost, and of verdicts that
-    are read from files: 15 s, or 2 % of the run if longer.
+    are read from files: 10 s, or 2 % of the run if longer.
     """
     return max(OLDEST_S, OLDEST_SHARE * elapsed_s)
 
