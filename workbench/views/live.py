@@ -146,9 +146,8 @@ class LivePlot(RunCell):
     health and one group move at the end of a step, at most once a second. The curves are redrawn as
     often as 0.8 % of the run's time allows, but at the end of a step they are never older than 10 s
     or 2 % of the run, whichever is longer; a new alarm redraws them at once. Buttons steer the run
-    where they work.
-    The saved notebook keeps the last picture and the last group. `drawing_s` is the wall time of
-    all of this.
+    where they work. The saved notebook keeps the last picture and the last group. `drawing_s` is
+    the wall time of all of this.
     """
 
     share = BUDGET
