@@ -13,7 +13,7 @@ backend, one task (one-word answers to made-up reviews), arms in turns and each 
   How long they were in either arm is said.
 - profile: what a step spends its time on, in seconds of the processor and of the clock, in 16 bits
   and in nf4: generate, score, forward (the loss), backward, optimiser, and what the workbench does
-  itself. The first step is in it, whose loss the workbench computes both ways.
+  itself. The first step is in it, whose loss the workbench computes both ways, if not by TRL.
 - sampling: the completions of one step, by the workbench's loop and by transformers' `generate`.
 - eval: completions of held-out prompts, by `wb.sample` and by `generate`, in the same batches.
 - export: the trained adapter merged and written: by `wb.export`, with sums and passport, and by

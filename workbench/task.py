@@ -319,6 +319,8 @@ def _beside(folder: Path) -> Generator[None]:
     finally:
         sys.path.remove(str(folder))
         for name in set(sys.modules) - known:
+            if name.partition(".")[0] == __package__:  # which lies beside a task file in a clone
+                continue
             file = getattr(sys.modules[name], "__file__", None) or "/site-packages"
             if "site-packages" not in file and Path(file).resolve().is_relative_to(folder):
                 _brought.add(name)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
+import workbench.task as tasks
 from workbench.errors import TaskError
 from workbench.task import RESERVED_COLUMNS, Task, load_task
 
@@ -162,6 +164,17 @@ def test_a_module_beside_the_task_file_is_found_and_loaded_anew(home, monkeypatc
         suite.close()
     assert scores == [2.0, 4.0, 6.0]
     assert not [path for path in sys.path if str(home) in path]
+
+
+def test_in_a_clone_the_package_is_no_module_of_a_task_file(home, monkeypatch):
+    (home / "task.py").write_text("import workbench.progress\n")
+    monkeypatch.delitem(sys.modules, "workbench.progress", raising=False)
+    clone = Path(tasks.__file__).parents[1]
+    tasks._executed(home / "task.py", clone / "task.py")
+    assert not [name for name in tasks._brought if name.startswith("workbench")]
+    loaded = sys.modules["workbench.progress"]
+    tasks._executed(home / "task.py", clone / "task.py")
+    assert sys.modules["workbench.progress"] is loaded
 
 
 def test_a_module_that_is_missing_is_asked_for_beside_the_file(home):
