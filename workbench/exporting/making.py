@@ -17,6 +17,7 @@ from workbench.exporting.public import public_name
 from workbench.exporting.risk import MergeRisk, merge_risk
 from workbench.extras import need_train
 from workbench.progress import progress_line
+from workbench.run import sealed
 from workbench.run.directory import RunDirectory
 from workbench.training.loading import (
     adapter_sum,
@@ -74,6 +75,9 @@ def export(
     ordered = in_order(formats, "auto" if isinstance(into, MergeRisk) else into)
     notes, verdict = [], ""
     weights = adapter_sum(run.check_ended().adapter)
+    sealed.check_told(run)
+    if unsummed := sealed.unsummed(run):
+        notes.append(unsummed)
     if into == "auto":
         into = "base" if ordered == ["adapter"] else merge_risk(run)
     if isinstance(into, MergeRisk):

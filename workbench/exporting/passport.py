@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
-from workbench.errors import ExportError, RunError
+from workbench.errors import ExportError
 from workbench.exporting.artefacts import PASSPORT, Artefact, meant
 from workbench.exporting.card import CARD, write_card
 from workbench.exporting.checks import Proof
@@ -25,6 +25,7 @@ from workbench.exporting.public import clean, public_name
 from workbench.inspection.evaluation import last_measured
 from workbench.kinds import Fields
 from workbench.policies import origin_of
+from workbench.run import sealed
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import GROUP_STD, KL, REWARD
@@ -296,8 +297,17 @@ def _against_run(passport: Fields, run: RunDirectory) -> Findings:
         return
     same = passport["recipe_sha256"] == recipe_sum(run)
     yield same, f"the recipe is {'the' if same else 'no longer the'} run's"
+    if retold := sealed.retold(run):
+        yield False, f"{run.name}: {retold} since it was trained"
+    if (saved := run._saved_adapter()) is None:
+        return
+    for line in sealed.unlike_saved(saved):
+        yield False, line
+    if unsummed := sealed.unsummed(run):
+        yield None, unsummed
     # it trains, or its adapter was taken away: nothing to compare with
-    with contextlib.suppress(RunError, OSError):
-        same = adapter_sum(run.adapter) == passport["adapter"]["sha256"]
+    with contextlib.suppress(OSError):
+        now = sealed.weights(saved) or adapter_sum(saved)
+        same = now == passport["adapter"]["sha256"]
         more = "" if same else ", which may have been trained further since"
         yield same, f"the adapter is {'the' if same else 'not the'} run's{more}"

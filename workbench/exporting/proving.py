@@ -29,6 +29,7 @@ from workbench.exporting.weights import check_weights
 from workbench.extras import need_train
 from workbench.kinds import Fields
 from workbench.progress import progress_line
+from workbench.run import sealed
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
 from workbench.workspace import shown
@@ -101,6 +102,7 @@ def _prove(
             remedy="give the run: run=wb.open_run(...), --run",
         )
     need_train()
+    sealed.check_told(run)
     with contextlib.closing(suite_of_run(run, task)) as suite:
         request = request_of(run, suite, prompts)
         checks, measured, reference = [_files(artefact), _base(artefact, run)], {}, None
@@ -132,6 +134,7 @@ def _prove(
     levels = {each.level for each in checks}
     unproven = [f"{level}: not checked, as {why}" for level in LEVELS if level not in levels]
     unproven += [*report.unproven, _OLLAMA if artefact.format.startswith("gguf") else _ENGINES]
+    unproven += filter(None, [sealed.unsummed(run)])
     if is_adapter and run.manifest()["policy"].get("precision") == "nf4":
         unproven.append(_ON_16_BITS)
     proof = Proof(

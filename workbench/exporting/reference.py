@@ -25,6 +25,7 @@ from workbench.run.machine import versions
 from workbench.task import Row, Task, fingerprint
 from workbench.training.loading import adapter_sum, load_tokenizer
 from workbench.training.resuming import begun_task
+from workbench.workspace import to_json
 
 FILE = "export/reference.json"
 
@@ -144,14 +145,16 @@ def measured_reference(
         "versions": {name: own for name, own in versions().items() if name != "commit"},
     }
     kept = run.read_json(FILE) if (run.path / FILE).is_file() else {}
-    if kept.get("key") != key or len(kept["sampled_ids"]) < count:
+    # whatever is compared with it is compared with what was measured
+    whole = kept.pop("sha256", None) == fingerprint([kept])
+    if not whole or kept.get("key") != key or len(kept["sampled_ids"]) < count:
         report = apart.run_apart(
             "workbench.exporting.reference", vars(request), progress(f"the policy of {run.name}")
         )
         for who in ("policy", "base"):
             report[who] = scored(suite, task.held_out[:count], **report[who])
-        run.write_json(FILE, report | {"key": key})
-        kept = run.read_json(FILE)
+        kept = to_json(report | {"key": key})
+        run.write_json(FILE, kept | {"sha256": fingerprint([kept])})
 
     def first(own: Any) -> Any:
         if isinstance(own, dict):

@@ -25,6 +25,7 @@ from workbench.inspection.reading import changed_since
 from workbench.kinds import Fields
 from workbench.progress import progress_line
 from workbench.rewards.suite import RewardSuite
+from workbench.run import sealed
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import completion_rows, write_completions
 from workbench.run.turns import turns_of
@@ -34,7 +35,7 @@ from workbench.training.playing import marks_of
 from workbench.training.policy import Policy, load_policy
 from workbench.training.resuming import begun_task
 from workbench.training.sampling import as_trained, scored_groups
-from workbench.workspace import find, renamed, shown
+from workbench.workspace import find, renamed, shown, to_json
 
 FILE = "evaluation.parquet"
 _ASIDE = "evaluation-{}.parquet"  # under settings that are not those of the last
@@ -86,6 +87,8 @@ def evaluate(
         rows = _rows(task, held_out)
         saved = _checkpoints(run, checkpoints)
         folders = {"base": None, "trained": run.adapter, **saved}
+        for line in filter(None, (sealed.unsummed(run), sealed.retold(run))):
+            print(f"WARNING: {line}")
         _warn(run, task, len(rows), samples)
         policy, base = loaded_for(run)
         suite = RewardSuite(task, samples, run.recipe().reward_weights)
@@ -219,7 +222,8 @@ def _checkpoints(run: RunDirectory, asked: Sequence[int | str] | str) -> dict[st
                 f"choose from {', '.join(saved)}" if saved else "this run kept none; leave it out",
             ),
         )
-    return {f"checkpoint-{step}": saved[step] for step in sorted(set(steps), key=int)}
+    chosen = sorted(set(steps), key=int)
+    return {f"checkpoint-{step}": sealed.as_saved(saved[step]) for step in chosen}
 
 
 def read_evaluation(run: RunDirectory) -> Evaluation:
@@ -242,8 +246,10 @@ def last_measured(run: RunDirectory) -> Fields | None:
     """What `evaluation.json` holds; None if there is none, or if it belongs to an adapter from
     before the run resumed.
     """
-    if not (run.path / "evaluation.json").is_file() or _Kept.open(run).is_older:
+    if not (run.path / "evaluation.json").is_file() or (kept := _Kept.open(run)).is_older:
         return None
+    with contextlib.suppress(RunError):  # what the completions say, whatever is written of them
+        return to_json(kept.evaluation().found)
     return run.read_json("evaluation.json")
 
 
@@ -281,7 +287,7 @@ class _Kept:
     def is_older(self) -> bool:
         # Whether the trained policy had another adapter than the run's current one.
         adapter = self.run._saved_adapter()
-        current = self.asked and adapter and adapter_sum(adapter)
+        current = self.asked and adapter and (sealed.weights(adapter) or adapter_sum(adapter))
         return bool(current) and self.asked["adapters"]["trained"] != current
 
     def make_room(self) -> None:

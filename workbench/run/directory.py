@@ -62,10 +62,13 @@ class RunDirectory(RunRecord):
         """The newest saved adapter: the final one, or that of the latest checkpoint if the run was
         killed.
 
-        Raises RunError if the run was killed before it saved one, or trained a whole model.
+        Raises RunError if the run was killed before it saved one, or trained a whole model; or if
+        it is not the one that training saved.
         """
+        from workbench.run.sealed import as_saved
+
         if (saved := self._saved_adapter()) is not None:
-            return saved
+            return as_saved(saved)
         self.check_ended()
         rule = "a run saves its adapter every save_steps steps, and when it ends or is stopped"
         remedy = (

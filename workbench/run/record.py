@@ -17,7 +17,7 @@ from workbench.workspace import read_lines, shown, written
 # What a manifest's parts are, where they are there.
 _SHAPE: dict[str, type] = {
     "stages": list,
-    **dict.fromkeys(("result", "before", "settings", "task", "rewards", "policy"), dict),
+    **dict.fromkeys(("result", "before", "settings", "task", "rewards", "policy", "saved"), dict),
 }
 
 

@@ -99,24 +99,29 @@ def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
 
 
 def find_adapter(adapter: str | Path) -> str:
-    """The folder of a trained adapter: this one, or the newest checkpoint-N in it; PolicyError if
-    PEFT saved nothing there.
+    """The folder of a trained adapter: this one, or the newest checkpoint-N in it.
+
+    Raises:
+        PolicyError: PEFT saved nothing there.
+        RunError: it is a run's, and not as the run saved it.
     """
+    from workbench.run.sealed import as_saved
+
     folder = resolve(adapter)
     saved = {
-        int(file.parent.name.rpartition("-")[2]): file.parent
+        int(step): file.parent
         for file in folder.glob("checkpoint-*/adapter_config.json")
-        if file.parent.name.rpartition("-")[2].isdecimal()
+        if (step := file.parent.name.rpartition("-")[2]).isdecimal()
     }
-    if (folder / "adapter_config.json").is_file():
-        return str(folder)
-    if saved:
-        return str(saved[max(saved)])
-    raise PolicyError(
-        f"adapter {shown(folder)}: no adapter_config.json",
-        rule="an adapter is a folder that PEFT saved, or holds one as checkpoint-N",
-        remedy="give a run's checkpoints/final, or train one",
-    )
+    if not (folder / "adapter_config.json").is_file():
+        if not saved:
+            raise PolicyError(
+                f"adapter {shown(folder)}: no adapter_config.json",
+                rule="an adapter is a folder that PEFT saved, or holds one as checkpoint-N",
+                remedy="give a run's checkpoints/final, or train one",
+            )
+        folder = saved[max(saved)]
+    return str(as_saved(folder))
 
 
 def without_bits(name: str) -> str:

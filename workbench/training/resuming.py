@@ -249,16 +249,15 @@ def latest_point(run: RunDirectory, checkpoint: str | None = None) -> Point:
 def _whole_state(folder: Path, run: RunDirectory) -> Fields:
     # What a checkpoint's state.json says, if all of the checkpoint is as it was saved. ValueError
     # says what is not.
+    from workbench.run.sealed import unlike
+
     state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
     if state.pop("sha256") != sum_of_state(state):
         raise ValueError(f"{_STATE} was changed")
     if state["run"] != run.identity:
         raise ValueError("it is another run's")
-    for name, saved in state["files"].items():
-        if not (folder / name).is_file():
-            raise ValueError(f"{name} is missing")
-        if size_and_sum(folder / name) != saved:
-            raise ValueError(f"{name} was changed")
+    if changed := unlike(folder, state["files"], state["step"]):
+        raise ValueError(changed)
     return state
 
 
@@ -533,8 +532,11 @@ def changed_since_begun(
     """Recipe, rows, rewards, libraries and record of a resumed run, compared with what it started
     from.
     """
+    from workbench.run.sealed import unlike_saved
+
     manifest = run.manifest()
-    changed = Differences(doubled(run), lost_since(run, point))
+    # a run that resumes replaces its final adapter
+    changed = Differences([*doubled(run), *unlike_saved(run.final)], lost_since(run, point))
     started = Recipe.of(manifest["recipe"], "manifest.json")
     # Another algorithm is other settings, and the same settings are the same run, whoever named
     # them.

@@ -143,12 +143,15 @@ class Session:
                 self.run.release()
 
     def _save_final(self) -> None:
+        from workbench.run.sealed import saved_with
+
         model, weights = self.trainer.model, whole_weights(self.trainer)
         if hasattr(model, "peft_config") and processes.is_main():
             check_finite(model, self.run, self.trainer.state.global_step, weights)
             self.run.lock.check()
             with replace_folder(self.run.final) as folder:
                 save_adapter(model, self.trainer.processing_class, folder, weights)
+            self.run.update_manifest(saved=saved_with(self.run, self.run.final))
 
     def _may_save(self, step: int) -> bool:
         # The weights are whole, the record knows the step (or a hole in it would be for ever), it

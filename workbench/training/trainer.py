@@ -371,6 +371,8 @@ def _for_arrow(rows: list[Row]) -> tuple[list[Row], dict[str, list[Any]]]:
 def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     # It ended between its last checkpoint and its result: what is left to do is what the end of a
     # run does.
+    from workbench.run.sealed import saved_with
+
     for what in [*lost_since(run, point), *resuming.doubled(run)]:
         print(f"WARNING: {what}")
     run.reopen(point.step, take_over)
@@ -381,6 +383,7 @@ def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     try:
         with run.writing(), replace_folder(run.final) as folder:
             shutil.copytree(point.folder, folder, ignore=ignored, dirs_exist_ok=True)
+        run.update_manifest(saved=saved_with(run, run.final))
         run.update_manifest(result={**result, "status": "finished"})
         run.log_event("finished", point.step)
         run.went_on()

@@ -35,6 +35,7 @@ from workbench.run.held_out import (
     write_completions,
 )
 from workbench.run.metrics import HELD_OUT
+from workbench.run.sealed import saved_with
 from workbench.task import Row, Task
 from workbench.training.feature import Asked, Feature
 from workbench.training.loading import random_kept
@@ -246,8 +247,9 @@ class HeldOut(Feature):
 
     def _keep(self, step: int) -> None:
         check_finite(self.policy.model, self.run, step)
-        with replace_folder(self.run.checkpoints / f"best-{step}") as folder:
+        with replace_folder(best := self.run.checkpoints / f"best-{step}") as folder:
             save_adapter(self.policy.model, self.policy.tokenizer, folder)
+        self.run.update_manifest(saved=saved_with(self.run, best))
 
     def _forget(self) -> None:
         # The best one, and those that were the best at the checkpoints that a run can resume from.

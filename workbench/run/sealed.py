@@ -1,0 +1,123 @@
+"""Saved adapters compared with what training saved: a run's manifest holds the sums of their files.
+
+Whatever reads an adapter would otherwise be compared with the very files that were changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from workbench.errors import RunError
+from workbench.kinds import Fields
+from workbench.run.record import RunRecord
+from workbench.workspace import shown, size_and_sum
+
+Sums = dict[str, list[object]]  # file -> [bytes, SHA-256]
+_ABOUT = "run"  # among the names of adapters: what was trained
+
+
+def saved_with(run: RunRecord, folder: Path) -> Fields:
+    """The manifest's `saved`, with the sums of an adapter that has just been saved, and of the
+    run's recipe and task.
+    """
+    saved = run.manifest().get("saved") or {}
+    kept = {name: sums for name, sums in saved.items() if (run.checkpoints / name).is_dir()}
+    own, about = folder.iterdir(), (run.path / name for name in ("recipe.yaml", "task.py"))
+    for name, files in ((folder.name, own), (_ABOUT, about)):
+        kept[name] = {file.name: size_and_sum(file) for file in files if file.is_file()}
+    return kept
+
+
+def recorded(folder: Path) -> tuple[Sums, int | None] | None:
+    """The sums of an adapter's files, as its run recorded them, and its step if it is a checkpoint;
+    None: not recorded.
+
+    Those of a final and a best adapter are in the manifest, those of a checkpoint in its own
+    state.json.
+    """
+    with contextlib.suppress(RunError):
+        saved = RunRecord(folder.parent.parent).manifest().get("saved") or {}
+        if folder.parent.name == "checkpoints" and folder.name in saved:
+            return saved[folder.name], None
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        sums = {name: own for name, own in state["files"].items() if "optimizer" not in name}
+        return sums, state["step"] if folder.name.startswith("checkpoint-") else None
+    return None
+
+
+def weights(folder: Path) -> str:
+    """The SHA-256 of an adapter's weights as recorded; empty: not recorded."""
+    sums, _ = recorded(folder) or ({}, None)
+    return str(sums.get("adapter_model.safetensors", ("", ""))[1])
+
+
+def unlike(folder: Path, sums: Sums, step: int | None = None) -> str:
+    """How a folder differs from the sums of its files, in words; empty: in nothing. `step`: of a
+    checkpoint.
+    """
+    if step is not None and folder.name != f"checkpoint-{step}":
+        return f"it holds checkpoint-{step}"
+    for name, saved in sums.items():
+        if not (file := folder / name).is_file():
+            return f"{name} is missing"
+        if (now := size_and_sum(file)) != saved:
+            return f"{name} was changed: SHA-256 {str(now[1])[:12]}, not {str(saved[1])[:12]}"
+    return ""
+
+
+def unlike_saved(folder: Path) -> list[str]:
+    """A line on a run's adapter that is not what training saved; none where it is, or where no sum
+    was recorded, as in runs of older versions.
+    """
+    known = recorded(folder)
+    changed = known and unlike(folder, *known)
+    return [f"{shown(folder)}: {changed}"] if changed else []
+
+
+def retold(run: RunRecord) -> str:
+    """How the recipe or copied task of a run that has ended changed since, in words; or empty."""
+    manifest = run.manifest()
+    ended = manifest.get("result") and manifest.get("saved")
+    return unlike(run.path, ended.get(_ABOUT, {})) if ended else ""
+
+
+def check_told(run: RunRecord) -> None:
+    """RunError if the run's recipe or copied task is no longer the one that was trained."""
+    if changed := retold(run):
+        raise RunError(
+            f"{shown(run.path)}: {changed}",
+            rule="a run's recipe and task say what was trained",
+            remedy="put the file back: manifest.json has the recipe, and where the task came from;"
+            " or train again",
+        )
+
+
+def as_saved(folder: Path) -> Path:
+    """A folder with an adapter; RunError if it is a run's, and not what training saved."""
+    if lines := unlike_saved(folder):
+        sums, _ = recorded(folder) or ({}, None)
+        copies = (
+            other / name
+            for name, own in sums.items()
+            for other in sorted(folder.parent.iterdir())
+            if name in lines[0] and (other / name).is_file() and size_and_sum(other / name) == own
+        )
+        copy = next(copies, None)
+        remedy = f"copy {shown(copy)} there, which has the bytes that were saved" if copy else ""
+        raise RunError(
+            lines[0],
+            rule="a saved adapter is used as training saved it, to the byte",
+            remedy=f"{remedy or 'put the file back from a copy'}; or train again",
+        )
+    return folder
+
+
+def unsummed(run: RunRecord) -> str:
+    """A line, where a run's adapter cannot be compared with what training saved; else empty."""
+    saved = run._saved_adapter()
+    if saved is None or recorded(saved) is not None:
+        return ""
+    return f"{shown(saved)}: recorded without a sum, cannot be compared with what training saved"
