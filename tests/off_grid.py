@@ -86,6 +86,7 @@ def moved_run(run: Path, base: Path, out: Path) -> Path:
     (out / "recipe.yaml").write_text(yaml.safe_dump(recipe | {"run_name": out.name}), encoding="utf-8")
     manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
     manifest["policy"] |= {"name": str(base), "source": str(base), "base": base_files(base)}
+    manifest.pop("saved", None)  # its files name the base
     (out / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     for file in out.rglob("adapter_config.json"):
         config = json.loads(file.read_text(encoding="utf-8")) | {"base_model_name_or_path": str(base)}

@@ -12,6 +12,7 @@ from typing import Any
 
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
+from workbench.run.sealed import saved_with
 from workbench.tiny import MODEL_DIR
 from workbench.training.loading import base_files, load_tokenizer, quiet_imports
 from workbench.training.resuming import save_adapter
@@ -56,7 +57,13 @@ def made_run(
     policy["base"] = base_files(source)
     run = RunDirectory.create(name, recipe, {"id": f"id-of-{name}", "policy": policy})
     shutil.copytree(adapter or saved_adapter(), run.final)
-    run.release()
+    sealed(run).release()
+    return run
+
+
+def sealed(run: RunDirectory) -> RunDirectory:
+    """The run, as if training had just saved its final adapter, recipe and task as they are."""
+    run.update_manifest(saved=saved_with(run, run.final))
     return run
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from made_runs import made_run
+from made_runs import made_run, sealed
 
 from workbench.exporting import apart, proving, reference
 from workbench.rewards.suite import RewardSuite
@@ -23,6 +23,7 @@ def proven_run(name: str = "r", backend: str = "transformers", **made: Any) -> R
     recipe = run.recipe()
     policy = recipe.policy.model_copy(update={"backend": backend, "load_in_4bit": made.get("precision") == "nf4"})
     recipe.model_copy(update={"policy": policy}).save(run.path / "recipe.yaml")
+    sealed(run)
     settings, task = {"asked": {}, "in_force": IN_FORCE}, load_task("arithmetic")
     suite = RewardSuite(task, 2)
     rows = {name: fingerprint(getattr(task, name)) for name in ("rows", "held_out")}

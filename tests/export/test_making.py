@@ -13,7 +13,7 @@ from collections import namedtuple
 
 import pytest
 from killed_exports import killed
-from made_runs import changed_model, made_run, off_the_grid, saved_adapter
+from made_runs import changed_model, made_run, off_the_grid, saved_adapter, sealed
 
 import workbench as wb
 from workbench.errors import ExportError, RunError
@@ -122,6 +122,7 @@ def test_what_is_there_already_is_kept_and_what_is_not_the_same_is_refused(home)
     assert not changed_files(again["adapter"].path)
     # Another adapter, as after `continue`.
     shutil.copytree(saved_adapter(seed=2), run.final, dirs_exist_ok=True)
+    sealed(run)
     with pytest.raises(ExportError, match="another export: made from another adapter"):
         export(run, ["adapter"])
 
@@ -210,6 +211,7 @@ def test_every_artefact_renders_what_training_rendered(home, format):
     run = made_run(chat_template_kwargs={"system": "be brief"})
     template = "{% if system %}{{ system }}: {% endif %}{% for message in messages %}{{ message.content }}{% endfor %}"
     (run.final / "chat_template.jinja").write_text(template)
+    sealed(run)
     folder = export(run, [format], into="base")[format].path
     said = load_tokenizer_beside(folder).apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
     assert said == "be brief: hi"

@@ -9,7 +9,7 @@ import sys
 from datetime import datetime, timedelta
 
 import pytest
-from made_runs import changed_model, saved_adapter
+from made_runs import changed_model, saved_adapter, sealed
 from proven_runs import IN_FORCE, here, proven_run, restamp
 from sabotage import put_tensors, tensors
 
@@ -81,6 +81,7 @@ def test_the_live_policy_is_measured_once(run, monkeypatch):
     assert not measured
     shutil.rmtree(run.final)
     shutil.copytree(saved_adapter(seed=3), run.final)
+    sealed(run)
     with pytest.raises(ZeroDivisionError):  # another adapter is another policy
         prove(run.export / "merged_16bit", prompts=PROMPTS)
 

@@ -298,7 +298,7 @@ def _against_run(passport: Fields, run: RunDirectory) -> Findings:
     same = passport["recipe_sha256"] == recipe_sum(run)
     yield same, f"the recipe is {'the' if same else 'no longer the'} run's"
     if retold := sealed.retold(run):
-        yield False, f"{run.name}: {retold} since it was trained"
+        yield False, f"{run.name}: {retold}"
     if (saved := run._saved_adapter()) is None:
         return
     for line in sealed.unlike_saved(saved):

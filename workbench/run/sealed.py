@@ -6,13 +6,14 @@ Whatever reads an adapter would otherwise be compared with the very files that w
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from pathlib import Path
 
 from workbench.errors import RunError
 from workbench.kinds import Fields
 from workbench.run.record import RunRecord
-from workbench.workspace import shown, size_and_sum
+from workbench.workspace import shown, size_and_sum, sum_of
 
 Sums = dict[str, list[object]]  # file -> [bytes, SHA-256]
 _ABOUT = "run"  # among the names of adapters: what was trained
@@ -24,10 +25,21 @@ def saved_with(run: RunRecord, folder: Path) -> Fields:
     """
     saved = run.manifest().get("saved") or {}
     kept = {name: sums for name, sums in saved.items() if (run.checkpoints / name).is_dir()}
-    own, about = folder.iterdir(), (run.path / name for name in ("recipe.yaml", "task.py"))
-    for name, files in ((folder.name, own), (_ABOUT, about)):
-        kept[name] = {file.name: size_and_sum(file) for file in files if file.is_file()}
-    return kept
+    sums = {file.name: size_and_sum(file) for file in folder.iterdir() if file.is_file()}
+    return kept | {folder.name: sums, _ABOUT: _told(run)}
+
+
+def _told(run: RunRecord) -> Fields:
+    # Where base and task are may be another place on another machine; their own sums are recorded.
+    recipe, task = run.recipe().model_dump(mode="json", exclude_defaults=True), run.path / "task.py"
+    for part in (recipe, recipe.get("policy", {})):
+        for name in ("run_name", "task", "name"):
+            part.pop(name, None)
+    text = json.dumps(recipe, sort_keys=True)
+    return {
+        "recipe.yaml": hashlib.sha256(text.encode()).hexdigest(),
+        "task.py": sum_of(task) if task.is_file() else "",
+    }
 
 
 def recorded(folder: Path) -> tuple[Sums, int | None] | None:
@@ -80,8 +92,9 @@ def unlike_saved(folder: Path) -> list[str]:
 def retold(run: RunRecord) -> str:
     """How the recipe or copied task of a run that has ended changed since, in words; or empty."""
     manifest = run.manifest()
-    ended = manifest.get("result") and manifest.get("saved")
-    return unlike(run.path, ended.get(_ABOUT, {})) if ended else ""
+    then = (manifest.get("result") and (manifest.get("saved") or {}).get(_ABOUT)) or {}
+    changed = [name for name, now in _told(run).items() if then.get(name, now) != now]
+    return f"{' and '.join(changed)} changed since it was trained" if changed else ""
 
 
 def check_told(run: RunRecord) -> None:
