@@ -7,9 +7,8 @@ The run is the demo's recipe, trained on the plain backend (45 steps; quick: 6).
 export that looks whole: its passport is its own. Every kind of artefact that it fits is spoiled:
 merged_4bit is quantised, and GGUF converted, from the spoiled merged folder.
 Off-grid: the same run on 16-bit weights that NF4 rounds to the same 4-bit ones (tests/off_grid.py),
-merged into each base. Spoiled adapters are counted apart from merged models and GGUF: they are
-merged into nothing, so of some sabotages what is to be found is what the file has become, the
-base's behaviour or another adapter.
+merged into each base. Spoiled adapters are counted apart from merged models and GGUF. Whatever was
+done to the tensors is one cause, `other_weights`.
 
 Good exports: runs of other seeds, ranks, lengths and precisions, and adapters with random B
 matrices, on the embedded policy and on the off-grid one, in every format in turn. NF4 rounds the
@@ -43,10 +42,8 @@ from measuring import Line
 ROOT = measuring.HERE.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "export")]
 
-# The cause that is to be found in an adapter, where it is not the sabotage's own name.
-OF_ADAPTER = {"not_merged": "equals_base"} | dict.fromkeys(
-    ("merged_twice", "layer_skipped", "wrong_base"), "other_adapter"
-)
+# Sabotages whose name is the cause to be found; of the others it is `other_weights`.
+WORDS = ("template_lost", "double_bos", "eos_missing", "off_grid")
 LONG = 24  # steps more
 
 
@@ -167,9 +164,7 @@ def sabotaged(run: Any, formats: list[str], prompts: int) -> Iterator[dict[str, 
                     _MAKES[format](run, replace(made, path=spoiled / format), folder)
                 passport.stamp(folder, made)
                 proof = proof_of(folder, run, prompts)
-                yield _tried(
-                    name, format, proof, OF_ADAPTER.get(name, name) if format == "adapter" else name
-                )
+                yield _tried(name, format, proof, name if name in WORDS else "other_weights")
             except Exception as error:
                 traceback.print_exc()
                 yield {
@@ -228,6 +223,7 @@ def good(
 
     from workbench.exporting.making import export
     from workbench.run.directory import RunDirectory
+    from workbench.run.sealed import saved_with
     from workbench.workspace import replace_folder, resolve
 
     turn, made = itertools.cycle(formats), 0
@@ -255,6 +251,7 @@ def good(
             adapter, kind = saved_adapter(std, seed + number, r=rank), f"random B, std {std}"
             with replace_folder(run.final) as folder:
                 shutil.copytree(adapter, folder, dirs_exist_ok=True)
+            run.update_manifest(saved=saved_with(run, run.final))
         if number % 4 in (1, 2):
             moved = moved_run(
                 run.path, resolve("runs/off-grid-base"), run.path.with_name(f"moved-{number}")

@@ -12,8 +12,9 @@ from sabotage import SABOTAGES, WORDS, deltas, edit_json, put_tensors, tensors, 
 from small_models import ATTENTION, MLP, artefact, load, make_adapter, make_base, make_run, merge
 
 from workbench.exporting import merging
-from workbench.exporting.checks import CAUSES
-from workbench.exporting.weights import LOST, NEVER, ONCE, OTHER, TWICE, added, check_weights
+from workbench.exporting.weights import _right, check_weights
+
+OTHER = {"other_weights"}
 
 
 def failed(checks) -> set[str]:
@@ -52,134 +53,109 @@ def run(home, base, adapter):
 
 def test_a_good_merge_and_its_adapter_pass(run, merged, adapter):
     checks = check_weights(artefact(merged, run))
-    assert [check.passed for check in checks] == [True] * 3
-    assert checks[0].numbers["added"] == dict.fromkeys(deltas(adapter), ONCE)
+    assert [(check.passed, check.found) for check in checks] == [(True, "all 21 are as trained"), (True, "as they were")]
     assert len(deltas(adapter)) == 14
     assert [check.passed for check in check_weights(artefact(adapter, run, "adapter"))] == [True] * 2
 
 
 @pytest.mark.parametrize("cause", sorted(SABOTAGES.keys() - WORDS.keys()))
-def test_a_spoiled_merge_is_named(cause, run, merged, base, adapter, tmp_path):
+def test_a_spoiled_merge_is_found(cause, run, merged, base, adapter, tmp_path):
     spoiled = SABOTAGES[cause](merged, tmp_path / "out", base, adapter)
-    assert failed(check_weights(artefact(spoiled, run))) == {cause}
+    assert failed(check_weights(artefact(spoiled, run))) == OTHER
 
 
-@pytest.mark.parametrize(
-    ("cause", "found"), [("not_merged", "equals_base"), ("layer_skipped", "other_adapter"), ("other_adapter", "other_adapter")]
-)
-def test_a_spoiled_adapter_is_named(cause, found, run, base, adapter, tmp_path):
+@pytest.mark.parametrize("cause", ["not_merged", "merged_twice", "layer_skipped", "other_adapter", "wrong_base"])
+def test_a_spoiled_adapter_is_found(cause, run, base, adapter, tmp_path):
     spoiled = SABOTAGES[cause](adapter, tmp_path / "out", base, adapter)
-    assert failed(check_weights(artefact(spoiled, run, "adapter"))) == {found}
+    assert failed(check_weights(artefact(spoiled, run, "adapter"))) == OTHER
 
 
 def test_each_layer_that_is_skipped_is_named(run, merged, base, adapter, tmp_path):
     for layer in deltas(adapter):
         spoiled = SABOTAGES["layer_skipped"](merged, tmp_path / layer, base, adapter, layer.removesuffix(".weight"))
-        check = the_failed(check_weights(artefact(spoiled, run)))
         number, name = layer.split(".")[2], layer.split(".")[-2]
-        assert check.cause == "layer_skipped"
-        assert check.found == f"not added once in 1 of 14: layer {number}, {name}: 0 times"
-
-
-def test_a_layer_that_was_merged_twice_is_named(run, merged, adapter, tmp_path):
-    shutil.copytree(merged, tmp_path / "out")
-    name = "model.layers.1.mlp.up_proj.weight"
-    found = tensors(merged)
-    put_tensors(tmp_path / "out", found | {name: (found[name].float() + deltas(adapter)[name]).bfloat16()})
-    check = the_failed(check_weights(artefact(tmp_path / "out", run)))
-    assert (check.cause, "layer 1, up_proj: 2 times" in check.found) == ("layer_skipped", True)
+        assert the_failed(check_weights(artefact(spoiled, run))).found == f"1 of 21 differ: layer {number}, {name}"
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(1e-4, "float16"), (1e-3, "bfloat16"), (1.0, "bfloat16")])
-def test_merged_twice_at_every_size(size, dtype, home, tmp_path):
+def test_merged_more_than_once_at_every_size(size, dtype, home, tmp_path):
     base = make_base(tmp_path / "base", dtype=dtype)
     run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", size=size))
-    check = the_failed(check_weights(artefact(merge(base, adapter, tmp_path / "2", times=2), run)))
-    assert (check.cause, {*check.numbers["added"].values()} - {LOST}) == ("merged_twice", {TWICE})
-    # More often is none of what is known: never right, and no other cause than one that says so.
-    check = the_failed(check_weights(artefact(merge(base, adapter, tmp_path / "3", times=3), run)))
-    assert (check.cause, {*check.numbers["added"].values()} - {LOST}) == ("other_adapter", {OTHER})
+    for times in (2, 3):
+        spoiled = merge(base, adapter, tmp_path / str(times), times=times)
+        assert failed(check_weights(artefact(spoiled, run))) == OTHER
 
 
 def test_a_base_of_another_seed(run, adapter, tmp_path):
     other = make_base(tmp_path / "other", seed=1)
     spoiled = merge(other, adapter, tmp_path / "out")
     checks = check_weights(artefact(spoiled, run))
-    assert failed(checks) == {"wrong_base"}
+    assert failed(checks) == OTHER
 
 
 @pytest.mark.parametrize("only", ["layers.1.post_attention_layernorm", "model.norm", "embed_tokens", "lm_head"])
 def test_a_base_whose_revision_differs_in_one_tensor(only, run, merged, base, adapter, tmp_path):
     check = the_failed(check_weights(artefact(wrong_base(merged, tmp_path / "out", base, adapter, only), run)))
     place = only.replace("layers.1.", "layer 1, ")
-    assert check.cause == "wrong_base"
     assert place.removeprefix("model.") in check.found
 
 
 def test_a_base_whose_revision_differs_in_one_adapted_layer(run, merged, base, adapter, tmp_path):
     spoiled = wrong_base(merged, tmp_path / "out", base, adapter, "layers.0.self_attn.o_proj")
     check = the_failed(check_weights(artefact(spoiled, run)))
-    # A change of one adapted layer alone may be of the adapter, too: the cause says both.
-    assert (check.cause, "layer 0, o_proj: something else" in check.found) == ("other_adapter", True)
-    assert "base" in CAUSES["other_adapter"]
+    assert check.found == "1 of 21 differ: layer 0, o_proj"
 
 
 @pytest.mark.parametrize("other", [{"seed": 5}, {"seed": 5, "target_modules": ["q_proj", "v_proj"]}, {"seed": 5, "r": 4}])
 def test_the_adapter_of_another_run(other, run, base, tmp_path):
     spoiled = merge(base, make_adapter(base, tmp_path / "adapter", **other), tmp_path / "out")
-    assert failed(check_weights(artefact(spoiled, run))) == {"other_adapter"}
+    assert failed(check_weights(artefact(spoiled, run))) == OTHER
 
 
 def test_an_adapter_with_more_targets_than_the_run(base, merged, home, tmp_path):
     run = make_run(base, make_adapter(base, tmp_path / "adapter", target_modules=["q_proj", "v_proj"]))
-    assert failed(check_weights(artefact(merged, run))) == {"wrong_base"}
-    assert "another adapter" in CAUSES["wrong_base"]
+    assert failed(check_weights(artefact(merged, run))) == OTHER
 
 
 def test_a_scale_that_is_not_the_run_s(base, adapter, run, tmp_path):
     other = shutil.copytree(adapter, tmp_path / "adapter")
     edit_json(other / "adapter_config.json", lora_alpha=4)
-    check = the_failed(check_weights(artefact(merge(base, other, tmp_path / "out"), run)))
-    assert (check.cause, {*check.numbers["added"].values()}) == ("other_adapter", {OTHER})
-    check = the_failed(check_weights(artefact(other, run, "adapter")))
-    assert (check.cause, "lora_alpha = 4, not 16" in check.found) == ("other_adapter", True)
+    assert failed(check_weights(artefact(merge(base, other, tmp_path / "out"), run))) == OTHER
+    assert "lora_alpha = 4, not 16" in the_failed(check_weights(artefact(other, run, "adapter"))).found
 
 
 def test_a_step_that_16_bits_cannot_hold_is_not_judged(base, home, tmp_path):
     run = make_run(base, make_adapter(base, tmp_path / "adapter", size=1e-9))
     checks = check_weights(artefact(merge(base, run.adapter, tmp_path / "out"), run))
-    assert [check.passed for check in checks] == [None, True, True]
+    assert [(check.passed, check.rounding) for check in checks] == [(None, True), (True, False)]
     assert "lost in rounding" in checks[0].found
-    assert checks[0].mark == "cannot be told"
 
 
 def test_what_the_base_ties_stays_tied(home, tmp_path):
     base = make_base(tmp_path / "base", "qwen2", tied=True)
     run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter"))
     merged = merge(base, adapter, tmp_path / "merged")
-    assert {check.name: check.found for check in check_weights(artefact(merged, run))}["output head"] == "tied to the embeddings"
+    assert not failed(check_weights(artefact(merged, run)))
     lost = SABOTAGES["tied_head_lost"](merged, tmp_path / "lost", base, adapter)
-    assert failed(check_weights(artefact(lost, run))) == {"tied_head_lost"}
+    assert failed(check_weights(artefact(lost, run))) == OTHER
     # A head of its own, as some merges leave it: harmless while it equals the embeddings.
     edit_json(lost / "config.json", tie_word_embeddings=True)
     found = tensors(lost)
     put_tensors(lost, found | {"lm_head.weight": found["model.embed_tokens.weight"].clone()})
     assert not failed(check_weights(artefact(lost, run)))
     put_tensors(lost, found | {"lm_head.weight": found["model.embed_tokens.weight"] * 1.5})
-    assert failed(check_weights(artefact(lost, run))) == {"tied_head_lost"}
+    assert failed(check_weights(artefact(lost, run))) == OTHER
     other = merge(make_base(tmp_path / "other", "qwen2", tied=True, seed=3), adapter, tmp_path / "out")
-    assert failed(check_weights(artefact(other, run))) == {"wrong_base"}
+    assert failed(check_weights(artefact(other, run))) == OTHER
 
 
 def test_modules_that_were_trained_whole(home, base, tmp_path):
     run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", modules_to_save=["lm_head", "embed_tokens"]))
     merged = merge(base, adapter, tmp_path / "merged")
-    checks = check_weights(artefact(merged, run))
-    assert not failed(checks)
-    assert "all 2 are the adapter's" in [check.found for check in checks]
+    assert not failed(check_weights(artefact(merged, run)))
     put_tensors(merged, tensors(merged) | {"lm_head.weight": tensors(base)["lm_head.weight"]})
     check = the_failed(check_weights(artefact(merged, run)))
-    assert (check.cause, check.found) == ("module_lost", "1 of 2 differ: lm_head")
+    assert check.found == "1 of 21 differ: lm_head"
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning", "ignore:Input and output emb:UserWarning")
@@ -194,7 +170,7 @@ def test_a_trained_head_on_a_tied_base(home, tmp_path):
     assert not failed(check_weights(artefact(merged, run)))
     put_tensors(merged, {name: own for name, own in right.items() if name != "lm_head.weight"})
     edit_json(merged / "config.json", tie_word_embeddings=True)
-    assert failed(check_weights(artefact(merged, run))) == {"tied_head_lost"}
+    assert failed(check_weights(artefact(merged, run))) == OTHER
 
 
 def test_missing_and_unknown_tensors_are_named(run, merged, tmp_path):
@@ -202,11 +178,10 @@ def test_missing_and_unknown_tensors_are_named(run, merged, tmp_path):
     out = shutil.copytree(merged, tmp_path / "out")
     put_tensors(out, {name: own for name, own in found.items() if "layers.1.input_layernorm" not in name})
     check = the_failed(check_weights(artefact(out, run)))
-    assert (check.cause, "layer 1, input_layernorm" in check.found) == ("module_lost", True)
+    assert "layer 1, input_layernorm" in check.found
     # Old checkpoints hold what can be computed; loading neither misses nor wants it.
     put_tensors(out, found | {"model.layers.2.input_layernorm.weight": torch.ones(64)})
-    check = the_failed(check_weights(artefact(out, run)))
-    assert (check.cause, "layer 2, input_layernorm" in check.found) == ("wrong_base", True)
+    assert not failed(check_weights(artefact(out, run)))  # which nobody loads
 
 
 def test_what_the_base_stores_and_nobody_loads_may_be_missing(home, adapter, base, merged, tmp_path):
@@ -220,7 +195,7 @@ def test_a_config_that_decides_otherwise(run, merged, tmp_path):
     rope = json.loads((out / "config.json").read_text())["rope_parameters"]
     edit_json(out / "config.json", rope_parameters=rope | {"rope_theta": 5e5})
     check = the_failed(check_weights(artefact(out, run)))
-    assert (check.cause, "500000.0" in check.found) == ("wrong_base", True)
+    assert (check.name, "500000.0" in check.found) == ("config.json", True)
 
 
 def test_biases_that_were_trained(home, tmp_path):
@@ -228,31 +203,29 @@ def test_biases_that_were_trained(home, tmp_path):
     run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", bias="all"))
     merged = merge(base, adapter, tmp_path / "out")
     checks = check_weights(artefact(merged, run))
-    assert [check.passed for check in checks] == [True] * 4
+    assert [check.passed for check in checks] == [True] * 2
     name = "model.layers.1.self_attn.q_proj.bias"
     put_tensors(merged, tensors(merged) | {name: tensors(merged)[name] + 1})
     check = the_failed(check_weights(artefact(merged, run)))
-    assert (check.cause, check.found) == ("module_lost", "1 of 6 differ: layer 1, q_proj bias")
+    assert "1 of 27 differ: layer 1, q_proj.bias" in check.found
 
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
 def test_an_adapter_that_does_more_than_add_to_layers_is_not_judged(home, base, tmp_path):
     run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", target_modules=["embed_tokens", "q_proj"]))
     (check,) = check_weights(artefact(merge(base, adapter, tmp_path / "out"), run))
-    assert (check.passed, "under their names: model.embed_tokens" in check.found) == (None, True)
+    assert (check.passed, "more than add s B A to layers of the base: model.embed_tokens" in check.found) == (None, True)
 
 
-def test_a_torn_file_is_unreadable(run, merged, tmp_path):
+def test_a_torn_file_is_left_to_whoever_loads_it(run, merged, tmp_path):
     out = shutil.copytree(merged, tmp_path / "out")
     content = (out / "model.safetensors").read_bytes()
     (out / "model.safetensors").write_bytes(content[: len(content) // 2])
-    assert failed(check_weights(artefact(out, run))) == {"unreadable"}
+    [check] = check_weights(artefact(out, run))
+    assert (check.passed, "weights of" in check.found) == (None, True)
 
 
 def test_what_cannot_be_told_says_why(run, merged, adapter, base, home):
-    alone = artefact(merged, run)
-    object.__setattr__(alone, "run", None)
-    assert [check.passed for check in check_weights(alone)] == [None]
     edit_json(run.final / "adapter_config.json", use_dora=True)
     checks = check_weights(artefact(merged, run))
     assert not failed(checks)
@@ -264,18 +237,18 @@ def test_what_cannot_be_told_says_why(run, merged, adapter, base, home):
         gone.path / "recipe.yaml"
     )
     (check,) = check_weights(artefact(merged, gone))
-    assert (check.passed, "cannot be read" in check.found) == (None, True)
+    assert (check.passed, "cannot be compared" in check.found) == (None, True)
 
 
 def test_merged_into_the_dequantised_weights(home, base, adapter, merged, tmp_path):
     run = make_run(base, adapter, precision="nf4")
     out = merging.write_merged(base, adapter, tmp_path / "out", held=merging.four_bit(run))
-    assert [check.passed for check in check_weights(artefact(out, run, into="dequantised"))] == [True] * 3
-    assert failed(check_weights(artefact(out, run))) == {"other_adapter"}
-    assert failed(check_weights(artefact(merged, run, into="dequantised"))) == {"other_adapter"}
+    assert [check.passed for check in check_weights(artefact(out, run, into="dequantised"))] == [True] * 2
+    assert failed(check_weights(artefact(out, run))) == OTHER
+    assert failed(check_weights(artefact(merged, run, into="dequantised"))) == OTHER
     for cause in ("merged_twice", "layer_skipped", "not_merged", "other_adapter"):
         spoiled = SABOTAGES[cause](out, tmp_path / cause, base, adapter)
-        assert failed(check_weights(artefact(spoiled, run, into="dequantised"))) == {cause}
+        assert failed(check_weights(artefact(spoiled, run, into="dequantised"))) == OTHER
 
 
 # -- in 4 bits --------------------------------------------------------------------------------------------------------
@@ -296,7 +269,6 @@ def test_a_good_merge_in_four_bits_passes(kind, home, tmp_path):
     four = in_four_bits(merge(base, adapter, tmp_path / "merged"), tmp_path)
     checks = check_weights(artefact(four, run, "merged_4bit"))
     assert {check.passed for check in checks} == {True}
-    assert checks[-3].found == "once in 8"
     stored = tensors(four)
     assert stored["model.layers.0.mlp.up_proj.weight"].dtype == torch.uint8  # not adapted, and quantised all the same
 
@@ -307,21 +279,20 @@ def test_a_good_merge_into_the_dequantised_weights_passes_in_four_bits(home, bas
     four = in_four_bits(out, tmp_path / "four")
     assert {check.passed for check in check_weights(artefact(four, run, "merged_4bit", into="dequantised"))} == {True}
     # Into the other weights. Which fault it is, NF4's own rounding hides.
-    assert failed(check_weights(artefact(four, run, "merged_4bit"))) == {"other_adapter"}
+    assert failed(check_weights(artefact(four, run, "merged_4bit"))) == OTHER
 
 
 @pytest.mark.parametrize("cause", sorted(SABOTAGES.keys() - WORDS.keys()))
 def test_a_spoiled_merge_is_named_in_four_bits(cause, run, merged, base, adapter, tmp_path):
     spoiled = SABOTAGES[cause](merged, tmp_path / "out", base, adapter)
-    assert failed(check_weights(artefact(in_four_bits(spoiled, tmp_path), run, "merged_4bit"))) == {cause}
+    assert failed(check_weights(artefact(in_four_bits(spoiled, tmp_path), run, "merged_4bit"))) == OTHER
 
 
 def test_a_step_that_four_bits_round_away_is_not_judged(base, home, tmp_path):
     run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", size=1e-9))
     four = in_four_bits(merge(base, adapter, tmp_path / "merged"), tmp_path)
     checks = check_weights(artefact(four, run, "merged_4bit"))
-    assert [check.passed for check in checks] == [None, True, True]
-    assert "lost in rounding in all" in checks[0].found
+    assert [(check.passed, check.rounding) for check in checks] == [(None, True), (True, False)]
 
 
 def test_another_version_of_the_quantiser_is_forgiven_a_few_weights_and_no_more():
@@ -331,15 +302,15 @@ def test_another_version_of_the_quantiser_is_forgiven_a_few_weights_and_no_more(
     once = merging.in_nf4((base.float() + step).bfloat16())
 
     def found(stored):
-        return added(stored, base, step, torch.bfloat16, merging.in_nf4)
+        return _right(stored, base, step, coarse=True)
 
-    assert found(once) == ONCE
+    assert found(once) is True
     few, many = once.clone(), once.clone()
     few.view(-1)[::1000] = once.view(-1).flip(0)[::1000]  # 9 of 8,192
     many.view(-1)[::10] = once.view(-1).flip(0)[::10]
-    assert found(few) == ONCE
-    assert found(many) == OTHER
-    assert found(merging.in_nf4(base)) == NEVER
+    assert found(few) is True
+    assert found(many) is False
+    assert found(merging.in_nf4(base)) is False
 
 
 # -- good exports: no false alarm ---------------------------------------------------------------------------------------
@@ -380,49 +351,56 @@ def test_fifty_good_exports_raise_no_alarm(home, tmp_path):
     for number in range(100, 150):
         checks = good_export(number, tmp_path / f"{number}")
         assert not [check for check in checks if check.passed is False], number
-        told += [check.passed for check in checks if "s B A" in check.name]
+        told += [check.passed for check in checks if "change" in check.name]
     assert len(told) == 50
     assert told.count(True) >= 40  # most can be told, too
 
 
-# -- how often ------------------------------------------------------------------------------------------------------------
+# -- one tensor ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_how_a_step_was_added_over_seven_magnitudes(dtype):
+def test_a_step_added_once_over_seven_magnitudes(dtype):
     draws = torch.Generator().manual_seed(0)
     base = (torch.randn(64, 96, generator=draws) * 0.02).to(dtype)
     for power in range(-7, 1):
-        step = torch.randn(64, 96, generator=draws) * 0.02 * 10.0**power
-        for k, how in ((0, NEVER), (1, ONCE), (2, TWICE), (3, OTHER)):
-            found = added((base.float() + k * step).to(dtype), base, step)
-            assert found in ((how, LOST) if power <= -5 else (how,)), (power, k)
-            in_32_bits = base.float() * (1 + 2**-12)  # a base whose own rounding is part of the merge
-            assert added((in_32_bits + k * step).to(dtype), in_32_bits, step) in (how, LOST)
-        other = torch.randn(64, 96, generator=draws) * 0.02 * 10.0**power
-        found = added((base.float() + other).to(dtype), base, step)
-        assert (found == LOST and power <= -6) or found == OTHER, power
+        step, other = (torch.randn(64, 96, generator=draws) * 0.02 * 10.0**power for _ in range(2))
+        lost = (None,) if power <= -6 else (True, None) if power == -5 else (True,)
+        for k in range(4):
+            found = _right((base.float() + k * step).to(dtype), base, step, coarse=False)
+            assert found in (lost if k == 1 else (False, None) if power <= -5 else (False,)), (power, k)
+        found = _right((base.float() + other).to(dtype), base, step, coarse=False)
+        assert found in ((False, None) if power <= -5 else (False,)), power
 
 
-def test_at_another_scale_it_is_something_else():
+@pytest.mark.parametrize("k", [0.25, 0.9, 1.1, 1.5])
+def test_at_another_scale_it_is_something_else(k):
     draws = torch.Generator().manual_seed(0)
     base, step = ((torch.randn(64, 96, generator=draws) * 0.02).bfloat16() for _ in range(2))
-    for k in (0.25, 0.9, 1.1, 1.5):
-        assert added((base.float() + k * step.float()).bfloat16(), base, step.float()) == OTHER
+    assert _right((base.float() + k * step.float()).bfloat16(), base, step.float(), coarse=False) is False
 
 
 def test_one_weight_that_is_another_is_seen_among_many_that_moved():
     draws = torch.Generator().manual_seed(0)
     base, step = ((torch.randn(64, 96, generator=draws) * 0.02).bfloat16() for _ in range(2))
     stored = (base.float() + step.float()).bfloat16()
-    assert added(stored, base, step.float()) == ONCE
+    assert _right(stored, base, step.float(), coarse=False) is True
     stored[3, 5] += 0.1  # a thousandth of the distance that the step moves
-    assert added(stored, base, step.float()) == OTHER
+    assert _right(stored, base, step.float(), coarse=False) is False
+
+
+def test_a_weight_that_is_not_a_number_is_seen_with_a_step_and_without():
+    ones = torch.ones(16, 16).bfloat16()
+    spoiled = ones.clone()
+    spoiled[2, 3] = torch.nan
+    assert _right(spoiled, ones, None, coarse=False) is False
+    assert _right(spoiled, ones, 0.0 * ones.float(), coarse=False) is False
+    assert _right(ones, ones, None, coarse=False) is True
 
 
 def test_not_added_is_told_where_the_sum_would_be_the_next_number_of_its_type():
     unit, ones = 2.0**-7, torch.ones(16, 16)
-    assert added(ones.bfloat16(), ones.bfloat16(), 0.6 * unit * ones) == NEVER
+    assert _right(ones.bfloat16(), ones.bfloat16(), 0.6 * unit * ones, coarse=False) is False
     between = ones * (1 + 0.3 * unit)  # a dequantised weight
-    assert added(between.bfloat16(), between, 0.4 * unit * ones) == NEVER
+    assert _right(between.bfloat16(), between, 0.4 * unit * ones, coarse=False) is False
 
 
 def test_another_order_of_the_sums_is_forgiven():
@@ -431,11 +409,11 @@ def test_another_order_of_the_sums_is_forgiven():
     for power in range(-3, 1):
         step = torch.randn(64, 96, generator=draws) * 0.02 * 10.0**power
         apart = step * (1 + 1e-6 * torch.randn(step.shape, generator=draws))
-        assert added((base.float() + apart).bfloat16(), base, step) == ONCE
+        assert _right((base.float() + apart).bfloat16(), base, step, coarse=False) is True
 
 
 def test_a_tensor_of_another_shape_is_something_else():
-    assert added(torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(3, 2)) == OTHER
+    assert _right(torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(3, 2), coarse=False) is False
 
 
 def test_the_delta_is_the_one_that_peft_computes(base, adapter):

@@ -38,23 +38,16 @@ class Check:
 # What can be wrong with an export -> in a reader's words. A failed check names one of them.
 CAUSES = {
     "changed_file": "a file is not the one that was exported",
-    "not_merged": "nothing was merged: the weights are the base's",
     "merged_twice": "the adapter was merged more than once",
-    "layer_skipped": "the adapter was merged into some layers, and not into others",
-    "wrong_base": (
-        "what training left alone differs from the base: another base, another adapter that"
-        " changes more layers or, in fewer bits, another quantiser"
-    ),
-    "other_adapter": (
-        "it holds another change than the run's adapter: from another adapter, base or scale or, in"
-        " fewer bits, another quantiser"
+    "wrong_base": "the base is not the one that the adapter was trained on",
+    "other_weights": (
+        "its tensors are not the base's with the run's change added once: another base, adapter or"
+        " scale, a layer or module left out, or merged twice"
     ),
     "off_grid": (
         "the adapter was trained beside the 4-bit weights, and together with the 16-bit ones it is"
         " worse"
     ),
-    "tied_head_lost": "the output head is no longer tied to the embeddings as in the base",
-    "module_lost": "a module that was trained or saved whole is missing",
     "template_lost": "the chat template is missing, or renders other text",
     "double_bos": "prompts begin with two BOS tokens",
     "tokenizer_differs": "the tokenizer gives other ids for the same text",

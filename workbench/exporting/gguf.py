@@ -20,7 +20,7 @@ import tarfile
 import tempfile
 import weakref
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.cache import cache_folder
 from workbench.errors import ExportError
 from workbench.kinds import Tokenizer
-from workbench.training.loading import load_tokenizer
+from workbench.training.loading import load_tokenizer, reading
 from workbench.workspace import replace_folder, shown
 
 if TYPE_CHECKING:
@@ -221,22 +221,13 @@ def gguf_py(tools: Path) -> ModuleType:
         sys.path.remove(str(tools / "gguf-py"))
 
 
-def rounded(rows: np.ndarray, kind: Any) -> np.ndarray:
-    """A matrix, numpy float32 `[rows, columns]`, quantised by llama.cpp to a `GGMLQuantizationType`
-    and read back.
-    """
-    import numpy as np
-
-    library: Any = importlib.import_module("gguf")
-    size, stored = library.GGML_QUANT_SIZES[kind]
-    rows = np.ascontiguousarray(rows)
-    out = np.empty((len(rows), rows.shape[1] // size * stored), dtype=np.uint8)
-    given, taken = (each.ctypes.data_as(ctypes.c_void_p) for each in (rows, out))
-    start, count, columns = (ctypes.c_int64(each) for each in (0, *rows.shape))
-    llama_cpp().llama_cpp._lib.ggml_quantize_chunk(
-        int(kind), given, taken, start, count, columns, None
-    )
-    return library.quants.dequantize(out, kind)
+def tensors_in(file: Path) -> dict[str, Callable[[], np.ndarray]]:
+    """A GGUF file's tensors, each dequantised to float32 when its function is called."""
+    library = gguf_py(check_tools())
+    with reading(file.name):
+        stored = library.GGUFReader(file).tensors
+    read = library.quants.dequantize
+    return {each.name: functools.partial(read, each.data, each.tensor_type) for each in stored}
 
 
 def quantise(f16: Path, out: Path, kind: str) -> str:
