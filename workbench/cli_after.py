@@ -435,17 +435,16 @@ def ask(
         base: Also ask the base.
     """
     from workbench.exporting.artefacts import meant
-    from workbench.exporting.chat import Conversation
-    from workbench.views.chat import answer_text
+    from workbench.exporting.chat import Asked
 
     folders = meant(artefact)[1]
     folder = next((each for each in folders if each.name == "merged_16bit"), folders[0])
-    talk = Conversation(folder, system)
-    if talk.unanswered:
-        print(f"calls are not answered: {talk.unanswered}", file=sys.stderr)
-    answers = talk.reply(question, temperature, base).answers
+    asked = Asked(folder, system)
+    answers = {"trained": asked.answer(question, temperature)}
+    if base:
+        answers["base"] = asked.answer(question, temperature, base=True)
     said = (
-        f"[{who}: {one.length_tokens} tokens, {one.ended}]\n{answer_text(one)}"
+        f"[{who}: {one.length_tokens} tokens, {one.ended}]\n{one.text}"
         for who, one in answers.items()
     )
     return Result({"artefact": folder, "question": question, "answers": answers}, "\n".join(said))

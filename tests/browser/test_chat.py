@@ -22,13 +22,12 @@ model = get_peft_model(AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=tor
 for saved in (model, AutoTokenizer.from_pretrained(MODEL_DIR)):
     saved.save_pretrained(wb.resolve("adapter"))
 chat = wb.chat(wb.resolve("adapter"), "What is 15 + 27?", max_completion_length=300)
-chat.talk.reply("Hello")
-chat.talk.turns.clear()
-model = chat.talk._writers["trained"].model.get_base_model()
+chat.asked.answer("Hello")
+model = chat.asked._readers[False].model.get_base_model()
 forward = model.forward
 
 def slow(*arguments, **options):
-    if len(chat.talk.turns) > 1:
+    if len(chat.turns) > 1:
         time.sleep(0.5)
     return forward(*arguments, **options)
 
@@ -57,11 +56,11 @@ def test_ask_see_both_answers_and_interrupt(jupyterlab, page):
     hostile = "<img src=x onerror='window.hacked=1'> $x^2$"
     box.fill(hostile)
     page.get_by_role("button", name="Send").click()
-    page.get_by_text("Writing …: interrupt the kernel to stop.").first.wait_for()
+    page.get_by_text("writing …: interrupt the kernel to stop").first.wait_for()
     page.get_by_role("menuitem", name="Kernel", exact=True).click()
     page.get_by_role("menuitem", name="Interrupt Kernel").click()
-    page.get_by_text(re.compile("^0 tokens, stopped")).wait_for()
-    ends = [text for text in shown.first.locator("td div").all_inner_texts() if "stopped" in text]
+    page.get_by_text(re.compile("^trained: 0 tokens, stopped")).wait_for()
+    ends = [text for text in shown.first.locator("td pre").all_inner_texts() if "stopped" in text]
     assert len(ends) == 1, "the base was not begun"
     assert page.evaluate("() => window.hacked") is None
     assert hostile in shown.first.inner_text()

@@ -1,8 +1,7 @@
-"""Talking to an artefact: what is shown is what the model writes, and what goes wrong is said beside it."""
+"""Asking an artefact: what is shown is what the model writes, and what goes wrong is said beside it."""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
 from dataclasses import replace
@@ -16,7 +15,7 @@ from samples import EVIL
 from workbench.errors import ExportError, PolicyError
 from workbench.exporting import passport
 from workbench.exporting.artefacts import Artefact, Exported
-from workbench.exporting.chat import ChatAnswer, Conversation, Exchange, ask
+from workbench.exporting.chat import Asked, ChatAnswer, ask
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.views.chat import Chat
@@ -84,12 +83,12 @@ def test_both_write_what_generate_writes(form, made, request):
     with model.disable_adapter():
         base = greedy(model, tokenizer, asked())
     assert trained != base
-    talk = Conversation(request.getfixturevalue(form), SYSTEM, 40)
-    turn = talk.reply(QUESTION, base=True)
-    assert turn.answers["base"] == ChatAnswer(base[-1], len(base), "ended by EOS")
-    assert (turn.answers["trained"].text, turn.answers["trained"].length_tokens) == (trained[-1], len(trained))
-    assert (turn.answers["trained"].ended == "cut at 40 tokens") == (len(trained) == 40)
-    assert talk.turns == [turn]
+    asks = Asked(request.getfixturevalue(form), SYSTEM, 40)
+    assert asks.answer(QUESTION, base=True) == (base[-1], len(base), "ended by EOS")
+    answer = asks.answer(QUESTION)
+    assert (answer.text, answer.length_tokens) == (trained[-1], len(trained))
+    assert (answer.ended == "cut") == (len(trained) == 40)
+    assert asks.answer(QUESTION) == answer, "each question is asked alone"
 
 
 def test_ask_is_one_answer(made, merged, monkeypatch):
@@ -104,59 +103,24 @@ def test_ask_is_one_answer(made, merged, monkeypatch):
 
 
 def test_the_temperature_samples(adapter):
-    talk = Conversation(adapter, SYSTEM, 24)
-    texts = {talk.reply(QUESTION, temperature).answers["trained"].text for temperature in (1.0, 1.0, 1.0, 1.0)}
-    assert len(texts) > 1
-
-
-def test_an_interrupt_stops_an_answer_and_what_was_said_before_stays(adapter, monkeypatch):
-    talk = Conversation(adapter, SYSTEM, 8)
-    first = talk.reply(QUESTION).answers["trained"]
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(talk._writers["trained"], "generate", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            talk.reply(QUESTION, base=True)
-    assert talk.turns[1].answers == {"trained": ChatAnswer("", 0, "stopped")}, "the base was not begun"
-    assert talk.turns[0].answers["trained"] == first
-    assert talk.reply("And 3 + 4?").answers["trained"].length_tokens > 0
+    asks = Asked(adapter, SYSTEM, 24)
+    assert len({asks.answer(QUESTION, 1.0).text for _ in range(4)}) > 1
 
 
 def test_what_is_too_long_is_cut_or_refused_in_words(adapter):
-    talk = Conversation(adapter, SYSTEM, 3)
-    assert talk.reply(QUESTION).answers["trained"].ended == "cut at 3 tokens"
-    tokens = len(_ids(talk, asked()))  # of 512 that the embedded policy reads
-    talk.max_completion_length = 200
+    asks = Asked(adapter, SYSTEM, 3)
+    assert asks.answer(QUESTION)[1:] == (3, "cut")
+    tokens = len(_ids(asks, asked()))  # of 512 that the embedded policy reads
+    asks.max_completion_length = 200
     filled = "9 " * ((500 - tokens) // 2)
-    room = 512 - len(_ids(talk, asked(filled)))
-    answer = talk.reply(filled).answers["trained"]
-    assert answer.ended == "cut: the context of 512 tokens is full" or answer.length_tokens < room
-    assert answer.length_tokens <= room
-    with pytest.raises(ExportError, match=r"(?s)the conversation has \d+ tokens.*512.*start a new conversation"):
-        talk.reply("9 " * 600)
-    assert talk.turns[-1].answers["trained"].ended.startswith("failed: the conversation has")
+    room = 512 - len(_ids(asks, asked(filled)))
+    assert asks.answer(filled).length_tokens <= room < 200
+    with pytest.raises(ExportError, match=r"(?s)the question has \d+ tokens.*512.*ask something shorter"):
+        asks.answer("9 " * 600)
 
 
-def _ids(talk: Conversation, messages: list[dict[str, str]]) -> list[int]:
-    return talk._writers["trained"].prompt_ids(messages)
-
-
-def test_each_of_the_two_remembers_its_own_answers(made, adapter):
-    model, tokenizer, _ = made
-    talk = Conversation(adapter, SYSTEM, 24)
-    first = talk.reply(QUESTION, base=True)
-    turn = talk.reply("And 3 + 4?", base=True)
-    for who in ("trained", "base"):
-        messages = [
-            *asked(),
-            {"role": "assistant", "content": first.answers[who].text},
-            {"role": "user", "content": "And 3 + 4?"},
-        ]
-        with model.disable_adapter() if who == "base" else contextlib.nullcontext():
-            assert turn.answers[who].text == greedy(model, tokenizer, messages, 24)[-1]
+def _ids(asks: Asked, messages: list[dict[str, str]]) -> list[int]:
+    return asks._reader(False).prompt_ids(messages)
 
 
 def test_a_run_says_how_it_was_asked(home, adapter):
@@ -166,14 +130,12 @@ def test_a_run_says_how_it_was_asked(home, adapter):
     run.update_manifest(
         settings={"in_force": {"max_completion_length": 48, "temperature": 0.7}}, policy={"source": str(MODEL_DIR)}
     )
-    talk = Conversation(of)
-    assert (talk.system_prompt, talk.max_completion_length, talk.temperature) == ("Be brief.", 48, 0.7)
-    told = [talk.reply(QUESTION).answers["trained"] for _ in range(2)]
-    assert told[0] == told[1], "its prompts were single questions"
+    asks = Asked(of)
+    assert (asks.system_prompt, asks.max_completion_length, asks.temperature) == ("Be brief.", 48, 0.7)
     assert Chat(of).temperature == 0.7
-    assert Conversation(of, "", 7).__dict__.items() >= {"system_prompt": "", "max_completion_length": 7}.items()
+    assert vars(Asked(of, "", 7)).items() >= {"system_prompt": "", "max_completion_length": 7}.items()
     shutil.rmtree(run.rollouts)
-    assert Conversation(of).system_prompt == ""
+    assert Asked(of).system_prompt == ""
 
 
 @pytest.mark.parametrize(
@@ -182,15 +144,15 @@ def test_a_run_says_how_it_was_asked(home, adapter):
 )
 def test_away_from_its_run_the_passport_says_how_it_was_asked(adapter, tmp_path, prompt, as_text, system):
     away = shutil.copytree(adapter.path, tmp_path / "mine")
-    passport._write(away, {"format": "adapter", "base": str(MODEL_DIR), "rollouts": [{"prompt": prompt}]})
-    talk = Conversation(away)
-    assert (talk.system_prompt, talk._as_text) == (system, as_text)
-    assert Conversation(away, "").system_prompt == ""
+    passport._write(away, {"format": "adapter", "base": str(MODEL_DIR), "prompt": prompt})
+    asks = Asked(away)
+    assert (asks.system_prompt, asks.as_text) == (system, as_text)
+    assert Asked(away, "").system_prompt == ""
 
 
 def test_an_unknown_base_and_a_folder_without_a_model_are_named(merged, tmp_path):
     with pytest.raises(ExportError, match=r"its base is not known[\s\S]*wb.export"):
-        Conversation(merged.path).reply(QUESTION, base=True)
+        Asked(merged.path).answer(QUESTION, base=True)
     with pytest.raises(PolicyError, match="no config.json"):
         ask(tmp_path, QUESTION)
 
@@ -206,32 +168,41 @@ def test_without_widgets_one_exchange_beside_the_base(why, adapter, monkeypatch)
         monkeypatch.setitem(sys.modules, "ipywidgets", None)
     panel = Chat(adapter, QUESTION, SYSTEM, temperature=0)
     assert panel.widget is None
-    answers = panel.talk.turns[0].answers
+    [(question, answers)] = panel.turns
     bundle = panel._bundle()
-    assert bundle["text/html"].count("<td") == 2
+    assert (question, bundle["text/html"].count("<td"), [*answers]) == (QUESTION, 2, ["trained", "base"])
     for who, answer in answers.items():
         assert f"[{who}: {answer.length_tokens} tokens, {answer.ended}]\n{answer.text}" in bundle["text/plain"]
     assert "one sample" not in str(panel)  # but the likeliest tokens
-    assert "Interrupt" not in str(panel)  # which has nothing to stop
+    assert "interrupt" not in str(panel)  # which has nothing to stop
     sampled = str(Chat(adapter, QUESTION, SYSTEM, temperature=0.7, base=False))
-    assert "one sample at temperature 0.7: another run of this cell may answer differently\n" in sampled
+    assert "one sample at temperature 0.7: another may differ\n" in sampled
 
 
-def test_a_failure_is_shown_and_nothing_is_lost(adapter, tmp_path):
+def test_a_failure_is_shown_and_nothing_is_lost(adapter, tmp_path, monkeypatch):
     panel = Chat(adapter, QUESTION, SYSTEM, temperature=0, base=False)
     panel.send(QUESTION)
-    first = dict(panel.talk.turns[0].answers)
+    first = dict(panel.turns[0][1])
     panel.send("9 " * 600)
     shown = panel._bundle()["text/plain"]
     assert first["trained"].text in shown
-    assert "0 tokens, failed: the conversation has" in shown
-    assert panel.talk.turns[0].answers == first
+    assert "trained: 0 tokens, failed: the question has" in shown
+    assert panel.turns[0][1] == first
     nowhere = Chat(replace(adapter, path=tmp_path), QUESTION, SYSTEM)
     nowhere.send(QUESTION)
+    assert [*nowhere.turns[0][1]] == ["trained"]
     assert "failed: " in str(nowhere)
-    nowhere.send(" ")
-    assert str(nowhere).endswith("Write a question first.")
-    assert len(nowhere.talk.turns) == 1
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    both = Chat(adapter, QUESTION, SYSTEM, temperature=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(both.asked, "answer", interrupted)
+        both.send(QUESTION)
+    assert both.turns[0][1] == {"trained": ChatAnswer("", 0, "stopped")}, "the base was not begun"
+    both.send(QUESTION)
+    assert both.turns[1][1]["trained"] == first["trained"]
 
 
 def test_what_a_model_writes_is_text(adapter, monkeypatch):
@@ -245,8 +216,8 @@ def test_what_a_model_writes_is_text(adapter, monkeypatch):
     panel = Chat(adapter, QUESTION, EVIL)
     panel._ipython_display_()
     assert "application/vnd.jupyter.widget-view+json" in seen[-1]
-    both = {"trained": ChatAnswer(EVIL * 30, 9, f"failed: {EVIL}"), "base": ChatAnswer(EVIL)}
-    panel.talk.turns.append(Exchange(EVIL, both))
+    both = {"trained": ChatAnswer(EVIL * 30, 9, f"failed: {EVIL}"), "base": ChatAnswer(EVIL, 0, "")}
+    panel.turns.append((EVIL, both))
     panel.look()
     page, text = seen[-1]["text/html"], seen[-1]["text/plain"]
     assert page.count("&lt;script&gt;") == text.count("<script>") == 33, "in whole"

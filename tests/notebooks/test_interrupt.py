@@ -54,9 +54,8 @@ import workbench as wb
 from workbench.tiny import MODEL_DIR
 
 chat = wb.chat(MODEL_DIR, "What is 15 + 27?", temperature=0)
-chat.talk.reply("Hello")
-chat.talk.turns.clear()
-model = chat.talk._writers["trained"].model
+chat.asked.answer("Hello")
+model = chat.asked._readers[False].model
 forward = model.forward
 
 def slow(*arguments, **options):
@@ -81,7 +80,7 @@ def test_an_interrupt_ends_an_answer_that_a_click_asked_for_and_the_kernel_lives
         waited_for(lambda: (home / "writing").is_file())
         manager.interrupt_kernel()
         client.execute_interactive(
-            "print(chat.talk.turns[0].answers['trained'].ended, repr(str(chat)))",
+            "print(chat.turns[0][1]['trained'].ended, repr(str(chat)))",
             timeout=60,
             output_hook=lambda message: said.append(message["content"].get("text", "")),
         )
@@ -91,4 +90,4 @@ def test_an_interrupt_ends_an_answer_that_a_click_asked_for_and_the_kernel_lives
     text = "".join(said)
     assert text.startswith("stopped"), text
     assert "[trained: 0 tokens, stopped]" in text
-    assert "Writing" not in text
+    assert "writing" not in text

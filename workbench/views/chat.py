@@ -1,4 +1,4 @@
-"""A chat in a cell: a box for the question, and the answers of base and trained side by side."""
+"""Questions in a cell: a box, and the answers of base and trained side by side."""
 
 from __future__ import annotations
 
@@ -8,27 +8,22 @@ import html
 import signal
 from typing import Any
 
-from workbench.exporting.chat import BASE, TRAINED, ChatAnswer, Conversation, Exchange
-from workbench.kinds import Fields
+from workbench.exporting.chat import Asked, ChatAnswer
 from workbench.printable import printable
-from workbench.views.look import MUTED
 from workbench.views.tables import no_formulas, verbatim
-from workbench.views.turns import transcript, turn_text
 from workbench.views.widgets import Parts, no_widgets, widget_view
 from workbench.workspace import shown
 
-_WITH_TOOLS = "; as a rollout, with the tools of its task"
-
 
 class Chat:
-    """Talk to an exported model, with the base that it was trained from beside it. Leave it as the
+    """Ask an exported model, with the base that it was trained from beside it. Leave it as the
     last line of a cell.
 
     >>> print(wb.chat(exported, "What is 15 + 27?"))
     ...
 
-    While it answers, an Interrupt of the kernel stops it. The saved notebook keeps the conversation
-    as text.
+    While it answers, an Interrupt of the kernel stops it. The saved notebook keeps the answers as
+    text.
 
     Args:
         artefact, system_prompt, limits: as for `ask`.
@@ -48,56 +43,55 @@ class Chat:
         base: bool = True,
         **limits: Any,
     ) -> None:
-        self.talk = Conversation(artefact, system_prompt, **limits)
-        self.temperature = self.talk.temperature if temperature is None else temperature
-        self.base = base and bool(self.talk.artefact.base)
-        self.said = ""  # why there is no answer
+        self.asked = Asked(artefact, system_prompt, **limits)
+        self.temperature = self.asked.temperature if temperature is None else temperature
+        both = base and bool(self.asked.artefact.base)
+        self.who = ("base", "trained") if both else ("trained",)
+        self.turns: list[tuple[str, dict[str, ChatAnswer]]] = []
         self.widget: Any = None
         self._place: Any = None
         self._loop: Any = None
         if not no_widgets():
-            self.widget = self._build(question)
+            import ipywidgets
+
+            parts = Parts()
+            self._box = parts.add("question", "Textarea", value=question, rows=3)
+            send = parts.add("send", "Button", self._clicked, description="Send")
+            self.widget = ipywidgets.VBox([self._box, send])
         elif question:
             self.send(question)
 
-    def _build(self, question: str) -> Any:
-        import ipywidgets as kit
-
-        parts = Parts()
-        look: Fields = {"rows": 3, "placeholder": "a question", "layout": {"width": "98%"}}
-        self._box = parts.add("question", "Textarea", value=question, **look)
-        return kit.VBox([self._box, parts.add("send", "Button", self._clicked, description="Send")])
-
     def _clicked(self) -> None:
-        # Some kernels handle clicks on another thread; an Interrupt reaches the main one alone,
-        # where the cell was run.
+        # Some kernels handle clicks on another thread; an Interrupt reaches the main one alone.
         question, self._box.value = self._box.value, ""
-        self._loop.call_soon_threadsafe(self._answer, question)
+        self._loop.call_soon_threadsafe(self._interruptible, question)
 
-    def _answer(self, question: str) -> None:
-        # between cells a kernel ignores it
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    def _interruptible(self, question: str) -> None:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored between cells
         try:
-            with contextlib.suppress(KeyboardInterrupt):
-                self.send(question)
+            self.send(question)
         finally:
             signal.signal(signal.SIGINT, before)
 
     def send(self, question: str) -> None:
         """Ask, and show the answers. An error, or an Interrupt, is shown in place of the answer."""
-        if not question.strip():
-            self.said = "Write a question first."
-            return self.look()
-        self.said = "Writing …: interrupt the kernel to stop."
-        self.look()
-        # the answer says what went wrong
-        with contextlib.suppress(Exception, KeyboardInterrupt):
-            self.talk.reply(question, self.temperature, self.base)
-        self.said = ""
+        answers: dict[str, ChatAnswer] = {}
+        self.turns.append((question, answers))
+        for who in reversed(self.who):
+            answers[who] = ChatAnswer("", 0, "writing …: interrupt the kernel to stop")
+            self.look()
+            try:
+                answers[who] = self.asked.answer(question, self.temperature, who == "base")
+            except KeyboardInterrupt:
+                answers[who] = ChatAnswer("", 0, "stopped")
+                break
+            except Exception as error:
+                answers[who] = ChatAnswer("", 0, f"failed: {getattr(error, 'value', error)}")
+                break
         self.look()
 
     def look(self) -> None:
-        """Show the conversation as it is now."""
+        """Show what was asked and answered so far."""
         if self._place is not None:
             self._place.update(self._bundle(), raw=True)
 
@@ -112,66 +106,38 @@ class Chat:
                 {"text/plain": "Run this cell to ask more.", **widget_view(self.widget)}, raw=True
             )
 
+    def _bundle(self) -> dict[str, str]:
+        cells = []
+        for question, answers in self.turns:
+            cells += [f"<tr><th colspan=2>{_text(question)}</th></tr><tr>"]
+            for who in (who for who in self.who if who in answers):
+                end = _text(_end(who, answers[who]))
+                cells += [f"<td>{end}{_text(answers[who].text)}</td>"]
+            cells += ["</tr>"]
+        page = f"{_text(self._title)}<table style='width:100%'>{''.join(cells)}</table>"
+        return {"text/html": no_formulas(page), "text/plain": str(self)}
+
     @property
     def _title(self) -> str:
-        title = shown(self.talk.artefact.path)
-        if self.talk.artefact.run:
-            title += "; asked each question alone, as in training"
-            if self.talk.artefact.run.manifest().get("turns"):
-                why = self.talk.unanswered
-                title += f"; a call that it writes is not answered: {why}" if why else _WITH_TOOLS
+        title = f"{shown(self.asked.artefact.path)}; each question is asked alone, as in training"
         if self.temperature > 0:
-            title += f"; one sample at temperature {self.temperature:g}: another run of this cell"
-            title += " may answer differently"
+            title += f"; one sample at temperature {self.temperature:g}: another may differ"
         return title
-
-    def _bundle(self) -> dict[str, str]:
-        page = [_small(self._title), *map(_table, self.talk.turns), _small(self.said)]
-        return {"text/html": no_formulas("".join(page)), "text/plain": str(self)}
 
     def __repr__(self) -> str:
         lines = [self._title]
-        for turn in self.talk.turns:
-            lines += ["", turn.question]
-            lines += [f"[{who}: {end}]\n{answer_text(one)}" for who, one, end in _answers(turn)]
-        return printable("\n".join([*lines, self.said]).strip())
+        for question, answers in self.turns:
+            said = (f"[{_end(who, one)}]\n{one.text}" for who, one in answers.items())
+            lines += ["", question, *said]
+        return printable("\n".join(lines))
 
 
-def answer_text(answer: ChatAnswer) -> str:
-    """What was written; of a rollout each turn, in a line."""
-    return "\n".join(map(turn_text, answer.turns)) if answer.turns else answer.text
+def _end(who: str, answer: ChatAnswer) -> str:
+    return f"{who}: {answer.length_tokens} tokens, {answer.ended}"
 
 
-def _answers(turn: Exchange) -> list[tuple[str, ChatAnswer, str]]:
-    # (who wrote, what, how it ended), the base first.
-    return [
-        (who, one, f"{one.length_tokens} tokens, {one.ended or 'writing …'}")
-        for who in (BASE, TRAINED)
-        if (one := turn.answers.get(who)) is not None
-    ]
-
-
-def _whole(text: str) -> str:
+def _text(text: str) -> str:
     return verbatim(html.escape(printable(text)))  # however long
-
-
-def _written(answer: ChatAnswer) -> str:
-    return verbatim(transcript(answer.turns).page) if answer.turns else _whole(answer.text)
-
-
-def _small(text: str) -> str:
-    style = f"color:{MUTED};margin:2px 0;overflow-wrap:anywhere"
-    return f"<div style='{style}'>{html.escape(printable(text))}</div>"
-
-
-def _table(turn: Exchange) -> str:
-    style = "text-align:left;vertical-align:top"
-    cells = [
-        f"<td style='{style}'><b>{who}</b>{_written(one)}{_small(end)}</td>"
-        for who, one, end in _answers(turn)
-    ]
-    row = f"<table style='width:100%;table-layout:fixed'><tr>{''.join(cells)}</tr></table>"
-    return f"<div style='margin-top:8px;font-weight:bold'>{_whole(turn.question)}</div>{row}"
 
 
 chat = Chat  # a name of the face
