@@ -211,7 +211,7 @@ def _off_grid(artefact: Artefact, run: RunDirectory, checks: list[Check]) -> lis
     if not worse or artefact.into != "base" or artefact.format == "adapter":
         return checks
     report = risk.merge_risk(run)
-    if report.layers and report.quantiles()[1] <= risk.LOW:
+    if report.layers and report.median <= risk.LOW:
         return checks
     remedy = (
         "merge into the weights that it was trained beside:"
