@@ -105,10 +105,9 @@ def test_what_it_says_of_loading_works(home):
 
 
 def test_prompts_that_are_text_are_shown_as_text(monkeypatch):
-    from workbench.exporting import passport
+    from workbench.exporting import serving
 
-    rows = [{"prompt": "2 + 2 = ", "completion": "4", "scores": {}, "advantage": 0.0}]
-    monkeypatch.setattr(passport, "sample_of", lambda run: rows)
+    monkeypatch.setattr(serving, "prompt_of", lambda run: "2 + 2 = ")
     assert "\n```\n2 + 2 = \n```" in card_of(made_artefact(made_run())).text
 
 

@@ -16,7 +16,6 @@ from workbench.exporting.serving import commands
 from workbench.inspection.measured import gain_in_words
 from workbench.kinds import Fields
 from workbench.printable import printable
-from workbench.run.metrics import GROUP_STD, KL, REWARD
 from workbench.training.loading import find_model
 from workbench.workspace import replace_file
 
@@ -109,7 +108,7 @@ def _content(folder: Path, artefact: Artefact, known: Fields, proof: Proof | Non
     if is_adapter and not of_hub:
         on = "transformers.AutoModelForCausalLM.from_pretrained('BASE')"
         lines["transformers"] = f"peft.PeftModel.from_pretrained({on}, '.')"
-    prompt = next((row["prompt"] for row in known.get("rollouts") or ()), "")
+    prompt = known.get("prompt") or ""
     if not isinstance(prompt, str):
         prompt = "\n\n".join(f"[{each['role']}]\n{each['content']}" for each in prompt)
     gguf = f"{_MERGED}as one GGUF file ({artefact.format.removeprefix('gguf_')})"
@@ -119,9 +118,6 @@ def _content(folder: Path, artefact: Artefact, known: Fields, proof: Proof | Non
         "proof": proof,
         "causes": CAUSES,
         "settings": _SETTINGS,
-        "REWARD": REWARD,
-        "GROUP_STD": GROUP_STD,
-        "KL": KL,
         "what": _IS.get(artefact.format, gguf).format(base=code(base)),
         "is_adapter": is_adapter,
         "quantised": artefact.format in QUANTISED,

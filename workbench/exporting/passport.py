@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
 from workbench.errors import ExportError
+from workbench.exporting import serving
 from workbench.exporting.artefacts import PASSPORT, Artefact, meant
 from workbench.exporting.card import CARD, write_card
 from workbench.exporting.checks import Proof
@@ -26,21 +27,14 @@ from workbench.inspection.evaluation import last_measured
 from workbench.kinds import Fields
 from workbench.policies import origin_of
 from workbench.run import sealed
-from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
-from workbench.run.metrics import GROUP_STD, KL, REWARD
-from workbench.run.parts import parts, span
-from workbench.run.rollouts import read_batches
-from workbench.run.turns import turns_to_text
 from workbench.task import EMBEDDED
 from workbench.training.loading import adapter_sum, base_differs, base_files
 from workbench.workspace import replace_folder, shown, size_and_sum, sum_of, to_json, write_json
 
 PROOF = "proof.json"
-SAMPLED = 8  # completions
 _PROVEN = ".proof.part"  # a folder: a whole proof on its way into the artefact
 _NAMED_BASE = {"adapter_config.json": "base_model_name_or_path", "config.json": "_name_or_path"}
-_CURVE = 8  # points
 # what `replace_file` and `replace_folder` call what is not whole yet
 _PARTIAL = re.compile(r"(^|/)\.[^/]*\.part(/|$)")
 # whether it is as it was (None: cannot be told), and what
@@ -157,27 +151,6 @@ def files_in(folder: Path, without: str = "") -> dict[str, list[object]]:
     }
 
 
-def sample_of(run: RunDirectory) -> list[Fields]:
-    """Completions of the last recorded step, the first of each group, then the second: prompt,
-    completion, scores, advantage, and the turns, where it has several.
-    """
-    if not any(run.rollouts.glob("step-*.parquet")):
-        return []
-    batch = next(read_batches(run, [span(parts(run.rollouts)[-1])[1]]))
-    # one group may be all alike
-    places = sorted(range(len(batch.prompts)), key=lambda place: place % batch.num_generations)
-    return [
-        {
-            "prompt": batch.prompts[at],
-            "completion": batch.completions[at],
-            "scores": dict(zip(batch.names, to_json(batch.scores[at]), strict=True)),
-            "advantage": to_json(batch.advantages[at]),
-            **({"turns": json.loads(turns_to_text(batch.turns[at]))} if batch.turns else {}),
-        }
-        for at in places[:SAMPLED]
-    ]
-
-
 def recipe_sum(run: RunDirectory) -> str:
     """The sum of a run's recipe as it is: on another machine, cleaning would remove other words."""
     return _sum(to_json(run.recipe().model_dump(mode="json")))
@@ -205,15 +178,13 @@ def about(artefact: Artefact) -> Fields:
 # -- comparing with it
 # -------------------------------------------------------------------------------------------------
 def _about_run(run: RunDirectory) -> Fields:
-    manifest, rows, recipe = run.manifest(), run.metrics(), run.recipe()
+    manifest, recipe = run.manifest(), run.recipe()
     policy, rewards = manifest["policy"], manifest.get("rewards") or {}
     task = dict(manifest.get("task") or {})
     source, kept = str(task.pop("source", "")), run.path / "task.py"
     task["ships"] = (source or recipe.task) in EMBEDDED
     task["file"] = PureWindowsPath(source).name
     task["sha256"] = sum_of(kept) if kept.is_file() else None
-    places = {round(part * (len(rows) - 1) / (_CURVE - 1)) for part in range(_CURVE)}
-    drawn = ("step", REWARD, GROUP_STD, KL)
     return {
         "run": run.name,
         "created": manifest.get("created"),
@@ -230,14 +201,10 @@ def _about_run(run: RunDirectory) -> Fields:
         "trained_before": policy.get("trained_in") or [],
         "precision": policy.get("precision"),
         "backend_name": policy.get("backend_name"),
-        "changes": RunState.of(run).changes,
-        "curve": [
-            {name: row.get(name) for name in drawn} for at, row in enumerate(rows) if at in places
-        ],
         "evaluation": last_measured(run),
         "warm_start": manifest.get("warm_start"),
         "turns": manifest.get("turns"),
-        "rollouts": sample_of(run),
+        "prompt": serving.prompt_of(run),
     }
 
 

@@ -84,10 +84,14 @@ def system_prompt(run: RunDirectory) -> str | None:
     """What a run's prompts begin with, "" if they have no system message; None if they are plain
     text, without a template.
     """
-    # a run without a record says nothing of its prompts
+    return system_of(prompt_of(run))
+
+
+def prompt_of(run: RunDirectory) -> Prompt:
+    """A prompt of a run's last recorded step; no message where it recorded none."""
     with contextlib.suppress(WorkbenchError, LookupError):
-        return system_of(batch_and_place(run)[0].prompts[0])
-    return ""
+        return batch_and_place(run)[0].prompts[0]
+    return []
 
 
 def system_of(prompt: Prompt) -> str | None:
