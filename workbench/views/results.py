@@ -283,6 +283,12 @@ def trial_view(trial: JudgeTrial) -> View:
     return View(page, text)
 
 
+_GREEDY = (
+    "Greedy: the likeliest token every time. A base that is right then may be wrong more often when"
+    " it samples, as in training: `workbench eval` measures that gain."
+)
+
+
 def proof_table(proof: Proof | Proofs) -> View:
     """What artefacts do beside policy and base, a line each; then every check with its mark, what
     is wrong, what is unproven.
@@ -304,8 +310,9 @@ def proof_table(proof: Proof | Proofs) -> View:
         shown = "" if one.passed and len(proofs) > 1 else " open"
         page = f"<details{shown}>{summary}{inner.html}</details>"
         views.append(View(page, f"{one.verdict}\n\n{inner}"))
-    header = ["", "verdict", "share of the run's change", "reward", "pass@1", "ended by EOS"]
-    return joined([Table([*header, "KL per token"], rows), *views])
+    header = ["", "verdict", "share of the run's change", "greedy reward", "greedy pass@1"]
+    table = Table([*header, "ended by EOS", "KL per token"], rows)
+    return joined([table, *([View(pre(_GREEDY), _GREEDY)] if measured else []), *views])
 
 
 def _numbers(measured: Fields, who: str) -> list[str]:
