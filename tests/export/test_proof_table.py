@@ -40,12 +40,15 @@ def test_marks_have_a_colour_and_are_words():
 def test_several_proofs_begin_with_a_line_each_and_what_passed_is_folded():
     view = proof_table(Proofs([GOOD, BAD]))
     assert [line.split() for line in view.text.splitlines()[:5]] == [
-        "verdict share of the run's change greedy reward greedy pass@1 ended by EOS KL per token".split(),
+        [
+            "verdict", "share", "of", "the", "run's", "change", "greedy", "reward", "greedy", "pass@1", "ended", "by", "EOS",
+            "KL", "per", "token",
+        ],
         ["policy", "100%", "0.75", "75%", "-", "0"],
         ["base", "0%", "0.25", "25%", "-", "0.5"],
         ["adapter", "passed", "98%", "(90%", "to", "105%)", "0.50", "50%", "-", "0.01"],
         ["merged_16bit", "FAILED", "-", "-", "-", "-", "-"],
-    ]
+    ]  # fmt: skip
     for form in (view.text, view.html):
         assert form.count("Greedy: the likeliest token every time.") == 1  # why the base may be as good here
     assert "Greedy" not in proof_table(Proof("x", "adapter", (FILES,))).text
