@@ -162,7 +162,7 @@ def proof():
     pair = {"policy": 0.9, "artefact": 0.2, "difference": -0.7, "low": -0.8, "high": -0.6, "base": 0.3}
     checks = (
         Check("files", EVIL, True, EVIL),
-        Check("weights", EVIL, False, EVIL, "not_merged", EVIL, {EVIL: EVIL}),
+        Check("weights", EVIL, False, EVIL, "other_weights", EVIL, {EVIL: EVIL}),
         Check("behaviour", EVIL, None, EVIL, EVIL),
     )
     return Proof(EVIL, "merged_16bit", checks, (EVIL,), {"reward": pair, "pass@1": pair, "ended": pair}, EVIL)

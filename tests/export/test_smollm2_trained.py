@@ -184,7 +184,7 @@ def test_its_card_names_the_base_and_how_it_differs(exported):
 
 @pytest.mark.parametrize(
     ("format", "way", "cause"),
-    [("merged_16bit", "layer_skipped", "layer_skipped"), ("adapter", "not_merged", "equals_base")],
+    [("merged_16bit", "layer_skipped", "other_weights"), ("adapter", "not_merged", "other_weights")],
 )
 def test_a_spoiled_export_fails_with_its_cause(exported, made, tmp_path, format, way, cause):
     run = exported.run

@@ -70,7 +70,6 @@ class Proof:
     # reward, pass@1, KL per token, EOS share, with intervals
     measured: Fields = field(default_factory=dict)
     into: str = ""  # what it was merged into, in words; empty for an adapter
-    reference: str = ""  # stands for what it was compared with: run, base, task, rewards, libraries
     note: str = ""  # what became of a proof that was on record
     passed: bool = field(init=False)  # something was looked at, and nothing failed
 

@@ -23,7 +23,13 @@ from workbench.exporting.behaviour import check_behaviour, written_by
 from workbench.exporting.checks import LEVELS, Check, Proof, Proofs
 from workbench.exporting.public import public_name
 from workbench.exporting.reading import BaseUnread, open_reader
-from workbench.exporting.reference import ProofRequest, measured_reference, request_of, suite_of_run
+from workbench.exporting.reference import (
+    ProofRequest,
+    Reference,
+    measured_reference,
+    request_of,
+    suite_of_run,
+)
 from workbench.exporting.tokens import check_tokens
 from workbench.exporting.weights import check_weights
 from workbench.extras import need_train
@@ -80,19 +86,25 @@ def prove(
         raise ExportError(
             f"prompts = {prompts}", rule="a proof needs at least 2 held-out prompts", remedy=remedy
         )
+    of_run: object = isinstance(artefact, Exported)
     if isinstance(artefact, Exported):
-        return Proofs(_prove(each, prompts, task, progress) for each in artefact.artefacts.values())
-    if isinstance(artefact, Artefact):
-        return _prove(artefact, prompts, task, progress)
-    of_run, folders = meant(artefact)
-    proofs = Proofs(
-        _prove(open_artefact(each, of_run or run), prompts, task, progress) for each in folders
-    )
+        chosen = [*artefact.artefacts.values()]
+    elif isinstance(artefact, Artefact):
+        chosen = [artefact]
+    else:
+        of_run, folders = meant(artefact)
+        chosen = [open_artefact(each, of_run or run) for each in folders]
+    references: dict[Path, Reference] = {}  # the live policy of a run is measured once
+    proofs = Proofs(_prove(each, prompts, task, progress, references) for each in chosen)
     return proofs if of_run else proofs[0]
 
 
 def _prove(
-    artefact: Artefact, prompts: int, task: Task | None, progress: Callable[[str], Progress]
+    artefact: Artefact,
+    prompts: int,
+    task: Task | None,
+    progress: Callable[[str], Progress],
+    references: dict[Path, Reference],
 ) -> Proof:
     run = artefact.run
     if run is None:
@@ -102,12 +114,15 @@ def _prove(
             remedy="give the run: run=wb.open_run(...), --run",
         )
     need_train()
+    sealed.as_saved(run.adapter)
     sealed.check_told(run)
     with contextlib.closing(suite_of_run(run, task)) as suite:
         request = request_of(run, suite, prompts)
         checks, measured, reference = [_files(artefact), _base(artefact, run)], {}, None
         if _sound(checks):
-            reference = measured_reference(run, suite, request, progress)
+            if run.path not in references:
+                references[run.path] = measured_reference(run, suite, request, progress)
+            reference = references[run.path]
         place = {"path": str(artefact.path), "run": str(run.path)}
         request = replace(
             request,
@@ -144,7 +159,6 @@ def _prove(
         tuple(unproven),
         measured,
         "" if is_adapter else INTO.get(artefact.into, ""),
-        reference.key if reference else "",
     )
     return _recorded(artefact, proof)
 
@@ -154,15 +168,14 @@ def _sound(checks: list[Check]) -> bool:
 
 
 def _recorded(artefact: Artefact, proof: Proof) -> Proof:
-    # The proof on record stays where it saw more; one that failed, or was made against something
-    # else, is recorded all the same.
+    # The proof on record stays where it saw more; one that failed is recorded all the same.
     try:
         record = passport.read_passport(artefact.path).get("proof") or {}
     except ExportError:  # a passport that was changed takes no proof
         return proof
     seen = record.get("measured", {}).get("prompts", 0)
     fewer = proof.measured.get("prompts", 0) < seen
-    if not proof.passed or not fewer or record["reference"] != proof.reference:
+    if not proof.passed or not fewer:
         passport.add_proof(artefact, proof)
         return proof
     if record["passed"]:

@@ -1,8 +1,5 @@
 """What the live policy writes: the run's own backend, adapter and weights, in a fresh process. A
 proof's reference.
-
-`export/reference.json` keeps it, for as long as the run, its rewards, its prompts and the libraries
-are the same.
 """
 
 from __future__ import annotations
@@ -10,24 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from workbench.data.rendering import prompt_text
 from workbench.errors import DataError, RunError, WorkbenchError
 from workbench.exporting import apart
 from workbench.exporting.apart import Progress
-from workbench.exporting.merging import base_now
 from workbench.kinds import Fields, Prompt
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
-from workbench.run.machine import versions
-from workbench.task import Row, Task, fingerprint
-from workbench.training.loading import adapter_sum, load_tokenizer
+from workbench.task import Row, Task
 from workbench.training.resuming import begun_task
-from workbench.workspace import to_json
-
-FILE = "export/reference.json"
 
 
 @dataclass(frozen=True)
@@ -65,7 +55,6 @@ class Reference:
     sampled_ids: list[list[int]]
     policy_logprobs: list[list[float]]  # of the tokens sampled, at temperature 1
     base_logprobs: list[list[float]]
-    key: str = ""  # stands for all that it depends on, but how many prompts
     # For each greedy answer of the policy: (place, token) of the likeliest tokens, several where
     # its precision cannot part them.
     ties: list[list[tuple[int, int]]] = field(default_factory=list)
@@ -125,44 +114,14 @@ def measured_reference(
     request: ProofRequest,
     progress: Callable[[str], Progress],
 ) -> Reference:
-    """The reference of a run: as measured before, over as many prompts or more, if nothing has
-    changed; else measured now.
-    """
-    from pydantic import TypeAdapter
-
-    recipe, task, count = run.recipe(), suite.task, len(request.prompts)
-    key = {
-        "run": run.identity,
-        "adapter": adapter_sum(run.adapter),
-        "base": base_now(run),
-        "held_out": fingerprint(task.held_out),
-        "rendered": _rendered(recipe, task.held_out),
-        "policy": _as_read(recipe).policy.model_dump(mode="json"),
-        "chat_template_kwargs": recipe.chat_template_kwargs,
-        "rewards": [suite.hash, task.right_rule],
-        "max_completion_length": request.max_completion_length,
-        "eos_ids": run.manifest().get("eos_ids"),
-        "versions": {name: own for name, own in versions().items() if name != "commit"},
-    }
-    kept = run.read_json(FILE) if (run.path / FILE).is_file() else {}
-    # whatever is compared with it is compared with what was measured
-    whole = kept.pop("sha256", None) == fingerprint([kept])
-    if not whole or kept.get("key") != key or len(kept["sampled_ids"]) < count:
-        report = apart.run_apart(
-            "workbench.exporting.reference", vars(request), progress(f"the policy of {run.name}")
-        )
-        for who in ("policy", "base"):
-            report[who] = scored(suite, task.held_out[:count], **report[who])
-        kept = to_json(report | {"key": key})
-        run.write_json(FILE, kept | {"sha256": fingerprint([kept])})
-
-    def first(own: Any) -> Any:
-        if isinstance(own, dict):
-            return {name: first(each) for name, each in own.items()}
-        return own[:count]
-
-    del kept["key"]
-    return TypeAdapter(Reference).validate_python(first(kept) | {"key": fingerprint([key])})
+    """What the live policy and its base write, measured now."""
+    report = apart.run_apart(
+        "workbench.exporting.reference", vars(request), progress(f"the policy of {run.name}")
+    )
+    rows = suite.task.held_out[: len(request.prompts)]
+    for who in ("policy", "base"):
+        report[who] = scored(suite, rows, **report[who])
+    return Reference(**report)
 
 
 def _as_read(recipe: Recipe) -> Recipe:
@@ -172,12 +131,6 @@ def _as_read(recipe: Recipe) -> Recipe:
 
     how = {} if torch.cuda.is_available() else {"dtype": "float32"}
     return recipe.model_copy(update={"policy": recipe.policy.model_copy(update=how)})
-
-
-def _rendered(recipe: Recipe, rows: Sequence[Row]) -> str:
-    # A template may write the date: the texts of tomorrow's prompts are others.
-    tokenizer = load_tokenizer(recipe.policy.name, recipe.chat_template_kwargs)
-    return fingerprint([{"text": prompt_text(row["prompt"], tokenizer)} for row in rows])
 
 
 def scored(
