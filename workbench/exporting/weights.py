@@ -198,8 +198,8 @@ def _compared(what: str, names: Collection[str], other: Collection[str]) -> Chec
 
 def _some(names: Collection[str]) -> str:
     # `layer 7, down_proj` for `model.layers.7.mlp.down_proj.weight`.
-    short = (re.sub(r"\.(lora_.*|weight)?$", "", name) for name in names)
-    parts = ((re.search(r"\.(\d+)\.(?:.+\.)?([\w.]+)$", name), name) for name in short)
+    short = (re.sub(r"\.(lora_.*|weight)$", "", name).replace(".bias", " bias") for name in names)
+    parts = ((re.search(r"\.(\d+)\.(?:.+\.)?([\w ]+)$", name), name) for name in short)
     listed = sorted({f"layer {own[1]}, {own[2]}" if own else name for own, name in parts})
     return f": {'; '.join(listed[:3])}" + (f"; and {len(listed) - 3} more" if listed[3:] else "")
 
