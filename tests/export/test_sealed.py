@@ -186,6 +186,8 @@ def test_a_recipe_or_a_task_that_was_changed_after_training_is_not_exported_as_t
     assert sealed.retold(run) == ""
     (run.path / "task.py").write_text("")
     assert sealed.retold(run).startswith("task.py changed")
+    (run.path / "recipe.yaml").write_text("seed: none")
+    assert sealed.retold(run).startswith("recipe.yaml and task.py changed")
     run.update_manifest(result=None, before={"steps": 1})  # it resumed, which compares them itself
     assert sealed.retold(run) == ""
 

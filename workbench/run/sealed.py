@@ -10,7 +10,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from workbench.errors import RunError
+from workbench.errors import RunError, WorkbenchError
 from workbench.kinds import Fields
 from workbench.run.record import RunRecord
 from workbench.workspace import shown, size_and_sum, sum_of
@@ -31,7 +31,10 @@ def saved_with(run: RunRecord, folder: Path) -> Fields:
 
 def _told(run: RunRecord) -> Fields:
     # Where base and task are may be another place on another machine; their own sums are recorded.
-    recipe, task = run.recipe().model_dump(mode="json", exclude_defaults=True), run.path / "task.py"
+    recipe: Fields = {}
+    with contextlib.suppress(OSError, WorkbenchError):  # edited meanwhile, it says nothing
+        recipe = run.recipe().model_dump(mode="json", exclude_defaults=True)
+    task = run.path / "task.py"
     for part in (recipe, recipe.get("policy", {})):
         for name in ("run_name", "task", "name"):
             part.pop(name, None)
