@@ -383,8 +383,8 @@ def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     try:
         with run.writing(), replace_folder(run.final) as folder:
             shutil.copytree(point.folder, folder, ignore=ignored, dirs_exist_ok=True)
-        saved, ended = saved_with(run, run.final), {**result, "status": "finished"}
-        run.update_manifest(saved=saved, result=ended)
+        result["status"] = "finished"
+        run.update_manifest(saved=saved_with(run, run.final), result=result)
         run.log_event("finished", point.step)
         run.went_on()
     finally:
