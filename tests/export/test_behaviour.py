@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from workbench.exporting import apart
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.behaviour import check_behaviour
 from workbench.exporting.checks import Proof
-from workbench.exporting.reference import Reference, Written
+from workbench.exporting.reference import ProofRequest, Reference, Written, measured_reference
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
 
@@ -339,3 +341,16 @@ def test_good_exports_give_no_false_alarm():
         near = found | {"logprobs": (np.array(reference.policy_logprobs) + noise).tolist(), "texts": flipped}
         for kind in ({}, {"into": "dequantised"}, {"format": "gguf_q4_k_m"}):
             assert causes(near, reference, **kind) == [], seed
+
+
+def test_the_reference_is_what_the_process_answered_scored_here(monkeypatch):
+    written = {"ids": [[1], [2]], "texts": ["right", "wrong"], "ended": [True, False]}
+    logprobs = [[-0.5], [-0.25]]
+    answer = {"policy": written, "base": written, "sampled_ids": [[3], [4]], "policy_logprobs": logprobs}
+    answer |= {"base_logprobs": logprobs, "ties": [[[0, 7]], []]}
+    monkeypatch.setattr(apart, "run_apart", lambda *_: answer)
+    request = ProofRequest("r", [row["prompt"] for row in ROWS[:2]], 8)
+    found = measured_reference(SimpleNamespace(name="r"), SUITE, request, lambda name: None)
+    assert (found.policy.reward, found.policy.right) == ([2.0, 0.0], [True, False])
+    assert found.ties == [[(0, 7)], []]  # as `check_behaviour` compares them
+    assert found.policy_logprobs == logprobs

@@ -121,6 +121,7 @@ def measured_reference(
     rows = suite.task.held_out[: len(request.prompts)]
     for who in ("policy", "base"):
         report[who] = scored(suite, rows, **report[who])
+    report["ties"] = [[tuple(each) for each in own] for own in report["ties"]]  # lists in JSON
     return Reference(**report)
 
 
