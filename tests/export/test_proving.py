@@ -14,11 +14,12 @@ from sabotage import put_tensors, tensors
 
 from workbench.display import view_of
 from workbench.errors import DataError, ExportError, PolicyError, RunError
-from workbench.exporting import apart, passport, reference
+from workbench.exporting import apart, passport, proving, reference
 from workbench.exporting.apart import run_apart
 from workbench.exporting.checks import CAUSES, Proofs
 from workbench.exporting.making import export
 from workbench.exporting.proving import prove
+from workbench.exporting.reading import open_reader
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
 from workbench.tiny import MODEL_DIR
@@ -163,10 +164,21 @@ def test_a_process_that_dies_writes_no_proof(run, monkeypatch):
     assert kept_proof(run, "adapter") == before
 
 
+def reading_with(monkeypatch, load_base):
+    """From now on an artefact is loaded by this; the live policy as ever."""
+
+    def opened(artefact):
+        with monkeypatch.context() as patched:
+            patched.setattr(plain, "load_base", load_base)
+            return open_reader(artefact)
+
+    monkeypatch.setattr(proving, "open_reader", opened)
+
+
 @pytest.mark.parametrize("format", ["adapter", "merged_16bit"])
 def test_no_memory_is_no_fault_of_the_artefact(run, monkeypatch, format):
     before = kept_proof(run, format)
-    monkeypatch.setattr(plain, "load_base", lambda *_, **__: bytearray(2**62))
+    reading_with(monkeypatch, lambda *_, **__: bytearray(2**62))
     with pytest.raises(ExportError, match="where it has room"):
         prove(run.export / format, prompts=PROMPTS)
     assert kept_proof(run, format) == before
@@ -187,7 +199,7 @@ def test_a_base_that_is_not_here_cannot_be_told(run, monkeypatch):
     def gone(*_, **__):
         raise PolicyError("no such folder", rule="r", remedy="m")
 
-    monkeypatch.setattr(plain, "load_base", gone)
+    reading_with(monkeypatch, gone)
     proof = prove(run.export / "adapter", prompts=PROMPTS)
     assert proof.failed == []
     assert next(check for check in proof.checks if check.name == "loads").passed is None
