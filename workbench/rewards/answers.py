@@ -53,13 +53,19 @@ _NEAR = 80  # characters around an answer, within which a word can take it back
 _DENIED = re.compile(
     r"\b(?!can(?:not|n?['’]?t)\s+believe\b)(?:not|never|neither|nor|cannot|rul(?:e[sd]?|ing)\s+out|exclud(?:e[sd]?|ing)"
     r"|instead\s+of|rather\s+than|(?:other|different)\s+(?:than|from)|anything\s+but|far\s+from|wrong\s+to"
-    r"|no\s+(?:way|means|circumstances?)|refus(?:e[sd]?|ing)|whether|(?:many|some|others?)\s+(?:would|might|may|will)\s+say|(?:is|are|was|were|do|does|did|ca|wo|could|would|should)n['’]?t)\b[:,]?"
+    r"|no\s+(?:way|means|circumstances?|longer)|refus(?:e[sd]?|ing)|whether|(?:many|some|others?)\s+(?:would|might|may|will)\s+say"
+    r"|unable\s+to|declin(?:e[sd]?|ing)\s+to|doubt(?:s|ful|ed)?|unlikely|hardly|den(?:y|ies|ied)|reject(?:s|ed|ing)?"
+    r"|disagree(?:s|d)?|disprov(?:e[sd]?|ing)|avoid(?:s|ed|ing)?|except(?:ing)?|apart\s+from|suppos(?:e|ing)|assum(?:e|ing)|pretend"
+    r"|(?:mistake|error|false|untrue|incorrect|myth)\s+(?:to|that)|near(?:ly)?|close\s+to|almost|(?:is|are|was|were|do|does|did|ca|wo|could|would|should)n['’]?t)\b[:,]?"
     r"(?:\s+(?!(?:so|but|then|hence|thus|only|just|sure|certain|know|more|less|fewer|than|exceed|until|if"
     r"|hard|difficult|surpris\w+)\b)[\w'’]+){0,4}[\s$*_`\"(\[{\\]*(?:boxed\s*\{[\s$]*)?$"
 )
 _HINTS = (
-    "not", "n't", "n’t", "ant", "ont", "snt", "never", "neither", "nor", "rul", "exclud", "instead",
-    "rather", "other", "anything", "far", "wrong", "no ", "refus", "whether", "say",
+    "not", "n't", "n’t", "ant", "ont", "snt", "never", "neither", "nor", "rul", "exclud",
+    "instead", "rather", "other", "anything", "far", "wrong", "no ", "refus", "whether", "say",
+    "unable", "declin", "doubt", "unlikely", "hardly", "den", "reject", "disagree", "disprov",
+    "avoid", "except", "apart", "suppos", "assum", "pretend", "mistake", "error", "false",
+    "untrue", "incorrect", "myth", "near", "close", "almost", "different",
 )  # fmt: skip
 # What bounds an answer does not state it, unless it is denied: no more than 17.
 _BOUND = re.compile(
@@ -69,7 +75,8 @@ _NEGATED = re.compile(r"\b(?:no|not|never|cannot)\b|n['’]t\b")
 # A sentence that tells whoever grades what to do states nothing.
 _TO_GRADER = re.compile(
     r"(?:^|[.!?:\n]\s*)(?:please\s+)?(?:ignore|give|award|assign|grant|mark|score|accept|grade)\b[^.!?\n]{0,60}"
-    r"\b(?:full|maximum|perfect|highest|correct|right|reward)\b|\bexpected\s+answer\b",
+    r"\b(?:full|maximum|perfect|highest|correct|right|reward)\b|\b(?:expected|reference|gold)\s+answer\b|\banswer\s+key\b"
+    r"|\b(?:must|should|shall)\s+be\s+(?:graded|accepted|scored|marked|rewarded)\b",
     re.I,
 )
 # The answer is B; and B: Paris, or Yes, it is.
@@ -80,13 +87,26 @@ _NEARLY = re.compile(
     r"[\s$]*(?:≈|\\approx|,?\s*(?:or|that is,?)?\s*(?:about|approximately|roughly))[\s$]*"
 )
 _NO = (
-    r"(?:(?:is|was|seems|be|['’]s)\s+(?:\w+\s+)?(?:wrong|incorrect|false|impossible|mistaken)|fails"
+    r"(?:(?:is|was|seems|be|['’]s)\s+(?:\w+\s+)?(?:wrong|incorrect|false|impossible|mistaken|(?:ruled\s+|left\s+)?out|excluded|eliminated|too\s+\w+)"
+    r"|fails|cannot\s+be|(?:does|do|did)(?:n['’]t|\s+not)\s+(?:work|hold|fit|satisfy|solve|count)"
     r"|(?:not|n['’]t)\s+(?:be\s+)?(?:the\s+|a\s+)?(?:right|correct|true|answer|it|solution)|ruled\s+out)\b"
 )
 _REFUTED = re.compile(
     rf"(?:[^.!?\n]{{0,60}}?\b|[^\w?]*(?:(?:but|no|wait|actually)\b[\s,]*)*(?:that|this|it)\b[^.!?\n]{{0,30}}?){_NO}",
     re.I,
 )
+_TAKEN_BACK = re.compile(
+    r"[^\w?]*(?:(?:but|no|wait|actually|oh|hmm|sorry|please)\b[\s,.]*)*(?:(?:scratch|strike|forget|disregard|ignore)\s+(?:that|it|this)"
+    r"|i\s+take\s+(?:that|it)\s+back|never\s?mind|on\s+second\s+thoughts?|my\s+mistake|(?:just\s+)?kidding)\b",
+    re.I,
+)
+# What a number only names: page 42, 42nd, the 2 of x^2 or of x_2.
+_NAMES = re.compile(
+    r"(?:[\^_]\{?|\b(?:page|chapter|fig(?:ure)?|step|section|room|problem|question|exercise|eq(?:uation)?|table|version|route"
+    r"|row|item|base|modulo|mod|round|line)\.?[ (#]{1,2})$",
+    re.I,
+)
+_NAMED = re.compile(r"(?:st|nd|rd|th|-[a-z]{3,}|[A-Z])\b")
 _ASKED = re.compile(r"[^.!?\n]{0,200}\?")
 # What stands before the last of several words: Rome, Paris or London; not: so, London.
 _SEVERAL = re.compile(
@@ -277,7 +297,9 @@ def _denied(text: str, start: int, end: int, floor: int = 0) -> bool:
         return True
     if _BOUND.search(before) and not _NEGATED.search(before):
         return True
-    return not _ENDS.fullmatch(text, end) and _REFUTED.match(text, end) is not None
+    return not _ENDS.fullmatch(text, end) and any(
+        taken.match(text, end) for taken in (_REFUTED, _TAKEN_BACK)
+    )
 
 
 def _stated(text: str, begin: int | None = None) -> tuple[int, int] | None:
@@ -286,7 +308,14 @@ def _stated(text: str, begin: int | None = None) -> tuple[int, int] | None:
     """
     if begin is None:  # at the end of a long text, mostly
         begin = text.rfind(" ", 0, max(0, len(text) - 2 * _NEAR)) + 1
-    numbers = [found.span() for found in _WITHIN.finditer(text, begin)]
+    numbers = [
+        found.span()
+        for found in _WITHIN.finditer(text, begin)
+        if not (
+            _NAMED.match(text, found.end())
+            or _NAMES.search(text, found.start() - 12, found.start())
+        )
+    ]
     for index in range(len(numbers) - 1, -1, -1):
         start, end = numbers[index]
         floor = numbers[index - 1][1] if index else begin
