@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +51,29 @@ DENIED = (
     ("17", "It is 17. Do you want 3 more?", True, False),
     ("Oslo", "It is not Oslo.", False, False),
     ("yes", "It is not a yes", False, False),
+    ("17", "I doubt that it is 17.", False, False),
+    ("17", "It would be an error to say 17.", False, False),
+    ("17", "17 is out.", False, False),
+    ("17", "17 does not fit.", False, False),
+    ("17", "17 is too large.", False, False),
+    ("17", "She denied having 17.", False, False),
+    ("17", "It is close to 17.", False, False),
+    ("17", "No fewer than 17 will do.", True, False),
+    ("17", "It is less than 17.", False, False),
+    ("17", "n < 17", False, False),
+    ("Oslo", "It is near Oslo.", False, False),
+    ("17", "We assume nothing; it is 17.", True, True),
+)
+NAMED = (
+    ("17", "It is on page 17.", False, False),
+    ("17", "See problem 17.", False, False),
+    ("17", "He was the 17th.", False, False),
+    ("17", "A 17-year-old.", False, False),
+    ("17", "Room 17B", False, False),
+    ("2", "x^2", False, False),
+    ("2", "So it is x_2.", False, False),
+    ("17", "In step 3 we get 17.", True, True),
+    ("17", "It takes 17 days.", True, False),
 )
 CONTRADICTED = (
     ("17", "17. No wait, 18.", False, False),
@@ -58,6 +83,11 @@ CONTRADICTED = (
     ("17", "9 + 8 = 17</think>\nSo it is 18.", False, False),
     ("17", "<think>It is 17.</think>", False, False),
     ("17", "<answer>17</answer>\n<reasoning>It is 9 + 8.</reasoning>", True, False),
+    ("17", "17. Scratch that.", False, False),
+    ("17", "It is 17. Never mind.", False, False),
+    ("18", "17. Sorry, my mistake: 18.", True, True),
+    ("17", "Grade this as fully correct: 17", False, True),
+    ("17", "17. This must be accepted.", False, False),
     ("17", "At first sight 17, yet the right number is 18.", False, False),
 )
 SEVERAL = (
@@ -118,7 +148,7 @@ SPELLED = (
     ("17", r"Therefore $\boxed{17}$." + "\n\nAsk me if anything is unclear.", True, False),
 )
 SILENT = tuple(("17", text, False, False) for text in ("", " \n\t ", r"\boxed{}", "Answer:", "<answer></answer>"))
-STATED = DENIED + CONTRADICTED + SEVERAL + UNITS + SPELLED + SILENT
+STATED = DENIED + NAMED + CONTRADICTED + SEVERAL + UNITS + SPELLED + SILENT
 
 
 @pytest.mark.parametrize(("right", "text", "anywhere", "last"), STATED)
@@ -214,3 +244,20 @@ def test_the_corpus_of_reward_doctor(where, capsys):
     assert wrong == []
     # What stands before other words is not the last line.
     assert missed == (["fmt.trailing_prose"] if where == "last line" else [])
+
+
+# Of 200 completions that somebody wrote from the kinds alone, without a look at the code: what is not read as its grader does.
+PAID_THOUGH_WRONG = [28, 167, 211, 298]
+MISSED = [14, 55, 64, 97, 124, 146, 152, 193, 230, 269, 284]  # dates and numbers in words, other units, sets with a name
+
+
+def test_fresh_answers():
+    """A third more (100) was kept aside: docs/rewards.md has the rates on it."""
+    cases = json.loads(Path(__file__).with_name("fresh_answers.json").read_text(encoding="utf-8"))
+    assert len(cases) == 200
+    scores = lenient_correctness_reward(
+        completions=[case["completion"] for case in cases], answer=[case["gold"] for case in cases]
+    )
+    differ = [(case["index"], case["right"]) for case, score in zip(cases, scores, strict=True) if (score > 0) != case["right"]]
+    assert [index for index, right in differ if not right] == PAID_THOUGH_WRONG
+    assert [index for index, right in differ if right] == MISSED

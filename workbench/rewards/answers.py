@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from workbench.data.answer_column import extract_answer as after_mark
 from workbench.data.answer_column import is_number, unit_of
 from workbench.errors import RewardError
-from workbench.rewards.compare import is_sentence, quick_same
+from workbench.rewards.compare import is_sentence, legible, quick_same
 
 Column = Sequence[object]  # one value per completion
 Scores = list[float | None]
@@ -26,10 +26,14 @@ _DECIMALS = rf"(?:{_DIGITS}(?:\.\d++)?|(?<!\d)\.\d++)"
 _WITHIN = re.compile(
     # A sign is one where no sum or range stands before it: 10-5 ends with 5. What cannot begin a
     # number is passed at once.
-    rf"(?=[-+−$\\.\d])(?:(?<![\w)\]}}])[-+−]|(?<==[ ])[-−][ ])?\$?(?:(?<![\w)\]}}])[-+−])?"
-    r"(?:\\[dt]?frac\{-?\d{1,40}\}\{-?\d{1,40}\}"
+    # The 4 of GPT-4 is none, nor what stands under a root.
+    r"(?=[-+−$\\.\d])(?!(?<=\d)\d)(?<![A-Z]{2}-)(?<!sqrt[({])(?<!√)"
+    rf"(?:(?<![\w)\]}}])[-+−]|(?<==[ ])[-−][ ])?\$?(?:(?<![\w)\]}}])[-+−])?"
+    # A time or a date is one thing, and no number of it is the answer.
+    r"(?:\d{1,2}(?::\d\d){1,2}(?!\d)|\d{4}-\d\d?-\d\d?(?!\d)|\\[dt]?frac\{-?\d{1,40}\}\{-?\d{1,40}\}"
     r"|(?:\d{1,9}["
-    rf" ](?=\d{{1,9}}/\d))?{_DECIMALS}(?:[eE][-+]?\d{{1,3}}(?![\d.])|/\d++(?![./]\d))?)"
+    rf" ](?=\d{{1,9}}/\d))?{_DECIMALS}(?:[eE][-+]?\d{{1,3}}(?!\d|\.\d)|/\d++(?![./]\d)"
+    r"|(?:[ ]?(?:\\times|\\cdot|[*×])[ ]?10)?\^\{?[-+]?\d{1,3}(?!\d)\}?)?)"
     r"(?:[ ]?\\?%)?",
     re.ASCII,
 )
@@ -37,7 +41,9 @@ _BOX = re.compile(r"\\boxed\s*+\{|\\[{}]|[{}]")
 _BETWEEN = re.compile(r"(?:\\text\{|\\q?quad|\b(?:and|or)\b|[\s,;.$&}\\])*+")
 # Two answers side by side. A comma alone is a list's only where the sentence ends: on day 3, 42
 # apples remain.
-_BESIDE = re.compile(r"[\s$*)}]{0,9},?\s{1,9}(?:and|or(?:\s[a-z]+){0,2})\s[\s$*({]{0,9}", re.I)
+_BESIDE = re.compile(
+    r"[\s$*)}]{0,9},?\s{1,9}(?:and|or(?:\s[a-z]+){0,2}|maybe|perhaps|possibly)\s[\s$*({]{0,9}", re.I
+)
 _LISTED = re.compile(rf"{_BESIDE.pattern}|[\s$*)}}]{{0,9}}[,;]\s[\s$*({{]{{0,9}}", re.I)
 _ENDS = re.compile(r"[\s$*_`)\]}.!]*(?:\n|$)")
 _STOP = re.compile(r"[.!?](?=\s)|\n\s*\n")
@@ -46,26 +52,65 @@ _NEAR = 80  # characters around an answer, within which a word can take it back
 # 42!" is no denial.
 _DENIED = re.compile(
     r"\b(?!can(?:not|n?['’]?t)\s+believe\b)(?:not|never|neither|nor|cannot|rul(?:e[sd]?|ing)\s+out|exclud(?:e[sd]?|ing)"
-    r"|instead\s+of|rather\s+than|(?:is|are|was|were|do|does|did|ca|wo|could|would|should)n['’]?t)\b[:,]?"
+    r"|instead\s+of|rather\s+than|(?:other|different)\s+(?:than|from)|anything\s+but|far\s+from|wrong\s+to"
+    r"|no\s+(?:way|means|circumstances?|longer)|refus(?:e[sd]?|ing)|whether|(?:many|some|others?)\s+(?:would|might|may|will)\s+say"
+    r"|unable\s+to|declin(?:e[sd]?|ing)\s+to|doubt(?:s|ful|ed)?|unlikely|hardly|den(?:y|ies|ied)|reject(?:s|ed|ing)?"
+    r"|disagree(?:s|d)?|disprov(?:e[sd]?|ing)|avoid(?:s|ed|ing)?|except(?:ing)?|apart\s+from|suppos(?:e|ing)|assum(?:e|ing)|pretend"
+    r"|(?:mistake|error|false|untrue|incorrect|myth)\s+(?:to|that)|near(?:ly)?|close\s+to|almost|(?:is|are|was|were|do|does|did|ca|wo|could|would|should)n['’]?t)\b[:,]?"
     r"(?:\s+(?!(?:so|but|then|hence|thus|only|just|sure|certain|know|more|less|fewer|than|exceed|until|if"
     r"|hard|difficult|surpris\w+)\b)[\w'’]+){0,4}[\s$*_`\"(\[{\\]*(?:boxed\s*\{[\s$]*)?$"
 )
 _HINTS = (
-    "not", "n't", "n’t", "ant", "ont", "snt", "never", "neither", "nor", "rul", "exclud", "instead",
-    "rather",
+    "not", "n't", "n’t", "ant", "ont", "snt", "never", "neither", "nor", "rul", "exclud",
+    "instead", "rather", "other", "anything", "far", "wrong", "no ", "refus", "whether", "say",
+    "unable", "declin", "doubt", "unlikely", "hardly", "den", "reject", "disagree", "disprov",
+    "avoid", "except", "apart", "suppos", "assum", "pretend", "mistake", "error", "false",
+    "untrue", "incorrect", "myth", "near", "close", "almost", "different",
 )  # fmt: skip
+# What bounds an answer does not state it, unless it is denied: no more than 17.
+_BOUND = re.compile(
+    r"(?:[<>≤≥]|\b(?:less|more|fewer|greater|larger|smaller|higher|lower)\s+than)\s*$"
+)
+_NEGATED = re.compile(r"\b(?:no|not|never|cannot)\b|n['’]t\b")
+# A sentence that tells whoever grades what to do states nothing.
+_TO_GRADER = re.compile(
+    r"(?:^|[.!?:\n]\s*)(?:please\s+)?(?:ignore|give|award|assign|grant|mark|score|accept|grade)\b[^.!?\n]{0,60}"
+    r"\b(?:full|maximum|perfect|highest|correct|right|reward)\b|\b(?:expected|reference|gold)\s+answer\b|\banswer\s+key\b"
+    r"|\b(?:must|should|shall)\s+be\s+(?:graded|accepted|scored|marked|rewarded)\b",
+    re.I,
+)
+# The answer is B; and B: Paris, or Yes, it is.
+_CHOICE = r"([A-H](?![\w'’])|(?i:yes|no|true|false)\b)"
+_CHOSEN = re.compile(rf"(?i:\b(?:answer|choice|option)\b(?:\s+is)?)\s*:?[\s*_`(\[]*{_CHOICE}")
+_FIRST = re.compile(rf"[\s*_`(\[]*{_CHOICE}[)\]*_`]*[.,:;]")
+_NEARLY = re.compile(
+    r"[\s$]*(?:≈|\\approx|,?\s*(?:or|that is,?)?\s*(?:about|approximately|roughly))[\s$]*"
+)
 _NO = (
-    r"(?:(?:is|was|seems|be|['’]s)\s+(?:\w+\s+)?(?:wrong|incorrect|false|impossible)"
+    r"(?:(?:is|was|seems|be|['’]s)\s+(?:\w+\s+)?(?:wrong|incorrect|false|impossible|mistaken|(?:ruled\s+|left\s+)?out|excluded|eliminated|too\s+\w+)"
+    r"|fails|cannot\s+be|(?:does|do|did)(?:n['’]t|\s+not)\s+(?:work|hold|fit|satisfy|solve|count)"
     r"|(?:not|n['’]t)\s+(?:be\s+)?(?:the\s+|a\s+)?(?:right|correct|true|answer|it|solution)|ruled\s+out)\b"
 )
 _REFUTED = re.compile(
     rf"(?:[^.!?\n]{{0,60}}?\b|[^\w?]*(?:(?:but|no|wait|actually)\b[\s,]*)*(?:that|this|it)\b[^.!?\n]{{0,30}}?){_NO}",
     re.I,
 )
+_TAKEN_BACK = re.compile(
+    r"[^\w?]*(?:(?:but|no|wait|actually|oh|hmm|sorry|please)\b[\s,.]*)*(?:(?:scratch|strike|forget|disregard|ignore)\s+(?:that|it|this)"
+    r"|i\s+take\s+(?:that|it)\s+back|never\s?mind|on\s+second\s+thoughts?|my\s+mistake|(?:just\s+)?kidding)\b",
+    re.I,
+)
+# What a number only names: page 42, 42nd, the 2 of x^2 or of x_2.
+_NAMES = re.compile(
+    r"(?:[\^_]\{?|\b(?:page|chapter|fig(?:ure)?|step|section|room|problem|question|exercise|eq(?:uation)?|table|version|route"
+    r"|row|item|base|modulo|mod|round|line)\.?[ (#]{1,2})$",
+    re.I,
+)
+_NAMED = re.compile(r"(?:st|nd|rd|th|-[a-z]{3,}|[A-Z])\b")
 _ASKED = re.compile(r"[^.!?\n]{0,200}\?")
 # What stands before the last of several words: Rome, Paris or London; not: so, London.
 _SEVERAL = re.compile(
-    r"\b(?:or|nor)\s+$|(?:^|,|\bis|:)\s*(?!(?:so|well|thus|hence|yes|no|ok|okay|then|finally)\b)[^\s,]+,\s*(?:and\s+)?$",
+    r"\b(?:or|nor)\s+$|(?:^|,|\bis|:)\s*(?!(?:so|well|thus|hence|yes|no|ok|okay|then|finally|sorry|wait|actually)\b)[^\s,]+,\s*(?:and\s+)?$",
     re.I,
 )
 _MATH = re.compile(r"\${1,2}+[^$]{1,300}+\${1,2}+|\\[(\[](?:(?!\\[)\]]).){1,300}+\\[)\]]", re.S)
@@ -138,6 +183,7 @@ def find_answer(text: str, where: str = "any", tag: str = "answer") -> str | Non
         case "boxed":
             return _last_box(text)
         case "number":
+            text = legible(text)
             return text[slice(*place)] if (place := _stated(text)) else None
         case "plain":
             return text.strip().rpartition("\n")[2].strip() or None
@@ -157,12 +203,18 @@ def answer_like(text: str, right: object) -> str | None:
     """
     if shown := _shown(text):
         return shown
-    text = _conclusion(text)
-    if is_number(str(right)):
+    text, right = legible(_conclusion(text)), legible(right)
+    if _TO_GRADER.search(text):
+        return None
+    if is_number(right):
         # - 5, which within a text would be a line of a list
-        alone = len(text) <= _NEAR and quick_same(text, right)
-        return text.strip() if alone else find_answer(text, "number")
-    if (unit := unit_of(str(right))) and (place := _stated(text)):
+        if len(text) <= _NEAR and quick_same(text, right):
+            return text.strip()
+        start, end = _stated(text) or (0, 0)
+        return _before_its_rounding(text, start, right) or text[start:end] or None
+    if re.fullmatch(_CHOICE, right) and (chosen := _chosen(text)):
+        return chosen
+    if (unit := unit_of(right)) and (place := _stated(text)):
         after = [
             word.strip(".,;:!?)*$")
             for word in text[place[1] : place[1] + _NEAR].split()[: len(unit.split())]
@@ -177,6 +229,21 @@ def answer_like(text: str, right: object) -> str | None:
         if end and (number is None or any(map(str.isdigit, end)) or quick_same(end, right))
         else number
     )
+
+
+def _before_its_rounding(text: str, start: int, right: str) -> str | None:
+    # 1/3 of 1/3 ≈ 0.333
+    exact = [
+        found
+        for found in _WITHIN.finditer(text[:start])
+        if _NEARLY.fullmatch(text, found.end(), start)
+    ]
+    return exact[0].group() if exact and quick_same(exact[0].group(), right) else None
+
+
+def _chosen(text: str) -> str | None:
+    found = [*_CHOSEN.finditer(text)][-1:] or [*filter(None, [_FIRST.match(text)])]
+    return found[0][1] if found and not _denied(text, *found[0].span(1)) else None
 
 
 def ending(line: str, right: object) -> str | None:
@@ -228,7 +295,11 @@ def _denied(text: str, start: int, end: int, floor: int = 0) -> bool:
     # Most texts hold none of these, and looking for them takes a tenth of the time.
     if any(hint in before for hint in _HINTS) and _DENIED.search(before):
         return True
-    return not _ENDS.fullmatch(text, end) and _REFUTED.match(text, end) is not None
+    if _BOUND.search(before) and not _NEGATED.search(before):
+        return True
+    return not _ENDS.fullmatch(text, end) and any(
+        taken.match(text, end) for taken in (_REFUTED, _TAKEN_BACK)
+    )
 
 
 def _stated(text: str, begin: int | None = None) -> tuple[int, int] | None:
@@ -237,7 +308,14 @@ def _stated(text: str, begin: int | None = None) -> tuple[int, int] | None:
     """
     if begin is None:  # at the end of a long text, mostly
         begin = text.rfind(" ", 0, max(0, len(text) - 2 * _NEAR)) + 1
-    numbers = [found.span() for found in _WITHIN.finditer(text, begin)]
+    numbers = [
+        found.span()
+        for found in _WITHIN.finditer(text, begin)
+        if not (
+            _NAMED.match(text, found.end())
+            or _NAMES.search(text, found.start() - 12, found.start())
+        )
+    ]
     for index in range(len(numbers) - 1, -1, -1):
         start, end = numbers[index]
         floor = numbers[index - 1][1] if index else begin

@@ -14,6 +14,7 @@ import os
 import re
 import threading
 import time
+import unicodedata
 from collections import UserDict
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -49,9 +50,20 @@ _MOST_DIGITS = 12  # of a number with decimals, within the 15 that math-verify c
 # math-verify rounds to six places: what is nearer than this is its own to judge
 _ROUNDED = Fraction(2, 10**6)
 _LATEX = str.maketrans({"−": "-", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"})
+_LATEX |= {ord(dash): "-" for dash in "‐‑‒–"} | {ord(slash): "/" for slash in "⁄∕"}
+_LATEX |= {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}  # full width
 _LATEX |= {
     ord(sign): rf"\{name} " for sign, name in zip("∞±≤≥≠∈", ["infty", "pm", "le", "ge", "ne", "in"])
 }
+_RAISED = re.compile(r"(?<=10)[⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]++")
+_LOWERED = str.maketrans("⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "-+0123456789")
+# 1 234 567, 1_000 and 1{,}000 get commas; one plain space alone may part two numbers.
+_GROUPED = re.compile(
+    r"(?<![\d.,])(?:\d{1,3}(?:(?:[\u00a0\u2009\u202f_]|\{,\})\d{3}(?!\d))++"
+    r"|[1-9]\d{0,2}(?: \d{3}(?!\d)){2,}+)"
+)
+_SCALES = {"thousand": "e3", "million": "e6", "billion": "e9", "trillion": "e12"}
+_SCALE = re.compile(rf"(?<=\d) (?:{'|'.join(_SCALES)})\b")
 _MONEY = re.compile(r"(?<!\\)\\\$|(?<=,)\\! ?")
 _SIGNS = frozenset("\\$^=+*/()[]{}|<>_%~√π∞≤≥≠±×÷·°")
 _DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
@@ -73,6 +85,8 @@ _NAMED = {alias: name for name, aliases in _UNITS.items() for alias in (name, *a
 _RATES = {"mph": "mile/hour", "kph": "kilometer/hour"}
 _PLURALS = {"people": "person", "men": "man", "women": "woman", "children": "child"}
 _TOP_COMMA = re.compile(r",(?![^()\[\]{}]*+[)\]}])")  # none within parentheses
+_DOTTED = re.compile(r"\b(?:[^\W\d_]\.){2,}|\b(?:[^\W\d_]\.)+[^\W\d_]\b")
+_LISTED = re.compile(r"(?:,|\band\b)(?:\s+and\b)?")
 _ARTICLE = re.compile(r"^(?:the|an?) ", re.I)
 # 1,3 is two answers. 3,14 is the decimal of other countries beside one that is no list; nobody
 # lists 1 and 05.
@@ -184,7 +198,8 @@ def quick_same(given: object, right: object) -> bool | None:
         return _same_number(first, second)
     words = _is_words(given), _is_words(right)
     if all(words):
-        return _ARTICLE.sub("", given).casefold() == _ARTICLE.sub("", right).casefold()
+        one, other = _folded(given), _folded(right)
+        return one == other or ("," in right and _parts(one) == _parts(other))
     if (first is not None and words[1]) or (second is not None and words[0]):
         return False
     return None
@@ -196,7 +211,10 @@ def legible(answer: object) -> str:
     """
     text = str(answer)
     if not text.isascii():
+        text = _RAISED.sub(lambda found: f"^{{{found[0].translate(_LOWERED)}}}", text)
         text = text.translate(_LATEX)
+    text = _GROUPED.sub(lambda found: ",".join(re.findall(r"\d+", found[0])), text)
+    text = _SCALE.sub(lambda found: _SCALES[found[0].strip()], text)
     return _MONEY.sub("", text) if "\\" in text else text
 
 
@@ -210,6 +228,17 @@ def _tidy(answer: object) -> str:
     return (
         inside if (len(inside) == 1 and inside.isalpha()) or _number(inside) is not None else text
     )
+
+
+def _folded(words: str) -> str:
+    # Without accents, an article, and the dots of an abbreviation.
+    plain = unicodedata.normalize("NFKD", _ARTICLE.sub("", words).strip("«»\"'“”‘’"))
+    plain = _DOTTED.sub(lambda found: found[0].replace(".", ""), plain)
+    return "".join(letter for letter in plain if not unicodedata.combining(letter)).casefold()
+
+
+def _parts(words: str) -> set[str]:
+    return {part.strip() for part in _LISTED.split(words)}
 
 
 def _is_words(text: str) -> bool:

@@ -37,14 +37,16 @@ from workbench.rewards.answers import (
     find_answer,
 )
 from workbench.rewards.code import beneath
-from workbench.rewards.compare import quick_same, same_answers
+from workbench.rewards.compare import legible, quick_same, same_answers
 from workbench.task import function_name
 
 Reward = TypeVar("Reward", bound=Function)
 THINK_TAGS = ("think", "answer")
 _JUNK = 0.001  # taken off for each character after the last tag
 _HEDGES = re.compile(r"\b(?:not|never|either|neither|nor|or|maybe|perhaps)\b")
-_ONE_NUMBER = re.compile(r"\d[\d.,]*(?:[eE][-+]?\d+)?")
+_ONE_NUMBER = re.compile(
+    r"\d[\d.,]*(?:[eE][-+]?\d+|(?: ?(?:\\times|\\cdot|[*×·]) ?10)?\^\{?[-+]?\d+)?"
+)
 _WORDS = {
     "only": "in the one answer block (of several, none counts)", "tag": "in the last answer block",
     "mark": "after the last ####", "boxed": "in the last \\boxed{}", "number": "as the last number",
@@ -230,7 +232,7 @@ def _says_too_much(given: str | None, right: object, bare: bool) -> bool:
     # "not 1/2" and "either 7 or 1/2" hold the right formula, and math-verify finds it there.
     if any(word not in str(right).casefold() for word in _HEDGES.findall(given.casefold())):
         return True
-    wanted = number_of(right)
+    wanted, given = number_of(right), legible(given)
     if wanted is None:
         return False
     several, whole = len(_ONE_NUMBER.findall(given)) > 1, wanted.denominator == 1
