@@ -15,7 +15,7 @@ import itertools
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, cast
@@ -121,17 +121,16 @@ def _evaluated(code: CodeType) -> dict[int, Place | None]:
 if sys.version_info >= (3, 12):
 
     @contextlib.contextmanager
-    def _following(follower: _Follower) -> Iterator[None]:
+    def _following(follower: _Follower) -> Generator[None]:
         # Comprehensions are a part of their function here, and `sys.settrace` misses instructions.
         monitoring = sys.monitoring
         events = monitoring.events
         tool = next(each for each in range(5, -1, -1) if monitoring.get_tool(each) is None)
-        within = events.INSTRUCTION | events.LINE | events.JUMP | events.PY_RETURN | events.CALL
-        watched = dict.fromkeys(_OF_RE, events.CALL) | dict.fromkeys(follower.places, within)
+        looking = (events.LINE, events.JUMP, events.PY_RETURN)
+        within = sum(looking) | events.INSTRUCTION | events.CALL
 
         def entered(code: CodeType, offset: int) -> None:
-            if code not in watched and follower.enter(code):
-                watched[code] = within
+            if follower.enter(code):
                 monitoring.set_local_events(tool, code, within)
 
         def look(*_: object) -> None:
@@ -141,28 +140,25 @@ if sys.version_info >= (3, 12):
             # a method with what it is called on, or one that is bound to it
             follower.call(sys._getframe(1), function, getattr(function, "__self__", first))
 
-        heard = dict.fromkeys((events.LINE, events.JUMP, events.PY_RETURN), look)
-        heard |= {events.PY_START: entered, events.INSTRUCTION: follower.step, events.CALL: called}
+        heard = {events.PY_START: entered, events.INSTRUCTION: follower.step, events.CALL: called}
         monitoring.use_tool_id(tool, "workbench")
         try:
-            for event, callback in heard.items():
+            for event, callback in (heard | dict.fromkeys(looking, look)).items():
                 monitoring.register_callback(tool, event, callback)
-            for code, of in watched.items():
-                monitoring.set_local_events(tool, code, of)
+            for code in _OF_RE:
+                monitoring.set_local_events(tool, code, events.CALL)
             monitoring.set_events(tool, events.PY_START)
             yield
         finally:
             monitoring.set_events(tool, 0)
-            for code in watched:
+            for code in (*_OF_RE, *follower.places):
                 monitoring.set_local_events(tool, code, 0)
-            for event in heard:
-                monitoring.register_callback(tool, event, None)
             monitoring.free_tool_id(tool)
 
 else:
 
     @contextlib.contextmanager
-    def _following(follower: _Follower) -> Iterator[None]:
+    def _following(follower: _Follower) -> Generator[None]:
         def local(frame: FrameType, event: str, value: object) -> Any:
             if event == "opcode":
                 follower.step(frame.f_code, frame.f_lasti)
