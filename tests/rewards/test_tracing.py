@@ -169,6 +169,7 @@ def test_code_of_the_same_file_that_is_met_on_the_way_is_followed():
     line = Scoring.one.__code__.co_firstlineno + 1
     assert {place[2:] for place in trace.reached[__file__] if place[0] == line} >= {(15, 18)}
     assert {place[2:] for place in trace.reached[__file__] if place[0] == line}.isdisjoint({(40, 43)})
+    assert {type(place) for place in trace.reached[__file__]} == {tuple}  # a worker's answer holds nothing else
 
 
 def test_a_branch_says_its_file_its_line_and_what_it_would_pay():

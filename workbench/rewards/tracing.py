@@ -110,10 +110,13 @@ class _Follower:
                     _note_matches({"found": [*itertools.islice(each, _MOST_SPANS)]}, self.matched)
 
 
-def _evaluated(code: CodeType) -> dict[int, Place | None]:
+def _evaluated(code: CodeType) -> dict[int, Place]:
     # Places by offset. What leaves or ends a comprehension bears the place of its element, or of
     # its last condition: such a step counts where nothing else stands, as in `continue`.
-    steps = [(step.offset, step.positions, step.opname) for step in dis.get_instructions(code)]
+    steps = [
+        (step.offset, cast(Place, (*(step.positions or ()),)), step.opname)
+        for step in dis.get_instructions(code)
+    ]
     own = {place for _, place, name in steps if not _LEAVES.search(name)}
     return {at: place for at, place, name in steps if not (_LEAVES.search(name) and place in own)}
 
