@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workbench.workspace import size_and_sum
+from workbench.workspace import home_folder, size_and_sum
 
 T = TypeVar("T")
 # Who answers in the place of the libraries (training/kept.py); None: they do.
@@ -39,7 +39,7 @@ def file_states(files: Iterable[str | Path]) -> dict[str, list[int]]:
 
 def cache_folder() -> Path:
     """Where the workbench keeps what it can make or download again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo-workbench"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "grpo-workbench"
 
 
 def summed(file: Path) -> list[object]:

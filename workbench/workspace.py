@@ -15,6 +15,8 @@ import re
 import secrets
 import shutil
 import socket
+import stat
+import tempfile
 import time
 import warnings
 from collections.abc import Generator, Iterator
@@ -65,6 +67,22 @@ def workspace() -> Path:
         return Path(home).expanduser().resolve()
     here = Path.cwd()
     return next((up for up in here.parents for place in _OF_NOTEBOOKS if up / place == here), here)
+
+
+def home_folder() -> Path:
+    """The user's home folder. Where the system knows none, as in a container under a user that it
+    has not, one in the folder of temporary files, which is HOME from then on: libraries ask, too.
+    """
+    with contextlib.suppress(RuntimeError):
+        return Path.home()
+    home = Path(tempfile.gettempdir()) / f"home-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        home.mkdir(mode=0o700)
+    state = home.lstat()
+    if state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) != 0o700:  # somebody else's
+        home = Path(tempfile.mkdtemp(prefix="home-"))
+    os.environ["HOME"] = str(home)
+    return home
 
 
 def resolve(path: str | os.PathLike) -> Path:
