@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -30,6 +31,9 @@ os.environ.pop("UV_RUN_RECURSION_DEPTH", None)  # `uv run pytest`: commands woul
 
 # A kernel or subprocess that a test starts must not go looking for a hub that is not there.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Where a test imports TRL itself: else red lines of torch on its own Enums are the first that whoever runs the tests reads.
+logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
 
 # What a test puts in a library's place is not what that library says to anybody else.
 os.environ.setdefault("WORKBENCH_ASK_LIBRARIES", "1")
