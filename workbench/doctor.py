@@ -161,7 +161,7 @@ def _home() -> MachineFinding:
     from workbench.workspace import home_folder
 
     home = home_folder()
-    stays = home.name != f"home-{os.getuid()}" and os.access(home, os.W_OK)
+    stays = not home.name.startswith("home-") and os.access(home, os.W_OK)
     remedy = "" if stays else "set HOME to a folder that can be written and stays: caches lie there"
     return MachineFinding(stays, str(home), remedy)
 

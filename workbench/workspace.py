@@ -71,18 +71,23 @@ def workspace() -> Path:
 
 def home_folder() -> Path:
     """The user's home folder. Where the system knows none, as in a container under a user that it
-    has not, one in the folder of temporary files, which is HOME from then on: libraries ask, too.
+    has not, a temporary one, which is HOME from then on: libraries ask, too.
     """
     with contextlib.suppress(RuntimeError):
         return Path.home()
+    os.environ["HOME"] = str(temporary_home())
+    return Path.home()
+
+
+def temporary_home() -> Path:
+    """A folder of this user's alone, among the temporary files."""
     home = Path(tempfile.gettempdir()) / f"home-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         home.mkdir(mode=0o700)
     state = home.lstat()
-    if state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) != 0o700:  # somebody else's
-        home = Path(tempfile.mkdtemp(prefix="home-"))
-    os.environ["HOME"] = str(home)
-    return home
+    if state.st_uid == os.getuid() and state.st_mode == stat.S_IFDIR | 0o700:
+        return home
+    return Path(tempfile.mkdtemp(prefix="home-"))  # that one may be somebody else's
 
 
 def resolve(path: str | os.PathLike) -> Path:

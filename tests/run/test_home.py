@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pwd
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,10 +14,11 @@ import pytest
 
 from workbench.cache import cache_folder
 from workbench.doctor import PROBES
-from workbench.exporting.gguf import converter
 from workbench.exporting.public import clean
 from workbench.exporting.pushing import secret_in
 from workbench.workspace import home_folder
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -27,8 +30,7 @@ def homeless(tmp_path, monkeypatch) -> Path:
 
     monkeypatch.setenv("HOME", "")  # put back afterwards: the fallback sets it
     monkeypatch.delenv("HOME")
-    for name in ("XDG_CACHE_HOME", "LLAMA_CPP"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(RuntimeError):
@@ -60,7 +62,14 @@ def test_one_that_somebody_else_may_have_put_there_is_not_used(homeless, before)
     assert not [*elsewhere.iterdir()]
 
 
-@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("home", ["/proc/nowhere", "/etc/passwd", "/proc"])
+def test_a_home_that_cannot_be_written_stays_home_and_the_cache_is_a_temporary_one(homeless, home, monkeypatch):
+    monkeypatch.setenv("HOME", home)
+    assert str(home_folder()) == home
+    assert cache_folder() == homeless / f"home-{os.getuid()}" / ".cache" / "grpo-workbench"
+
+
+@pytest.mark.parametrize("first", range(3))
 def test_what_asks_for_a_home_gets_one_whoever_asks_first(homeless, first, tmp_path):
     card = tmp_path / "card.md"
     card.write_text("nothing secret")
@@ -68,7 +77,6 @@ def test_what_asks_for_a_home_gets_one_whoever_asks_first(homeless, first, tmp_p
         lambda: cache_folder() == homeless / f"home-{os.getuid()}" / ".cache" / "grpo-workbench",
         lambda: clean({"path": "/data/somebody/rows.jsonl"}) == {"path": "rows.jsonl"},
         lambda: secret_in(card) == "",
-        lambda: converter() is None,
     ]
     assert asks[first]()
 
@@ -77,6 +85,31 @@ def test_the_doctor_says_that_it_does_not_stay(homeless):
     found = PROBES["home folder"]()
     assert (found.works, found.detail) == (False, str(homeless / f"home-{os.getuid()}"))
     assert "HOME" in found.remedy
+
+
+HELPED = """
+import os, sys
+from workbench.cli import main
+from workbench.command import GROUPS
+for command in (None, *(name for names in GROUPS.values() for name in names)):
+    sys.argv = ["workbench", *filter(None, [command]), "--help"]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, command
+"""
+
+
+def test_help_writes_nothing_and_needs_nothing_that_is_kept(tmp_path):
+    places = {"HOME": "home", "XDG_CACHE_HOME": "cache", "HF_HOME": "hub", "TMPDIR": "tmp", "WORKBENCH_HOME": "work"}
+    for place in places.values():
+        (tmp_path / place).mkdir()
+    environment = {**os.environ, **{name: str(tmp_path / place) for name, place in places.items()}}
+    environment |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    found = subprocess.run([sys.executable, "-c", HELPED], cwd=tmp_path / "work", env=environment, capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.count("Usage:") > 15
+    assert [each for place in places.values() for each in (tmp_path / place).iterdir()] == []
 
 
 def test_the_doctor_has_nothing_to_say_of_a_usual_one(tmp_path, monkeypatch):
