@@ -73,7 +73,7 @@ def _caches() -> tuple[str, ...]:
 
 
 def _heard(event: str, args: tuple) -> None:
-    """What Python reports to its audit hooks. Libraries that only look whether their folders can be written pass no mode."""
+    """What Python reports to its audit hooks."""
     if not importing:
         return
     if event in ("socket.connect", "socket.getaddrinfo"):
@@ -84,7 +84,7 @@ def _heard(event: str, args: tuple) -> None:
         file = os.fsdecode(args[0])
         if Path(file).name in ("config.json", "tokenizer_config.json") or file.endswith((".safetensors", ".gguf")):
             LOADED.append(f"opens a model's {file}")
-        elif file.startswith(_caches()):
+        elif file.startswith(_caches()) and not os.path.isdir(file):  # or a file without a name there, of a library that looks
             LOADED.append(f"opens {file} of a cache")
 
 
