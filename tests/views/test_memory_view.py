@@ -64,7 +64,11 @@ def test_the_picture_says_that_it_is_not_calibrated():
 
 def test_every_part_has_a_colour():
     recipe = Recipe(policy={"name": "tiny"})
-    cases = [*CASES, made(optim="adafactor", beta=0.1), made(use_vllm=True, use_liger_kernel=True)]
+    cases = [
+        *(made(**case) for case in CASES.values()),
+        made(optim="adafactor", beta=0.1),
+        made(use_vllm=True, use_liger_kernel=True),
+    ]
     cases.append(estimate(recipe, DEFAULTS, device="cpu"))
     named = {name for group in GROUPS.values() for name in group["parts"]}
     assert {part.name for estimated in cases for part in estimated.parts} | {"reference adapter"} == named
