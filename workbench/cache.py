@@ -4,6 +4,7 @@ libraries that are too slow to be asked twice.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable
@@ -11,7 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workbench.workspace import size_and_sum
+from workbench.workspace import home_folder, size_and_sum, temporary_home
 
 T = TypeVar("T")
 # Who answers in the place of the libraries (training/kept.py); None: they do.
@@ -39,7 +40,13 @@ def file_states(files: Iterable[str | Path]) -> dict[str, list[int]]:
 
 def cache_folder() -> Path:
     """Where the workbench keeps what it can make or download again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo-workbench"
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "grpo-workbench"
+    cache = home_folder() / ".cache"
+    with contextlib.suppress(OSError):  # a home that is not there, or can only be read
+        cache.mkdir(parents=True, exist_ok=True)
+    usable = os.access(cache, os.W_OK)
+    return (cache if usable else temporary_home() / ".cache") / "grpo-workbench"
 
 
 def summed(file: Path) -> list[object]:

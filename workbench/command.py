@@ -22,7 +22,8 @@ import typer.core
 from workbench import __version__
 from workbench.errors import RecipeError, WorkbenchError
 from workbench.kinds import Fields, Function
-from workbench.printable import guard_output
+from workbench.printable import STANDARD_OUTPUT, guard_output
+from workbench.workspace import home_folder
 
 # The commands as `workbench --help` lists them: the stages are the notebooks'.
 GROUPS = {
@@ -294,11 +295,16 @@ def main() -> None:
     """Entry point: an error of the workbench's own is three lines and exit code 2, not a
     traceback.
     """
+    guard_output()
     if not sys.stderr.isatty():  # libraries' bars would fill a file; read when tqdm is imported
         os.environ.setdefault("TQDM_DISABLE", "1")
-    guard_output()
+    home_folder()
     try:
-        app()
+        try:
+            app()
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                sys.stdout.flush()
     except Exception as met:
         from workbench.extras import explained
         from workbench.processes import rank
@@ -306,6 +312,12 @@ def main() -> None:
 
         met = explained(met)
         error = met if isinstance(met, WorkbenchError) else disk_error(met)
+        if isinstance(met, OSError) and met.filename == STANDARD_OUTPUT:
+            error = WorkbenchError(  # on which disk it ends, nobody knows here
+                f"{STANDARD_OUTPUT} cannot be written: {met.strerror}",
+                rule="a command's result goes there",
+                remedy="send it where there is space: > FILE",
+            )
         if isinstance(met, MemoryError) or re.search(
             "OutOfMemory|could not create a primitive", f"{type(met).__name__} {met}"
         ):

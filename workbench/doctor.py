@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import shutil
 from collections.abc import Callable
 from typing import NamedTuple
@@ -156,6 +157,15 @@ def _disk() -> MachineFinding:
     return MachineFinding(free_gb > 2, f"{free_gb:.0f} GiB free", remedy)
 
 
+def _home() -> MachineFinding:
+    from workbench.workspace import home_folder
+
+    home = home_folder()
+    stays = not home.name.startswith("home-") and os.access(home, os.W_OK)
+    remedy = "" if stays else "set HOME to a folder that can be written and stays: caches lie there"
+    return MachineFinding(stays, str(home), remedy)
+
+
 PROBES: dict[str, Callable[[], MachineFinding]] = {
     "4-bit policy": _policy,
     "Unsloth": _unsloth,
@@ -166,4 +176,5 @@ PROBES: dict[str, Callable[[], MachineFinding]] = {
     "GGUF": _gguf,
     "JupyterLab": _jupyter,
     "disk": _disk,
+    "home folder": _home,
 }

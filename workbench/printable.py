@@ -8,10 +8,13 @@ that a process prints.
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TextIO
+
+STANDARD_OUTPUT = "standard output"
 
 # C0 but for tab and newline, DEL and C1; what turns the direction of writing; what nobody sees;
 # lone surrogates, which cannot be encoded.
@@ -31,6 +34,10 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w")
+
+
 class Guarded:
     """A stream that passes on printable text only, without colours. A tqdm progress bar may move
     the cursor.
@@ -43,10 +50,25 @@ class Guarded:
         if sys._getframe(1).f_globals.get("__name__", "").startswith("tqdm."):
             parts = _BAR.split(text)
             parts[::2] = map(printable, parts[::2])
-            self.unguarded.write("".join(parts))
+            safe = "".join(parts)
         else:
-            self.unguarded.write(printable(_COLOUR.sub("", text)))
+            safe = printable(_COLOUR.sub("", text))
+        self._passed(self.unguarded.write, safe)
         return len(text)
+
+    def flush(self) -> None:
+        self._passed(self.unguarded.flush)
+
+    def _passed(self, to: Callable[..., object], *text: str) -> None:
+        try:
+            to(*text)
+        except OSError as error:
+            # What is left of it would fail once more when the process ends, without a word.
+            name, self.unguarded = getattr(self.unguarded, "name", ""), _nowhere()
+            if name == "<stderr>":  # where it would be reported
+                return
+            error.filename = STANDARD_OUTPUT
+            raise
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -63,8 +85,11 @@ def unguarded(stream: TextIO) -> TextIO:
 
 def guard_output() -> None:
     """From now on everything that this process prints is printable: results, errors, tracebacks,
-    and a reward's prints. What the stream's encoding lacks is written as its escape.
+    and a reward's prints. What the stream's encoding lacks is written as its escape. What was
+    closed takes everything and keeps nothing.
     """
+    # in this order, as a file gets the lowest number that is free: 1, then 2
+    sys.stdout, sys.stderr = (each or _nowhere() for each in (sys.stdout, sys.stderr))
     for stream in map(unguarded, (sys.stdout, sys.stderr)):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -15,6 +15,8 @@ import re
 import secrets
 import shutil
 import socket
+import stat
+import tempfile
 import time
 import warnings
 from collections.abc import Generator, Iterator
@@ -65,6 +67,27 @@ def workspace() -> Path:
         return Path(home).expanduser().resolve()
     here = Path.cwd()
     return next((up for up in here.parents for place in _OF_NOTEBOOKS if up / place == here), here)
+
+
+def home_folder() -> Path:
+    """The user's home folder. Where the system knows none, as in a container under a user that it
+    has not, a temporary one, which is HOME from then on: libraries ask, too.
+    """
+    with contextlib.suppress(RuntimeError):
+        return Path.home()
+    os.environ["HOME"] = str(temporary_home())
+    return Path.home()
+
+
+def temporary_home() -> Path:
+    """A folder of this user's alone, among the temporary files."""
+    home = Path(tempfile.gettempdir()) / f"home-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        home.mkdir(mode=0o700)
+    state = home.lstat()
+    if state.st_uid == os.getuid() and state.st_mode == stat.S_IFDIR | 0o700:
+        return home
+    return Path(tempfile.mkdtemp(prefix="home-"))  # that one may be somebody else's
 
 
 def resolve(path: str | os.PathLike) -> Path:

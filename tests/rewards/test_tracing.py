@@ -54,6 +54,60 @@ def catching(completions, **kwargs):
     return scores
 
 
+def filtered(completions, **kwargs):
+    return [1.5 for text in completions if "x" in text] or [0.25]
+
+
+def filtered_twice(completions, **kwargs):
+    return [1.0 for text in completions if text if text[0] == "a" and len(text) > 2]
+
+
+def in_two_loops(completions, **kwargs):
+    return [sum(2.0 if word.isdigit() else 0.5 for word in text.split()) for text in completions]
+
+
+def named_within(completions, **kwargs):
+    return [float(found[1]) if (found := re.search(r"(\d+)", text)) else -1.0 for text in completions]
+
+
+def by_cases(completions, **kwargs):
+    kinds = {text: 3.0 if text.startswith("a") else 0.0 for text in completions}
+    return [kinds[text] for text in completions]
+
+
+def generated(texts):
+    for text in texts:
+        if not text:
+            continue
+        yield 1.0 if text == "a" else 0.0
+
+
+def from_a_generator(completions, **kwargs):
+    return [*generated(completions)]
+
+
+def by_letters(completions, **kwargs):
+    scores = []
+    for text in completions:
+        total = 0.0
+        while text:
+            if text[0] == "a":
+                total += 1.0
+            elif text[0] == "b":
+                total -= 0.25
+            text = text[1:]
+        scores.append(total)
+    return scores
+
+
+class Scoring:
+    def one(self, text):
+        return 2.0 if text.isdigit() else 0.5
+
+    def __call__(self, completions, **kwargs):
+        return [self.one(text) for text in completions]
+
+
 def missed(function, *texts) -> list[str]:
     found = unreached(function, traced(function, texts, completions=list(texts)))
     return [each.part for each in found]
@@ -81,6 +135,41 @@ def test_what_nothing_reaches_is_named_to_the_half_line(function, texts, parts):
     found = missed(function, *texts)
     assert [part for part in parts if not any(part in each for each in found)] == []
     assert len(found) <= len(parts)
+
+
+@pytest.mark.parametrize(
+    ("function", "texts", "parts"),
+    [
+        (filtered, ["a"], ["1.5"]),
+        (filtered, ["x"], ["[0.25]"]),
+        (filtered, [], ["1.5"]),
+        (filtered_twice, [""], ["1.0", "len(text) > 2"]),
+        (filtered_twice, ["aa"], ["1.0"]),
+        (filtered_twice, ["aaa"], []),
+        (in_two_loops, [""], ["2.0", "0.5"]),
+        (in_two_loops, ["7"], ["0.5"]),
+        (in_two_loops, ["a 7"], []),
+        (named_within, ["a"], ["float(found[1])"]),
+        (named_within, ["7"], ["-1.0"]),
+        (by_cases, ["a"], ["0.0"]),
+        (by_cases, ["b", "a"], []),
+        (from_a_generator, ["a"], ["continue", "0.0"]),
+        (from_a_generator, ["a", "", "b"], []),
+        (by_letters, ["a"], ["if text[0] == 'b':"]),
+        (by_letters, ["ac"], ["total -= 0.25"]),
+        (by_letters, ["cb"], ["total += 1.0"]),
+    ],
+)
+def test_loops_within_a_line_are_followed_alike_on_every_python(function, texts, parts):
+    assert missed(function, *texts) == parts
+
+
+def test_code_of_the_same_file_that_is_met_on_the_way_is_followed():
+    trace = traced(Scoring(), ["7"], completions=["7"])
+    line = Scoring.one.__code__.co_firstlineno + 1
+    assert {place[2:] for place in trace.reached[__file__] if place[0] == line} >= {(15, 18)}
+    assert {place[2:] for place in trace.reached[__file__] if place[0] == line}.isdisjoint({(40, 43)})
+    assert {type(place) for place in trace.reached[__file__]} == {tuple}  # a worker's answer holds nothing else
 
 
 def test_a_branch_says_its_file_its_line_and_what_it_would_pay():
@@ -118,6 +207,15 @@ def test_matches_and_answers_are_found_again_in_the_text():
         return [float(len(answer))]
 
     assert traced(taking, ["it is 42"], completions=["it is 42"]).matched == {"it is 42": {(6, 8)}}
+    assert traced(named_within, ["it is 42"], completions=["it is 42"]).matched == {"it is 42": {(6, 8)}}
+    assert [*traced(taken_in_a_loop, TWO, completions=TWO).matched.values()] == [{(6, 8)}, {(3, 4)}]
+
+
+TWO = ["it is 42", "or 7"]
+
+
+def taken_in_a_loop(completions, **kwargs):
+    return [float(found[0]) for text in completions for found in [re.search(r"\d+", text)] if found]
 
 
 COMPILED = re.compile(r"<a>(\d+)</a>")
@@ -178,9 +276,22 @@ def test_without_source_nothing_is_claimed():
 def test_the_callers_own_trace_is_put_back():
     import sys
 
+    def own(*_):
+        return None
+
     before = sys.gettrace()
-    traced(half_line, ["x"], completions=["x"])
-    assert sys.gettrace() is before
+    for mine in (before, own):
+        sys.settrace(mine)
+        try:
+            traced(half_line, ["x"], completions=["x"])
+            assert sys.gettrace() is mine
+        finally:
+            sys.settrace(before)
+    if sys.version_info >= (3, 12):
+        tools = [sys.monitoring.get_tool(each) for each in range(6)]
+        for _ in range(8):  # more often than there are tools
+            assert missed(half_line, "x") == ["2.5"]
+        assert [sys.monitoring.get_tool(each) for each in range(6)] == tools
 
 
 def swallowing(completions, **kwargs):

@@ -83,7 +83,9 @@ def test_whatever_stands_where_a_name_should_has_a_reason(call, other):
 
 
 def test_brackets_deeper_than_python_reads_have_a_reason():
-    assert unparsed("<tool_call>" + "[" * 9000 + "]" * 9000 + "</tool_call>", TOOLS, QWEN) == "no JSON between the tags"
+    why = unparsed("<tool_call>" + "[" * 9000 + "]" * 9000 + "</tool_call>", TOOLS, QWEN)
+    # Python 3.13 reads as many
+    assert why in ("no JSON between the tags", "list in place of an object with name and arguments")
 
 
 @pytest.mark.timing

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import shlex
+import subprocess
 import sys
 
 import pytest
@@ -82,3 +86,34 @@ def test_what_a_pipes_encoding_lacks_is_written_as_its_escape(monkeypatch):
     guard_output()
     print("cut … here", flush=True)
     assert kept.getvalue() == b"cut \\u2026 here\n"
+
+
+# -- streams that are closed or full -----------------------------------------------------------------------------------
+
+
+def explained(redirect: str) -> subprocess.CompletedProcess:
+    command = f"{shlex.quote(sys.executable)} -m workbench explain kl {redirect}"
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
+def test_what_cannot_be_told_beside_a_result_does_not_stop_it(redirect):
+    found = explained(redirect)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.startswith("kl (metric")
+
+
+@pytest.mark.parametrize("redirect", [">&-", ">&- 2>&-", ">&- --json"])
+def test_a_closed_standard_output_takes_the_result_and_the_exit_code_is_the_answer(redirect):
+    found = explained(redirect)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("redirect", [">/dev/full", ">/dev/full --json"])
+def test_a_full_standard_output_is_named_and_no_disk_is_blamed(redirect):
+    found = explained(redirect)
+    assert found.returncode == 2
+    assert os.strerror(errno.ENOSPC) in found.stderr
+    assert "standard output" in found.stderr
+    assert "MB are free" not in found.stderr
+    assert len(found.stderr.splitlines()) == 3

@@ -34,7 +34,6 @@ from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, Recipe
 from workbench.training.settings.values import DEFAULTS
 
 ROOT = Path(__file__).parents[2]
-TINY = shape_of("tiny")
 SMALL = {
     "hidden_size": 64,
     "num_hidden_layers": 4,
@@ -133,9 +132,9 @@ def base_bytes(model) -> int:
 
 def test_weights_and_adapter_of_the_embedded_policy_in_4_bits(tiny_policy):
     element = tiny_policy.model.get_input_embeddings().weight.element_size()
-    assert weight_bytes(TINY, True, element) == base_bytes(tiny_policy.model)
+    assert weight_bytes(shape_of("tiny"), True, element) == base_bytes(tiny_policy.model)
     lora = [p.numel() for p in tiny_policy.model.parameters() if p.requires_grad]
-    assert sorted(adapter_on(TINY, LoraPart()).sizes) == sorted(lora)
+    assert sorted(adapter_on(shape_of("tiny"), LoraPart()).sizes) == sorted(lora)
     assert {p.element_size() for p in tiny_policy.model.parameters() if p.requires_grad} == {4}
 
 
@@ -146,7 +145,7 @@ def test_weights_of_the_embedded_policy_in_16_bits():
     from workbench.tiny import MODEL_DIR
 
     model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.bfloat16)
-    assert weight_bytes(TINY, False) == base_bytes(model) == 2 * 803_712
+    assert weight_bytes(shape_of("tiny"), False) == base_bytes(model) == 2 * 803_712
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "phi3", "gemma3_text"])
@@ -255,7 +254,7 @@ def test_keys_and_values_of_a_real_generation():
     )  # fmt: skip
     assert out.sequences.shape == (3, 18)
     real = cache_bytes(out.past_key_values)
-    assert kv_bytes(TINY, 3, 17) == real == 3 * 17 * 3 * 4 * 32 * 2 * 2
+    assert kv_bytes(shape_of("tiny"), 3, 17) == real == 3 * 17 * 3 * 4 * 32 * 2 * 2
     settings = {**DEFAULTS, "per_device_train_batch_size": 3, "num_generations": 3, "max_completion_length": 7}
     counted = estimate(Recipe(policy={"name": "tiny"}), settings, longest_prompt_tokens=11)
     assert part(counted, "keys and values").bytes == real

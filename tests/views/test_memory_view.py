@@ -18,19 +18,20 @@ def made(vram_gb=16.0, *, name="Qwen/Qwen2.5-1.5B-Instruct", **grpo):
     return estimate(recipe, settings, vram_gb=vram_gb)
 
 
-CASES = [
-    made(),
-    made(200.0),  # far below the card
-    made(4.0),  # far above it
-    made(None),
-    made(gradient_accumulation_steps=32, gradient_checkpointing=True),
-    made(name="tiny"),
-    made(use_vllm=True, gradient_checkpointing=True),
-]
+CASES = {
+    "on the card": {},
+    "far below the card": {"vram_gb": 200.0},
+    "far above it": {"vram_gb": 4.0},
+    "no card": {"vram_gb": None},
+    "accumulated": {"gradient_accumulation_steps": 32, "gradient_checkpointing": True},
+    "tiny": {"name": "tiny"},
+    "vLLM": {"use_vllm": True, "gradient_checkpointing": True},
+}
 
 
-@pytest.mark.parametrize("estimated", CASES, ids=lambda e: e.verdict[:30])
-def test_the_bars_are_the_estimate(estimated):
+@pytest.mark.parametrize("case", CASES)
+def test_the_bars_are_the_estimate(case):
+    estimated = made(**CASES[case])
     axis = memory_picture(estimated).figure.axes[0]
     for place, phase in enumerate(PHASES):
         patches = [patch for patch in axis.patches if abs(patch.get_y() + patch.get_height() / 2 - place) < 0.01]
@@ -42,8 +43,9 @@ def test_the_bars_are_the_estimate(estimated):
     assert estimated.verdict in axis.get_title(loc="left")
 
 
-@pytest.mark.parametrize("estimated", CASES, ids=lambda e: e.verdict[:30])
-def test_no_text_lies_on_another_or_outside(estimated):
+@pytest.mark.parametrize("case", CASES)
+def test_no_text_lies_on_another_or_outside(case):
+    estimated = made(**CASES[case])
     figure = memory_picture(estimated).figure
     assert png(figure)
     axis = figure.axes[0]
@@ -62,7 +64,11 @@ def test_the_picture_says_that_it_is_not_calibrated():
 
 def test_every_part_has_a_colour():
     recipe = Recipe(policy={"name": "tiny"})
-    cases = [*CASES, made(optim="adafactor", beta=0.1), made(use_vllm=True, use_liger_kernel=True)]
+    cases = [
+        *(made(**case) for case in CASES.values()),
+        made(optim="adafactor", beta=0.1),
+        made(use_vllm=True, use_liger_kernel=True),
+    ]
     cases.append(estimate(recipe, DEFAULTS, device="cpu"))
     named = {name for group in GROUPS.values() for name in group["parts"]}
     assert {part.name for estimated in cases for part in estimated.parts} | {"reference adapter"} == named

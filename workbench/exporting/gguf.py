@@ -29,7 +29,7 @@ from workbench.cache import cache_folder
 from workbench.errors import ExportError
 from workbench.kinds import Tokenizer
 from workbench.training.loading import load_tokenizer, reading
-from workbench.workspace import replace_folder, shown
+from workbench.workspace import home_folder, replace_folder, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +76,7 @@ def converter() -> Path | None:
     Unsloth's own, or in our cache.
     """
     given = os.environ.get("LLAMA_CPP")
-    for folder in [Path(given)] if given else [Path.home() / ".unsloth" / "llama.cpp", _cached()]:
+    for folder in [Path(given)] if given else [home_folder() / ".unsloth" / "llama.cpp", _cached()]:
         if (folder / _CONVERTER).is_file() and (folder / "gguf-py" / "gguf").is_dir():
             return folder
     if given:

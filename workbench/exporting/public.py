@@ -13,6 +13,7 @@ from typing import Any
 
 from workbench import policies
 from workbench.secret import LOOKS, NAMED, is_secret, secret_variables
+from workbench.workspace import home_folder
 
 # Two parts at least: "/no_think" is a word that models know, "</answer>" a tag, "https://…" an
 # address.
@@ -27,7 +28,7 @@ def clean(value: object) -> Any:
     The names of user and host are removed from paths and NAME@HOST only: elsewhere they may be
     ordinary words.
     """
-    home, host, keys = Path.home(), socket.gethostname().partition(".")[0], secret_variables()
+    home, host, keys = home_folder(), socket.gethostname().partition(".")[0], secret_variables()
     users = {home.name} - {""}
     with contextlib.suppress(OSError, KeyError):
         users.add(getpass.getuser())

@@ -11,7 +11,7 @@ from workbench.errors import ExportError
 from workbench.exporting import passport
 from workbench.exporting.artefacts import Artefact
 from workbench.secret import KEYS, secret_variables
-from workbench.workspace import shown, workspace
+from workbench.workspace import home_folder, shown, workspace
 
 # What was found is never printed.
 _HELD = KEYS | {
@@ -97,7 +97,7 @@ def secret_in(file: Path) -> str:
     text = file.read_text(encoding="utf-8", errors="replace")
     if any(secret in text for secret in secret_variables()):
         return "the content of a secret variable of the environment"
-    for folder in (Path.home(), workspace()):
+    for folder in (home_folder(), workspace()):
         # A folder of one part may be a word of the vocabulary: "/root", "/content". What lies in it
         # is none.
         end = r"(?![\w-])" if len(folder.parts) > 2 else r"/\w"

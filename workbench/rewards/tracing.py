@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dis
 import itertools
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, cast
@@ -31,6 +32,7 @@ _TAKEN = re.compile(
 _MOST_SPANS = 200
 _MATCHING = ("match", "search", "fullmatch", "findall", "finditer")
 _BROAD = ("Exception", "BaseException")
+_LEAVES = re.compile("JUMP|RETURN|LIST_APPEND")
 _OF_RE = [getattr(re, name).__code__ for name in _MATCHING]
 
 
@@ -55,61 +57,134 @@ def traced(function: Function, texts: Iterable[str], *args: object, **kwargs: ob
     """Call a function and trace it, with what it calls in its own files; `texts`: where to look for
     what was matched.
     """
-    codes = code_objects(function)
-    reached: dict[str, set[Place]] = {code.co_filename: set() for code in codes}
-    matched: dict[str, Spans] = {text: set() for text in texts}
-    places = {code: list(code.co_positions()) for code in codes}
+    follower = _Follower(function, texts)
+    # what it reached before it failed counts
+    with _following(follower), contextlib.suppress(Exception):
+        function(*args, **kwargs)
+    return Trace(follower.reached, follower.matched)
 
-    def local(frame: FrameType, event: str, value: object) -> Any:
+
+class _Follower:
+    """Collects what the interpreter reports of a function's code, and of that of its files."""
+
+    def __init__(self, function: Function, texts: Iterable[str]) -> None:
+        codes = code_objects(function)
+        self.start = codes[0] if codes else None
+        self.reached: dict[str, set[Place]] = {code.co_filename: set() for code in codes}
+        self.matched: dict[str, Spans] = {text: set() for text in texts}
+        self.places = {code: _evaluated(code) for code in codes}
+
+    def enter(self, code: CodeType) -> bool:
+        """Whether this code is followed."""
+        if code not in self.places and code.co_filename in self.reached:
+            self.places[code] = _evaluated(code)
+        return code in self.places
+
+    def step(self, code: CodeType, offset: int) -> None:
+        if place := self.places[code].get(offset):
+            self.reached[code.co_filename].add(place)
+
+    def look(self, frame: FrameType) -> None:
+        # The right answers, which the function is handed, are not what it took out of a completion.
         code = frame.f_code
-        if event == "opcode":
-            # two bytes an instruction
-            reached[code.co_filename].add(places[code][frame.f_lasti // 2])
-        elif event in ("line", "return"):
-            # The right answers, which the function is handed, are not what it took out of a
-            # completion.
-            count = code.co_argcount + code.co_kwonlyargcount if code is codes[0] else 0
-            columns, variables = code.co_varnames[:count], frame.f_locals.items()
-            _note_matches({name: own for name, own in variables if name not in columns}, matched)
-        return local
+        count = code.co_argcount + code.co_kwonlyargcount if code is self.start else 0
+        columns, variables = code.co_varnames[:count], frame.f_locals.items()
+        _note_matches({name: own for name, own in variables if name not in columns}, self.matched)
 
-    def called(frame: FrameType, event: str, value: object) -> None:
+    def call(self, frame: FrameType, method: object, pattern: object) -> None:
         # A compiled pattern's method tells neither its text nor what it found: it is asked again,
         # for the texts at hand. Those of `re` call one, too.
         caller = frame.f_back if frame.f_code in _OF_RE else frame
-        method, pattern = getattr(value, "__name__", ""), getattr(value, "__self__", None)
+        name = getattr(method, "__name__", "")
         if (
-            event == "c_call"
-            and method in _MATCHING
+            name in _MATCHING
             and caller is not None
-            and caller.f_code in places
+            and caller.f_code in self.places
             and isinstance(pattern, re.Pattern)
         ):
             local_texts = [each for each in frame.f_locals.values() if isinstance(each, str)]
-            for string in local_texts or list(matched)[:1]:
-                if string in matched:
-                    found = getattr(pattern, method.replace("findall", "finditer"))(string)
+            for string in local_texts or list(self.matched)[:1]:
+                if string in self.matched:
+                    found = getattr(pattern, name.replace("findall", "finditer"))(string)
                     each = [found] if isinstance(found, re.Match) else found or ()
-                    _note_matches({"found": [*itertools.islice(each, _MOST_SPANS)]}, matched)
+                    _note_matches({"found": [*itertools.islice(each, _MOST_SPANS)]}, self.matched)
 
-    def entered(frame: FrameType, event: str, value: object) -> Any:
-        if frame.f_code not in places:
-            if frame.f_code.co_filename not in reached:
-                return None
-            places[frame.f_code] = list(frame.f_code.co_positions())
-        frame.f_trace_opcodes = True
-        return local
 
-    before, profile = sys.gettrace(), sys.getprofile()
-    sys.setprofile(called)
-    sys.settrace(entered)
-    try:
-        with contextlib.suppress(Exception):  # what it reached before it failed counts
-            function(*args, **kwargs)
-    finally:
-        sys.settrace(before)
-        sys.setprofile(profile)
-    return Trace(reached, matched)
+def _evaluated(code: CodeType) -> dict[int, Place]:
+    # Places by offset. What leaves or ends a comprehension bears the place of its element, or of
+    # its last condition: such a step counts where nothing else stands, as in `continue`.
+    steps = [
+        (step.offset, cast(Place, (*(step.positions or ()),)), step.opname)
+        for step in dis.get_instructions(code)
+    ]
+    own = {place for _, place, name in steps if not _LEAVES.search(name)}
+    return {at: place for at, place, name in steps if not (_LEAVES.search(name) and place in own)}
+
+
+if sys.version_info >= (3, 12):
+
+    @contextlib.contextmanager
+    def _following(follower: _Follower) -> Generator[None]:
+        # Comprehensions are a part of their function here, and `sys.settrace` misses instructions.
+        monitoring = sys.monitoring
+        events = monitoring.events
+        tool = next(each for each in range(5, -1, -1) if monitoring.get_tool(each) is None)
+        looking = (events.LINE, events.JUMP, events.PY_RETURN)
+        within = sum(looking) | events.INSTRUCTION | events.CALL
+
+        def entered(code: CodeType, offset: int) -> None:
+            if follower.enter(code):
+                monitoring.set_local_events(tool, code, within)
+
+        def look(*_: object) -> None:
+            follower.look(sys._getframe(1))
+
+        def called(code: CodeType, offset: int, function: object, first: object) -> None:
+            # a method with what it is called on, or one that is bound to it
+            follower.call(sys._getframe(1), function, getattr(function, "__self__", first))
+
+        heard = {events.PY_START: entered, events.INSTRUCTION: follower.step, events.CALL: called}
+        monitoring.use_tool_id(tool, "workbench")
+        try:
+            for event, callback in (heard | dict.fromkeys(looking, look)).items():
+                monitoring.register_callback(tool, event, callback)
+            for code in _OF_RE:
+                monitoring.set_local_events(tool, code, events.CALL)
+            monitoring.set_events(tool, events.PY_START)
+            yield
+        finally:
+            monitoring.set_events(tool, 0)
+            for code in (*_OF_RE, *follower.places):
+                monitoring.set_local_events(tool, code, 0)
+            monitoring.free_tool_id(tool)
+
+else:
+
+    @contextlib.contextmanager
+    def _following(follower: _Follower) -> Generator[None]:
+        def local(frame: FrameType, event: str, value: object) -> Any:
+            if event == "opcode":
+                follower.step(frame.f_code, frame.f_lasti)
+            elif event in ("line", "return"):
+                follower.look(frame)
+            return local
+
+        def called(frame: FrameType, event: str, value: object) -> None:
+            if event == "c_call":
+                follower.call(frame, value, getattr(value, "__self__", None))
+
+        def entered(frame: FrameType, event: str, value: object) -> Any:
+            frame.f_trace_opcodes = follower.enter(frame.f_code)
+            return local if frame.f_trace_opcodes else None
+
+        before, profile = sys.gettrace(), sys.getprofile()
+        sys.setprofile(called)
+        sys.settrace(entered)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+            sys.setprofile(profile)
 
 
 def _note_matches(variables: Fields, matched: dict[str, Spans]) -> None:

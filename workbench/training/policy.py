@@ -356,9 +356,11 @@ def _unsloth() -> ModuleType:
     if "unsloth" not in sys.modules:
         # Unsloth writes code into the current folder, and installs packages, unless told not to.
         from workbench.cache import cache_folder
+        from workbench.workspace import written
 
         cache = cache_folder() / "unsloth_compiled"
-        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with written(cache):
+            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))
         os.environ.setdefault("UNSLOTH_AUTO_INSTALL", "0")
         os.environ.setdefault("TORCHAO_LOG_LEVEL", "ERROR")
