@@ -15,14 +15,18 @@ import json
 import linecache
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from datetime import date, time, timedelta
+from decimal import Decimal
+from pathlib import Path, PurePath
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import TaskError, fault_line, nearest
 from workbench.kinds import Fields, Function
+from workbench.plain import plain
 from workbench.workspace import find, looked_in, shown
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ EMBEDDED = {
 # TextArena's games: `workbench/tasks/arena.py`.
 GYM, ARENA = "reasoning_gym/", "textarena/"
 
+_AS_TEXT = (str, date, time, timedelta, Decimal, PurePath)
 _OWN_MODULE = "workbench_task_"
 # names of the modules that the last task file brought from its own folder
 _brought: set[str] = set()
@@ -72,8 +77,9 @@ class Task:
 
     Args:
         name: shown in figures and written into the manifest.
-        rows: training prompts; each row has `prompt` (chat messages or text) and any columns that
-            the rewards read.
+        rows: training prompts, a list of dicts or a DataFrame; each row has `prompt` (chat messages
+            or text) and any columns that the rewards read. Arrays become lists, NaN None, and dates
+            and decimals text: `made_plain` counts them.
         reward_funcs: functions in TRL's signature, `(prompts, completions, **columns) -> list[float
             | None]`.
         reward_weights: one per function, in their order; None means 1.0 each.
@@ -116,8 +122,13 @@ class Task:
     environment: Function | Mapping[str, Function] | None = None
     rollout_func: Function | None = None
     source: str = field(default="", compare=False)
+    made_plain: Counter[str] = field(default_factory=Counter, init=False, compare=False)
 
     def __post_init__(self) -> None:
+        for part in ("rows", "held_out"):
+            where = f"task {self.name!r}: {part}"
+            rows = _plain_rows(where, getattr(self, part), self.made_plain)
+            object.__setattr__(self, part, rows)
         if self.environment:
             from workbench.environments import with_own_rewards
 
@@ -171,7 +182,7 @@ class Task:
                     value = f"{part}[{number}] has the columns {', '.join(map(str, row))}"
                     remedy = "rename your column, e.g. {'prompt': row.pop('question'), **row}"
                     yield value, "the prompt is the column named `prompt`", remedy
-        if len(self.rows) and (reserved := RESERVED_COLUMNS.intersection(self.rows[0])):
+        if reserved := RESERVED_COLUMNS.intersection({name for row in self.rows for name in row}):
             rule = "TRL passes its own argument of that name to every reward function"
             yield f"the rows have a column {min(reserved)!r}", rule, "rename the column"
 
@@ -245,6 +256,38 @@ class Task:
             return str(row.get("prompt_id") or key[:12])
 
         return [{**row, "prompt_id": of(row)} for row in rows]
+
+
+def _plain_rows(where: str, given: Any, made_plain: Counter[str]) -> list[Row]:
+    # The rows as JSON and Arrow can hold them, and what was changed, counted.
+    rows, place, name = [], "", ""
+
+    def odd(value: Any) -> Any:
+        kind = type(value).__name__
+        if value is not None and not isinstance(value, _AS_TEXT):
+            rule = "a row holds text, numbers, lists and objects, as JSON does"
+            remedy = "write it so: a set as a sorted list, say; or leave the column out"
+            raise TaskError(f"{place}, column {name!r}: a {kind}", rule=rule, remedy=remedy)
+        if not isinstance(value, str):
+            as_what = "NaN read as None" if value is None else f"{kind} written as text"
+            made_plain[f"column {name!r}: {as_what}"] += 1
+        return value and str(value)
+
+    for row in given.to_dict("records") if hasattr(given, "iloc") else given:
+        place = f"{where}[{len(rows)}]"
+        if not isinstance(row, Mapping):
+            rule, remedy = "a row is an object", 'rows=[{"prompt": ..., "answer": ...}, ...]'
+            raise TaskError(f"{place}: a {type(row).__name__}", rule=rule, remedy=remedy)
+        rows.append({})
+        for name, value in row.items():
+            rows[-1][str(name)] = plain(value, odd)
+        prompt = rows[-1].get("prompt", "")
+        chat = isinstance(prompt, list) and prompt
+        if not isinstance(prompt, str) and not (chat and all("role" in each for each in prompt)):
+            rule = "a prompt is text, or messages such as {'role': 'user', 'content': '...'}"
+            remedy = "rows=wb.check(rows).require() makes prompts of them, and says why not"
+            raise TaskError(f"{place}: prompt = {prompt!r:.80}", rule=rule, remedy=remedy)
+    return rows
 
 
 def right_of(scores: object, least: float | None = None) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from workbench.task import Row
 
 MARK = "####"
 FEW = 3  # rows that may have one answer by chance
+LABELS = 20  # different answers that are the labels of a classification, at most
 _LONGEST = 60  # digits of an answer that is a number
 ANSWER_ALIASES = (
     "ground_truth",
@@ -71,6 +73,21 @@ def extract_answer(text: object, mark: str = MARK) -> str | None:
     if not found or not first:
         return None
     return first.replace(",", "") if is_number(first) else first
+
+
+def folded(text: object) -> str:
+    """A text without regard to case and spaces."""
+    return " ".join(str(text).casefold().split())
+
+
+def labels_of(answers: Sequence[object]) -> dict[str, str]:
+    """The labels that these answers are, folded -> as most of them are spelt; empty if they are no
+    labels.
+    """
+    spelt = Counter(" ".join(each.split()) for each in answers if isinstance(each, str))
+    labels = {folded(label): label for label, _ in reversed(spelt.most_common())}
+    few = len(labels) <= min(LABELS, len(answers) // 4)
+    return labels if few and min(map(len, labels), default=0) > 1 else {}
 
 
 def is_number(text: str) -> bool:
