@@ -79,12 +79,11 @@ def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None)
     reserves.
     """
     names = list({name: 0 for row in first for name in row})
-    only_said = answer is None and not called(names, "answer", ANSWER_ALIASES)
-    if only_said and SAID in names:  # TRL's layout for fine-tuning
-        answer = SAID
+    # In TRL's layout for fine-tuning the answer has one of the names that it reserves.
+    aliases = ANSWER_ALIASES if called(names, "answer", ANSWER_ALIASES) else (SAID,)
     # A reserved name in some rows is those rows' fault; in all of them it is the dataset's.
     pictures = {name for row in first for name, value in row.items() if is_picture(value)}
-    reserved = RESERVED_COLUMNS - {prompt, answer}
+    reserved = RESERVED_COLUMNS - {prompt, answer, *(aliases if answer is None else ())}
     if everywhere := reserved.difference(pictures).intersection(*first):
         rule = "TRL passes its own argument of that name to every reward function"
         raise DataError(
@@ -102,7 +101,7 @@ def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None)
     elif answer == LAST_TURN and prompt in chats and LAST_TURN not in columns:
         notes.append(f"answer: the assistant's last turn in {prompt!r}")
     else:
-        answer, more = _chosen("answer", answer, columns, ANSWER_ALIASES, chats, prompt)
+        answer, more = _chosen("answer", answer, columns, aliases, chats, prompt)
         notes += more
     beside = _beside(first, [name for name in columns if name not in (prompt, answer)], prompt)
     joins = "write it into the user's message"

@@ -4,10 +4,13 @@ their place; notes).
 
 from __future__ import annotations
 
+import ast
 import codecs
+import contextlib
 import csv
 import itertools
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -178,12 +181,29 @@ def csv_file(path: Path) -> Opened:
     _, header = next(records(), (0, Reason("empty")))
     fault = header if isinstance(header, str) else ""
     names = [name.strip() or f"unnamed_{n}" for n, name in enumerate([] if fault else header)]
+    if unnamed := [name for name in names if name.lower().startswith("unnamed")]:
+        notes.append(f"column {unnamed[0]!r} has no name: pandas writes its index so")
     for name in names:
         if names.count(name) > 1:
             fault = f"two columns are called {name!r}"
     if fault:
         rule = "the first line names the columns, each once"
         raise DataError(f"{shown(path)}: {fault}", rule=rule, remedy="correct the header line")
+
+    first = [cells for _, cells in itertools.islice(records(), 1, 101) if len(cells) == len(names)]
+    meant: dict[str, Callable[[str], Any]] = {}
+    for name, column in zip(names, zip(*first, strict=True), strict=False):
+        cells = [cell for cell in column if cell]
+        if cells and all(re.fullmatch(r"-?\d+\.0", cell) for cell in cells):
+            meant[name] = lambda cell: cell.removesuffix(".0")
+            notes.append(
+                f"column {name!r}: {cells[0]} read as {meant[name](cells[0])}: pandas writes whole numbers so where a cell is empty"
+            )
+        elif cells and all(_as_object(cell) is not cell for cell in cells):
+            meant[name] = _as_object
+            notes.append(
+                f"column {name!r}: lists and objects that Python wrote as text, read as such"
+            )
 
     def rows() -> Iterator[Any]:
         for began, values in itertools.islice(records(), 1, None):
@@ -195,9 +215,18 @@ def csv_file(path: Path) -> Opened:
                 yield Unreadable(f"line {began}", reason)
             else:
                 # CSV has no other way to write that there is no value.
-                yield dict(zip(names, (value or None for value in values), strict=True))
+                row = dict(zip(names, (value or None for value in values), strict=True))
+                yield row | {name: own(row[name]) for name, own in meant.items() if row[name]}
 
     return rows, notes
+
+
+def _as_object(cell: str) -> Any:
+    # What Python's repr wrote, which JSON is not; else the text itself.
+    if cell[0] in "[{" and "'" in cell:
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return ast.literal_eval(cell)
+    return cell
 
 
 def _is_utf8(path: Path) -> bool:
