@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
+from pathlib import PurePath
 from typing import Any
+
+from workbench.errors import TaskError
+from workbench.kinds import Fields
+
+_AS_TEXT = (str, date, time, timedelta, Decimal, PurePath)
 
 
 def plain(value: Any, odd: Callable[[Any], Any]) -> Any:
@@ -33,3 +42,37 @@ def plain(value: Any, odd: Callable[[Any], Any]) -> Any:
     if getattr(value.dtype, "kind", "") in ("M", "m"):  # in nanoseconds: they would become integers
         value = value.astype(f"{value.dtype.kind}8[us]")
     return plain(value.tolist(), odd)
+
+
+def plain_rows(where: str, given: Any, made_plain: Counter[str]) -> list[Fields]:
+    """A task's rows, a list of dicts or a DataFrame, as JSON and Arrow can hold them; what became
+    None or text is counted in `made_plain`. TaskError: row, column and kind of what cannot.
+    """
+    rows, place, name = [], "", ""
+
+    def odd(value: Any) -> Any:
+        kind = type(value).__name__
+        if value is not None and not isinstance(value, _AS_TEXT):
+            rule = "a row holds text, numbers, lists and objects, as JSON does"
+            remedy = "write it so: a set as a sorted list, say; or leave the column out"
+            raise TaskError(f"{place}, column {name!r}: a {kind}", rule=rule, remedy=remedy)
+        if not isinstance(value, str):
+            as_what = "NaN read as None" if value is None else f"{kind} written as text"
+            made_plain[f"column {name!r}: {as_what}"] += 1
+        return value and str(value)
+
+    for row in given.to_dict("records") if hasattr(given, "iloc") else given:
+        place = f"{where}[{len(rows)}]"
+        if not isinstance(row, Mapping):
+            rule, remedy = "a row is an object", 'rows=[{"prompt": ..., "answer": ...}, ...]'
+            raise TaskError(f"{place}: a {type(row).__name__}", rule=rule, remedy=remedy)
+        rows.append({})
+        for name, value in row.items():
+            rows[-1][str(name)] = plain(value, odd)
+        prompt = rows[-1].get("prompt", "")
+        chat = isinstance(prompt, list) and prompt
+        if not isinstance(prompt, str) and not (chat and all("role" in each for each in prompt)):
+            rule = "a prompt is text, or messages such as {'role': 'user', 'content': '...'}"
+            remedy = "rows=wb.check(rows).require() makes prompts of them, and says why not"
+            raise TaskError(f"{place}: prompt = {prompt!r:.80}", rule=rule, remedy=remedy)
+    return rows

@@ -18,15 +18,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, time, timedelta
-from decimal import Decimal
-from pathlib import Path, PurePath
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workbench.errors import TaskError, fault_line, nearest
 from workbench.kinds import Fields, Function
-from workbench.plain import plain
+from workbench.plain import plain_rows
 from workbench.workspace import find, looked_in, shown
 
 if TYPE_CHECKING:
@@ -51,7 +49,6 @@ EMBEDDED = {
 # TextArena's games: `workbench/tasks/arena.py`.
 GYM, ARENA = "reasoning_gym/", "textarena/"
 
-_AS_TEXT = (str, date, time, timedelta, Decimal, PurePath)
 _OWN_MODULE = "workbench_task_"
 # names of the modules that the last task file brought from its own folder
 _brought: set[str] = set()
@@ -127,7 +124,7 @@ class Task:
     def __post_init__(self) -> None:
         for part in ("rows", "held_out"):
             where = f"task {self.name!r}: {part}"
-            rows = _plain_rows(where, getattr(self, part), self.made_plain)
+            rows = plain_rows(where, getattr(self, part), self.made_plain)
             object.__setattr__(self, part, rows)
         if self.environment:
             from workbench.environments import with_own_rewards
@@ -256,38 +253,6 @@ class Task:
             return str(row.get("prompt_id") or key[:12])
 
         return [{**row, "prompt_id": of(row)} for row in rows]
-
-
-def _plain_rows(where: str, given: Any, made_plain: Counter[str]) -> list[Row]:
-    # The rows as JSON and Arrow can hold them, and what was changed, counted.
-    rows, place, name = [], "", ""
-
-    def odd(value: Any) -> Any:
-        kind = type(value).__name__
-        if value is not None and not isinstance(value, _AS_TEXT):
-            rule = "a row holds text, numbers, lists and objects, as JSON does"
-            remedy = "write it so: a set as a sorted list, say; or leave the column out"
-            raise TaskError(f"{place}, column {name!r}: a {kind}", rule=rule, remedy=remedy)
-        if not isinstance(value, str):
-            as_what = "NaN read as None" if value is None else f"{kind} written as text"
-            made_plain[f"column {name!r}: {as_what}"] += 1
-        return value and str(value)
-
-    for row in given.to_dict("records") if hasattr(given, "iloc") else given:
-        place = f"{where}[{len(rows)}]"
-        if not isinstance(row, Mapping):
-            rule, remedy = "a row is an object", 'rows=[{"prompt": ..., "answer": ...}, ...]'
-            raise TaskError(f"{place}: a {type(row).__name__}", rule=rule, remedy=remedy)
-        rows.append({})
-        for name, value in row.items():
-            rows[-1][str(name)] = plain(value, odd)
-        prompt = rows[-1].get("prompt", "")
-        chat = isinstance(prompt, list) and prompt
-        if not isinstance(prompt, str) and not (chat and all("role" in each for each in prompt)):
-            rule = "a prompt is text, or messages such as {'role': 'user', 'content': '...'}"
-            remedy = "rows=wb.check(rows).require() makes prompts of them, and says why not"
-            raise TaskError(f"{place}: prompt = {prompt!r:.80}", rule=rule, remedy=remedy)
-    return rows
 
 
 def right_of(scores: object, least: float | None = None) -> np.ndarray:

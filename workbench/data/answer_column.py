@@ -84,9 +84,9 @@ def labels_of(answers: Sequence[object]) -> dict[str, str]:
     """The labels that these answers are, folded -> as most of them are spelt; empty if they are no
     labels.
     """
-    spelt = Counter(" ".join(each.split()) for each in answers if isinstance(each, str))
+    spelt = Counter(each.strip() for each in answers if isinstance(each, str))
     labels = {folded(label): label for label, _ in reversed(spelt.most_common())}
-    few = len(labels) <= min(LABELS, len(answers) // 4)
+    few = len(labels) <= min(LABELS, len(answers) // 4) and "\n" not in "".join(spelt)
     return labels if few and min(map(len, labels), default=0) > 1 else {}
 
 

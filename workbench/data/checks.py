@@ -8,6 +8,7 @@ plain.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -122,14 +123,16 @@ class Checked:
             value = "chat = False, and a system message or examples"
             raise DataError(value, rule=rule, remedy=remedy)
         self.source = opened = open_source(self.source)
-        if (template := self.prompt_column) and "{" in template:
+        wanted = (self.prompt_column, self.answer_column)
+        if fields := [name for name in wanted if name and re.search(r"[{.]", name)]:
 
-            def joined() -> Iterator[Any]:
+            def rows() -> Iterator[Any]:
                 for row in opened:
-                    usable = isinstance(row, dict)
-                    yield {**row, template: columns.joined(row, template)} if usable else row
+                    for name in fields if isinstance(row, dict) else ():
+                        row = columns.made(row, name) | row
+                    yield row
 
-            self.source = replace(opened, open=joined)
+            self.source = replace(opened, open=rows)
         first = self.source.first()
         self.notes = list(self.source.notes)
         self.beside, self.joins = (), ""
@@ -184,7 +187,8 @@ class Checked:
         other = open_source(() if self.other is None else self.other)
         if not other.first(1):
             return set()
-        rows = Checked(other, answer_column="none")
+        asks = self.prompt_column if self.prompt_column in other.first(1)[0] else None
+        rows = Checked(other, prompt_column=asks, answer_column="none")
         rows.last_turn = self.last_turn  # its chats may end with an answer, too
         return {hash(comparable(row["prompt"], system=False)) for row in rows}
 

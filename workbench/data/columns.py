@@ -47,7 +47,9 @@ LAST_TURN = "assistant"  # the answer is what the assistant says last in the pro
 _NO_ANSWER = "none"
 _LIKELY = {
     "prompt": re.compile("prompt|question|problem|instruction|query|task|input|text", re.I),
-    "answer": re.compile("answer|solution|label|target|expected|chosen|response|accepted", re.I),
+    "answer": re.compile(
+        "answer|solution|label|target|expected|chosen|response|truth|gold|^gt$|output", re.I
+    ),
 }
 # A column with one of these words in its name may be half of the question.
 _BESIDE = re.compile(
@@ -91,6 +93,12 @@ def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None)
         )
     template = prompt if prompt and "{" in prompt else None
     columns = [name for name in names if name not in {*reserved, template}]
+    columns += [
+        f"{name}.{key}"
+        for name in columns
+        if isinstance(first[0].get(name), dict)
+        for key in called(first[0][name], "answer", ANSWER_ALIASES)
+    ]
     chats = {name for row in first for name in row if last_turn(row[name], [])[1] is not None}
     prompt, notes = _chosen("prompt", prompt, columns, PROMPT_ALIASES, chats)
     if unseen := pictures - reserved - {prompt}:
@@ -143,19 +151,27 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def joined(row: Row, template: str) -> str:
-    """The prompt that a template such as "{instruction}\\n\\n{input}" makes of a row: a list of
-    choices as lines A), B), other lists of texts as lines, objects as JSON. A line, or a paragraph,
-    all of whose columns are empty is left out.
+def made(row: Row, wanted: str) -> dict[str, Any]:
+    """What a row has under the name of a field within a column, `reward_model.ground_truth`, or of
+    a template, "{instruction}\\n\\n{input}", by that name; empty where it has no such field.
+
+    A list of choices becomes lines A), B), another list of texts lines, and an object JSON. A line,
+    or a paragraph, of which all columns are empty is left out.
     """
+    if "{" not in wanted:
+        value: Any = row
+        for part in wanted.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return {} if value is None else {wanted: value}
 
     def filled(text: str) -> bool:
         names = _FIELD.findall(text)
         return not names or any(_in_words(name, row.get(name)).strip() for name in names)
 
-    paragraphs = template.replace("\\n", "\n").split("\n\n")
+    paragraphs = wanted.replace("\\n", "\n").split("\n\n")
     kept = ["\n".join(filter(filled, each.split("\n"))) for each in filter(filled, paragraphs)]
-    return _FIELD.sub(lambda field: _in_words(field[1], row.get(field[1])), "\n\n".join(kept))
+    text = _FIELD.sub(lambda field: _in_words(field[1], row.get(field[1])), "\n\n".join(kept))
+    return {wanted: text}
 
 
 def _in_words(name: str, value: Any) -> str:

@@ -194,16 +194,10 @@ def csv_file(path: Path) -> Opened:
     meant: dict[str, Callable[[str], Any]] = {}
     for name, column in zip(names, zip(*first, strict=True), strict=False):
         cells = [cell for cell in column if cell]
-        if cells and all(re.fullmatch(r"-?\d+\.0", cell) for cell in cells):
-            meant[name] = lambda cell: cell.removesuffix(".0")
-            notes.append(
-                f"column {name!r}: {cells[0]} read as {meant[name](cells[0])}: pandas writes whole numbers so where a cell is empty"
-            )
-        elif cells and all(_as_object(cell) is not cell for cell in cells):
-            meant[name] = _as_object
-            notes.append(
-                f"column {name!r}: lists and objects that Python wrote as text, read as such"
-            )
+        for kind, own in _MEANT.items():
+            if cells and all(own(cell) != cell for cell in cells):
+                meant[name] = own
+                notes.append(f"column {name!r}: {kind}, as {own(cells[0])!r:.40}")
 
     def rows() -> Iterator[Any]:
         for began, values in itertools.islice(records(), 1, None):
@@ -222,11 +216,20 @@ def csv_file(path: Path) -> Opened:
 
 
 def _as_object(cell: str) -> Any:
-    # What Python's repr wrote, which JSON is not; else the text itself.
+    # What Python's repr wrote, which is no JSON; else the text itself.
     if cell[0] in "[{" and "'" in cell:
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             return ast.literal_eval(cell)
     return cell
+
+
+# What pandas writes into a CSV for something else.
+_MEANT: dict[str, Callable[[str], Any]] = {
+    "whole numbers written with .0, where a cell is empty, are read without": partial(
+        re.sub, r"^(-?\d+)\.0$", r"\1"
+    ),
+    "lists and objects written as text are read as such": _as_object,
+}
 
 
 def _is_utf8(path: Path) -> bool:
