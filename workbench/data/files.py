@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.data import reasons
+from workbench.data.answer_column import is_number
 from workbench.data.reasons import Reason
 from workbench.errors import DataError
 from workbench.task import Row
@@ -192,12 +193,17 @@ def csv_file(path: Path) -> Opened:
 
     first = [cells for _, cells in itertools.islice(records(), 1, 101) if len(cells) == len(names)]
     meant: dict[str, Callable[[str], Any]] = {}
+    numbers: list[str] = []
     for name, column in zip(names, zip(*first, strict=True), strict=False):
         cells = [cell for cell in column if cell]
         for kind, own in _MEANT.items():
             if cells and all(own(cell) != cell for cell in cells):
                 meant[name] = own
                 notes.append(f"column {name!r}: {kind}, as {own(cells[0])!r:.40}")
+        if cells and name not in meant and all(map(is_number, cells)):
+            numbers.append(repr(name))
+    if numbers:
+        notes.append(f"numbers stay text, as CSV has them: {', '.join(numbers)}")
 
     def rows() -> Iterator[Any]:
         for began, values in itertools.islice(records(), 1, None):
