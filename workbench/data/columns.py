@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from datetime import date
 from decimal import Decimal
+from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from workbench.data import reasons
@@ -177,14 +178,12 @@ def made(row: Row, wanted: str) -> dict[str, Any]:
 def _in_words(name: str, value: Any) -> str:
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, dict) and "text" in value and "label" in value:  # ARC's choices
-        value = [value["text"], value["label"]]
-        return "\n".join(f"{label}) {text}" for text, label in zip(*value, strict=False))
+    numbered = "{}) {}".format
+    if isinstance(value, dict) and value.keys() >= {"text", "label"}:  # ARC's choices
+        return "\n".join(map(numbered, value["label"], value["text"]))
     if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
-        letters = "ABCDEFGHIJ" if _CHOICES.search(name) else ""
-        return "\n".join(
-            f"{letters[n : n + 1]}) {each}" if letters[n:] else each for n, each in enumerate(value)
-        )
+        lettered = _CHOICES.search(name) and len(value) <= len(ascii_uppercase)
+        return "\n".join(map(numbered, ascii_uppercase, value) if lettered else value)
     if value is None or value != value:  # NaN
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
