@@ -237,7 +237,7 @@ LAYOUTS = {
     "summaries": Layout(summaries, ".csv", {"prompt_column": "article", "answer_column": "highlights"}, 10, "lasts 2 days", "A fair in Paris."),
     "share_gpt": Layout(share_gpt, ".json", {"answer_column": "assistant"}, 10, "3 * 4", "12", "last turn"),
     "alpaca": Layout(alpaca, ".json", {"prompt_column": "{instruction}\\n\\n{input}"}, 11, "Name the capital.\n\nFrance", "Paris"),
-    "preferences": Layout(preferences, ".parquet", {"answer_column": "chosen"}, 10, "3 + 4", "7"),
+    "preferences": Layout(preferences, ".parquet", {"answer_column": "chosen"}, 10, "3 + 4", "7", "what the assistant says last"),
     "languages": Layout(languages, ".tsv", {}, 10, "Was ist 3", "7"),
     "knights": Layout(knights, ".parquet", {"prompt_column": "quiz", "answer_column": "solution_text"}, 10, "Ada says", "(1) Ada is a knight\n(2) Ben is a knave"),
     "meta_math": Layout(meta_math, ".json", {"answer_column": "response"}, 10, "3 pens", "12", "answer:"),

@@ -311,7 +311,9 @@ class Pass:
         options, mark = self.options, self.options.mark
         if value is None and options.last_turn:
             raise LeftOut(reasons.NO_TURN)
-        text = whole = answer_as_text(stored(value), oddities)
+        if (said := stored(value)) is not value:
+            oddities.append("answer: what the assistant says last")
+        text = whole = answer_as_text(said, oddities)
         found = [mark]
         if options.auto:
             text, found = unwrapped(whole, prompts.question_text(row["prompt"]))
