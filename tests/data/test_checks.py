@@ -301,7 +301,7 @@ def test_a_mark_that_only_some_answers_have_is_said():
     assert report.repairs == {"answer: taken out of ####": 1}
     assert report.kept[-1]["answer"] == "4"
     assert "'so\\n#### 4' -> '4'" in str(report)
-    assert Checked(rows, answer_after=None).collect().warnings == {reasons.MARKED: 1}
+    assert Checked(rows, answer_after=None).collect().kept[-1]["answer"] == "so\n#### 4"
 
 
 def test_a_frame_of_chat_prompts_read_from_parquet(home):

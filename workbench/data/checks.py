@@ -16,7 +16,6 @@ from typing import Any
 
 from workbench.data import columns, prompts, reasons
 from workbench.data.answer_column import (
-    MARK,
     extract_answer,
     folded,
     is_number,
@@ -335,8 +334,6 @@ class Pass:
             if options.numeric:
                 raise LeftOut(reasons.PLACEHOLDER)
             oddities.append(reasons.PLACEHOLDER_KEPT)
-        if mark is None and MARK in text:
-            oddities.append(reasons.MARKED)
         row["answer"] = answer = prompts.clean_text(text, oddities).strip()
         if not answer:
             raise LeftOut(reasons.EMPTY_ANSWER)
