@@ -59,7 +59,7 @@ def lengths_picture(lengths: Any) -> Picture:
     figure, axis = new_figure(8, 2.6)
     shortest, longest, most = min(lengths.lengths), max(lengths.lengths), lengths.max_tokens
     # A few very long ones would leave a single bar of all the others.
-    cut = int(np.percentile(lengths.lengths, 99))
+    cut = int(np.ceil(np.percentile(lengths.lengths, 99)))
     beyond = sum(length > cut for length in lengths.lengths) if longest > 2 * cut else 0
     longest = cut if beyond else longest
     bins = np.arange(shortest, longest + 2) - 0.5 if longest - shortest < 60 else 60
@@ -69,7 +69,7 @@ def lengths_picture(lengths: Any) -> Picture:
         axis.axvline(limit, color=ORANGE, linestyle=style, label=label)
     if most is not None and most < longest:
         axis.axvspan(most + 0.5, longest + 0.5, color=RED, alpha=0.15, label="left out")
-    axis.set_xlim(right=longest + 1)
+    axis.set_xlim(shortest - 1, longest + 1)
     axis.locator_params(integer=True)
     more = f"; {beyond} longer, up to {max(lengths.lengths):,}" if beyond else ""
     axes = {"x": f"prompt length, tokens{more}", "y": "rows"}
