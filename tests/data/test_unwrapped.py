@@ -34,7 +34,8 @@ def test_what_an_answer_is_stored_in_comes_off(stored, answer, taken_out_of):
 @pytest.mark.parametrize(
     "whole",
     ["6 or 7", "<answer>6</answer> or <answer>7</answer>", "<answer>6", "y = 2x + 1", "x = 1, y = 2", "a) 5 b) 6", "A) 5, B) 6",
-     "J. Smith", "(A) \\cup (B)", "f(x) = 3", "\\boxed{}", "####", "12 apples", "the answer is", "SELECT a FROM b WHERE c = 3"],
+     "J. Smith", "(A) \\cup (B)", "f(x) = 3", "\\boxed{}", "####", "12 apples", "the answer is", "SELECT a FROM b WHERE c = 3",
+     'print("answer: 5")', 'return f"The answer is {x}"', '{"answer": 5}'],
 )  # fmt: skip
 def test_what_only_looks_so_stays_as_it_is(whole):
     assert unwrapped(whole) == (whole, [])

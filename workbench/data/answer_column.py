@@ -31,7 +31,7 @@ _BOX = re.compile(r"\\boxed\s*+\{|\\[{}]|[{}]")
 _BETWEEN = re.compile(r"(?:\\text\{|\\q?quad|\b(?:and|or)\b|[\s,;.$&}\\])*+")
 # What a text's last line says after such words, and behind the letter of the thing asked for.
 _SAID = re.compile(
-    r"(?:.*\b)?(answer)[*_]*(?:\s+is\b:?|\s*:)[*_]*\s*(\S.{0,59}?)[.*_]*", re.IGNORECASE
+    r"(?:.*\b)?(answer)[*_]*(?:\s+is\b:?|\s*:)[*_]*\s*([^\s\"'`][^\"'`]{0,59}?)[.*_]*", re.I
 )
 _EQUALS = re.compile(r"\$?\s*([A-Za-z]\s*=)\s*([^\s$]+)\s*\$?")
 # The letter of a choice: alone, or before the words that it stands for.
