@@ -17,7 +17,7 @@ from tools.size import size_of
 PACKAGE = Path(__file__).parents[1] / "workbench"
 # From what everything stands on to what nothing stands on; a module directly in the package is a layer of its own.
 ORDER = [
-    "kinds", "printable", "errors", "extras", "workspace", "cache",
+    "kinds", "printable", "errors", "plain", "extras", "workspace", "cache",
     "secret", "hub", "progress", "recipe", "run", "processes", "environments", "task", "data", "rewards",
     "audit", "replaying", "tiny", "policies", "tasks", "memory", "health", "training", "inspection", "exporting", "decide",
     "views", "top",
@@ -154,7 +154,7 @@ INSTRUMENTS = ("audit", "replaying", "memory", "health", "views", "inspection", 
 
 
 # Code tokens (tools/size.py), so that no line is packed. The design's 10,100 lines are 83,800 of them; to be lowered.
-CLOSURE_TOKENS = 86_520
+CLOSURE_TOKENS = 87_610
 
 
 def test_the_core_is_small_and_imports_no_instrument():

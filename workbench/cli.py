@@ -382,11 +382,13 @@ def check(
     Args:
         source: A .jsonl, .json, .csv, .tsv, .parquet or .py file, a folder, owner/name, or a
             name that ships.
-        prompt: Column that holds the prompt, if it is not called so.
-        answer: Column of the answer; assistant: the assistant's last turn; none: no answers.
+        prompt: Column that holds the prompt; "{instruction}\\n\\n{input}" joins columns.
+        answer: Column of the answer, or a field in one (reward_model.ground_truth); assistant: the
+            assistant's last turn; none: no answers.
         subset: Subset (configuration) of a hub dataset.
         split: Split of a hub dataset or folder; default: train.
-        answer_after: Mark before the answer; auto: ####, if most answers end so; none: no mark.
+        answer_after: Mark before the answer; auto: it is taken out of its tag, box, #### or
+            choice, and labels are spelt alike; none: it stays as it is.
         numbers: Leave out rows whose answer is not a number.
         other: Rows of the other split: prompts that occur there are left out.
         out: Write the kept rows here, as JSON lines.

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args
@@ -330,8 +331,9 @@ def main() -> None:
                 rule="a command fits into memory",
                 remedy=remedy,
             )
-        if error is None:
-            raise
+        if error is None:  # a fault of its own; exit code 1 is the answer "no"
+            traceback.print_exception(met)
+            sys.exit(2)
         lines = [f"{type(error).__name__}: {as_flags(str(error))}", *getattr(met, "__notes__", ())]
         if rank() > 0:
             lines[0] = f"process {rank()}: {lines[0]}"

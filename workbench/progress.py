@@ -54,11 +54,15 @@ def progress_line(label: str) -> Callable[[int, int], None]:
     return update
 
 
+def in_kernel() -> bool:
+    """Whether this runs in a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
 def _line() -> Callable[[dict[str, str]], None]:
     # Not a widget: in a saved notebook that is an empty place.
-    if "IPython" not in sys.modules or not getattr(
-        sys.modules["IPython"].get_ipython(), "kernel", None
-    ):
+    if not in_kernel():
         return lambda bundle: None
     from IPython.display import display
 

@@ -15,6 +15,7 @@ import json
 import linecache
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from workbench.errors import TaskError, fault_line, nearest
 from workbench.kinds import Fields, Function
+from workbench.plain import plain_rows
 from workbench.workspace import find, looked_in, shown
 
 if TYPE_CHECKING:
@@ -72,8 +74,9 @@ class Task:
 
     Args:
         name: shown in figures and written into the manifest.
-        rows: training prompts; each row has `prompt` (chat messages or text) and any columns that
-            the rewards read.
+        rows: training prompts, a list of dicts or a DataFrame; each row has `prompt` (chat messages
+            or text) and any columns that the rewards read. Arrays become lists, NaN None, and dates
+            and decimals text: `made_plain` counts them.
         reward_funcs: functions in TRL's signature, `(prompts, completions, **columns) -> list[float
             | None]`.
         reward_weights: one per function, in their order; None means 1.0 each.
@@ -116,8 +119,13 @@ class Task:
     environment: Function | Mapping[str, Function] | None = None
     rollout_func: Function | None = None
     source: str = field(default="", compare=False)
+    made_plain: Counter[str] = field(default_factory=Counter, init=False, compare=False)
 
     def __post_init__(self) -> None:
+        for part in ("rows", "held_out"):
+            where = f"task {self.name!r}: {part}"
+            rows = plain_rows(where, getattr(self, part), self.made_plain)
+            object.__setattr__(self, part, rows)
         if self.environment:
             from workbench.environments import with_own_rewards
 
@@ -171,7 +179,7 @@ class Task:
                     value = f"{part}[{number}] has the columns {', '.join(map(str, row))}"
                     remedy = "rename your column, e.g. {'prompt': row.pop('question'), **row}"
                     yield value, "the prompt is the column named `prompt`", remedy
-        if len(self.rows) and (reserved := RESERVED_COLUMNS.intersection(self.rows[0])):
+        if reserved := RESERVED_COLUMNS.intersection({name for row in self.rows for name in row}):
             rule = "TRL passes its own argument of that name to every reward function"
             yield f"the rows have a column {min(reserved)!r}", rule, "rename the column"
 

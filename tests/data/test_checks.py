@@ -297,7 +297,11 @@ def test_what_was_asked_for_and_does_not_apply_is_said():
 
 def test_a_mark_that_only_some_answers_have_is_said():
     rows = [{"prompt": f"q{n}", "answer": "4"} for n in range(9)] + [{"prompt": "q", "answer": "so\n#### 4"}]
-    assert Checked(rows).collect().warnings == {reasons.MARKED: 1}
+    report = Checked(rows).collect()
+    assert report.repairs == {"answer: taken out of ####": 1}
+    assert report.kept[-1]["answer"] == "4"
+    assert "'so\\n#### 4' -> '4'" in str(report)
+    assert Checked(rows, answer_after=None).collect().kept[-1]["answer"] == "so\n#### 4"
 
 
 def test_a_frame_of_chat_prompts_read_from_parquet(home):
@@ -412,3 +416,71 @@ def test_reasons_of_one_size_stand_in_the_order_of_the_rows(home):
     ]
     (home / "a.jsonl").write_text('{"prompt": "a", "answer": "1"}\nnot JSON\n')
     assert "(row 1)\n           e.g. line 2 of the file\n" in str(Checked("a.jsonl").collect())
+
+
+def test_labels_that_differ_in_case_or_spaces_alone_are_one_answer():
+    spelt = ["Billing", "Billing", "BILLING", " billing", "Sales", "Sales", "sales", "Sales"]
+    rows = [{"prompt": f"ticket {n}", "answer": label} for n, label in enumerate(spelt * 2)]
+    report = check(rows)
+    assert {row["answer"] for row in report.kept} == {"Billing", "Sales"}
+    assert report.repairs["answer: its label written as in most rows"] == 6
+    assert "answer: one of 2: 'Billing' (8), 'Sales' (8)" in report.notes
+    assert {row["answer"] for row in check(rows, answer_after=None).kept} == {"Billing", "BILLING", "billing", "Sales", "sales"}
+
+
+@pytest.mark.parametrize("spelt", [["a", "A"], ["12 km", "12 Km", "3"], ["Ada\nBen", "Ada Ben"]])
+def test_what_is_no_label_keeps_its_spelling(spelt):
+    rows = [{"prompt": f"q{n}", "answer": answer} for n, answer in enumerate(spelt * (1 if len(spelt) > 2 else 8))]
+    assert {row["answer"] for row in check(rows).kept} == set(spelt)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"images": ["a/1.jpg"], "prompt": "<image>How many?"},
+        {"image": {"bytes": b"\x89PNG..", "path": None}, "prompt": "How many?"},
+        {"picture": "1.png", "prompt": "How many?\n<image>"},
+        {
+            "prompt": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": "x"}, {"type": "text", "text": "How many?"}]}
+            ]
+        },
+    ],
+)
+def test_pictures_are_called_pictures(row):
+    report = check([{**row, "answer": "1"}, {"prompt": "What is <image> in HTML?", "answer": "a tag"}])
+    assert report.left_out == [(0, reasons.PICTURE)]
+
+
+def test_duplicates_that_differ_beside_the_prompt_do_not_contradict():
+    rows = [
+        {"prompt": "Name the capital.", "input": land, "answer": city}
+        for land, city in [("Peru", "Lima"), ("Cuba", "Havana")] * 2
+    ]
+    report = check(rows)
+    [(why, count), *others] = report.reasons.most_common()
+    assert (count, others) == (2, [(reasons.DUPLICATE, 1)])
+    assert "differs in 'input'" in why
+    assert "{prompt}\\n\\n{input}" in why.remedy
+    assert check(rows, prompt_column="{prompt}\n\n{input}").kept_rows == 2
+
+
+TABLE = [{"question": f"Line one\nof {n}?", "answer": n if n else None, "level": n, "tags": ["a b", "c"]} for n in range(5)]
+
+
+def test_one_table_gives_the_same_rows_from_every_kind_of_file(home):
+    import pandas
+
+    frame = pandas.DataFrame(TABLE)
+    frame.to_csv("t.csv")
+    frame.to_parquet("t.parquet")
+    frame.to_json("t.json", orient="records")
+    found = {kind: check(kind) for kind in ("t.csv", "t.parquet", "t.json")} | {"frame": check(frame)}
+    answers = {kind: [(row["answer"], row["prompt"], row["tags"]) for row in report.kept] for kind, report in found.items()}
+    assert [answer for answer, *_ in answers["t.csv"]] == ["1", "2", "3", "4"]
+    assert all(answers[kind] == answers["t.csv"] for kind in answers)
+    notes = "\n".join(found["t.csv"].notes)
+    assert "'unnamed_0' has no name" in notes
+    assert "column 'answer': whole numbers" in notes
+    assert "numbers stay text, as CSV has them: 'unnamed_0', 'level'" in notes, "of these alone CSV gives others"
+    assert "no value (NaN, NaT, NA) read as None: 'answer' (1)" in found["frame"].notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.data.answer_column import ANSWER_ALIASES
-from workbench.data.columns import PROMPT_ALIASES, choose_columns
+from workbench.data.columns import PROMPT_ALIASES, choose_columns, made
 from workbench.errors import DataError
 from workbench.task import RESERVED_COLUMNS
 
@@ -17,7 +17,7 @@ def choose(names, chats=(), **asked):
 
 
 def test_their_own_names_need_no_note():
-    assert choose(["id", "prompt", "answer"]) == ("prompt", "answer", [])
+    assert choose(["id", "prompt", "answer"])[:3] == ("prompt", "answer", [])
 
 
 @pytest.mark.parametrize("alias", PROMPT_ALIASES)
@@ -90,6 +90,55 @@ def test_a_chat_that_ends_with_the_assistants_turn_gives_the_answer():
     assert found[:2] == ("messages", "assistant")
     assert found[2][-1] == "answer: the assistant's last turn in 'messages'"
     own = choose(["messages", "assistant"], answer="assistant", chats={"messages"})
-    assert own == ("messages", "assistant", own[2][:1]), "a column of that name is that column"
+    assert own[:3] == ("messages", "assistant", own[2][:1]), "a column of that name is that column"
     with pytest.raises(DataError, match="answer_column = 'assistant'; the rows have question, id"):
         choose(["question", "id"], answer="assistant")
+
+
+def test_in_a_notebook_the_parameter_comes_first(monkeypatch):
+    monkeypatch.setattr("workbench.data.columns.in_kernel", lambda: True)
+    with pytest.raises(DataError) as caught:
+        choose(["id", "Ticket Text", "answer"])
+    assert caught.value.remedy == "say which: prompt_column='Ticket Text' in 01's More parameters (--prompt \"Ticket Text\")"
+
+
+ALPACA = [{"instruction": "Name the capital.", "input": land, "output": "x"} for land in ("Peru", "Cuba", "")]
+
+
+def test_a_question_in_two_columns_is_joined_by_a_template():
+    with pytest.raises(DataError, match="'instruction' and 'input' could both be the prompt") as caught:
+        choose_columns(ALPACA, None, None)
+    assert "prompt_column='{instruction}\\n\\n{input}'" in caught.value.remedy
+    assert choose_columns(ALPACA, "instruction", None).beside == ["input"]
+    joined = [made(row, "{instruction}\n\nThe land:\n{input}")["{instruction}\n\nThe land:\n{input}"] for row in ALPACA]
+    assert joined == ["Name the capital.\n\nThe land:\nPeru", "Name the capital.\n\nThe land:\nCuba", "Name the capital."]
+    with pytest.raises(DataError, match="(?s)prompt_column = 'inptu'.*did you mean 'input'"):
+        choose_columns(ALPACA, "{instruction} {inptu}", None)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (["Rome", "Paris"], "A) Rome\nB) Paris"),
+        ({"label": ["1", "2"], "text": ["Rome", "Paris"]}, "1) Rome\n2) Paris"),
+        ({"a": 1}, '{"a": 1}'),
+        ([3, 4], "[3, 4]"),
+        (7, "7"),
+        (float("nan"), ""),
+    ],
+)
+def test_how_a_template_writes_a_value(value, text):
+    assert made({"options": value}, "{options}") == {"{options}": text}
+
+
+def test_what_stands_in_the_prompt_already_or_belongs_to_the_answer_is_not_beside_it():
+    row = {"prompt": "It rains. Does it?", "context": "It  rains.", "answer": "yes", "solution_text": "so: yes", "id": "a b"}
+    assert choose_columns([row], None, None).beside == []
+    unlisted = [{"prompt": "Who?", "letter": f"Dear {name}, hello", "id": name, "answer": name} for name in ("Ada", "Ben")]
+    assert choose_columns(unlisted, None, None).beside == ["letter"], "two rows with one prompt differ in it"
+
+
+def test_a_field_within_a_column():
+    row = {"reward_model": {"ground_truth": "7"}}
+    assert made(row, "reward_model.ground_truth") == {"reward_model.ground_truth": "7"}
+    assert made(row, "reward_model.answer") == {}

@@ -911,7 +911,7 @@ def test_what_you_set_stands_first_then_what_the_workbench_decides_then_the_libr
 
 
 def test_a_message_without_content_has_no_words():
-    from workbench.training.features.known_words import new_words
+    from workbench.tiny.words import new_words
 
     asked = [{"role": "user", "content": "What is zebra?"}, {"role": "assistant", "tool_calls": []}]
     assert new_words([{"prompt": asked, "answer": "1"}]) == ["zebra"]

@@ -8,15 +8,24 @@ plain.
 from __future__ import annotations
 
 import contextlib
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from workbench.data import columns, prompts, reasons
-from workbench.data.answer_column import FEW, MARK, extract_answer, is_number, unit_of
+from workbench.data.answer_column import (
+    extract_answer,
+    folded,
+    is_number,
+    labels_of,
+    unit_of,
+    unwrapped,
+)
 from workbench.data.columns import LAST_TURN, PLACEHOLDERS, answer_as_text, says
 from workbench.data.prompts import comparable, last_turn
-from workbench.data.reasons import LeftOut, Report
+from workbench.data.reasons import LeftOut, Repair, Report
 from workbench.data.sources import Unreadable, open_source
 from workbench.errors import DataError
 from workbench.progress import count_line
@@ -51,11 +60,12 @@ def check(
     Args:
         source: anything that `wb.open_source` takes, or what it returned.
         prompt_column: None: "prompt", or a well-known other name such as "question", which the
-            report then states.
+            report then states; a template such as "{instruction}\\n\\n{input}" joins columns.
         answer_column: likewise; "assistant": the last turn of a chat; "none": the task has no
             answers.
-        answer_after: mark that the answer stands after; "auto": GSM8K's `####`, where most answers
-            have it; None: none.
+        answer_after: mark that the answer stands after; "auto": answers are taken out of their tag,
+            box, `####` and the like, and labels that differ in case or spaces alone are written
+            alike; None: they stay as they are.
         system: the format that the system message asks for: "tags", "think", "mark", "none", or a
             text.
         worked_example: show one worked example ("tags", "think" and "mark" have one).
@@ -111,12 +121,23 @@ class Checked:
             remedy = "leave chat as it is, or write both into the prompts yourself"
             value = "chat = False, and a system message or examples"
             raise DataError(value, rule=rule, remedy=remedy)
-        self.source = open_source(self.source)
+        self.source = opened = open_source(self.source)
+        wanted = (self.prompt_column, self.answer_column)
+        if fields := [name for name in wanted if name and re.search(r"[{.]", name)]:
+
+            def rows() -> Iterator[Any]:
+                for row in opened:
+                    for name in fields if isinstance(row, dict) else ():
+                        row = columns.made(row, name) | row
+                    yield row
+
+            self.source = replace(opened, open=rows)
         first = self.source.first()
         self.notes = list(self.source.notes)
+        self.beside, self.joins = (), ""
         if first:
             chosen = columns.choose_columns(first, self.prompt_column, self.answer_column)
-            self.prompt_column, self.answer_column, notes = chosen
+            self.prompt_column, self.answer_column, notes, self.beside, self.joins = chosen
             self.notes += notes
         elif any(True for _ in self.source):
             # Nothing can be read: every row is listed with its reason.
@@ -131,30 +152,42 @@ class Checked:
             self.notes += [f"the column {old!r} is kept as {new!r}"] if old else []
         self.reserved = RESERVED_COLUMNS - own
         self.last_turn = self.answer_column == LAST_TURN and LAST_TURN not in taken
-        answers = [row.get(self.answer_column) for row in first]
-        if self.last_turn:
-            answers = [last_turn(row.get(self.prompt_column), [])[1] for row in first]
-        self.mark = self._mark(answers) if self.answer_after == "auto" else self.answer_after
-        self.numeric = _numeric(answers, self.mark)
+        holds = self.prompt_column if self.last_turn else self.answer_column
+        answers = [stored(row.get(holds)) for row in first]
+        self.auto, self.mark = self.answer_after == "auto", self.answer_after
+        self.labels: dict[str, str] = {}
+        if self.auto:
+            answers, self.mark = self._unwrapped(answers)
+            self.labels = labels_of(answers)
+        elif self.mark is not None:
+            answers = [extract_answer(each, self.mark) for each in answers]
+        self.numeric = _numeric(answers)
         self.elsewhere = self._elsewhere()
         self.report = Report(self.source.name)
 
-    def _mark(self, answers: Sequence[object]) -> str | None:
-        # Most end with a line that begins with the mark, as GSM8K's do.
-        texts = [text.rstrip() for text in answers if isinstance(text, str)]
-        ends = [text.rpartition("\n")[2].lstrip().startswith(MARK) for text in texts]
-        if sum(ends) * 2 <= len(answers):
-            return None
+    def _unwrapped(self, answers: Sequence[object]) -> tuple[list[object], str | None]:
+        # The answers alone, and what most of them stand in, if that is the end of a worked answer.
+        found, marks = [], Counter()
+        for text in answers:
+            own = unwrapped(text) if isinstance(text, str) else (text, [])
+            found.append(own[0])
+            before = str(text).lower().rpartition(own[1][0][:6])[0].lstrip() if own[1] else ""
+            marks[own[1][0] if "\n" in before or len(before.split()) > 5 else None] += 1
+        mark, most = next(iter(marks.most_common(1)), (None, 0))
+        if mark is None or most * 2 <= len(answers):
+            return found, None
+        where = "in" if mark in ("<answer>", "\\boxed{}") else "after"
         kept_as = f"the whole text is kept as {self.names['']!r}"
-        self.notes.append(f"answer: what stands after {MARK}; {kept_as}")
-        return MARK
+        self.notes.append(f"answer: what stands {where} {mark}; {kept_as}")
+        return found, mark
 
     def _elsewhere(self) -> set[int]:
         # Hashes of what the other split asks, without system messages.
         other = open_source(() if self.other is None else self.other)
         if not other.first(1):
             return set()
-        rows = Checked(other, answer_column="none")
+        asks = self.prompt_column if self.prompt_column in other.first(1)[0] else None
+        rows = Checked(other, prompt_column=asks, answer_column="none")
         rows.last_turn = self.last_turn  # its chats may end with an answer, too
         return {hash(comparable(row["prompt"], system=False)) for row in rows}
 
@@ -166,7 +199,7 @@ class Checked:
     def __iter__(self) -> Iterator[Row]:
         chosen = {"prompt": self.prompt_column, "answer": self.answer_column}
         self.report = report = Report(self.source.name, notes=[*self.notes], columns=chosen)
-        usable, writing, answers = Pass(self), columns.Writing(), set()
+        usable, writing = Pass(self), columns.Writing()
         for number, raw in enumerate(self.source):
             report.read += 1
             try:
@@ -175,17 +208,11 @@ class Checked:
                 report.leave_out(number, left_out.reason, raw)
             else:
                 report.keep(number, oddities)
-                answer = row.get("answer")
-                writing.count(number, answer)
-                if len(answers) < 2:
-                    answers.add(answer)
+                writing.count(number, row.get("answer"))
                 yield row
             if self.progress is not None and number % 1000 == 999:
                 self.progress(number + 1)
         report.notes += writing.notes()
-        if answers != {None} and len(answers) == 1 and report.kept_rows > FEW:
-            only = f"every row has {answers.pop()!r}, which is no answer"
-            report.notes.append(f"answer: {only}: choose another column, or none")
         if self.progress is not None:
             self.progress(report.read)
 
@@ -195,7 +222,8 @@ class Pass:
 
     def __init__(self, options: Checked) -> None:
         self.options = options
-        self.seen: dict[int, int] = {}  # prompt -> answer, both as hashes
+        # prompt -> answer, and what stands beside the prompt, as hashes
+        self.seen: dict[int, tuple[int, int | None]] = {}
         # The kind of value in each column and at each place inside it (`meta.level`, `tags[]`):
         # Arrow takes only one.
         self.kinds: dict[str, str] = {}
@@ -208,6 +236,8 @@ class Pass:
         if not isinstance(raw, dict):
             raise LeftOut(raw.reason if isinstance(raw, Unreadable) else reasons.NOT_AN_OBJECT)
         if reserved := options.reserved.intersection(raw):
+            if any(prompts.is_picture(raw[name]) for name in reserved):
+                raise LeftOut(reasons.PICTURE)
             remedy = "rename the column"
             raise LeftOut(reasons.column_is(min(reserved), "is reserved by TRL", remedy))
         question = raw.get(options.prompt_column)
@@ -232,9 +262,13 @@ class Pass:
         if options.elsewhere and hash(comparable(prompt, system=False)) in options.elsewhere:
             raise LeftOut(reasons.CONTAMINATED)
         key, answer = hash(comparable(prompt)), hash(row.get("answer"))
-        if key in self.seen:
-            raise LeftOut(reasons.DUPLICATE if self.seen[key] == answer else reasons.CONTRADICTS)
-        self.seen[key] = answer
+        beside = [str(raw.get(name)) for name in options.beside]
+        mine = answer, hash(tuple(beside)) if beside else None
+        first = self.seen.setdefault(key, mine)
+        if first is not mine:
+            if first[1] != mine[1]:
+                raise LeftOut(reasons.differs(options.beside, options.joins))
+            raise LeftOut(reasons.DUPLICATE if first == mine else reasons.CONTRADICTS)
         self.kinds |= kinds
         self.chat = not isinstance(prompt, str)
         return row, oddities
@@ -248,6 +282,8 @@ class Pass:
             size = len(prompt)
             if not prompt.strip():
                 raise LeftOut(reasons.EMPTY)
+            if prompts.about_picture(prompt):
+                raise LeftOut(reasons.PICTURE)
             if options.chat:
                 shown = options.examples
                 prompt = prompts.to_messages(
@@ -256,6 +292,8 @@ class Pass:
         else:
             prompt = prompts.messages_of(value, oddities)
             size = sum(len(message["content"]) for message in prompt)
+            if any(prompts.about_picture(message["content"]) for message in prompt):
+                raise LeftOut(reasons.PICTURE)
             if options.examples:
                 oddities.append(reasons.NO_EXAMPLE)
             if options.system and prompt[0]["role"] != "system":
@@ -269,25 +307,33 @@ class Pass:
         return prompt
 
     def _answer(self, value: Any, row: Row, oddities: list[str]) -> None:
-        mark = self.options.mark
-        if value is None and self.options.last_turn:
+        options, mark = self.options, self.options.mark
+        if value is None and options.last_turn:
             raise LeftOut(reasons.NO_TURN)
+        if (said := stored(value)) is not value:
+            oddities.append("answer: what the assistant says last")
+        text = whole = answer_as_text(said, oddities)
+        found = [mark]
+        if options.auto:
+            text, found = unwrapped(whole, prompts.question_text(row["prompt"]))
+            if found and not mark:
+                oddities.append(Repair(f"answer: taken out of {found[0]}", whole, text))
+        elif mark is not None:
+            text = extract_answer(whole, mark)
         if mark is not None:
-            marked = extract_answer(value, mark) if isinstance(value, str) else None
-            if marked is None:
-                empty = value in (None, "")
-                raise LeftOut(reasons.NO_ANSWER if empty else reasons.unmarked(mark))
-            row[self.options.names[""]] = prompts.encodable_text(value, oddities)
-            value = marked
-        text = answer_as_text(value, oddities)
-        if self.options.numbers and not is_number(text):
+            if not found or text is None:
+                raise LeftOut(reasons.unmarked(mark))
+            row[options.names[""]] = prompts.encodable_text(whole, oddities)
+        if (label := options.labels.get(folded(text), text)) != text:
+            alike = "answer: its label written as in most rows"
+            oddities.append(Repair(alike, text, label))
+            text = label
+        if options.numbers and not is_number(text):
             raise LeftOut(reasons.NO_NUMBER)
         if text.casefold() in PLACEHOLDERS:
-            if self.options.numeric:
+            if options.numeric:
                 raise LeftOut(reasons.PLACEHOLDER)
             oddities.append(reasons.PLACEHOLDER_KEPT)
-        if mark is None and MARK in text:
-            oddities.append(reasons.MARKED)
         row["answer"] = answer = prompts.clean_text(text, oddities).strip()
         if not answer:
             raise LeftOut(reasons.EMPTY_ANSWER)
@@ -301,6 +347,12 @@ class Pass:
                 raise LeftOut(reasons.column_is(place, f"is {kind}, and {known} in earlier rows"))
             if type(inner) is int and not -(2**63) <= inner < 2**63:
                 raise LeftOut(reasons.column_is(place, "holds a whole number beyond 64 bits"))
+
+
+def stored(value: Any) -> Any:
+    """An answer's value; of a chat that ends with the assistant's turn, what that says."""
+    said = last_turn(value, [])[1]
+    return value if said is None else said
 
 
 def _given_away(question: str, answer: str, oddities: list[str]) -> None:
@@ -330,12 +382,12 @@ def _free_names(taken: set[str], own: set[str | None]) -> dict[str, str]:
     return names
 
 
-def _numeric(answers: Sequence[object], mark: str | None) -> bool:
+def _numeric(answers: Sequence[object]) -> bool:
     # Nearly all are numbers, with a unit or without, and there are enough to tell.
     texts = []
     for answer in answers:
         with contextlib.suppress(LeftOut):
-            texts.append(extract_answer(answer, mark) if mark else answer_as_text(answer, []))
+            texts.append(answer_as_text(answer, []))
     texts = [text for text in texts if text and text.casefold() not in PLACEHOLDERS]
     numbers = sum(is_number(text) or unit_of(text) is not None for text in texts)
     return len(texts) >= 10 and numbers >= 0.9 * len(texts)

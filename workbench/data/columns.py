@@ -8,22 +8,25 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import date
 from decimal import Decimal
+from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from workbench.data import reasons
 from workbench.data.answer_column import (
     ANSWER_ALIASES,
+    LABELS,
     MARK,
     called,
     is_number,
     unit_of,
 )
-from workbench.data.prompts import last_turn
+from workbench.data.prompts import is_picture, last_turn
 from workbench.data.reasons import LeftOut, answer_is
 from workbench.errors import DataError, nearest
+from workbench.progress import in_kernel
 from workbench.task import RESERVED_COLUMNS, Row
 
 _LONGEST = 60  # digits of an answer that is a number
@@ -40,12 +43,26 @@ PROMPT_ALIASES = (
     "messages",
     "conversations",
 )
+SAID = "completion"  # the answer in rows made for fine-tuning
 LAST_TURN = "assistant"  # the answer is what the assistant says last in the prompt's chat
 _NO_ANSWER = "none"
 _LIKELY = {
     "prompt": re.compile("prompt|question|problem|instruction|query|task|input|text", re.I),
-    "answer": re.compile("answer|solution|label|target|expected", re.I),
+    "answer": re.compile(
+        "answer|solution|label|target|expected|chosen|response|truth|gold|^gt$|output", re.I
+    ),
 }
+# A column with one of these words in its name may be half of the question.
+_BESIDE = re.compile(
+    r"(?:.*_)?(?:input|context|passage|paragraph|option|choice|candidate|ending|schema|code|document"
+    r"|table|text|article|story|dialogue|premise|hypothesis|sentence|fact|background|evidence"
+    r"|snippet|body|email|review)(?:s|_?\d)?(?:_(?:text|list))?",
+    re.IGNORECASE,
+)
+_NOT_BESIDE = re.compile("answer|solution|target|truth|test|output|expected|gold|label", re.I)
+_PARAGRAPHS = "\n\n"
+_FIELD = re.compile(r"\{([\w .-]+)\}")
+_CHOICES = re.compile("option|choice|candidate|ending", re.I)
 
 
 class Columns(NamedTuple):
@@ -54,6 +71,8 @@ class Columns(NamedTuple):
     prompt: str
     answer: str | None  # None: the task has no answers
     notes: list[str]
+    beside: Sequence[str] = ()  # columns that may be half of the question, and are not in it
+    joins: str = ""  # how to put them there
 
 
 def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None) -> Columns:
@@ -62,23 +81,112 @@ def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None)
     DataError: there is no such column, several could be meant, or a column has a name that TRL
     reserves.
     """
+    names = list({name: 0 for row in first for name in row})
+    # In TRL's layout for fine-tuning the answer has one of the names that it reserves.
+    aliases = ANSWER_ALIASES if called(names, "answer", ANSWER_ALIASES) else (SAID,)
     # A reserved name in some rows is those rows' fault; in all of them it is the dataset's.
-    reserved = RESERVED_COLUMNS - {prompt, answer}
-    if everywhere := reserved.intersection(*first):
+    pictures = {name for row in first for name, value in row.items() if is_picture(value)}
+    reserved = RESERVED_COLUMNS - {prompt, answer, *(aliases if answer is None else ())}
+    if everywhere := reserved.difference(pictures).intersection(*first):
         rule = "TRL passes its own argument of that name to every reward function"
         raise DataError(
             f"a column is called {min(everywhere)!r}", rule=rule, remedy="rename the column"
         )
-    columns = [name for name in {name: 0 for row in first for name in row} if name not in reserved]
+    template = prompt if prompt and "{" in prompt else None
+    columns = [name for name in names if name not in {*reserved, template}]
+    columns += [
+        f"{name}.{key}"
+        for name in columns
+        if isinstance(first[0].get(name), dict)
+        for key in called(first[0][name], "answer", ANSWER_ALIASES)
+    ]
     chats = {name for row in first for name in row if last_turn(row[name], [])[1] is not None}
     prompt, notes = _chosen("prompt", prompt, columns, PROMPT_ALIASES, chats)
+    if unseen := pictures - reserved - {prompt}:
+        many = ", ".join(map(repr, sorted(unseen)))
+        notes.append(f"{many} holds pictures, or paths of some: no policy of text sees them")
     if answer == _NO_ANSWER:
-        return Columns(prompt, None, notes)
-    if answer == LAST_TURN and prompt in chats and LAST_TURN not in columns:
-        note = f"answer: the assistant's last turn in {prompt!r}"
-        return Columns(prompt, LAST_TURN, [*notes, note])
-    answer, more = _chosen("answer", answer, columns, ANSWER_ALIASES, chats, prompt)
-    return Columns(prompt, answer, notes + more)
+        answer = None
+    elif answer == LAST_TURN and prompt in chats and LAST_TURN not in columns:
+        notes.append(f"answer: the assistant's last turn in {prompt!r}")
+    else:
+        answer, more = _chosen("answer", answer, columns, aliases, chats, prompt)
+        notes += more
+    beside = _beside(first, [name for name in columns if name not in (prompt, answer)], prompt)
+    joins = "write it into the user's message"
+    if all(isinstance(row.get(prompt), str | None) for row in first):
+        fields = [template or f"{{{prompt}}}", *map("{{{}}}".format, beside)]
+        joins = f"{_typed('prompt', _PARAGRAPHS.join(fields))} joins them"
+    if beside:
+        most = f"{max(beside.values())} of the first {len(first)} rows"
+        some = f"{', '.join(map(repr, beside))} ({most})"
+        notes.append(f"beside the prompt, not in it: {some}; if the question needs it, {joins}")
+    return Columns(prompt, answer, notes, [*beside], joins)
+
+
+def _beside(first: Sequence[Row], names: Sequence[str], prompt: str) -> dict[str, int]:
+    # Columns whose text may belong to the question and is not in the prompt -> in how many rows.
+    counts: Counter[str] = Counter()
+    known: dict[str, Row] = {}
+    for row in first:
+        inside = " ".join(_texts(row.get(prompt)))
+        same = known.setdefault(inside, row)
+        for name in map(str, names):
+            texts = [text for text in _texts(row.get(name)) if text not in inside]
+            # two rows with one prompt differ in it
+            told = any(map(str.split, texts)) and str(row[name]) != str(same.get(name))
+            fits = _BESIDE.fullmatch(name) or (told and " " in texts[0])
+            if texts and fits and not _NOT_BESIDE.search(name) and f"{{{name}}}" not in prompt:
+                counts[name] += 1
+    return dict(counts)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    # every text in a value, white space as one space
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str) and value.strip():
+        yield " ".join(value.split())
+    elif isinstance(value, (list, tuple, dict)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
+
+
+def made(row: Row, wanted: str) -> dict[str, Any]:
+    """What a row has under the name of a field within a column, `reward_model.ground_truth`, or of
+    a template, "{instruction}\\n\\n{input}", by that name; empty where it has no such field.
+
+    A list of choices becomes lines A), B), another list of texts lines, and an object JSON. A line,
+    or a paragraph, of which all columns are empty is left out.
+    """
+    if "{" not in wanted:
+        value: Any = row
+        for part in wanted.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return {} if value is None else {wanted: value}
+
+    def filled(text: str) -> bool:
+        names = _FIELD.findall(text)
+        return not names or any(_in_words(name, row.get(name)).strip() for name in names)
+
+    paragraphs = wanted.replace("\\n", "\n").split("\n\n")
+    kept = ["\n".join(filter(filled, each.split("\n"))) for each in filter(filled, paragraphs)]
+    text = _FIELD.sub(lambda field: _in_words(field[1], row.get(field[1])), "\n\n".join(kept))
+    return {wanted: text}
+
+
+def _in_words(name: str, value: Any) -> str:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    numbered = "{}) {}".format
+    if isinstance(value, dict) and value.keys() >= {"text", "label"}:  # ARC's choices
+        return "\n".join(map(numbered, value["label"], value["text"]))
+    if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
+        lettered = _CHOICES.search(name) and len(value) <= len(ascii_uppercase)
+        return "\n".join(map(numbered, ascii_uppercase, value) if lettered else value)
+    if value is None or value != value:  # NaN
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _chosen(
@@ -92,6 +200,11 @@ def _chosen(
     """(the column of a role, notes); `prompt`: the column that is taken already."""
     names = [name for name in columns if name != prompt]
     there = ", ".join(map(str, columns)) or "no columns"
+    if requested and "{" in requested and (fields := _FIELD.findall(requested)):
+        missing = [name for name in fields if name not in names]
+        if not missing:
+            return requested, [f"prompt: {requested!r}, filled in"]
+        requested = missing[0]
     if (requested or role) in names:
         return requested or role, []
     if requested is not None:
@@ -117,7 +230,6 @@ def _say_which(
     chats: Collection[str],
     prompt: str | None,
 ) -> str:
-    # Each choice as it is typed in a terminal, and in Python.
     chats_fit = prompt is None
     likely = matches or [
         name for name in names if _LIKELY[role].search(str(name)) or (chats_fit and name in chats)
@@ -127,25 +239,34 @@ def _say_which(
         choices = dict.fromkeys(likely[:1], "") | {LAST_TURN: " for what the assistant says last"}
     elif names:
         choices = {[*likely, *names][0]: ""}
+        if prompt is None and any(map(_BESIDE.fullmatch, matches[1:])):
+            choices = {_PARAGRAPHS.join(f"{{{name}}}" for name in matches): " for both", **choices}
     if role == "answer":
         choices[_NO_ANSWER] = " if no reward needs one"
-    ways = []
-    for name, when in choices.items():
-        plain = re.fullmatch(r"[\w.-]+", str(name))
-        typed = name if plain else json.dumps(str(name), ensure_ascii=False)
-        ways.append(f"--{role} {typed} ({role}_column={str(name)!r}){when}")
+    ways = [f"{_typed(role, str(name))}{when}" for name, when in choices.items()]
     return f"say which: {', or '.join(ways)}" if ways else "give the rows named columns"
+
+
+def _typed(role: str, name: str) -> str:
+    # as it is typed in a terminal, and in Python; where one is now first
+    plain = re.fullmatch(r"[\w.-]+", name)
+    flag = f"--{role} {name if plain else json.dumps(name, ensure_ascii=False)}"
+    own = f"{role}_column={name!r}"
+    return f"{own} in 01's More parameters ({flag})" if in_kernel() else f"{flag} ({own})"
 
 
 class Writing:
     """How a dataset's numeric answers are written: bare, with units, with decimal commas."""
 
     def __init__(self) -> None:
+        self.labels: Counter[str | None] = Counter()  # of the first, until they are too many
         self.counts: Counter[str] = Counter()  # by unit; "": a bare number; "0,75"
         self.first: dict[str, str] = {}
 
     def count(self, number: int, answer: str | None) -> None:
         """Count the answer of a kept row."""
+        if len(self.labels) <= LABELS:
+            self.labels[answer] += 1
         if answer is None:
             return
         unit = "" if answer.isdigit() or is_number(answer) else unit_of(answer)
@@ -156,7 +277,12 @@ class Writing:
 
     def notes(self) -> list[str]:
         """Lines about answers that are not all written alike, or that a comma makes doubtful."""
-        notes = []
+        notes, rows = [], self.labels.total()
+        if 0 < len(self.labels) <= min(LABELS, rows // 4) and None not in self.labels:
+            counted = ", ".join(f"{label!r:.40} ({n})" for label, n in self.labels.most_common())
+            several = f"one of {len(self.labels)}: {counted}"
+            none = f"every row has {counted}, which is no answer: choose another column, or none"
+            notes.append(f"answer: {several if len(self.labels) > 1 else none}")
         units = self.counts.copy()
         if commas := units.pop("0,75", 0):
             notes.append(

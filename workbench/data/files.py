@@ -4,10 +4,13 @@ their place; notes).
 
 from __future__ import annotations
 
+import ast
 import codecs
+import contextlib
 import csv
 import itertools
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.data import reasons
+from workbench.data.answer_column import is_number
 from workbench.data.reasons import Reason
 from workbench.errors import DataError
 from workbench.task import Row
@@ -178,12 +182,28 @@ def csv_file(path: Path) -> Opened:
     _, header = next(records(), (0, Reason("empty")))
     fault = header if isinstance(header, str) else ""
     names = [name.strip() or f"unnamed_{n}" for n, name in enumerate([] if fault else header)]
+    if unnamed := [name for name in names if name.lower().startswith("unnamed")]:
+        notes.append(f"column {unnamed[0]!r} has no name: pandas writes its index so")
     for name in names:
         if names.count(name) > 1:
             fault = f"two columns are called {name!r}"
     if fault:
         rule = "the first line names the columns, each once"
         raise DataError(f"{shown(path)}: {fault}", rule=rule, remedy="correct the header line")
+
+    first = [cells for _, cells in itertools.islice(records(), 1, 101) if len(cells) == len(names)]
+    meant: dict[str, Callable[[str], Any]] = {}
+    numbers: list[str] = []
+    for name, column in zip(names, zip(*first, strict=True), strict=False):
+        cells = [cell for cell in column if cell]
+        for kind, own in _MEANT.items():
+            if cells and all(own(cell) != cell for cell in cells):
+                meant[name] = own
+                notes.append(f"column {name!r}: {kind}, as {own(cells[0])!r:.40}")
+        if cells and name not in meant and all(map(is_number, cells)):
+            numbers.append(repr(name))
+    if numbers:
+        notes.append(f"numbers stay text, as CSV has them: {', '.join(numbers)}")
 
     def rows() -> Iterator[Any]:
         for began, values in itertools.islice(records(), 1, None):
@@ -195,9 +215,27 @@ def csv_file(path: Path) -> Opened:
                 yield Unreadable(f"line {began}", reason)
             else:
                 # CSV has no other way to write that there is no value.
-                yield dict(zip(names, (value or None for value in values), strict=True))
+                row = dict(zip(names, (value or None for value in values), strict=True))
+                yield row | {name: own(row[name]) for name, own in meant.items() if row[name]}
 
     return rows, notes
+
+
+def _as_object(cell: str) -> Any:
+    # What Python's repr wrote, which is no JSON; else the text itself.
+    if cell[0] in "[{" and "'" in cell:
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return ast.literal_eval(cell)
+    return cell
+
+
+# What pandas writes into a CSV for something else.
+_MEANT: dict[str, Callable[[str], Any]] = {
+    "whole numbers written with .0, where a cell is empty, are read without": partial(
+        re.sub, r"^(-?\d+)\.0$", r"\1"
+    ),
+    "lists and objects written as text are read as such": _as_object,
+}
 
 
 def _is_utf8(path: Path) -> bool:

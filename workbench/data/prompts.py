@@ -13,6 +13,7 @@ from workbench.data import reasons
 from workbench.data.reasons import LeftOut
 from workbench.errors import DataError
 from workbench.kinds import Prompt
+from workbench.plain import plain
 
 # The format of the embedded policy's task and of the five reward functions.
 SYSTEM_PROMPT = """Respond in the following format:
@@ -55,6 +56,15 @@ _OTHER_ROLES = {
     "model": "assistant",
     "developer": "system",
 }
+# Of a value's text: a path alone, in a list or as `path` of an object, an address, or bytes.
+_PICTURE = re.compile(
+    r"(?:\W*|.*'(?:path|url)': ')[^\s,]*\.(?:png|jpe?g|webp|gif|bmp|tiff?)['\")\]},]*(?:\s|$)"
+    r"|\W*data:image/"
+    r"|.*(?:\\x89PNG|\\xff\\xd8\\xff|<PIL\.)",
+    re.IGNORECASE,
+)
+# What stands for a picture at either end of a question.
+_SEEN = ("<image>", "<|image|>", "<|image_1|>", "<|vision_start|>", "<|vision_end|>")
 _MISREAD = "Ã[\x80-\xbf‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|â€"
 _ODD = re.compile(f"[\x00-\x08\x0b-\x1f\x7f\ufeff\u200b\u2060\ud800-\udfff\ufffd]|{_MISREAD}")
 # A terminal's sequence goes as a whole: without its ESC, `[2J5` would be a wrong answer.
@@ -150,23 +160,28 @@ def plain_words(column: str, value: Any, oddities: list[str]) -> object:
     """A column's value in a form that JSON can hold: arrays as lists, numpy's numbers as numbers,
     dates and the like as text.
     """
-    kind = type(value)
-    if kind is str:
-        return encodable_text(value, oddities)
-    if value is None or kind in (int, bool, float):
-        return value if value == value else None  # NaN: there is no value
-    if kind in (list, tuple):
-        return [plain_words(column, inner, oddities) for inner in value]
-    if kind is dict:
-        return {str(key): plain_words(column, inner, oddities) for key, inner in value.items()}
-    if hasattr(value, "tolist"):
-        return plain_words(column, value.tolist(), oddities)
-    as_bytes = isinstance(value, (bytes, bytearray))
-    oddities.append(
-        f"column {column!r}: "
-        + ("bytes left out of the row" if as_bytes else reasons.becomes_text(kind.__name__))
-    )
-    return None if as_bytes else str(value)
+
+    def odd(value: Any) -> Any:
+        if value is None or isinstance(value, str):
+            return value and encodable_text(value, oddities)
+        as_bytes, kind = isinstance(value, (bytes, bytearray)), type(value).__name__
+        if isinstance(value, (set, frozenset)):
+            raise LeftOut(reasons.column_is(column, "is a set", "write a list: a set has no order"))
+        what = "bytes left out of the row" if as_bytes else reasons.becomes_text(kind)
+        oddities.append(f"column {column!r}: {what}")
+        return None if as_bytes else str(value)
+
+    return plain(value, odd)
+
+
+def is_picture(value: Any) -> bool:
+    """Whether a value is a picture, or the path, address or bytes of one, or a list of them."""
+    return _PICTURE.match(str(value)[:500]) is not None
+
+
+def about_picture(text: str) -> bool:
+    """Whether a question begins or ends with what stands for a picture."""
+    return text.strip().startswith(_SEEN) or text.strip().endswith(_SEEN)
 
 
 def messages_of(value: object, oddities: list[str]) -> list[dict[str, str]]:
@@ -224,7 +239,8 @@ def _message(raw: object, oddities: list[str]) -> dict[str, str]:
             isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str)
             for p in content
         ):
-            raise LeftOut(reasons.NOT_ONLY_TEXT)
+            pictured = any("image" in str(p) for p in content)
+            raise LeftOut(reasons.PICTURE if pictured else reasons.NOT_ONLY_TEXT)
         content = "".join(part["text"] for part in content)
         oddities.append("prompt: a list of text parts joined to one text")
     if not isinstance(content, str):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,17 @@ class Reason(str):
     def __new__(cls, text: str, remedy: str = "correct or delete those rows") -> Reason:
         made = super().__new__(cls, text)
         made.remedy = remedy
+        return made
+
+
+class Repair(str):
+    """The rule of a repair, with an `example` of what it did."""
+
+    example: str
+
+    def __new__(cls, rule: str, before: str, after: str) -> Repair:
+        made = super().__new__(cls, rule)
+        made.example = f"{before[-60:]!r} -> {after!r:.60}"
         return made
 
 
@@ -69,6 +81,11 @@ def column_is(
     remedy: str = "give it one kind of value in every row, or keep it as text",
 ) -> Reason:
     return Reason(f"column {column!r} {what}", remedy)
+
+
+def differs(names: Sequence[str], joins: str) -> Reason:
+    many = ", ".join(map(repr, names))
+    return Reason(f"prompt is one of an earlier row, which differs in {many}", joins)
 
 
 def other_keys(column: str) -> Reason:
@@ -134,6 +151,8 @@ class Report:
         for each in dict.fromkeys(oddities):
             group = self._warned if isinstance(each, Reason) else self._repaired
             group.setdefault(each, array("Q")).append(number)
+            if isinstance(each, Repair):
+                self._examples.setdefault(each, [each.example])
 
     def leave_out(self, number: int, reason: Reason, row: object) -> None:
         """Count a row as left out; the first three of each reason are shown, cut after 100
@@ -177,7 +196,7 @@ class Report:
             if isinstance(why, Reason):
                 one["do"] = why.remedy
             one["rows"] = rows.tolist()
-            if group is self._left_out:
+            if why in self._examples:
                 one["examples"] = self._examples[why]
             listed.append(one)
         return listed

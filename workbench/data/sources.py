@@ -186,7 +186,9 @@ def _from_object(rows: Any, split: str | None, name: str = "") -> Source:
     if hasattr(rows, "iter") and hasattr(rows, "features"):
         return Source(name, lambda: _batches(rows))
     if hasattr(rows, "iloc"):
-        return Source("a pandas DataFrame", lambda: _frame_rows(rows))
+        missing = [f"{name!r} ({n})" for name, n in rows.isna().sum().items() if n]
+        notes = [f"no value (NaN, NaT, NA) read as None: {', '.join(missing)}"] if missing else []
+        return Source("a pandas DataFrame", lambda: _frame_rows(rows), notes)
     if isinstance(rows, dict):
         return Source("a dict of columns", files.by_row(rows, "the source"))
     if isinstance(rows, (bytes, bytearray)) or not hasattr(rows, "__iter__"):

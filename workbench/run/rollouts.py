@@ -103,9 +103,11 @@ _json = functools.partial(json.dumps, ensure_ascii=False)
 
 def _each_once(values: Sequence[object], made: Callable[[Any], Any]) -> list[Any]:
     # The completions of a group have one prompt, and what belongs to it, between them.
-    return [
-        own for value, same in itertools.groupby(values) for own in [made(value)] * len(list(same))
-    ]
+    try:
+        runs = [(value, len(list(same))) for value, same in itertools.groupby(values)]
+    except ValueError:  # arrays, which a trainer of one's own may pass on
+        runs = [(value, 1) for value in values]
+    return [own for value, many in runs for own in [made(value)] * many]
 
 
 def write_part(

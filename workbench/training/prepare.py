@@ -149,6 +149,8 @@ def _begun(recipe: Recipe, run: RunDirectory | None) -> tuple[Recipe, list[str]]
 
 def _warned(task: Task | None) -> list[str]:
     lines = []
+    if task is not None:
+        lines += [f"rows: {what} ({count})" for what, count in task.made_plain.items()]
     if task is not None and task.right_by is None:
         lines.append(
             "WARNING: the task names no right_by: a completion counts as right when"

@@ -58,15 +58,22 @@ def lengths_picture(lengths: Any) -> Picture:
     """
     figure, axis = new_figure(8, 2.6)
     shortest, longest, most = min(lengths.lengths), max(lengths.lengths), lengths.max_tokens
+    # A few very long ones would leave a single bar of all the others.
+    cut = int(np.ceil(np.percentile(lengths.lengths, 99)))
+    beyond = sum(length > cut for length in lengths.lengths) if longest > 2 * cut else 0
+    longest = cut if beyond else longest
     bins = np.arange(shortest, longest + 2) - 0.5 if longest - shortest < 60 else 60
-    axis.hist(lengths.lengths, bins=bins, color=BLUE)
+    axis.hist(lengths.lengths, bins=bins, range=(shortest, longest), color=BLUE)
     for (share, limit), style in zip(sorted(lengths.covering.items()), (":", "--", "-")):
         label = f"at most {limit} tokens: {share:.0%} of the prompts"
         axis.axvline(limit, color=ORANGE, linestyle=style, label=label)
     if most is not None and most < longest:
         axis.axvspan(most + 0.5, longest + 0.5, color=RED, alpha=0.15, label="left out")
+    axis.set_xlim(shortest - 1, longest + 1)
     axis.locator_params(integer=True)
-    return Picture(with_legend(figure, axis, x="prompt length, tokens", y="rows"), str(lengths))
+    more = f"; {beyond} longer, up to {max(lengths.lengths):,}" if beyond else ""
+    axes = {"x": f"prompt length, tokens{more}", "y": "rows"}
+    return Picture(with_legend(figure, axis, **axes), str(lengths))
 
 
 def difficulty_picture(profile: Any) -> Picture | Table:
