@@ -14,12 +14,15 @@ import importlib.util
 import json
 import linecache
 import math
+import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
 from workbench.errors import TaskError, fault_line, nearest
 from workbench.kinds import Fields, Function
@@ -47,9 +50,13 @@ EMBEDDED = {
 # TextArena's games: `workbench/tasks/arena.py`.
 GYM, ARENA = "reasoning_gym/", "textarena/"
 
-_OWN_MODULE = "workbench_task_"
-# names of the modules that the last task file brought from its own folder
-_brought: set[str] = set()
+# Below it each task file is a module, named after its address: a pickle names the functions of a
+# pool so, and whoever reads it, in any process, imports that file.
+_OWN_MODULE = f"{__name__}."
+__path__: list[str] = []
+_NOWHERE = "\0"
+# the folder of the last task file, and the names of modules that were there before it
+_latest: tuple[str, frozenset[str]] = _NOWHERE, frozenset()
 
 # Names that TRL hands to a reward function itself or overwrites: a dataset column of that name
 # breaks or vanishes.
@@ -272,7 +279,7 @@ def fingerprint(rows: Iterable[Row]) -> str:
 
 def function_name(function: Function) -> str:
     """The name that TRL gives a reward function in its metrics."""
-    while isinstance(function, functools.partial):
+    while isinstance(function, functools.partial) and "__name__" not in vars(function):
         function = function.func
     # A reward model goes by its hub name or folder.
     config = None if isinstance(function, type) else getattr(function, "config", None)
@@ -283,14 +290,29 @@ def function_name(function: Function) -> str:
 
 
 def modules_of_tasks() -> list[ModuleType]:
-    """The loaded task files, and the modules that the last one brought from its folder: no other
-    process can import them.
+    """The loaded task files, and the modules that the last one brought from its folder: they are
+    executed as they were when they were loaded.
     """
+    brought = {*_brought()}
     return [
         module
         for name, module in [*sys.modules.items()]
-        if name.startswith(_OWN_MODULE) or name in _brought
+        if name.startswith(_OWN_MODULE) or name in brought
     ]
+
+
+def _brought() -> list[str]:
+    # Names of the modules of the last task file's folder that came with it, or since: another task
+    # may have some of the same names.
+    folder, known = _latest
+    found = []
+    for name in set(sys.modules) - known:
+        if name.partition(".")[0] == __package__:  # which lies beside a task file in a clone
+            continue
+        file = getattr(sys.modules[name], "__file__", None) or "site-packages"
+        if "site-packages" not in file and Path(file).resolve().is_relative_to(folder):
+            found.append(name)
+    return found
 
 
 def _executed_as(path: Path) -> Path:
@@ -306,27 +328,27 @@ def _executed_as(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _beside(folder: Path) -> Generator[None]:
-    # A task's own modules lie beside it. They are reloaded with it: another task may have some
-    # of the same names.
-    for name in _brought:
-        sys.modules.pop(name, None)
-    _brought.clear()
-    known = set(sys.modules)
-    sys.path.insert(0, str(folder))
+def _beside(folder: str) -> Generator[None]:
+    # A task's own modules lie beside it: first while it is loaded, and last from then on, for what
+    # a function imports when it is called. They are reloaded with it.
+    global _latest
+    for name in _brought():
+        del sys.modules[name]
+    with contextlib.suppress(ValueError):
+        sys.path.remove(_latest[0])
+    last, known = os.path.join(folder, ""), frozenset(sys.modules)  # told apart from the user's own
+    _latest = _NOWHERE, known  # for a task that it loads
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
-        sys.path.remove(str(folder))
-        for name in set(sys.modules) - known:
-            if name.partition(".")[0] == __package__:  # which lies beside a task file in a clone
-                continue
-            file = getattr(sys.modules[name], "__file__", None) or "/site-packages"
-            if "site-packages" not in file and Path(file).resolve().is_relative_to(folder):
-                _brought.add(name)
-                # As for the task file itself: nobody may read bytecode of an earlier save.
-                with contextlib.suppress(OSError):
-                    Path(importlib.util.cache_from_source(file)).unlink()
+        sys.path.remove(folder)
+        sys.path.append(last)
+        _latest = last, known
+        for name in _brought():
+            # As for the task file itself: nobody may read bytecode of an earlier save.
+            with contextlib.suppress(OSError):
+                Path(importlib.util.cache_from_source(sys.modules[name].__file__)).unlink()
 
 
 def is_of_gym(name: object) -> bool:
@@ -386,32 +408,59 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
 
 def _executed(text: Path, place: Path) -> ModuleType:
     """The module of a task file's text, executed as if it stood at `place`."""
-    module = ModuleType(f"{_OWN_MODULE}{place.stem}")
-    module.__file__ = str(place)
-    sys.modules[module.__name__] = module
-    try:
-        with _beside(place.resolve().parent):
-            # Not by way of the cached bytecode: a second save within a second, of the same length,
-            # would not be seen.
-            source = importlib.util.decode_source(text.read_bytes())
-            # A function's source is the one that it was made from, also when the file has been
-            # saved since.
-            lines = source.splitlines(keepends=True)
-            linecache.cache[str(place)] = (len(source), None, lines, str(place))
-            exec(compile(source, str(place), "exec"), module.__dict__)
-    except TaskError:
-        raise
-    except (Exception, SystemExit) as error:
-        value, remedy, folder = shown(text), "correct that line", place.parent
-        if text != place:
-            value += f", executed as {shown(place)}"
-            remedy = f"{shown(folder)} is gone: put it back"
-            if folder.is_dir():
-                remedy = f"put back what it reads from {shown(folder)}"
-            remedy += ", or pass the task in Python: continue_run(run, task=...)"
-        elif isinstance(error, ModuleNotFoundError):
-            remedy = "put that module beside the task file, or install it"
-        value += f": {type(error).__name__}: {error}{fault_line(error, place)}"
-        rule = "a task file runs when it is imported"
-        raise TaskError(value, rule=rule, remedy=remedy) from error
-    return module
+    where = dict.fromkeys(str(path.absolute()) for path in (place, text))
+    name = _OWN_MODULE + quote("\0".join(where)).replace(".", "%2E")
+    sys.modules.pop(name, None)
+    return importlib.import_module(name)
+
+
+class _TaskFiles:
+    """Imports a task file by the name that `_executed` gave it."""
+
+    @classmethod
+    def find_spec(cls, name: str, *_: object) -> ModuleSpec | None:
+        return ModuleSpec(name, cls()) if name.startswith(f"{_OWN_MODULE}/") else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        pass
+
+    def exec_module(self, module: ModuleType) -> None:
+        place, *others = unquote(module.__name__.removeprefix(_OWN_MODULE)).split("\0")
+        text, folder = (
+            Path(others[0] if others else place),
+            os.path.dirname(os.path.realpath(place)),
+        )
+        # As a script: it is in no package.
+        module.__file__, module.__package__, module.__spec__ = place, None, None
+        try:
+            with _beside(folder):
+                # Not by way of the cached bytecode: a second save within a second, of the same
+                # length, would not be seen.
+                source = importlib.util.decode_source(text.read_bytes())
+                # A function's source is the one that it was made from, also when the file has been
+                # saved since.
+                linecache.cache[place] = (
+                    len(source),
+                    None,
+                    source.splitlines(keepends=True),
+                    place,
+                )
+                exec(compile(source, place, "exec"), module.__dict__)
+        except TaskError:
+            raise
+        except (Exception, SystemExit) as error:
+            value, remedy = shown(text), "correct that line"
+            if others:
+                value += f", executed as {shown(Path(place))}"
+                remedy = f"{shown(Path(folder))} is gone: put it back"
+                if os.path.isdir(folder):
+                    remedy = f"put back what it reads from {shown(Path(folder))}"
+                remedy += ", or pass the task in Python: continue_run(run, task=...)"
+            elif isinstance(error, ModuleNotFoundError):
+                remedy = "put that module beside the task file, or install it"
+            value += f": {type(error).__name__}: {error}{fault_line(error, place)}"
+            rule = "a task file runs when it is imported"
+            raise TaskError(value, rule=rule, remedy=remedy) from error
+
+
+sys.meta_path.append(_TaskFiles)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from workbench.errors import BudgetError, RewardError, fault_line
 from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
-from workbench.rewards.code import Trace, beneath, held_by, judge_of
+from workbench.rewards.code import Trace, beneath, held_by, is_ours, judge_of
 from workbench.rewards.compare import watched
 from workbench.rewards.worker import (
     NO_LIST,
@@ -329,8 +329,7 @@ def _place(function: Function, keep_state: bool) -> str:
         return HOLDS_MODEL
     if takes_environments(function):
         return "here: it is handed the environments"
-    ours = (getattr(own, "__module__", "") or "").startswith("workbench.")
-    if ours and not getattr(own, "runs_in_worker", False):
+    if is_ours(own) and not getattr(own, "runs_in_worker", False):
         return OWN
     if keep_state and not inspect.isfunction(own) and not inspect.isbuiltin(own):
         return "here: an object that keeps state, which stays where you can reach it"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import importlib
 import io
 import json
 import linecache
@@ -27,6 +28,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import recv_handle, send_handle
+from types import ModuleType
 from typing import Any
 
 from workbench.errors import fault_line
@@ -172,7 +174,9 @@ class Worker:
     def _start(self) -> tuple[subprocess.Popen, Connection]:
         self._end()
         ours, theirs = socket.socketpair()
-        path = json.dumps([entry or os.getcwd() for entry in sys.path])
+        tasks = [own for own in modules_of_tasks() if own.__name__.startswith("workbench.")]
+        folders = [os.path.dirname(own.__file__ or "") for own in tasks]
+        path = json.dumps([entry or os.getcwd() for entry in [*sys.path, *folders]])
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-c", _SERVER, path, str(theirs.fileno())],
@@ -293,6 +297,52 @@ def packed(target: object) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+class _Sent(ModuleType):
+    """A module of functions that were sent: what was not is loaded from its file."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        own = sys.modules.pop(self.__name__)
+        try:
+            return getattr(importlib.import_module(self.__name__), name)
+        finally:
+            sys.modules[self.__name__] = own
+
+
+def unpacked(target: bytes) -> Any:
+    """What was `packed`. Its functions and classes can be imported by the names of their modules,
+    by what it forks, too: a pool pickles them so.
+    """
+    made: list[Any] = []
+
+    class Reader(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            found = super().find_class(module, name)
+
+            def make(*parts: object) -> Any:
+                made.append(found(*parts))
+                return made[-1]
+
+            return make if name in ("_make_function", "_make_skeleton_class") else found
+
+    found, main = Reader(io.BytesIO(target)).load(), sys.modules["__main__"]
+    modules: dict[str, ModuleType] = {"__main__": main}
+    for own in made:
+        name = str(own.__module__)
+        if name not in modules and isinstance(sys.modules.get(name), _Sent | None):
+            modules[name] = sys.modules[name] = _Sent(name)
+        if name in modules:
+            vars(modules[name]).update(getattr(own, "__globals__", {}))
+            # one that is wrapped under its name was made later
+            vars(modules[name]).setdefault(own.__qualname__, own)
+    # What it spawns would run that script once more, as Python does: only one that is made for it.
+    script = "".join(linecache.getlines(getattr(main, "__file__", None) or ""))
+    if not re.search("__name__ *== *.__main__", script):
+        main.__file__ = None
+    return found
+
+
 def _serve() -> None:
     # In the server, and from the fork on in the worker.
     control, pids = Connection(int(sys.argv[2])), []
@@ -305,7 +355,7 @@ def _serve() -> None:
                 __import__(name)
         with contextlib.suppress(BaseException):
             # what it imports is imported here, once; the fork loads a copy, and tells if it cannot
-            pickle.loads(target)
+            unpacked(target)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a fork ended
         while True:
             control.recv()
@@ -338,7 +388,7 @@ def _serve() -> None:
 def _work(link: Connection, target: bytes) -> None:
     own = os.getpid()
     try:
-        call = pickle.loads(target)
+        call = unpacked(target)
     except BaseException as error:
         ends_if_forked(own, error)
         link.send_bytes(_dumps((_told(error), None)))
