@@ -1,5 +1,5 @@
-"""Reward functions that run beside the trainer, in its process: their changes there are undone, and
-coroutines are awaited in separate loops, where one that blocks stops no other.
+"""Coroutines that run beside the trainer, in its process: they are awaited in separate loops, where
+one that blocks stops no other.
 """
 
 from __future__ import annotations
@@ -8,22 +8,18 @@ import asyncio
 import contextlib
 import ctypes
 import inspect
-import os
-import random
 import re
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from workbench.kinds import Fields, Function
 from workbench.rewards.code import beneath, held_by
-from workbench.rewards.worker import ends_if_forked, names_kept, plain_result
+from workbench.rewards.door import Late, door
+from workbench.rewards.worker import plain_result
 
 _GRACE_S = 0.5  # in which a coroutine that was cancelled has to end
 
@@ -35,6 +31,14 @@ class Answer(NamedTuple):
     error: BaseException | None = None
     # why the loop is still busy; empty if it is free again, None if the call was in time
     late: str | None = None
+
+    def value(self, deadline_s: float | None) -> Any:
+        """The result, or its error raised: TimeoutError as from the `door`."""
+        if self.late is not None:
+            raise TimeoutError(f"took longer than {deadline_s:g} s{self.late}") from Late()
+        if self.error is not None:
+            raise self.error
+        return self.result
 
 
 async def answer_of(function: Function, call: Fields, deadline_s: float | None) -> Answer:
@@ -59,13 +63,11 @@ async def answer_of(function: Function, call: Fields, deadline_s: float | None) 
 
 
 async def _caught(function: Function, call: Fields) -> Answer:
-    process = os.getpid()
     try:
-        answer = Answer(plain_result(await function(**call)))
-    except BaseException as error:  # SystemExit would end the loop in which it is awaited
-        answer = Answer(error=error)
-    ends_if_forked(process, answer.error)
-    return answer
+        with door():
+            return Answer(plain_result(await function(**call)))
+    except BaseException as error:
+        return Answer(error=error)
 
 
 def run_alone(coroutine: Coroutine[object, object, Any]) -> Any:
@@ -158,57 +160,6 @@ class CoroutineLoop:
     def end(self) -> None:
         self._ended = True
         self.loop.call_soon_threadsafe(self.loop.stop)
-
-
-class ProcessState:
-    """While functions run beside the trainer: their changes to its process are undone when the last
-    of them has ended.
-
-    Covered are the current folder, torch's default dtype and gradient mode, replacements in
-    `builtins`, `json`, `math` and `re`, and the random numbers of Python, numpy and torch. The
-    functions have separate random streams, which begin as the trainer's are at the first call and
-    continue from call to call: merely restored, they would repeat the same numbers.
-    """
-
-    def __init__(self) -> None:
-        self._inside, self._lock, self._states = 0, threading.Lock(), contextlib.ExitStack()
-        self._streams: list[tuple[Callable[[Any], object], object]] = []
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            if self._inside == 1:
-                self._keep(self._states)
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                self._streams = _random_streams()
-                self._states.close()
-
-    def _keep(self, states: contextlib.ExitStack) -> None:
-        states.enter_context(names_kept())
-        with contextlib.suppress(OSError):  # a folder that is gone
-            states.callback(os.chdir, os.getcwd())
-        if (torch := sys.modules.get("torch")) is not None:
-            states.callback(torch.set_grad_enabled, torch.is_grad_enabled())
-            states.callback(torch.set_default_dtype, torch.get_default_dtype())
-        for put_back, state in _random_streams():
-            states.callback(put_back, state)
-        for put, state in self._streams:
-            put(state)
-
-
-def _random_streams() -> list[tuple[Callable[[Any], object], object]]:
-    # (What sets a stream, its state now). torch only where it is loaded: the policy has to bring it
-    # in first.
-    streams = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
-    if (torch := sys.modules.get("torch")) is not None:
-        streams.append((torch.set_rng_state, torch.get_rng_state()))
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            streams.append((torch.cuda.set_rng_state, torch.cuda.get_rng_state()))
-    return streams
 
 
 def _keeps_state(value: object) -> bool:

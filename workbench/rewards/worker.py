@@ -7,14 +7,13 @@ milliseconds, and sees nothing of the killed one.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
 import importlib
 import io
+import itertools
 import json
 import linecache
-import math
 import os
 import pickle
 import re
@@ -25,14 +24,15 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import recv_handle, send_handle
 from types import ModuleType
 from typing import Any
 
-from workbench.errors import fault_line
+from workbench.errors import RewardError
 from workbench.kinds import Function
+from workbench.rewards.door import door, names_kept, said
 from workbench.task import modules_of_tasks
 from workbench.workspace import encodable
 
@@ -43,6 +43,7 @@ START_S = 60.0  # for the imports of a fresh process
 # all
 MEMORY_GB = 8
 LONGEST_OUTPUT = 20_000  # characters of printed text that are passed on from one call
+OTHER_ORDER = "it returned a Series whose index is not 0, 1, 2, ..."
 _WORKER_MARK = "_WORKBENCH_WORKER"
 _SERVER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from workbench.rewards import worker;"
@@ -266,16 +267,23 @@ def sendable(value: Any) -> Any:
 
 # what can be gone through, and is not one score per completion in order
 NO_LIST = (dict, str, bytes, set, frozenset)
+_MOST_VALUES = 1_000_000
 
 
 def plain_result(result: Any) -> Any:
-    """What a function returned, with tensors, arrays and generators as lists of Python values."""
-    if hasattr(result, "tolist"):
-        column = getattr(result, "ndim", 1) == 2 and result.shape[1] == 1
-        return (result.reshape(-1) if column else result).tolist()
+    """What a function returned, with tensors, arrays and generators as lists of Python values (at
+    most a million). ValueError: a Series in another order than the completions.
+    """
     if isinstance(result, NO_LIST) or not hasattr(result, "__iter__"):
-        return result
-    return [value.item() if hasattr(value, "item") else value for value in result]
+        return result.tolist() if hasattr(result, "tolist") else result
+    if getattr(result, "ndim", 1) == 2 and result.shape[1] == 1:
+        result = result.reshape(-1)
+    if hasattr(index := getattr(result, "index", None), "tolist"):
+        order = index.tolist()
+        if order != [*range(len(order))]:
+            raise ValueError(f"{OTHER_ORDER} but {str(order)[:60]}")
+    values = itertools.islice(result, _MOST_VALUES)
+    return [each if isinstance(each, RewardError) else sendable(each) for each in values]
 
 
 def packed(target: object) -> bytes:
@@ -386,67 +394,30 @@ def _serve() -> None:
 
 
 def _work(link: Connection, target: bytes) -> None:
-    own = os.getpid()
     try:
-        call = unpacked(target)
+        with door():
+            call = unpacked(target)
     except BaseException as error:
-        ends_if_forked(own, error)
-        link.send_bytes(_dumps((_told(error), None)))
+        link.send_bytes(_dumps((said(error), None)))
         return
-    ends_if_forked(own)
     # What the target forks must not hold the link open: its end is how the end of this process is
     # seen.
     os.register_at_fork(after_in_child=link.close)
-    link.send_bytes(_dumps(("", own)))
+    link.send_bytes(_dumps(("", os.getpid())))
     with contextlib.suppress(EOFError):
         while True:
             (number, args), printed = _loads(link.recv_bytes()), io.StringIO()
             try:
                 with (
-                    names_kept(),
                     contextlib.redirect_stdout(printed),
                     contextlib.redirect_stderr(printed),
+                    door(names_kept()),
                 ):
                     value = sendable(call(*args))
                 failure = ""
             except BaseException as error:
-                ends_if_forked(own, error)
-                failure, value = _told(error), None
-            ends_if_forked(own)
+                failure, value = said(error), None
             text = printed.getvalue()
             if (lost := len(text) - LONGEST_OUTPUT) > 0:
                 text = f"{text[:LONGEST_OUTPUT]}\n… ({lost} more characters)\n"
             link.send_bytes(_dumps((number, failure, value, text)))
-
-
-def ends_if_forked(own: int, error: BaseException | None = None) -> None:
-    """End this process, with the status that Python would end it with, if it is not `own` but was
-    forked by what was called.
-
-    A second answer would be taken for the next call's; and a function that runs code in a fork
-    scores by that status.
-    """
-    if os.getpid() != own:
-        code = (error.code or 0) if isinstance(error, SystemExit) else int(error is not None)
-        os._exit(code & 0xFF if isinstance(code, int) else 1)
-
-
-@contextlib.contextmanager
-def names_kept() -> Generator[None]:
-    """Undo replacements made inside, in the modules that everything uses (`json.dumps = ...`)."""
-    before = [(vars(module), dict(vars(module))) for module in (builtins, json, math, re)]
-    try:
-        yield
-    finally:
-        for names, kept in before:
-            names.update(kept)
-
-
-def _told(error: BaseException) -> str:
-    try:
-        return (
-            f"{type(error).__name__}:"
-            f" {error}{fault_line(error) if isinstance(error, Exception) else ''}"
-        )
-    except Exception:
-        return f"{type(error).__name__}: (its message could not be read)"

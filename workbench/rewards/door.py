@@ -1,0 +1,262 @@
+"""The one door to a task's own code. Reward functions, tools, environments, judges and probes are
+called through it; how they end, and what they did to the process, is the same for all.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dis
+import functools
+import json
+import math
+import os
+import random
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+from workbench.errors import WorkbenchError, fault_line
+from workbench.workspace import encodable
+
+LONGEST_ERROR = 2_000  # characters
+_NOTHING_KEPT = contextlib.nullcontext()
+_HANDLER = "workbench.training.control"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Ended(RuntimeError):
+    """In place of what a task's code raised, where that would end more than the call, or nobody
+    could read it: its cause. Its text names the cause's type.
+    """
+
+
+class Late(BaseException):
+    """The deadline is over. No Exception: code that catches those would go on."""
+
+
+@contextlib.contextmanager
+def door(
+    kept: contextlib.AbstractContextManager[object] = _NOTHING_KEPT, deadline_s: float | None = None
+) -> Generator[None]:
+    """Around a call of a task's own code, or around its `await`; inside `kept` (`ProcessState`).
+
+    What it forked ends here. `Ended` for SystemExit, for a KeyboardInterrupt that it raised itself,
+    and for errors whose text is too long or cannot be read or written. An alarm that it left is
+    taken back.
+
+    Args:
+        deadline_s: TimeoutError after that, in the main thread: the call is interrupted where it
+            is, while it sleeps, waits for a socket, or loops. Not interrupted: a library's C code
+            that does not return to Python, code that catches BaseException and goes on, and any
+            call under Windows or in another thread.
+    """
+    process = os.getpid()
+    try:
+        with kept, _alarm(deadline_s):
+            yield
+    except BaseException as error:
+        _ends_if_forked(process, error)
+        if isinstance(error, Late):
+            raise TimeoutError(f"took longer than {deadline_s:g} s") from error
+        if _may_pass(error):
+            raise
+        raise Ended(words(error)) from error
+    _ends_if_forked(process)
+
+
+def was_late(error: BaseException) -> bool:
+    """Whether the door's deadline raised it."""
+    return isinstance(error.__cause__, Late)
+
+
+def words(error: BaseException) -> str:
+    """Type and message, in a text that can be written: `ValueError: no`."""
+    error = _beneath(error)
+    kind = type(error).__name__
+    try:
+        return encodable(f"{kind}: {error}"[:LONGEST_ERROR])
+    except Exception:
+        return f"{kind}: (its message could not be read)"
+
+
+def said(error: BaseException) -> str:
+    """`words`, and the line of the task's code: `ValueError: no (task.py:3: raise ...)`."""
+    own = _beneath(error)
+    return words(own) + (fault_line(own) if isinstance(own, Exception) else "")
+
+
+def _beneath(error: BaseException) -> BaseException:
+    return error.__cause__ or error if isinstance(error, Ended) else error
+
+
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, KeyboardInterrupt):
+        return not _raised_there(error)
+    if isinstance(error, WorkbenchError):
+        return True
+    try:
+        whole = words(error) == f"{type(error).__name__}: {error}"
+    except Exception:
+        whole = False
+    return whole and isinstance(error, Exception) and not isinstance(error, StopIteration)
+
+
+def _raised_there(error: BaseException) -> bool:
+    # By a `raise` of the task's code. A user's interrupt comes between two instructions, or from
+    # the run's handler of signals.
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or last.tb_frame.f_globals.get("__name__") == _HANDLER:
+        return False
+    return last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+def _ends_if_forked(own: int, error: BaseException | None = None) -> None:
+    # End this process, with the status that Python would end it with, if the call forked it: a
+    # second answer would be taken for the next call's, or two of them would train; and a function
+    # that runs code in a fork scores by that status.
+    if os.getpid() != own:
+        code = (error.code or 0) if isinstance(error, SystemExit) else int(error is not None)
+        os._exit(code & 0xFF if isinstance(code, int) else 1)
+
+
+@contextlib.contextmanager
+def _alarm(deadline_s: float | None) -> Generator[None]:
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def late(number: int, frame: object) -> None:
+        raise Late
+
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    if deadline_s is not None:
+        signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, deadline_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def names_kept() -> Generator[None]:
+    """Undo replacements made inside, in the modules that everything uses (`json.dumps = ...`)."""
+    before = [(vars(module), dict(vars(module))) for module in (builtins, json, math, re)]
+    try:
+        yield
+    finally:
+        for names, kept in before:
+            names.update(kept)
+
+
+class ProcessState:
+    """While a task's code runs beside the trainer: its changes to the process are undone when the
+    last call has ended.
+
+    Covered are the current folder, standard output and error, handlers of signals, numpy's ways
+    with errors, torch's default dtype, gradient mode, precision, denormals, threads and
+    determinism, replacements in `builtins`, `json`, `math` and `re`, and the random numbers of
+    Python, numpy and torch. The calls have separate random streams, which begin as the trainer's
+    are at the first, or as `begin` says, and continue from call to call: merely restored, they
+    would repeat the same numbers.
+    """
+
+    def __init__(self) -> None:
+        self._inside, self._lock, self._states = 0, threading.Lock(), contextlib.ExitStack()
+        self._streams: list[tuple[Callable[[Any], object], object]] = []
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._keep(self._states)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._streams = [(put, read()) for read, put in _random_streams()]
+                self._states.close()
+
+    def begin(self, seed: str) -> None:
+        """Let the random streams begin as `seed` says: the same ones after a resume."""
+        number = random.Random(seed).getrandbits(32)
+        streams: dict[Any, Callable[[], object]] = {random.setstate: random.Random(number).getstate}
+        if (numpy := sys.modules.get("numpy")) is not None:
+            streams[numpy.random.set_state] = numpy.random.RandomState(number).get_state
+        if (torch := sys.modules.get("torch")) is not None:
+            streams[torch.set_rng_state] = torch.Generator().manual_seed(number).get_state
+            if torch.cuda.is_available() and torch.cuda.is_initialized():
+                own = torch.Generator("cuda").manual_seed(number)
+                streams[torch.cuda.set_rng_state] = own.get_state
+        self._streams = [(put, read()) for put, read in streams.items()]
+
+    def _keep(self, states: contextlib.ExitStack) -> None:
+        states.enter_context(names_kept())
+        for read, put in _settings():
+            with contextlib.suppress(OSError):  # a folder that is gone
+                states.callback(_put_back, read, put, read())
+        for read, put in _random_streams():
+            states.callback(put, read())
+        for put, state in self._streams:
+            put(state)
+
+
+def _put_back(read: Callable[[], Any], put: Callable[[Any], object], before: Any) -> None:
+    try:
+        same = read() == before
+    except OSError:
+        same = False
+    if not same:
+        put(before)
+
+
+# (What reads a setting of the process, what sets it.)
+_Setting = tuple[Callable[[], Any], Callable[[Any], object]]
+
+
+def _settings() -> list[_Setting]:
+    settings: list[_Setting] = [(os.getcwd, os.chdir), (_streams, _set_streams)]
+    for number in _SIGNALS:
+        own = functools.partial(signal.getsignal, number), functools.partial(signal.signal, number)
+        settings.append(own)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        settings.append((numpy.geterr, lambda before: numpy.seterr(**before)))
+    if (torch := sys.modules.get("torch")) is not None:
+        settings += [
+            (torch.is_grad_enabled, torch.set_grad_enabled),
+            (torch.get_default_dtype, torch.set_default_dtype),
+            (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+            (torch.get_num_threads, torch.set_num_threads),
+            (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+            (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
+        ]
+    return settings
+
+
+def _streams() -> tuple[Any, Any]:
+    return sys.stdout, sys.stderr
+
+
+def _set_streams(before: tuple[Any, Any]) -> None:
+    sys.stdout, sys.stderr = before
+
+
+def _random_streams() -> list[_Setting]:
+    # torch only where it is loaded: the policy has to bring it in first
+    streams: list[_Setting] = [(random.getstate, random.setstate)]
+    if (numpy := sys.modules.get("numpy")) is not None:
+        streams.append((numpy.random.get_state, numpy.random.set_state))
+    if (torch := sys.modules.get("torch")) is not None:
+        streams.append((torch.get_rng_state, torch.set_rng_state))
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            streams.append((torch.cuda.get_rng_state, torch.cuda.set_rng_state))
+    return streams
