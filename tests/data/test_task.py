@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import workbench.task as tasks
+from workbench import task_files
 from workbench.errors import TaskError
 from workbench.task import RESERVED_COLUMNS, Task, load_task
 
@@ -170,11 +170,11 @@ def test_a_module_beside_the_task_file_is_found_and_loaded_anew(home, monkeypatc
 def test_in_a_clone_the_package_is_no_module_of_a_task_file(home, monkeypatch):
     (home / "task.py").write_text("import workbench.progress\n")
     monkeypatch.delitem(sys.modules, "workbench.progress", raising=False)
-    clone = Path(tasks.__file__).parents[1]
-    tasks._executed(home / "task.py", clone / "task.py")
-    assert not [name for name in tasks._brought() if name.startswith("workbench")]
+    clone = Path(task_files.__file__).parents[1]
+    task_files.executed(home / "task.py", clone / "task.py")
+    assert not [name for name in task_files._brought() if name.startswith("workbench")]
     loaded = sys.modules["workbench.progress"]
-    tasks._executed(home / "task.py", clone / "task.py")
+    task_files.executed(home / "task.py", clone / "task.py")
     assert sys.modules["workbench.progress"] is loaded
 
 

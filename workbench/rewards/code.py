@@ -36,7 +36,7 @@ def beneath(function: Any) -> Any:
 def is_ours(function: Any) -> bool:
     """Whether it is the workbench's own, rather than of a task file."""
     module = f"{getattr(function, '__module__', '')}"
-    return module.startswith("workbench.") and not module.startswith("workbench.task.")
+    return module.startswith("workbench.") and not module.startswith("workbench.task_files.")
 
 
 def code_within(code: CodeType) -> Iterator[CodeType]:

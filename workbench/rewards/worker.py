@@ -33,7 +33,7 @@ from typing import Any
 from workbench.errors import RewardError
 from workbench.kinds import Function
 from workbench.rewards.door import door, names_kept, said
-from workbench.task import modules_of_tasks
+from workbench.task_files import modules_of_tasks
 from workbench.workspace import encodable
 
 # Bound now: what a target puts in their place must not decide what is sent.
