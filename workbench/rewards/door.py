@@ -64,7 +64,8 @@ def door(
             raise TimeoutError(f"took longer than {deadline_s:g} s") from error
         if _may_pass(error):
             raise
-        raise Ended(words(error)) from error
+        # contextlib takes the cause of a RuntimeError for what ended this generator
+        raise Ended(words(error)) from None if isinstance(error, StopIteration) else error
     _ends_if_forked(process)
 
 
@@ -90,7 +91,7 @@ def said(error: BaseException) -> str:
 
 
 def _beneath(error: BaseException) -> BaseException:
-    return error.__cause__ or error if isinstance(error, Ended) else error
+    return error.__context__ or error if isinstance(error, Ended) else error
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -189,18 +190,17 @@ class ProcessState:
     def begin(self, seed: str) -> None:
         """Let the random streams begin as `seed` says: the same ones after a resume."""
         number = random.Random(seed).getrandbits(32)
-        streams: dict[Any, Callable[[], object]] = {random.setstate: random.Random(number).getstate}
-        if (numpy := sys.modules.get("numpy")) is not None:
-            streams[numpy.random.set_state] = numpy.random.RandomState(number).get_state
-        if (torch := sys.modules.get("torch")) is not None:
-            streams[torch.set_rng_state] = torch.Generator().manual_seed(number).get_state
-            if torch.cuda.is_available() and torch.cuda.is_initialized():
-                own = torch.Generator("cuda").manual_seed(number)
-                streams[torch.cuda.set_rng_state] = own.get_state
-        self._streams = [(put, read()) for put, read in streams.items()]
+        with self:
+            random.seed(number)
+            if (numpy := sys.modules.get("numpy")) is not None:
+                numpy.random.seed(number)
+            if (torch := sys.modules.get("torch")) is not None:
+                torch.manual_seed(number)
 
     def _keep(self, states: contextlib.ExitStack) -> None:
         states.enter_context(names_kept())
+        states.enter_context(contextlib.redirect_stdout(sys.stdout))
+        states.enter_context(contextlib.redirect_stderr(sys.stderr))
         for read, put in _settings():
             with contextlib.suppress(OSError):  # a folder that is gone
                 states.callback(_put_back, read, put, read())
@@ -211,12 +211,10 @@ class ProcessState:
 
 
 def _put_back(read: Callable[[], Any], put: Callable[[Any], object], before: Any) -> None:
-    try:
-        same = read() == before
-    except OSError:
-        same = False
-    if not same:
-        put(before)
+    with contextlib.suppress(OSError):  # the folder that it went to is gone
+        if read() == before:
+            return
+    put(before)
 
 
 # (What reads a setting of the process, what sets it.)
@@ -224,7 +222,7 @@ _Setting = tuple[Callable[[], Any], Callable[[Any], object]]
 
 
 def _settings() -> list[_Setting]:
-    settings: list[_Setting] = [(os.getcwd, os.chdir), (_streams, _set_streams)]
+    settings: list[_Setting] = [(os.getcwd, os.chdir)]
     for number in _SIGNALS:
         own = functools.partial(signal.getsignal, number), functools.partial(signal.signal, number)
         settings.append(own)
@@ -240,14 +238,6 @@ def _settings() -> list[_Setting]:
             (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
         ]
     return settings
-
-
-def _streams() -> tuple[Any, Any]:
-    return sys.stdout, sys.stderr
-
-
-def _set_streams(before: tuple[Any, Any]) -> None:
-    sys.stdout, sys.stderr = before
 
 
 def _random_streams() -> list[_Setting]:
