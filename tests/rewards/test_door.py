@@ -152,7 +152,7 @@ DOORS = {
 @pytest.mark.parametrize("kind", DOORS)
 def test_however_it_ends_the_call_alone_has_failed_and_words_say_how(kind):
     for what, (act, words) in FAULTS.items():
-        with pytest.raises(Exception) as caught:
+        with pytest.raises((RuntimeError, ValueError, TaskError)) as caught:
             DOORS[kind](act)
         text = caught.value.value if isinstance(caught.value, TaskError) else said(caught.value)
         assert words in text, (what, text)
@@ -189,7 +189,9 @@ def settings() -> list:
 def changes():
     import torch
 
-    random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: B018
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
