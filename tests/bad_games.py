@@ -146,6 +146,11 @@ def forks_quietly(game):
     os.fork()
 
 
+def forks_and_scores(game):
+    os.fork()
+    return 1.0
+
+
 def interrupts(game):
     raise KeyboardInterrupt
 
@@ -280,12 +285,12 @@ CASES = {
     "tool_surrogate": Case("a tool returns half a surrogate pair", RECORDED, "hi\\ud800", bad_tool(lambda game: "hi\ud800")),
     "tool_unwritable": Case("a tool returns what has no str", RECORDED, "OSError: no text", bad_tool(lambda game: NoText())),
     "tool_14_megabytes": Case(
-        "a tool returns 14 megabytes", RECORDED, "ValueError: it returned 14,000,000 characters", bad_tool(lambda game: "7" * 14_000_000)
+        "a tool returns 14 megabytes", RECORDED, "ValueError: it returned 14,000,000", bad_tool(lambda game: "7" * 14_000_000)
     ),
     "tool_reseeds": Case("a tool sets the random numbers of all", RECORDED, "seeded", bad_tool(reseeds)),
-    "reset_forks": Case("reset forks, and its child returns, too", NOTHING, "", bad_reset(forks_quietly)),
-    "reset_surrogate": Case("reset returns half a surrogate pair", NOTHING, "", bad_reset(lambda game: "hi\ud800")),
-    "reward_forks": Case("get_reward forks, and its child returns, too", NOTHING, "", bad_reward(lambda game: forks_quietly(game) or 1.0)),
+    "reset_forks": Case("reset forks, and its child returns, too", RECORDED, "", bad_reset(forks_quietly)),
+    "reset_surrogate": Case("reset returns half a surrogate pair", RECORDED, "", bad_reset(lambda game: "hi\ud800")),
+    "reward_forks": Case("get_reward forks, and its child returns, too", RECORDED, "", bad_reward(forks_and_scores)),
     "tool_megabyte": Case("a tool returns a megabyte", RECORDED, NOT_READ, bad_tool(megabyte)),
     "async_tool_raises": Case("a coroutine tool raises", RECORDED, "ValueError: no such number", bad_async_tool(fails_later)),
     "async_tool_hangs": Case("a coroutine tool hangs", RECORDED, f"TimeoutError: {TOOK}", bad_async_tool(waits)),

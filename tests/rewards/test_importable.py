@@ -101,7 +101,8 @@ async def awaited_reward(completions, **columns):
 
 
 rows = [{{"prompt": [{{"role": "user", "content": "?"}}], "answer": "1"}}]
-functions = [pool_reward, executor_reward, partial_reward, beside_reward, package_reward, later_reward, pickle_reward, Kept(), awaited_reward]
+functions = [pool_reward, executor_reward, partial_reward, beside_reward, package_reward, later_reward]
+functions += [pickle_reward, Kept(), awaited_reward]
 task = wb.Task("pools", rows, functions)
 """,
     "helpers.py": """
