@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.audit.examination import examine_rewards
+from workbench.audit.examination import audit_rewards
 from workbench.errors import RewardError
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.suite import RewardSuite
@@ -150,7 +150,7 @@ def test_what_a_pool_is_handed_is_found_in_its_processes(home, how):
 
 
 def test_a_probe_calls_them_too(home):
-    audit = examine_rewards(load_task(task_at(home, "fork")))
+    audit = audit_rewards(load_task(task_at(home, "fork")))
     assert not [each.text for each in audit.findings if "raised" in each.text]
 
 
