@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from workbench.errors import TaskError, nearest
 from workbench.kinds import Fields, Function
-from workbench.task_files import executed, executed_as
 from workbench.workspace import find, looked_in, shown
 
 if TYPE_CHECKING:
@@ -320,6 +319,8 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
     if path.suffix != ".py":
         value = f"{shown(path)}: not a Python file"
         raise TaskError(value, rule=rule, remedy="notebook 02 writes one")
+    from workbench.task_files import executed, executed_as
+
     task = getattr(executed(text, executed_as(path)), "task", None)
     if not isinstance(task, Task):
         rule = "a task file binds `task = Task(...)`"

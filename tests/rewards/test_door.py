@@ -18,7 +18,8 @@ import pytest
 from workbench.audit.completions import CompletionBuilder, probes
 from workbench.environments import Start, started
 from workbench.errors import RewardError, TaskError
-from workbench.rewards.door import LONGEST_ERROR, Ended, ProcessState, door, said
+from workbench.rewards.beside import ProcessState
+from workbench.rewards.door import LONGEST_ERROR, Ended, door, said
 from workbench.rewards.guarding import LONGEST_TEXT, guarded, guarded_environment, guarded_tool
 from workbench.rewards.judge_rewards import make_judge_reward
 from workbench.rewards.suite import RewardSuite

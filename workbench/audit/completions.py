@@ -21,7 +21,8 @@ from workbench.data.answer_column import ANSWER_ALIASES, has_constant, is_number
 from workbench.errors import TaskError
 from workbench.kinds import Fields
 from workbench.recipe import packaged
-from workbench.rewards.door import ProcessState, door, words
+from workbench.rewards.beside import ProcessState
+from workbench.rewards.door import door, words
 from workbench.rewards.execution import DEADLINE_S
 from workbench.rewards.guarding import text_of
 from workbench.task import Row, Task

@@ -25,7 +25,7 @@ from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
 from workbench.rewards.code import Trace, beneath, held_by, is_ours, judge_of
 from workbench.rewards.compare import watched
-from workbench.rewards.door import ProcessState, door, said
+from workbench.rewards.door import door, said
 from workbench.rewards.worker import (
     NO_LIST,
     OTHER_ORDER,
@@ -135,6 +135,8 @@ class RewardExecutor:
 
     @functools.cached_property
     def _kept(self) -> contextlib.AbstractContextManager[None]:
+        from workbench.rewards.beside import ProcessState
+
         return ProcessState()
 
     def __getitem__(self, name: str) -> Function:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from workbench.kinds import Fields, Function
-from workbench.rewards.beside import answer_of
-from workbench.rewards.door import ProcessState, door, was_late
+from workbench.rewards.beside import ProcessState, answer_of
+from workbench.rewards.door import door, was_late
 from workbench.rewards.execution import DEADLINE_S
 from workbench.workspace import encodable
 

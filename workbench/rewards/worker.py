@@ -33,7 +33,6 @@ from typing import Any
 from workbench.errors import RewardError
 from workbench.kinds import Function
 from workbench.rewards.door import door, names_kept, said
-from workbench.task_files import modules_of_tasks
 from workbench.workspace import encodable
 
 # Bound now: what a target puts in their place must not decide what is sent.
@@ -175,6 +174,8 @@ class Worker:
     def _start(self) -> tuple[subprocess.Popen, Connection]:
         self._end()
         ours, theirs = socket.socketpair()
+        from workbench.task_files import modules_of_tasks
+
         tasks = [own for own in modules_of_tasks() if own.__name__.startswith("workbench.")]
         folders = [os.path.dirname(own.__file__ or "") for own in tasks]
         path = json.dumps([entry or os.getcwd() for entry in [*sys.path, *folders]])
@@ -289,6 +290,8 @@ def plain_result(result: Any) -> Any:
 def packed(target: object) -> bytes:
     """`target` as bytes for another process. TypeError if it cannot be pickled."""
     import cloudpickle
+
+    from workbench.task_files import modules_of_tasks
 
     # A task file is loaded under a name that no other process can import, so what it defines is
     # pickled by value.

@@ -29,7 +29,7 @@ from workbench.environments import (
 )
 from workbench.errors import TaskError
 from workbench.kinds import Fields, Function
-from workbench.rewards.door import ProcessState
+from workbench.rewards.beside import ProcessState
 from workbench.rewards.execution import DEADLINE_S
 from workbench.rewards.guarding import guarded, guarded_environment, guarded_tool
 from workbench.rewards.hashing import source_code

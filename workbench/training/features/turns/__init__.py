@@ -25,7 +25,8 @@ from workbench.data.prompts import question
 from workbench.environments import takes_seed
 from workbench.errors import RecipeError, RunError
 from workbench.kinds import Fields, Function, Trainer
-from workbench.rewards.door import ProcessState, said
+from workbench.rewards.beside import ProcessState
+from workbench.rewards.door import said
 from workbench.rewards.guarding import guarded, guarded_environment, guarded_tool
 from workbench.run.batch import ScoredBatch
 from workbench.run.calls import Markers, unparsed
