@@ -20,7 +20,6 @@ REPLACED = {
     "_save_checkpoint": "session",
     "_generate_and_score_completions": "theirs, turns, curriculum",
     "_calculate_rewards": "theirs",
-    "rollout_func": "turns",
     "_compute_loss": "ratios",
     "_get_per_token_logps_and_entropies": "unpadded, ratios",
     "get_off_policy_mask": "ratios",

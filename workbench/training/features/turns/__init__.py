@@ -124,8 +124,8 @@ class Turns(Feature):
             return replaced
         if getattr(trainer, "environment_factories", None):
             self._guard_environments(trainer)
-        if trainer.rollout_func:
-            replaced["rollout_func"] = functools.partial(self._rolled, trainer.rollout_func)
+        if rollout := trainer.rollout_func:  # the task's, no method of the trainer's
+            self.session.replace("rollout_func", functools.partial(self._rolled, rollout))
         made = trainer._generate_and_score_completions
         replaced["_generate_and_score_completions"] = functools.partial(self._seeded, trainer, made)
         return replaced
