@@ -12,6 +12,7 @@ import linecache
 import os
 import sys
 from collections.abc import Generator
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -89,7 +90,7 @@ def _beside(folder: str) -> Generator[None]:
         for name in _brought():
             # As for the task file itself: nobody may read bytecode of an earlier save.
             with contextlib.suppress(OSError):
-                Path(importlib.util.cache_from_source(sys.modules[name].__file__)).unlink()
+                Path(importlib.util.cache_from_source(f"{sys.modules[name].__file__}")).unlink()
 
 
 def executed(text: Path, place: Path) -> ModuleType:
@@ -100,15 +101,12 @@ def executed(text: Path, place: Path) -> ModuleType:
     return importlib.import_module(name)
 
 
-class _TaskFiles:
+class _TaskFiles(Loader):
     """Imports a task file by the name that `executed` gave it."""
 
     @classmethod
     def find_spec(cls, name: str, *_: object) -> ModuleSpec | None:
         return ModuleSpec(name, cls()) if name.startswith(f"{_OWN_MODULE}/") else None
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        pass
 
     def exec_module(self, module: ModuleType) -> None:
         place, *others = unquote(module.__name__.removeprefix(_OWN_MODULE)).split("\0")
