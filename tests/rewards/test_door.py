@@ -316,6 +316,15 @@ def test_a_score_of_an_odd_kind_is_named(make):
     suite.close()
 
 
+def test_a_door_behind_a_door_says_the_same():
+    def leaves():
+        raise SystemExit(3)
+
+    with pytest.raises(Ended) as caught, door():
+        guarded(leaves, None)()
+    assert said(caught.value) == str(caught.value) == "SystemExit: 3"
+
+
 def test_the_cause_is_kept():
     with pytest.raises(Ended) as caught, door():
         raise SystemExit(7)

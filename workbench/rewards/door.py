@@ -93,7 +93,7 @@ def _beneath(error: BaseException) -> BaseException:
 def _may_pass(error: BaseException) -> bool:
     if isinstance(error, KeyboardInterrupt):
         return not _raised_there(error)
-    if isinstance(error, WorkbenchError):
+    if isinstance(error, WorkbenchError | Ended):
         return True
     try:
         whole = words(error) == f"{type(error).__name__}: {error}"

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from workbench.errors import BudgetError, RewardError, TaskError
 from workbench.kinds import Fields, Function
-from workbench.rewards.door import door, said
+from workbench.rewards.door import Ended, door, said
 from workbench.rewards.hashing import reward_hash
 from workbench.task import Task, fingerprint
 from workbench.workspace import Tail, append_line, encodable, made, read_lines, resolve
@@ -423,6 +423,9 @@ async def _run(call: Function, argument: Any) -> Any:
             with door():
                 answer = call(argument)
             future.set_result(answer)
+        except Ended as error:
+            cause = error.__cause__  # which may say how long to wait
+            future.set_exception(cause if isinstance(cause, Exception) else error)
         except BaseException as error:
             future.set_exception(error)
 
