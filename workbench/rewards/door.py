@@ -65,11 +65,6 @@ def door(
     _ends_if_forked(process)
 
 
-def was_late(error: BaseException) -> bool:
-    """Whether the door's deadline raised it."""
-    return isinstance(error.__cause__, Late)
-
-
 def words(error: BaseException) -> str:
     """Type and message, in a text that can be written: `ValueError: no`."""
     error = _beneath(error)

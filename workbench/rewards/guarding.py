@@ -12,7 +12,7 @@ from typing import Any
 
 from workbench.kinds import Fields, Function
 from workbench.rewards.beside import ProcessState, answer_of
-from workbench.rewards.door import door, was_late
+from workbench.rewards.door import Late, door
 from workbench.rewards.execution import DEADLINE_S
 from workbench.workspace import encodable
 
@@ -32,16 +32,12 @@ class _Coroutines:
 _COROUTINES = _Coroutines()
 
 
-def _as_it_is(result: Any) -> Any:
-    return result
-
-
 def guarded(
     function: Function,
     deadline_s: float | None,
     kept: ProcessState | None = None,
     quiet: bool = False,
-    read: Callable[[Any], Any] = _as_it_is,
+    read: Callable[[Any], Any] | None = None,
 ) -> Function:
     """The function behind the `door`, for `deadline_s` at most each time it is called (None: no
     limit); a coroutine is cancelled then, and one that blocks is left behind with its thread.
@@ -51,7 +47,7 @@ def guarded(
         quiet: do not print who is late.
         read: what is made of its result, behind the door as well.
     """
-    kept = ProcessState() if kept is None else kept
+    kept, read = kept or ProcessState(), read or (lambda result: result)
 
     @contextlib.contextmanager
     def telling() -> Generator[None]:
@@ -59,7 +55,7 @@ def guarded(
             yield
         except TimeoutError as error:
             # a generation may call it hundreds of times, and say nothing until it is over
-            if was_late(error) and not quiet:
+            if isinstance(error.__cause__, Late) and not quiet:
                 print(f"{getattr(function, '__qualname__', function)} {error}", flush=True)
             raise
 
@@ -109,7 +105,7 @@ def guarded_environment(
     environment: Any, deadline_s: float | None = DEADLINE_S, kept: ProcessState | None = None
 ) -> Any:
     """The environment, with its `reset` and `get_reward` guarded in place."""
-    for name, read in (("reset", _observation_of), ("get_reward", _as_it_is)):
+    for name, read in (("reset", _observation_of), ("get_reward", None)):
         if method := getattr(environment, name, None):
             setattr(environment, name, guarded(method, deadline_s, kept, read=read))
     return environment
