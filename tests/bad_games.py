@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -136,6 +137,36 @@ async def blocks(game):
     time.sleep(5.0)  # nothing interrupts it; the thread is left behind
 
 
+def forks(game):
+    os.fork()
+    return "forked"
+
+
+def forks_quietly(game):
+    os.fork()
+
+
+def forks_and_scores(game):
+    os.fork()
+    return 1.0
+
+
+def interrupts(game):
+    raise KeyboardInterrupt
+
+
+def reseeds(game):
+    import torch
+
+    torch.manual_seed(0)
+    return "seeded"
+
+
+class NoText:
+    def __str__(self):
+        raise OSError("no text")
+
+
 def starts_a_thread(game):
     def work():
         raise RuntimeError("in a thread")
@@ -226,7 +257,7 @@ CASES = {
     "one_name": Case("two tools of one name", REFUSED, "two tools are called more", tools=(more,)),
     "reset_raises": Case("reset raises", STOPPED, "step 2: reset raised ValueError: no such number", bad_reset(fails)),
     "reset_hangs": Case("reset hangs", STOPPED, f"step 2: reset raised TimeoutError: {TOOK}", bad_reset(sleeps)),
-    "reset_exits": Case("reset ends the process", STOPPED, "reset raised RuntimeError: SystemExit: 3", bad_reset(leaves)),
+    "reset_exits": Case("reset ends the process", STOPPED, "reset raised SystemExit: 3", bad_reset(leaves)),
     "reset_bytes": Case("reset returns bytes", STOPPED, "it returned bytes, not a text", bad_reset(lambda game: b"0")),
     "reset_megabyte": Case("reset returns a megabyte", STOPPED, "a text of 1,000,000 tokens", bad_reset(megabyte)),
     "reward_raises": Case("get_reward raises", STOPPED, "Rewards raised ValueError: no such number", bad_reward(fails)),
@@ -242,13 +273,24 @@ CASES = {
         "a coroutine get_reward hangs", STOPPED, f" {DEADLINE_S:g} s", bad_async_reward(waits)
     ),
     "tool_raises": Case("a tool raises", RECORDED, "ValueError: no such number", bad_tool(fails)),
-    "tool_exits": Case("a tool ends the process", RECORDED, "RuntimeError: SystemExit: 3", bad_tool(leaves)),
+    "tool_exits": Case("a tool ends the process", RECORDED, "SystemExit: 3", bad_tool(leaves)),
     "tool_hangs": Case("a tool hangs", RECORDED, f"TimeoutError: {TOOK}", bad_tool(sleeps)),
     "tool_swallows": Case("a tool loops, and catches every Exception", RECORDED, f"TimeoutError: {TOOK}", bad_tool(swallows)),
     "tool_none": Case("a tool returns None", RECORDED, "None", bad_tool(lambda game: None)),
     "tool_bytes": Case("a tool returns bytes", RECORDED, "TypeError: it returned bytes", bad_tool(lambda game: b"1")),
     "tool_list": Case("a tool returns a list", RECORDED, "TypeError: it returned list", bad_tool(lambda game: [1, 2])),
     "tool_dict": Case("a tool returns a dict", RECORDED, "{'count': 1}", bad_tool(lambda game: {"count": 1})),
+    "tool_forks": Case("a tool forks, and its child returns, too", RECORDED, "forked", bad_tool(forks)),
+    "tool_interrupts": Case("a tool raises KeyboardInterrupt", RECORDED, "KeyboardInterrupt: ", bad_tool(interrupts)),
+    "tool_surrogate": Case("a tool returns half a surrogate pair", RECORDED, "hi\\ud800", bad_tool(lambda game: "hi\ud800")),
+    "tool_unwritable": Case("a tool returns what has no str", RECORDED, "OSError: no text", bad_tool(lambda game: NoText())),
+    "tool_14_megabytes": Case(
+        "a tool returns 14 megabytes", RECORDED, "ValueError: it returned 14,000,000", bad_tool(lambda game: "7" * 14_000_000)
+    ),
+    "tool_reseeds": Case("a tool sets the random numbers of all", RECORDED, "seeded", bad_tool(reseeds)),
+    "reset_forks": Case("reset forks, and its child returns, too", RECORDED, "", bad_reset(forks_quietly)),
+    "reset_surrogate": Case("reset returns half a surrogate pair", RECORDED, "", bad_reset(lambda game: "hi\ud800")),
+    "reward_forks": Case("get_reward forks, and its child returns, too", RECORDED, "", bad_reward(forks_and_scores)),
     "tool_megabyte": Case("a tool returns a megabyte", RECORDED, NOT_READ, bad_tool(megabyte)),
     "async_tool_raises": Case("a coroutine tool raises", RECORDED, "ValueError: no such number", bad_async_tool(fails_later)),
     "async_tool_hangs": Case("a coroutine tool hangs", RECORDED, f"TimeoutError: {TOOK}", bad_async_tool(waits)),

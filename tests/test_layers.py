@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "workbench"
 # From what everything stands on to what nothing stands on; a module directly in the package is a layer of its own.
 ORDER = [
     "kinds", "printable", "errors", "plain", "extras", "workspace", "cache",
-    "secret", "hub", "progress", "recipe", "run", "processes", "environments", "task", "data", "rewards",
+    "secret", "hub", "progress", "recipe", "run", "processes", "environments", "task_files", "task", "data", "rewards",
     "audit", "replaying", "tiny", "policies", "tasks", "memory", "health", "training", "inspection", "exporting", "decide",
     "views", "top",
 ]  # fmt: skip

@@ -6,23 +6,18 @@ imports it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib
-import importlib.util
 import json
-import linecache
 import math
-import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from workbench.errors import TaskError, fault_line, nearest
+from workbench.errors import TaskError, nearest
 from workbench.kinds import Fields, Function
 from workbench.plain import plain_rows
 from workbench.workspace import find, looked_in, shown
@@ -48,10 +43,6 @@ EMBEDDED = {
 # Before the name of one of reasoning-gym's tasks: `workbench/tasks/gym.py`; and of one of
 # TextArena's games: `workbench/tasks/arena.py`.
 GYM, ARENA = "reasoning_gym/", "textarena/"
-
-_OWN_MODULE = "workbench_task_"
-# names of the modules that the last task file brought from its own folder
-_brought: set[str] = set()
 
 # Names that TRL hands to a reward function itself or overwrites: a dataset column of that name
 # breaks or vanishes.
@@ -280,7 +271,7 @@ def fingerprint(rows: Iterable[Row]) -> str:
 
 def function_name(function: Function) -> str:
     """The name that TRL gives a reward function in its metrics."""
-    while isinstance(function, functools.partial):
+    while isinstance(function, functools.partial) and "__name__" not in vars(function):
         function = function.func
     # A reward model goes by its hub name or folder.
     config = None if isinstance(function, type) else getattr(function, "config", None)
@@ -288,53 +279,6 @@ def function_name(function: Function) -> str:
     if path:
         return str(path).rstrip("/").rpartition("/")[2]
     return getattr(function, "__name__", None) or type(function).__name__
-
-
-def modules_of_tasks() -> list[ModuleType]:
-    """The loaded task files, and the modules that the last one brought from its folder: no other
-    process can import them.
-    """
-    return [
-        module
-        for name, module in [*sys.modules.items()]
-        if name.startswith(_OWN_MODULE) or name in _brought
-    ]
-
-
-def _executed_as(path: Path) -> Path:
-    # A run's own copy is executed in the place of the file that it was copied from: what that one
-    # reads lies there.
-    try:
-        manifest = json.loads((path.parent / "manifest.json").read_bytes())
-        source = Path(manifest["task"]["source"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return path
-    copied = path.name == "task.py" and source.suffix == ".py" and source != path
-    return _executed_as(source) if copied else path
-
-
-@contextlib.contextmanager
-def _beside(folder: Path) -> Generator[None]:
-    # A task's own modules lie beside it. They are reloaded with it: another task may have some
-    # of the same names.
-    for name in _brought:
-        sys.modules.pop(name, None)
-    _brought.clear()
-    known = set(sys.modules)
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        for name in set(sys.modules) - known:
-            if name.partition(".")[0] == __package__:  # which lies beside a task file in a clone
-                continue
-            file = getattr(sys.modules[name], "__file__", None) or "/site-packages"
-            if "site-packages" not in file and Path(file).resolve().is_relative_to(folder):
-                _brought.add(name)
-                # As for the task file itself: nobody may read bytecode of an earlier save.
-                with contextlib.suppress(OSError):
-                    Path(importlib.util.cache_from_source(file)).unlink()
 
 
 def is_of_gym(name: object) -> bool:
@@ -383,43 +327,12 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
     if path.suffix != ".py":
         value = f"{shown(path)}: not a Python file"
         raise TaskError(value, rule=rule, remedy="notebook 02 writes one")
-    task = getattr(_executed(text, _executed_as(path)), "task", None)
+    from workbench.task_files import executed, executed_as
+
+    task = getattr(executed(text, executed_as(path)), "task", None)
     if not isinstance(task, Task):
         rule = "a task file binds `task = Task(...)`"
         value = f"{shown(path)}: `task` is {'not bound' if task is None else type(task).__name__}"
         raise TaskError(value, rule=rule, remedy="end the file with that line")
     object.__setattr__(task, "source", str(path))
     return task
-
-
-def _executed(text: Path, place: Path) -> ModuleType:
-    """The module of a task file's text, executed as if it stood at `place`."""
-    module = ModuleType(f"{_OWN_MODULE}{place.stem}")
-    module.__file__ = str(place)
-    sys.modules[module.__name__] = module
-    try:
-        with _beside(place.resolve().parent):
-            # Not by way of the cached bytecode: a second save within a second, of the same length,
-            # would not be seen.
-            source = importlib.util.decode_source(text.read_bytes())
-            # A function's source is the one that it was made from, also when the file has been
-            # saved since.
-            lines = source.splitlines(keepends=True)
-            linecache.cache[str(place)] = (len(source), None, lines, str(place))
-            exec(compile(source, str(place), "exec"), module.__dict__)
-    except TaskError:
-        raise
-    except (Exception, SystemExit) as error:
-        value, remedy, folder = shown(text), "correct that line", place.parent
-        if text != place:
-            value += f", executed as {shown(place)}"
-            remedy = f"{shown(folder)} is gone: put it back"
-            if folder.is_dir():
-                remedy = f"put back what it reads from {shown(folder)}"
-            remedy += ", or pass the task in Python: continue_run(run, task=...)"
-        elif isinstance(error, ModuleNotFoundError):
-            remedy = "put that module beside the task file, or install it"
-        value += f": {type(error).__name__}: {error}{fault_line(error, place)}"
-        rule = "a task file runs when it is imported"
-        raise TaskError(value, rule=rule, remedy=remedy) from error
-    return module

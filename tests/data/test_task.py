@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
-import workbench.task as tasks
+from workbench import task_files
 from workbench.errors import TaskError
-from workbench.task import RESERVED_COLUMNS, Task, load_task
+from workbench.rewards.suite import RewardSuite
+from workbench.task import RESERVED_COLUMNS, Task, function_name, load_task
 
 
 def a_reward(completions, **kwargs):
@@ -58,6 +60,20 @@ def test_what_is_right_is_above_0_or_at_least_the_threshold(right_by, words, rig
     assert task.right_words == words
     assert task.right_rule == words.removesuffix(" > 0")
     assert task.is_right([0.5, 0.49, 0.0, -1.0, float("nan")]).tolist() == right
+
+
+def test_a_partial_goes_by_its_own_name():
+    def tag_reward(completions, tag, **columns):
+        return [float(tag in text) for text in completions]
+
+    first, second = (functools.partial(tag_reward, tag=tag) for tag in "ab")
+    first.__name__ = "a_reward"
+    outer = functools.partial(first, worth=1)
+    assert [*map(function_name, (first, second, outer))] == ["a_reward", "tag_reward", "a_reward"]
+    task = Task("t", [{"prompt": "?"}], [first, second])
+    assert RewardSuite(task, 1).score(task.rows * 2, ["a", "b"]).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    with pytest.raises(TaskError, match="two reward functions are called 'a_reward'"):
+        Task("t", [{"prompt": "?"}], [first, outer])
 
 
 def test_defaults():
@@ -148,8 +164,6 @@ task = Task("t", [{"prompt": "?", "answer": "2"}], [graded_reward])
 
 
 def test_a_module_beside_the_task_file_is_found_and_loaded_anew(home, monkeypatch):
-    from workbench.rewards.suite import RewardSuite
-
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     scores = []
@@ -163,17 +177,18 @@ def test_a_module_beside_the_task_file_is_found_and_loaded_anew(home, monkeypatc
         scores.append(suite.score(suite.task.rows, ["ab"]).item())
         suite.close()
     assert scores == [2.0, 4.0, 6.0]
-    assert not [path for path in sys.path if str(home) in path]
+    # what a function imports when it is called lies in the last one's folder
+    assert [path for path in sys.path if str(home) in path] == [f"{home / 'second'}/"] == sys.path[-1:]
 
 
 def test_in_a_clone_the_package_is_no_module_of_a_task_file(home, monkeypatch):
     (home / "task.py").write_text("import workbench.progress\n")
     monkeypatch.delitem(sys.modules, "workbench.progress", raising=False)
-    clone = Path(tasks.__file__).parents[1]
-    tasks._executed(home / "task.py", clone / "task.py")
-    assert not [name for name in tasks._brought if name.startswith("workbench")]
+    clone = Path(task_files.__file__).parents[1]
+    task_files.executed(home / "task.py", clone / "task.py")
+    assert not [name for name in task_files._brought() if name.startswith("workbench")]
     loaded = sys.modules["workbench.progress"]
-    tasks._executed(home / "task.py", clone / "task.py")
+    task_files.executed(home / "task.py", clone / "task.py")
     assert sys.modules["workbench.progress"] is loaded
 
 

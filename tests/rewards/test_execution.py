@@ -923,3 +923,32 @@ def test_a_weight_that_trl_cannot_compute_with_is_refused(suite, weight):
         suite(plain_reward, weights={"plain_reward": weight})
     assert "plain_reward" in raised.value.value
     assert "1,000,000" in raised.value.rule
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda func: func, lambda func: type("Kept", (), {"__call__": lambda self, **call: func(**call)})()]
+)
+def test_a_series_in_another_order_than_the_completions_is_refused(suite, kind):
+    pandas = pytest.importorskip("pandas")
+
+    def sorted_reward(completions, **kwargs):
+        return pandas.Series([float(len(text_of(each))) for each in completions]).sort_values()
+
+    with pytest.raises(RewardError, match=r"index is not 0, 1, 2, \.\.\. but \[1, 2, 0\]") as caught:
+        suite(kind(sorted_reward)).score(ROWS * 3, ["aaa", "b", "cc"])
+    assert "sort_index" in caught.value.remedy
+
+    def ordered_reward(completions, **kwargs):
+        return sorted_reward(completions).sort_index()
+
+    assert suite(kind(ordered_reward)).score(ROWS * 3, ["aaa", "b", "cc"]).tolist() == [[3.0], [1.0], [2.0]]
+
+
+def test_an_endless_generator_beside_the_trainer_comes_back(suite):
+    class Endless:
+        def __call__(self, completions, **kwargs):
+            while True:
+                yield 1.0
+
+    with pytest.raises(RewardError, match="returned 1000000 scores for 1 completions"):
+        suite(Endless()).score(ROWS, ["a"])

@@ -178,3 +178,20 @@ def test_a_lock_that_cannot_be_taken_away_hides_no_other_error(home):
     run.lock.file.unlink()
     run.lock.file.mkdir()
     run.release()
+
+
+def test_a_fork_of_the_owner_does_not_own_the_run(home):
+    lock = Lock(home)
+    assert lock.take()
+    if (child := os.fork()) == 0:
+        try:
+            lock.check()
+        except RunError:
+            lock.release()
+            os._exit(0 if not lock.mine else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    lock.check()
+    assert lock.mine
+    assert lock.held
+    lock.release()

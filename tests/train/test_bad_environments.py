@@ -17,6 +17,7 @@ QUICK = {
     "one_name",
     "reset_hangs",
     "tool_hangs",
+    "tool_forks",
     "async_tool_blocks",
     "leaks",
 }

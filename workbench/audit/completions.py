@@ -21,6 +21,10 @@ from workbench.data.answer_column import ANSWER_ALIASES, has_constant, is_number
 from workbench.errors import TaskError
 from workbench.kinds import Fields
 from workbench.recipe import packaged
+from workbench.rewards.beside import ProcessState
+from workbench.rewards.door import door, words
+from workbench.rewards.execution import DEADLINE_S
+from workbench.rewards.guarding import text_of
 from workbench.task import Row, Task
 
 AS_ASKED = "as asked"
@@ -218,10 +222,12 @@ def _swapped(value: Any, right: str, other: str) -> Any:
 def _text_of(what: str, make: str | Callable[[Row], str], row: Row) -> str:
     # What the task's author gives, or makes from a row.
     try:
-        text, cause = make(row) if callable(make) else make, None
+        with door(ProcessState(), DEADLINE_S):
+            text, cause = make(row) if callable(make) else make, None
+            text = text_of(text) if isinstance(text, str) else text
         value = f"{what} returned {type(text).__name__}"
     except Exception as error:
-        text, cause, value = None, error, f"{what} raised {type(error).__name__}: {error}"
+        text, cause, value = None, error, f"{what} raised {words(error)}"
     if isinstance(text, str):
         return text
     rule = f"{what} gives the text of a completion of a row"

@@ -22,6 +22,7 @@ from workbench.environments import (
     where_they_part,
 )
 from workbench.errors import TaskError
+from workbench.rewards.door import words
 from workbench.rewards.execution import check_scores
 from workbench.rewards.guarding import guarded
 from workbench.rewards.worker import plain_result
@@ -41,7 +42,6 @@ def start_findings(task: Task, rows: Sequence[Row], deadline_s: float | None = 1
     Args:
         deadline_s: for each call of the environment's; and no row but the first is begun later.
     """
-    begin = guarded(started, deadline_s, quiet=True)
     try:
         guarded(checked_tools, deadline_s, quiet=True)(
             tools=task.tools, environment=task.environment
@@ -60,12 +60,12 @@ def start_findings(task: Task, rows: Sequence[Row], deadline_s: float | None = 1
             with pinned_random(place):
                 seed = random.randrange(2**31)
                 start: dict[str, Any] = {"environment": task.environment, "row": row, "seed": seed}
+                begin = guarded(started, deadline_s, quiet=True)
                 group = [begin(**start) for _ in range(GROUP)]
                 # of one more: asking for its reward may change it
                 wrong = "" if place else _reward_of(begin(**start), deadline_s)
         except Exception as error:  # of the user's own code
-            said = f"{type(error).__name__}: {error}"
-            yield finding("starts.raises", error=said, prompt=str(row["prompt"])[-200:])
+            yield finding("starts.raises", error=words(error), prompt=str(row["prompt"])[-200:])
             return
         if wrong:
             yield finding("starts.reward", wrong=wrong)
@@ -90,7 +90,7 @@ def _reward_of(start: Start, deadline_s: float | None) -> str:
     try:
         values = guarded(lambda: plain_result([reward()]), deadline_s, quiet=True)()
     except Exception as error:  # of the user's own code
-        return f"raised {type(error).__name__}: {error}"
+        return f"raised {words(error)}"
     return check_scores("get_reward", values, [""], [""], skip=True).errors.get(0, "")
 
 

@@ -1,5 +1,5 @@
-"""Reward functions that run beside the trainer, in its process: their changes there are undone, and
-coroutines are awaited in separate loops, where one that blocks stops no other.
+"""What runs beside the trainer, in its process: its changes there are undone, and coroutines are
+awaited in separate loops, where one that blocks stops no other.
 """
 
 from __future__ import annotations
@@ -7,10 +7,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import inspect
 import os
 import random
 import re
+import signal
 import sys
 import threading
 import weakref
@@ -19,12 +21,12 @@ from concurrent.futures import Future
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from workbench.kinds import Fields, Function
 from workbench.rewards.code import beneath, held_by
-from workbench.rewards.worker import ends_if_forked, names_kept, plain_result
+from workbench.rewards.door import Late, door, names_kept
+from workbench.rewards.worker import plain_result
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GRACE_S = 0.5  # in which a coroutine that was cancelled has to end
 
 
@@ -35,6 +37,14 @@ class Answer(NamedTuple):
     error: BaseException | None = None
     # why the loop is still busy; empty if it is free again, None if the call was in time
     late: str | None = None
+
+    def value(self, deadline_s: float | None) -> Any:
+        """The result, or its error raised: TimeoutError as from the `door`."""
+        if self.late is not None:
+            raise TimeoutError(f"took longer than {deadline_s:g} s{self.late}") from Late()
+        if self.error is not None:
+            raise self.error
+        return self.result
 
 
 async def answer_of(function: Function, call: Fields, deadline_s: float | None) -> Answer:
@@ -59,13 +69,11 @@ async def answer_of(function: Function, call: Fields, deadline_s: float | None) 
 
 
 async def _caught(function: Function, call: Fields) -> Answer:
-    process = os.getpid()
     try:
-        answer = Answer(plain_result(await function(**call)))
-    except BaseException as error:  # SystemExit would end the loop in which it is awaited
-        answer = Answer(error=error)
-    ends_if_forked(process, answer.error)
-    return answer
+        with door():
+            return Answer(plain_result(await function(**call)))
+    except BaseException as error:
+        return Answer(error=error)
 
 
 def run_alone(coroutine: Coroutine[object, object, Any]) -> Any:
@@ -161,13 +169,15 @@ class CoroutineLoop:
 
 
 class ProcessState:
-    """While functions run beside the trainer: their changes to its process are undone when the last
-    of them has ended.
+    """While a task's code runs beside the trainer: its changes to the process are undone when the
+    last call has ended.
 
-    Covered are the current folder, torch's default dtype and gradient mode, replacements in
-    `builtins`, `json`, `math` and `re`, and the random numbers of Python, numpy and torch. The
-    functions have separate random streams, which begin as the trainer's are at the first call and
-    continue from call to call: merely restored, they would repeat the same numbers.
+    Covered are the current folder, standard output and error, handlers of signals, numpy's ways
+    with errors, torch's default dtype, gradient mode, precision, denormals, threads and
+    determinism, replacements in `builtins`, `json`, `math` and `re`, and the random numbers of
+    Python, numpy and torch. The calls have separate random streams, which begin as the trainer's
+    are at the first, or as `begin` says, and continue from call to call: merely restored, they
+    would repeat the same numbers.
     """
 
     def __init__(self) -> None:
@@ -184,30 +194,71 @@ class ProcessState:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
-                self._streams = _random_streams()
+                self._streams = [(put, read()) for read, put in _random_streams()]
                 self._states.close()
+
+    def begin(self, seed: str) -> None:
+        """Let the random streams begin as `seed` says: the same ones after a resume."""
+        number = random.Random(seed).getrandbits(32)
+        with self:
+            random.seed(number)
+            if (numpy := sys.modules.get("numpy")) is not None:
+                numpy.random.seed(number)
+            if (torch := sys.modules.get("torch")) is not None:
+                torch.manual_seed(number)
 
     def _keep(self, states: contextlib.ExitStack) -> None:
         states.enter_context(names_kept())
-        with contextlib.suppress(OSError):  # a folder that is gone
-            states.callback(os.chdir, os.getcwd())
-        if (torch := sys.modules.get("torch")) is not None:
-            states.callback(torch.set_grad_enabled, torch.is_grad_enabled())
-            states.callback(torch.set_default_dtype, torch.get_default_dtype())
-        for put_back, state in _random_streams():
-            states.callback(put_back, state)
+        states.enter_context(contextlib.redirect_stdout(sys.stdout))
+        states.enter_context(contextlib.redirect_stderr(sys.stderr))
+        for read, put in _settings():
+            with contextlib.suppress(OSError):  # a folder that is gone
+                states.callback(_put_back, read, put, read())
+        for read, put in _random_streams():
+            states.callback(put, read())
         for put, state in self._streams:
             put(state)
 
 
-def _random_streams() -> list[tuple[Callable[[Any], object], object]]:
-    # (What sets a stream, its state now). torch only where it is loaded: the policy has to bring it
-    # in first.
-    streams = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
+def _put_back(read: Callable[[], Any], put: Callable[[Any], object], before: Any) -> None:
+    with contextlib.suppress(OSError):  # the folder that it went to is gone
+        if read() == before:
+            return
+    put(before)
+
+
+# (What reads a setting of the process, what sets it.)
+_Setting = tuple[Callable[[], Any], Callable[[Any], object]]
+
+
+def _settings() -> list[_Setting]:
+    settings: list[_Setting] = [(os.getcwd, os.chdir)]
+    for number in _SIGNALS:
+        own = functools.partial(signal.getsignal, number), functools.partial(signal.signal, number)
+        settings.append(own)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        settings.append((numpy.geterr, lambda before: numpy.seterr(**before)))
     if (torch := sys.modules.get("torch")) is not None:
-        streams.append((torch.set_rng_state, torch.get_rng_state()))
+        settings += [
+            (torch.is_grad_enabled, torch.set_grad_enabled),
+            (torch.get_default_dtype, torch.set_default_dtype),
+            (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+            (torch.get_num_threads, torch.set_num_threads),
+            (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+            (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
+        ]
+    return settings
+
+
+def _random_streams() -> list[_Setting]:
+    # torch only where it is loaded: the policy has to bring it in first
+    streams: list[_Setting] = [(random.getstate, random.setstate)]
+    if (numpy := sys.modules.get("numpy")) is not None:
+        streams.append((numpy.random.get_state, numpy.random.set_state))
+    if (torch := sys.modules.get("torch")) is not None:
+        streams.append((torch.get_rng_state, torch.set_rng_state))
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            streams.append((torch.cuda.set_rng_state, torch.cuda.get_rng_state()))
+            streams.append((torch.cuda.get_rng_state, torch.cuda.set_rng_state))
     return streams
 
 

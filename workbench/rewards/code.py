@@ -33,6 +33,12 @@ def beneath(function: Any) -> Any:
     return function
 
 
+def is_ours(function: Any) -> bool:
+    """Whether it is the workbench's own, rather than of a task file."""
+    module = f"{getattr(function, '__module__', '')}"
+    return module.startswith("workbench.") and not module.startswith("workbench.task_files.")
+
+
 def code_within(code: CodeType) -> Iterator[CodeType]:
     """A code object, and those of the comprehensions and functions in it, which are among its
     constants.
@@ -105,7 +111,7 @@ def judge_of(function: Any) -> Any:
             waiting += itertools.islice(own.values(), _MOST_HELD)
         elif callable(own) and not isinstance(own, type):
             module = getattr(own, "__module__", None) or ""
-            if not module.startswith(("workbench.", "torch.", "transformers.")):
+            if not (is_ours(own) or module.startswith(("torch.", "transformers."))):
                 owner = getattr(own, "__self__", own)
                 method = own if inspect.isroutine(own) else type(own).__call__
                 waiting += [*held_by(method), *getattr(owner, "__dict__", {}).values()]

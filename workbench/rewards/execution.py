@@ -14,26 +14,26 @@ import functools
 import inspect
 import io
 import math
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from workbench.errors import BudgetError, RewardError, fault_line
+from workbench.errors import BudgetError, RewardError
 from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
-from workbench.rewards.code import Trace, beneath, held_by, judge_of
+from workbench.rewards.code import Trace, beneath, held_by, is_ours, judge_of
 from workbench.rewards.compare import watched
+from workbench.rewards.door import door, said
 from workbench.rewards.worker import (
     NO_LIST,
+    OTHER_ORDER,
     DeadlineError,
     Foreign,
     RemoteError,
     Worker,
     WorkerDied,
-    ends_if_forked,
     packed,
     plain_result,
 )
@@ -59,6 +59,16 @@ UNJUDGED = (
     "its formula was not judged in time, or math-verify failed on it (left unscored; training"
     " continues)"
 )
+_TO_POOLS = (
+    "processes import what they are handed by its name: define it at the top of a file; a script"
+    ' that spawns some begins its work under `if __name__ == "__main__":`'
+)
+_REMEDIES = {
+    "an't pickle": _TO_POOLS,
+    "annot pickle": _TO_POOLS,
+    "BrokenProcessPool": _TO_POOLS,
+    OTHER_ORDER: "return a list, or the Series after sort_index()",
+}
 _DID: dict[type[Exception], str] = {
     DeadlineError: "was",
     WorkerDied: "ended its worker:",
@@ -78,9 +88,11 @@ class RewardFailure(Exception):
     def error(self, name: str, where: str) -> RewardError:
         """The error to raise where it may not be skipped."""
         rule = "a reward function scores every completion in time; an exception never becomes 0"
-        remedy = (
+        others = (other for words, other in _REMEDIES.items() if words in self.value)
+        remedy = next(
+            others,
             "handle it in the function, return None where it does not apply, or let on_error be"
-            " skip"
+            " skip",
         )
         if not self.in_time:
             remedy = (
@@ -230,19 +242,15 @@ class RewardExecutor:
             return _unchanged(name, result, changed)
         own = self.places[name] == OWN
         silence = contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext()
-        kept, process = contextlib.nullcontext() if own else self._kept, os.getpid()
-        with silence, kept, watched(deadline_s) as late:
+        with silence, watched(deadline_s) as late:
             try:
                 # Those of the workbench change nothing, and copies of a million completions take
                 # their time.
-                result, changed = _run(self.functions[name], call, follow, copied=not own)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                # SystemExit, too: it is the function's own end, not the run's
-                ends_if_forked(process, error)
+                with door(contextlib.nullcontext() if own else self._kept):
+                    function = self.functions[name]
+                    result, changed = _run(function, call, follow, copied=not own)
+            except Exception as error:
                 raise _raised(error) from error
-            ends_if_forked(process)  # or two of them would train
         self._unjudged = late if own else set()
         return _unchanged(name, result, changed)
 
@@ -329,8 +337,7 @@ def _place(function: Function, keep_state: bool) -> str:
         return HOLDS_MODEL
     if takes_environments(function):
         return "here: it is handed the environments"
-    ours = (getattr(own, "__module__", "") or "").startswith("workbench.")
-    if ours and not getattr(own, "runs_in_worker", False):
+    if is_ours(own) and not getattr(own, "runs_in_worker", False):
         return OWN
     if keep_state and not inspect.isfunction(own) and not inspect.isbuiltin(own):
         return "here: an object that keeps state, which stays where you can reach it"
@@ -391,7 +398,7 @@ def _run(function: Function, call: Call, follow: bool, copied: bool = True) -> t
 
 
 def _raised(error: BaseException) -> RewardFailure:
-    failure = RewardFailure(f"raised {type(error).__name__}: {error}{fault_line(error)}")
+    failure = RewardFailure(f"raised {said(error)}")
     failure.__cause__ = error
     return failure
 
@@ -491,7 +498,7 @@ def check_scores(
             ) from value
         try:
             score = math.nan if value is None else float(value)
-        except (TypeError, ValueError, OverflowError):
+        except Exception:  # of whatever it is
             score = math.inf
         if value is not None and (isinstance(value, (str, bytes)) or not abs(score) <= LARGEST):
             try:

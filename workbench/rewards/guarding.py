@@ -1,129 +1,111 @@
-"""What a task's own code may not do to a run while its rollouts are generated: tools, `reset` and
-`get_reward` that take for ever, raise SystemExit, or answer with what no template can write.
+"""A task's functions that are called while its rollouts are generated, put behind the door: tools,
+`reset` and `get_reward`, with a deadline, and what they answer as a text that a template can write.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-import signal
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from workbench.kinds import Fields, Function
-from workbench.rewards.beside import answer_of
+from workbench.rewards.beside import ProcessState, answer_of
+from workbench.rewards.door import Late, door
 from workbench.rewards.execution import DEADLINE_S
+from workbench.workspace import encodable
 
 _NO_TEXT = (bytes, bytearray, list)  # TRL takes a list for parts of a message, images among them
-
-
-class _Late(BaseException):
-    # No Exception: code that catches those would go on.
-    pass
+# Characters of what a tool, `reset`, a reference or a probe writes: TRL tokenises all of it, before
+# it drops what does not fit.
+LONGEST_TEXT = 1_000_000
 
 
 class _Coroutines:
     # All run in one loop, that of this object, as TRL's do: clients belong to a loop, and an
     # environment uses its own from turn to turn.
-    async def call(self, function: Function, arguments: Fields) -> Any:
-        return await function(**arguments)
+    async def call(self, function: Function, arguments: Fields, read: Function) -> Any:
+        return read(await function(**arguments))
 
 
 _COROUTINES = _Coroutines()
 
 
-def guarded(function: Function, deadline_s: float | None, quiet: bool = False) -> Function:
-    """The function, for `deadline_s` at most each time it is called (None: no limit).
+def guarded(
+    function: Function,
+    deadline_s: float | None,
+    kept: ProcessState | None = None,
+    quiet: bool = False,
+    read: Callable[[Any], Any] | None = None,
+) -> Function:
+    """The function behind the `door`, for `deadline_s` at most each time it is called (None: no
+    limit); a coroutine is cancelled then, and one that blocks is left behind with its thread.
 
-    TimeoutError after that. A call in the main thread is interrupted where it is: while it sleeps,
-    waits for a socket, or loops. Not interrupted: a library's C code that does not return to
-    Python, code that catches BaseException and goes on, and any call under Windows or in another
-    thread. A coroutine is cancelled; one that blocks is left behind with its thread.
-
-    RuntimeError for SystemExit: it is the function's own end, not the run's. Who is late is
-    printed, unless `quiet`.
+    Args:
+        kept: the functions that share one draw from the same random numbers; None: its own.
+        quiet: do not print who is late.
+        read: what is made of its result, behind the door as well.
     """
+    kept, read = kept or ProcessState(), read or (lambda result: result)
 
-    def late(said: str) -> TimeoutError:
-        if (
-            not quiet
-        ):  # a generation may call it hundreds of times, and say nothing until it is over
-            print(f"{getattr(function, '__qualname__', function)} {said}", flush=True)
-        return TimeoutError(said)
+    @contextlib.contextmanager
+    def telling() -> Generator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            # a generation may call it hundreds of times, and say nothing until it is over
+            if isinstance(error.__cause__, Late) and not quiet:
+                print(f"{getattr(function, '__qualname__', function)} {error}", flush=True)
+            raise
 
     @functools.wraps(function)
-    def called(**arguments: object) -> object:
-        try:
-            return _within(deadline_s, functools.partial(function, **arguments))
-        except SystemExit as error:
-            raise _ended(error) from error
-        except _Late:
-            raise late(f"took longer than {deadline_s:g} s") from None
+    def called(*given: object, **arguments: object) -> object:
+        with telling(), door(kept, deadline_s):
+            return read(function(*given, **arguments))
 
     @functools.wraps(function)
     async def awaited(**arguments: object) -> object:
-        call: Fields = {"function": function, "arguments": arguments}
-        answer = await answer_of(_COROUTINES.call, call, deadline_s)
-        if answer.late is not None:
-            raise late(f"took longer than {deadline_s:g} s{answer.late}")
-        if isinstance(answer.error, SystemExit):
-            raise _ended(answer.error) from answer.error
-        if answer.error is not None:
-            raise answer.error
-        return answer.result
+        call: Fields = {"function": function, "arguments": arguments, "read": read}
+        with telling(), kept:
+            return (await answer_of(_COROUTINES.call, call, deadline_s)).value(deadline_s)
 
     return awaited if inspect.iscoroutinefunction(function) else called
 
 
-def guarded_tool(tool: Function, deadline_s: float | None = DEADLINE_S) -> Function:
-    """`guarded`, and what is no text is an error of the call: bytes, and lists, which most chat
-    templates cannot write. Of anything else the policy reads its `str`, as in TRL.
+def text_of(result: Any) -> str:
+    """What a policy reads of a tool's result: its `str`, as in TRL, with lone surrogates escaped.
+    TypeError: bytes, or a list, which most chat templates cannot write; ValueError: too long.
     """
-    tool = guarded(tool, deadline_s)
-
-    def text_of(result: Any) -> Any:
-        if isinstance(result, _NO_TEXT):
-            raise TypeError(f"it returned {type(result).__name__}, not a text")
-        return result
-
-    @functools.wraps(tool)
-    def called(**arguments: object) -> object:
-        return text_of(tool(**arguments))
-
-    @functools.wraps(tool)
-    async def awaited(**arguments: object) -> object:
-        return text_of(await tool(**arguments))
-
-    return awaited if inspect.iscoroutinefunction(tool) else called
+    if isinstance(result, _NO_TEXT):
+        raise TypeError(f"it returned {type(result).__name__}, not a text")
+    text = str(result)
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(
+            f"it returned {len(text):,} characters; at most {LONGEST_TEXT:,} are read: return the"
+            " part that matters"
+        )
+    return encodable(text)
 
 
-def guarded_environment(environment: Any, deadline_s: float | None = DEADLINE_S) -> Any:
-    """The environment, its `reset` and `get_reward` guarded."""
-    for name in ("reset", "get_reward"):
+def _observation_of(result: Any) -> str | None:
+    if not isinstance(result, str | None):
+        raise TypeError(f"it returned {type(result).__name__}, not a text")
+    return result and text_of(result)
+
+
+def guarded_tool(
+    tool: Function, deadline_s: float | None = DEADLINE_S, kept: ProcessState | None = None
+) -> Function:
+    """`guarded`, and its result as `text_of` it; of an error the policy reads the message."""
+    return guarded(tool, deadline_s, kept, read=text_of)
+
+
+def guarded_environment(
+    environment: Any, deadline_s: float | None = DEADLINE_S, kept: ProcessState | None = None
+) -> Any:
+    """The environment, with its `reset` and `get_reward` guarded in place."""
+    for name, read in (("reset", _observation_of), ("get_reward", None)):
         if method := getattr(environment, name, None):
-            setattr(environment, name, guarded(method, deadline_s))
+            setattr(environment, name, guarded(method, deadline_s, kept, read=read))
     return environment
-
-
-def _ended(error: SystemExit) -> RuntimeError:
-    return RuntimeError(f"SystemExit: {error}")
-
-
-def _within(deadline_s: float | None, act: Callable[[], object]) -> object:
-    main = threading.current_thread() is threading.main_thread()
-    if deadline_s is None or not main or not hasattr(signal, "setitimer"):
-        return act()
-
-    def late(number: int, frame: object) -> None:
-        raise _Late
-
-    before = signal.signal(signal.SIGALRM, late)
-    try:
-        timer = signal.setitimer(signal.ITIMER_REAL, deadline_s)
-        try:
-            return act()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, *timer)
-    finally:
-        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)

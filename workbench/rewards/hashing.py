@@ -21,6 +21,8 @@ from workbench.kinds import Function
 from workbench.rewards.code import code_within
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# of a task file's module, which is named after its address: a folder that was moved scores the same
+_TASK_FILE = re.compile(r"workbench\.task_files\.[^'. ]*/([^'. ]*)%2Epy")
 _PYTHON = os.path.dirname(os.__file__)
 _PLAIN = str | bytes | int | float | complex | tuple | list | dict | set | frozenset | None
 _VALUES = _PLAIN | re.Pattern
@@ -82,7 +84,7 @@ def _text_of(value: object) -> str:
         return repr([(_text_of(key), _text_of(item)) for key, item in value.items()])
     if isinstance(value, (list, tuple)):
         return repr([_text_of(item) for item in value])
-    return _ADDRESS.sub("", repr(value))
+    return _ADDRESS.sub("", _TASK_FILE.sub(r"workbench_task_\1", repr(value)))
 
 
 def _instructions(code: CodeType, docstring: str | None = None) -> str:

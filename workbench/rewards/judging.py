@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.errors import BudgetError, RewardError, TaskError, fault_line
+from workbench.errors import BudgetError, RewardError, TaskError
 from workbench.kinds import Fields, Function
+from workbench.rewards.door import Ended, door, said
 from workbench.rewards.hashing import reward_hash
 from workbench.task import Task, fingerprint
 from workbench.workspace import Tail, append_line, encodable, made, read_lines, resolve
@@ -311,7 +312,7 @@ class Judge:
         )
 
     def _refused(self, error: Exception, calls: int) -> RewardError:
-        why = f"raised {type(error).__name__}: {error}{fault_line(error)}"
+        why = f"raised {said(error)}"
         if isinstance(error, TimeoutError):
             why = f"was not back after {self.deadline_s:g} s"
         times = f" {calls} times" if calls > 1 else ""
@@ -419,9 +420,12 @@ async def _run(call: Function, argument: Any) -> Any:
 
     def work() -> None:
         try:
-            future.set_result(call(argument))
-        except (StopIteration, SystemExit, KeyboardInterrupt) as error:  # no future raises these
-            future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+            with door():
+                answer = call(argument)
+            future.set_result(answer)
+        except Ended as error:
+            cause = error.__cause__  # which may say how long to wait
+            future.set_exception(cause if isinstance(cause, Exception) else error)
         except BaseException as error:
             future.set_exception(error)
 

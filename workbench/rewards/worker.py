@@ -7,13 +7,13 @@ milliseconds, and sees nothing of the killed one.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
+import importlib
 import io
+import itertools
 import json
 import linecache
-import math
 import os
 import pickle
 import re
@@ -24,14 +24,15 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import recv_handle, send_handle
+from types import ModuleType
 from typing import Any
 
-from workbench.errors import fault_line
+from workbench.errors import RewardError
 from workbench.kinds import Function
-from workbench.task import modules_of_tasks
+from workbench.rewards.door import door, names_kept, said
 from workbench.workspace import encodable
 
 # Bound now: what a target puts in their place must not decide what is sent.
@@ -41,6 +42,7 @@ START_S = 60.0  # for the imports of a fresh process
 # all
 MEMORY_GB = 8
 LONGEST_OUTPUT = 20_000  # characters of printed text that are passed on from one call
+OTHER_ORDER = "it returned a Series whose index is not 0, 1, 2, ..."
 _WORKER_MARK = "_WORKBENCH_WORKER"
 _SERVER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from workbench.rewards import worker;"
@@ -172,7 +174,11 @@ class Worker:
     def _start(self) -> tuple[subprocess.Popen, Connection]:
         self._end()
         ours, theirs = socket.socketpair()
-        path = json.dumps([entry or os.getcwd() for entry in sys.path])
+        from workbench.task_files import modules_of_tasks
+
+        tasks = [own for own in modules_of_tasks() if own.__name__.startswith("workbench.")]
+        folders = [os.path.dirname(own.__file__ or "") for own in tasks]
+        path = json.dumps([entry or os.getcwd() for entry in [*sys.path, *folders]])
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-c", _SERVER, path, str(theirs.fileno())],
@@ -262,21 +268,30 @@ def sendable(value: Any) -> Any:
 
 # what can be gone through, and is not one score per completion in order
 NO_LIST = (dict, str, bytes, set, frozenset)
+_MOST_VALUES = 1_000_000
 
 
 def plain_result(result: Any) -> Any:
-    """What a function returned, with tensors, arrays and generators as lists of Python values."""
-    if hasattr(result, "tolist"):
-        column = getattr(result, "ndim", 1) == 2 and result.shape[1] == 1
-        return (result.reshape(-1) if column else result).tolist()
+    """What a function returned, with tensors, arrays and generators as lists of Python values (at
+    most a million). ValueError: a Series in another order than the completions.
+    """
     if isinstance(result, NO_LIST) or not hasattr(result, "__iter__"):
-        return result
-    return [value.item() if hasattr(value, "item") else value for value in result]
+        return result.tolist() if hasattr(result, "tolist") else result
+    if getattr(result, "ndim", 1) == 2 and result.shape[1] == 1:
+        result = result.reshape(-1)
+    if hasattr(index := getattr(result, "index", None), "tolist"):
+        order = index.tolist()
+        if order != [*range(len(order))]:
+            raise ValueError(f"{OTHER_ORDER} but {str(order)[:60]}")
+    values = itertools.islice(result, _MOST_VALUES)
+    return [each if isinstance(each, RewardError) else sendable(each) for each in values]
 
 
 def packed(target: object) -> bytes:
     """`target` as bytes for another process. TypeError if it cannot be pickled."""
     import cloudpickle
+
+    from workbench.task_files import modules_of_tasks
 
     # A task file is loaded under a name that no other process can import, so what it defines is
     # pickled by value.
@@ -293,6 +308,52 @@ def packed(target: object) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+class _Sent(ModuleType):
+    """A module of functions that were sent: what was not is loaded from its file."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        own = sys.modules.pop(self.__name__)
+        try:
+            return getattr(importlib.import_module(self.__name__), name)
+        finally:
+            sys.modules[self.__name__] = own
+
+
+def unpacked(target: bytes) -> Any:
+    """What was `packed`. Its functions and classes can be imported by the names of their modules,
+    by what it forks, too: a pool pickles them so.
+    """
+    made: list[Any] = []
+
+    class Reader(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            found = super().find_class(module, name)
+
+            def make(*parts: object) -> Any:
+                made.append(found(*parts))
+                return made[-1]
+
+            return make if name in ("_make_function", "_make_skeleton_class") else found
+
+    found, main = Reader(io.BytesIO(target)).load(), sys.modules["__main__"]
+    modules: dict[str, ModuleType] = {"__main__": main}
+    for own in made:
+        name = str(own.__module__)
+        if name not in modules and isinstance(sys.modules.get(name), _Sent | None):
+            modules[name] = sys.modules[name] = _Sent(name)
+        if name in modules:
+            vars(modules[name]).update(getattr(own, "__globals__", {}))
+            # one that is wrapped under its name was made later
+            vars(modules[name]).setdefault(own.__qualname__, own)
+    # What it spawns would run that script once more, as Python does: only one that is made for it.
+    script = "".join(linecache.getlines(getattr(main, "__file__", None) or ""))
+    if not re.search("__name__ *== *.__main__", script):
+        main.__file__ = None
+    return found
+
+
 def _serve() -> None:
     # In the server, and from the fork on in the worker.
     control, pids = Connection(int(sys.argv[2])), []
@@ -305,7 +366,7 @@ def _serve() -> None:
                 __import__(name)
         with contextlib.suppress(BaseException):
             # what it imports is imported here, once; the fork loads a copy, and tells if it cannot
-            pickle.loads(target)
+            unpacked(target)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a fork ended
         while True:
             control.recv()
@@ -336,67 +397,30 @@ def _serve() -> None:
 
 
 def _work(link: Connection, target: bytes) -> None:
-    own = os.getpid()
     try:
-        call = pickle.loads(target)
+        with door():
+            call = unpacked(target)
     except BaseException as error:
-        ends_if_forked(own, error)
-        link.send_bytes(_dumps((_told(error), None)))
+        link.send_bytes(_dumps((said(error), None)))
         return
-    ends_if_forked(own)
     # What the target forks must not hold the link open: its end is how the end of this process is
     # seen.
     os.register_at_fork(after_in_child=link.close)
-    link.send_bytes(_dumps(("", own)))
+    link.send_bytes(_dumps(("", os.getpid())))
     with contextlib.suppress(EOFError):
         while True:
             (number, args), printed = _loads(link.recv_bytes()), io.StringIO()
             try:
                 with (
-                    names_kept(),
                     contextlib.redirect_stdout(printed),
                     contextlib.redirect_stderr(printed),
+                    door(names_kept()),
                 ):
                     value = sendable(call(*args))
                 failure = ""
             except BaseException as error:
-                ends_if_forked(own, error)
-                failure, value = _told(error), None
-            ends_if_forked(own)
+                failure, value = said(error), None
             text = printed.getvalue()
             if (lost := len(text) - LONGEST_OUTPUT) > 0:
                 text = f"{text[:LONGEST_OUTPUT]}\n… ({lost} more characters)\n"
             link.send_bytes(_dumps((number, failure, value, text)))
-
-
-def ends_if_forked(own: int, error: BaseException | None = None) -> None:
-    """End this process, with the status that Python would end it with, if it is not `own` but was
-    forked by what was called.
-
-    A second answer would be taken for the next call's; and a function that runs code in a fork
-    scores by that status.
-    """
-    if os.getpid() != own:
-        code = (error.code or 0) if isinstance(error, SystemExit) else int(error is not None)
-        os._exit(code & 0xFF if isinstance(code, int) else 1)
-
-
-@contextlib.contextmanager
-def names_kept() -> Generator[None]:
-    """Undo replacements made inside, in the modules that everything uses (`json.dumps = ...`)."""
-    before = [(vars(module), dict(vars(module))) for module in (builtins, json, math, re)]
-    try:
-        yield
-    finally:
-        for names, kept in before:
-            names.update(kept)
-
-
-def _told(error: BaseException) -> str:
-    try:
-        return (
-            f"{type(error).__name__}:"
-            f" {error}{fault_line(error) if isinstance(error, Exception) else ''}"
-        )
-    except Exception:
-        return f"{type(error).__name__}: (its message could not be read)"

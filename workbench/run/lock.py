@@ -65,6 +65,7 @@ class Lock:
 
     def __init__(self, folder: Path, name: str = "lock") -> None:
         self.file, self._handle, self._mine = folder / name, -1, b""
+        self._process = os.getpid()
 
     def take(self, over: bool = False) -> bool:
         """Whether this process has become the owner. `over`: even from an owner elsewhere that may
@@ -164,8 +165,11 @@ class Lock:
 
     @property
     def lost(self) -> bool:
-        """Whether another process has taken it from this one."""
-        return bool(self._mine) and self._content() not in (None, b"", self._mine)
+        """Whether another process has taken it from this one, or this one is a fork of its
+        owner.
+        """
+        forked = self._process != os.getpid()
+        return bool(self._mine) and (forked or self._content() not in (None, b"", self._mine))
 
     @property
     def owner(self) -> Fields:

@@ -29,7 +29,9 @@ from workbench.environments import (
 )
 from workbench.errors import TaskError
 from workbench.kinds import Fields, Function
-from workbench.rewards.guarding import guarded_environment
+from workbench.rewards.beside import ProcessState
+from workbench.rewards.execution import DEADLINE_S
+from workbench.rewards.guarding import guarded, guarded_environment, guarded_tool
 from workbench.rewards.hashing import source_code
 from workbench.run.calls import unparsed
 from workbench.run.turns import POLICY, Turn, own_words
@@ -210,7 +212,8 @@ def _player_class(backend: str) -> type:
             return Rollout(own_words(turns), ids, ended, messages, turns, environment)
 
         def _generate(self, prompts: list) -> Any:
-            records = calls_recorded(self, len(prompts))
+            guard = functools.partial(guarded_tool, kept=self.kept)
+            records = calls_recorded(self, len(prompts), guard)
             raise _Played(records, super()._generate(prompts))
 
         def _generate_single_turn(self, prompt_ids: list, *_: object, **__: object) -> Any:
@@ -240,11 +243,12 @@ def _player(policy: Any, task: Task, parts: Fields) -> Any:
     names = {function_name(tool) for tool in every}
     state: Fields = {"state": SimpleNamespace(num_input_tokens_seen=0), "environments": None}
     state |= {"_metrics": defaultdict(lambda: defaultdict(list)), "rollout_func": None}
-    device = policy.model.device
+    device, kept = policy.model.device, ProcessState()
     return player_class(
         {
             **parts,
             **state,
+            "kept": kept,
             "accelerator": SimpleNamespace(device=device, gather=lambda values: values),
             "model": policy.model,
             "processing_class": tokenizer,
@@ -257,7 +261,9 @@ def _player(policy: Any, task: Task, parts: Fields) -> Any:
             "eos_token_ids": eos_ids(policy),
             "tools": every,
             "_standalone_tools": tools,
-            "environment_factories": {name: _guarded(make) for name, make in factories.items()}
+            "environment_factories": {
+                name: functools.partial(_begun, make, kept) for name, make in factories.items()
+            }
             or None,
             "_env_tools": of_each,
             "_multi_environment": isinstance(task.environment, Mapping),
@@ -266,8 +272,8 @@ def _player(policy: Any, task: Task, parts: Fields) -> Any:
     )
 
 
-def _guarded(make: Function) -> Function:
-    return lambda: guarded_environment(make())
+def _begun(make: Function, kept: ProcessState) -> Any:
+    return guarded_environment(guarded(make, DEADLINE_S, kept)(), kept=kept)
 
 
 def with_calls(tokenizer: Any, calls: bool) -> tuple[Any, str | None]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any
 
 from workbench.kinds import Fields, Function, Tokenizer
+from workbench.rewards.door import words
 from workbench.rewards.guarding import guarded_tool
 from workbench.run.turns import ENVIRONMENT, POLICY, TOOL, ToolCall, Turn
 
@@ -78,7 +79,7 @@ class Record:
         try:
             yield
         except Exception as error:
-            self.error = f"{type(error).__name__}: {error}"
+            self.error = words(error)
             raise
         finally:
             self.seconds += time.perf_counter() - started

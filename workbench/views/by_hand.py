@@ -16,6 +16,9 @@ from typing import Any
 from workbench.environments import methods_of, started
 from workbench.errors import TaskError, WorkbenchError
 from workbench.kinds import Fields, Function
+from workbench.rewards.door import words
+from workbench.rewards.execution import DEADLINE_S
+from workbench.rewards.guarding import guarded, guarded_tool
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.turns import POLICY, TOOL, ToolCall, Turn, own_words
@@ -79,7 +82,7 @@ class ByHand:
             self._reset()
         except Exception as error:  # of the user's own code
             raise TaskError(
-                f"task {self.task.name!r}, row {self.number}: {_named(error)}",
+                f"task {self.task.name!r}, row {self.number}: {words(error)}",
                 rule="an environment begins every rollout of every row",
                 remedy="mend its `reset`, or the row",
             ) from error
@@ -87,7 +90,7 @@ class ByHand:
     def _reset(self) -> None:
         tools, observation, self.environment = [*self.task.tools], None, None
         if self.task.environment:
-            begun = started(self.task.environment, self.row, self.seed)
+            begun = guarded(started, DEADLINE_S)(self.task.environment, self.row, self.seed)
             self.environment, observation, self.row = begun
             tools += methods_of(self.environment)
         self.tools: dict[str, Function] = {function_name(tool): tool for tool in tools}
@@ -110,9 +113,9 @@ class ByHand:
         try:
             if tool not in self.tools:
                 raise ValueError(f"Tool {tool} not found.")  # TRL's words
-            read = result = str(_now(self.tools[tool](**arguments)))
+            read = result = _now(guarded_tool(self.tools[tool])(**arguments))
         except Exception as error:
-            failed, read = _named(error), str({"error": str(error)})
+            failed, read = words(error), str({"error": str(error)})
         call = ToolCall(tool, arguments, result, failed, time.perf_counter() - started)
         self.turns += [Turn(POLICY, text, 0, True, (call,)), Turn(TOOL, read, 0, False)]
         function = {"type": "function", "function": {"name": tool, "arguments": arguments}}
@@ -247,7 +250,7 @@ class ByHand:
             then()
             self.parts["text"].value = ""
         except Exception as error:  # of a task's own code: the panel stays usable
-            problem = str(error) if isinstance(error, WorkbenchError) else _named(error)
+            problem = str(error) if isinstance(error, WorkbenchError) else words(error)
         self._look(problem)
 
     def _look(self, problem: str = "") -> None:
@@ -262,10 +265,6 @@ def _score_table(batch: ScoredBatch) -> Table:
     return Table(
         ["reward", "weight", "score", ""], [*rows, ("total", "", float(batch.totals[0]), "")]
     )
-
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _now(value: Any) -> Any:

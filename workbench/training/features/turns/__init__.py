@@ -23,8 +23,10 @@ import numpy as np
 from workbench import processes
 from workbench.data.prompts import question
 from workbench.environments import takes_seed
-from workbench.errors import RecipeError, RunError, fault_line
+from workbench.errors import RecipeError, RunError
 from workbench.kinds import Fields, Function, Trainer
+from workbench.rewards.beside import ProcessState
+from workbench.rewards.door import said
 from workbench.rewards.guarding import guarded, guarded_environment, guarded_tool
 from workbench.run.batch import ScoredBatch
 from workbench.run.calls import Markers, unparsed
@@ -75,6 +77,7 @@ class Turns(Feature):
         self._made: deque[Generated] = deque()  # not scored yet
         self._told = False  # that nobody said which tokens are the policy's
         self._deadline_s: float | None = None  # for each call of the task's own code
+        self._kept = ProcessState()  # around them
         self._of_class: dict[type, Fields] = {}  # lists, dicts and sets that all environments share
         self._why_none: Callable[[str], str] = lambda text: ""
 
@@ -117,19 +120,22 @@ class Turns(Feature):
         if not takes_turns(trainer):
             return {}
         replaced = {"_generate": functools.partial(self._generated, trainer, trainer._generate)}
-        if self.session.policy and getattr(trainer, "environment_factories", None):
+        if not self.session.policy:
+            return replaced
+        if getattr(trainer, "environment_factories", None):
             self._guard_environments(trainer)
-            made = trainer._generate_and_score_completions
-            seeded = functools.partial(self._seeded, trainer, made)
-            replaced["_generate_and_score_completions"] = seeded
+        if rollout := trainer.rollout_func:  # the task's, no method of the trainer's
+            self.session.replace("rollout_func", functools.partial(self._rolled, rollout))
+        made = trainer._generate_and_score_completions
+        replaced["_generate_and_score_completions"] = functools.partial(self._seeded, trainer, made)
         return replaced
 
     def _seeded(self, trainer: Any, made: Function, inputs: Sequence[Fields]) -> object:
+        size, begun = trainer.num_generations, f"{trainer.args.seed} {trainer.state.global_step}"
+        self._kept.begin(begun)
         # TRL hands the columns of a row to `reset`; a column of that name is the user's own.
-        takes = any(takes_seed(pool[0]) for pool in trainer._environment_pool.values())
-        if takes and "seed" not in inputs[0]:
-            size, step = trainer.num_generations, trainer.state.global_step
-            begun = f"{trainer.args.seed} {step}"
+        pools = (getattr(trainer, "_environment_pool", None) or {}).values()
+        if any(takes_seed(pool[0]) for pool in pools) and "seed" not in inputs[0]:
             inputs = [
                 {**row, "seed": random.Random(f"{begun} {place // size}").randrange(2**31)}
                 for place, row in enumerate(inputs)
@@ -159,14 +165,14 @@ class Turns(Feature):
 
             def made(make: Function = factory, pool: list = pool) -> object:
                 with self._named(f"the constructor of environment {len(pool) + 1}", _EACH):
-                    environment = guarded(make, self._deadline_s)()
+                    environment = guarded(make, self._deadline_s, self._kept)()
                 return self._guard_environment(environment)
 
             trainer.environment_factories[name] = made
             self._of_class |= {kind: _containers(kind) for kind in type(pool[0]).__mro__}
 
     def _guard_environment(self, environment: Any) -> object:
-        reset = guarded_environment(environment, self._deadline_s).reset
+        reset = guarded_environment(environment, self._deadline_s, self._kept).reset
         row: Fields = {}
 
         def begun(**own: object) -> object:
@@ -180,9 +186,7 @@ class Turns(Feature):
             environment.get_reward = _with_prompt(reward, row)
         return environment
 
-    def _observed(self, observation: object, row: Fields) -> object:
-        if not isinstance(observation, (str, type(None))):
-            raise TypeError(f"it returned {type(observation).__name__}, not a text")
+    def _observed(self, observation: str | None, row: Fields) -> object:
         most = self.session.policy.max_seq_length
         if observation and len(observation.encode()) > most:  # a token has a byte at least
             tokenizer = text_tokenizer(self.session.trainer)
@@ -205,10 +209,10 @@ class Turns(Feature):
         except Exception as error:  # of the user's own code
             where = f"{self.session.run.name}: step {self.session.trainer.state.global_step + 1}"
             raise RunError(
-                f"{where}: {what} raised {_said(error)}{_prompt_of(row)}",
+                f"{where}: {what} raised {said(error)}{_prompt_of(row)}",
                 rule=rule,
-                remedy="try it by hand, Environment().reset(**row), and continue the run; if it is"
-                " slow, raise rewards.deadline_s",
+                remedy="try it by hand, and continue the run; if it is slow, raise"
+                " rewards.deadline_s",
             ) from error
 
     def _look_for_shared(self, step: int) -> None:
@@ -233,7 +237,18 @@ class Turns(Feature):
 
     def _guard(self, tool: Function) -> Function:
         # What a stranger's trainer does is not changed.
-        return guarded_tool(tool, self._deadline_s) if self.session.policy else tool
+        return guarded_tool(tool, self._deadline_s, self._kept) if self.session.policy else tool
+
+    def _rolled(self, rollout: Function, prompts: Sequence[object], trainer: object) -> Fields:
+        def read(output: Fields) -> Fields:
+            for key in ("prompt_ids", "completion_ids"):
+                if len(output[key]) != len(prompts):
+                    raise ValueError(f"it returned {len(output[key])} {key}")
+            return output
+
+        with self._named("rollout_func", f"it returns a list for each of {len(prompts)} prompts"):
+            # It generates: no deadline fits.
+            return guarded(rollout, None, self._kept, read=read)(prompts, trainer)
 
     def _split(self, trainer: Any, records: list[list[Record]], output: tuple) -> Generated:
         _, completion_ids, masks, completions, *_ = output
@@ -289,13 +304,9 @@ def _with_prompt(reward: Function, row: Fields) -> Function:
         try:
             return await reward()
         except Exception as error:  # of a batch's coroutines the suite cannot tell which it was
-            raise RuntimeError(f"{_said(error)}{_prompt_of(row)}") from error
+            raise RuntimeError(f"{said(error)}{_prompt_of(row)}") from error
 
     return awaited
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}{fault_line(error)}"
 
 
 def _prompt_of(row: Fields | None) -> str:

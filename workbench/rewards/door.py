@@ -1,0 +1,149 @@
+"""The one door to a task's own code. Reward functions, tools, environments, judges and probes are
+called through it; how they end, and what they did to the process, is the same for all.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dis
+import json
+import math
+import os
+import re
+import signal
+import threading
+from collections.abc import Generator
+
+from workbench.errors import WorkbenchError, fault_line
+from workbench.workspace import encodable
+
+LONGEST_ERROR = 2_000  # characters
+_NOTHING_KEPT = contextlib.nullcontext()
+_HANDLER = "workbench.training.control"
+
+
+class Ended(RuntimeError):
+    """In place of what a task's code raised, where that would end more than the call, or nobody
+    could read it: its cause. Its text names the cause's type.
+    """
+
+
+class Late(BaseException):
+    """The deadline is over. No Exception: code that catches those would go on."""
+
+
+@contextlib.contextmanager
+def door(
+    kept: contextlib.AbstractContextManager[object] = _NOTHING_KEPT, deadline_s: float | None = None
+) -> Generator[None]:
+    """Around a call of a task's own code, or around its `await`, which runs inside `kept`
+    (`beside.ProcessState`).
+
+    What it forked ends here. `Ended` for SystemExit, for a KeyboardInterrupt that it raised itself,
+    and for errors whose text is too long or cannot be read or written. An alarm that it left is
+    taken back.
+
+    Args:
+        deadline_s: TimeoutError after that, in the main thread: the call is interrupted where it
+            is, while it sleeps, waits for a socket, or loops. Not interrupted: a library's C code
+            that does not return to Python, code that catches BaseException and goes on, and any
+            call under Windows or in another thread.
+    """
+    process = os.getpid()
+    try:
+        with kept, _alarm(deadline_s):
+            yield
+    except BaseException as error:
+        _ends_if_forked(process, error)
+        if isinstance(error, Late):
+            raise TimeoutError(f"took longer than {deadline_s:g} s") from error
+        if _may_pass(error):
+            raise
+        # contextlib takes the cause of a RuntimeError for what ended this generator
+        raise Ended(words(error)) from None if isinstance(error, StopIteration) else error
+    _ends_if_forked(process)
+
+
+def words(error: BaseException) -> str:
+    """Type and message, in a text that can be written: `ValueError: no`."""
+    error = _beneath(error)
+    kind = type(error).__name__
+    try:
+        return encodable(f"{kind}: {error}"[:LONGEST_ERROR])
+    except Exception:
+        return f"{kind}: (its message could not be read)"
+
+
+def said(error: BaseException) -> str:
+    """`words`, and the line of the task's code: `ValueError: no (task.py:3: raise ...)`."""
+    own = _beneath(error)
+    return words(own) + (fault_line(own) if isinstance(own, Exception) else "")
+
+
+def _beneath(error: BaseException) -> BaseException:
+    return error.__context__ or error if isinstance(error, Ended) else error
+
+
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, KeyboardInterrupt):
+        return not _raised_there(error)
+    if isinstance(error, WorkbenchError | Ended):
+        return True
+    try:
+        whole = words(error) == f"{type(error).__name__}: {error}"
+    except Exception:
+        whole = False
+    return whole and isinstance(error, Exception) and not isinstance(error, StopIteration)
+
+
+def _raised_there(error: BaseException) -> bool:
+    # By a `raise` of the task's code. A user's interrupt comes between two instructions, or from
+    # the run's handler of signals.
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or last.tb_frame.f_globals.get("__name__") == _HANDLER:
+        return False
+    return last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+def _ends_if_forked(own: int, error: BaseException | None = None) -> None:
+    # End this process, with the status that Python would end it with, if the call forked it: a
+    # second answer would be taken for the next call's, or two of them would train; and a function
+    # that runs code in a fork scores by that status.
+    if os.getpid() != own:
+        code = (error.code or 0) if isinstance(error, SystemExit) else int(error is not None)
+        os._exit(code & 0xFF if isinstance(code, int) else 1)
+
+
+@contextlib.contextmanager
+def _alarm(deadline_s: float | None) -> Generator[None]:
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def late(number: int, frame: object) -> None:
+        raise Late
+
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    if deadline_s is not None:
+        signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, deadline_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def names_kept() -> Generator[None]:
+    """Undo replacements made inside, in the modules that everything uses (`json.dumps = ...`)."""
+    before = [(vars(module), dict(vars(module))) for module in (builtins, json, math, re)]
+    try:
+        yield
+    finally:
+        for names, kept in before:
+            names.update(kept)
