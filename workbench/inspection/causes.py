@@ -28,9 +28,10 @@ from workbench.inspection.reading import (
 from workbench.kinds import Fields
 from workbench.rewards.answers import find_answer
 from workbench.rewards.compare import quick_same
+from workbench.rewards.groups import judge_P, judges_of
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
-from workbench.run.rollouts import qualified, read_batches, unstated_right
+from workbench.run.rollouts import qualified, read_batches, stage_in, unstated_right
 from workbench.run.turns import Turn
 from workbench.training.transcribing import NOT_CALLED, NOT_READ
 
@@ -94,9 +95,12 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
             examples.setdefault(why, (asked, text))
 
     columns, column = (), ""
-    for of, row, text, right, ended, kept, turns in _completions(source):
+    judged: Counter[tuple[str, bool]] = Counter()
+    for of, row, text, right, ended, kept, turns in _completions(source, judged):
         if columns != (columns := tuple(row)):
             column = _answer_column(row, answer_column, manifest, bool(turns))
+        if right is None:  # no function says so
+            continue
         sizes.update(of)
         answer = str(row.get(column)).strip()
         if len(answers) <= _CHOICES:
@@ -126,6 +130,13 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
     verdict = f"{wrong:,} of {sizes['all']:,} completions are wrong"
     if rows:
         verdict += ": " + ", ".join(f"{why} {share:.0%}" for why, _, share, *_ in rows[:4])
+    if others := {who: number for (who, first), number in judged.items() if not first}:
+        by, silent = manifest["task"]["right_by"], sum(others.values())
+        decide = [
+            f"{who} > 0 decides {number:,}" if who else f"{number:,} do not count"
+            for who, number in others.items()
+        ]
+        verdict += f"; {by} says nothing of {silent:,} completions: {', '.join(decide)}"
     return Listing(
         qualified(verdict, unstated_right(manifest)),
         frame_of(rows, ["cause", "count", "share", "first", "last", "prompt", "example"]),
@@ -218,9 +229,13 @@ def _in_common(texts: Sequence[list[str]], gram: tuple[str, ...]) -> str:
     return " ".join([*before[::-1], *gram, *after])
 
 
-def _completions(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]:
-    # Of each: the parts that it belongs to, its row, its text, whether it is right, whether it
-    # ended, whether it keeps the format (None: not measured), and its turns, where it has several.
+def _completions(
+    source: RunDirectory | Evaluation, judged: Counter[tuple[str, bool]]
+) -> Iterator[tuple[Any, ...]]:
+    # Of each: the parts that it belongs to, its row, its text, whether it is right (None: nothing
+    # says so), whether it ended, whether it keeps the format (None: not measured), and its turns,
+    # where it has several. `judged` counts a record's by what says it, and whether that is its
+    # `right_by`.
     if isinstance(source, Evaluation):
         rows = source.rows or [{"prompt": prompt} for prompt in source.prompts]
         columns = dict.fromkeys(itertools.chain.from_iterable(rows))  # not every row may have all
@@ -233,7 +248,15 @@ def _completions(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]
         return
     recorded = parts(source.rollouts)
     first, last = span(recorded[0])[0], span(recorded[-1])[1]
+    manifest = source.manifest()
     for batch in read_batches(source):
+        stage, weights = stage_in(manifest, batch.stage), dict(zip(batch.names, batch.weights))
+        if (by := stage["right_by"]) in weights:
+            stated = not unstated_right(manifest)
+            judges = [*judges_of(weights, by, stated, stage["format_by"]), ""]  # the last: none
+            scores = batch.scores[:, [batch.names.index(name) for name in judges[:-1]]]
+            for place in judge_P(scores, batch.num_generations).tolist():
+                judged[judges[place], place == 0] += batch.num_generations
         of = {"all"}
         if batch.step <= first + 0.25 * (last - first):
             of.add("first")
@@ -241,7 +264,8 @@ def _completions(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]
             of.add("last")
         kept = np.full(batch.right.shape, None)
         if batch.format_by in batch.names:
-            kept = batch.scores[:, batch.names.index(batch.format_by)] > 0
+            scored = batch.scores[:, batch.names.index(batch.format_by)]
+            kept = np.where(np.isnan(scored), None, scored > 0)
         arrays = (values.tolist() for values in (batch.right, np.asarray(batch.finished), kept))
         turns = batch.turns or [[] for _ in batch.completions]
         yield from ((of, *each) for each in zip(batch.rows, batch.completions, *arrays, turns))

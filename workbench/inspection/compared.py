@@ -94,13 +94,15 @@ def regressions(
         ],
         ["prompt", "before", "after", "change", "text_before", "text_after"],
     )
+    gone = f", {lost} no longer right in any completion" if lost else ""
     verdict = (
-        f"fixed {fixed}, broken {broken}, neither {neither} of {len(change)} prompts (by most of a"
-        f" prompt's completions; exact McNemar p = {p:.2g}), {lost} never right any more; change"
-        f" {100 * gain:+.0f} points, 95 % interval {in_points(low, high)}"
+        f"{'' if broken or lost else 'nothing broke: '}fixed {fixed}, broken {broken}, neither"
+        f" {neither} of {len(change)} prompts (by most of a prompt's completions; exact McNemar"
+        f" p = {p:.2g}){gone}; change {100 * gain:+.0f} points, 95 % interval {in_points(low, high)}"
     )
     numbers: Fields = {"fixed": fixed, "broken": broken, "p": p, "neither": neither, "lost": lost}
-    return Listing(verdict, frame, numbers | {"change": gain, "low": low, "high": high})
+    numbers |= {"change": gain, "low": low, "high": high}
+    return Listing(verdict, frame, numbers, folded=not (broken or lost))
 
 
 def diff_as_text(before: str, after: str) -> str:

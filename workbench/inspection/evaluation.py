@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -335,20 +336,28 @@ class _Kept:
 
     def _evaluation(self) -> Evaluation:
         asked = self.asked
+
+        def sampled(who: str, row: str) -> Group:
+            return self.groups[self.key(who, "sampled", row)]
+
+        # of which something says whether some completion is right
+        told = [
+            row
+            for row in asked["rows"]
+            if any(own["right"] is not None for own in sampled("base", row) + sampled("trained", row))
+        ]
+        keys = told if len(told) > 1 else asked["rows"]
         rows = [
             {
                 **json.loads(first["columns"]),
                 "prompt": json.loads(first["prompt"]),
                 "prompt_id": first["prompt_id"],
             }
-            for first, *_ in (
-                self.groups[self.key("base", "sampled", row)] for row in asked["rows"]
-            )
+            for first, *_ in (sampled("base", row) for row in keys)
         ]
 
         def of(who: str, how: str = "sampled") -> Measured:
-            groups = [self.groups[self.key(who, how, row)] for row in asked["rows"]]
-            return _measured(groups, rows[0])
+            return _measured([self.groups[self.key(who, how, row)] for row in keys], rows[0])
 
         before, after = of("base"), of("trained")
         steps = [int(who[11:]) for who in asked["adapters"] if who.startswith("checkpoint-")]
@@ -357,7 +366,8 @@ class _Kept:
             curve = {0: before, **curve, asked["steps"]: after}
         greedy = (of("base", "greedy"), of("trained", "greedy")) if asked["greedy"] else None
         prompts = [row["prompt"] for row in rows]
-        return Evaluation(prompts, before, after, self.settings["right_by"], greedy, curve, rows)
+        by, silent = self.settings["right_by"], len(asked["rows"]) - len(keys)
+        return Evaluation(prompts, before, after, by, greedy, curve, rows, silent)
 
 
 def measure_policy(
@@ -392,13 +402,14 @@ def measure_policy(
 
 
 def _measured(groups: list[Group], row: Row) -> Measured:
-    def column(name: str) -> np.ndarray:
-        return np.array([[completion[name] for completion in group] for group in groups])
+    def column(name: str, none: bool = False) -> np.ndarray:
+        return np.array([[none if own[name] is None else own[name] for own in g] for g in groups])
 
     return Measured(
         [[completion["completion"] for completion in group] for group in groups],
         column("right"),
-        None if groups[0][0]["format"] is None else column("format"),
+        # a completion to which no format applies keeps it
+        column("format", True) if any(own["format"] is not None for own in chain(*groups)) else None,
         column("finished"),
         column("total"),
         parse_format(row).answer_tag or "answer",

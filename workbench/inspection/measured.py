@@ -116,6 +116,7 @@ class Evaluation:
     # by step; 0: base. Empty where no checkpoints were asked for
     curve: dict[int, Measured] = field(default_factory=dict)
     rows: Sequence[Row] = ()  # [P] the held-out rows, with their answers
+    silent: int = 0  # further prompts, left out: nothing says what is right of them
 
     @cached_property
     def found(self) -> Fields:
@@ -134,6 +135,7 @@ class Evaluation:
             "gain": dict(zip(_ENDS, statistics.share_gain(*correct))),
             "prompts": prompts,
             "samples": samples,
+            "silent": self.silent,
             "right_by": self.right_by,
             "bootstrap": {"low": float(low), "high": float(high)},
             "needed": statistics.needed(*correct),
@@ -180,8 +182,15 @@ class Evaluation:
         found, n = self.found, self.found["samples"]
         old, new = found["before"], found["after"]
         lines = [
-            f"{gain_in_words(found)}; {found['prompts']} held-out prompts, {n} completions each"
+            f"{before_and_after(found)}, base and trained, of {found['prompts']} held-out prompts"
+            f" with {n} completions each",
+            gain_in_words(found),
         ]
+        if self.silent:
+            lines.append(
+                f"{self.silent} more prompts are left out: {self.right_by} scored no completion of"
+                " them"
+            )
         if found["needed"]:
             lines.append(
                 f"the interval contains 0: about {found['needed']:,} more prompts detect such a"
@@ -246,6 +255,11 @@ def gain_in_words(found: Fields) -> str:
     if gain["high"] < 0:
         return f"WORSE by {-100 * gain['correct']:.0f} points, 95 % interval {interval}"
     return f"gain {100 * gain['correct']:+.0f} points, 95 % interval {interval}"
+
+
+def before_and_after(found: Fields) -> str:
+    """The shares that are right, from an `evaluation.json`: "right 27% -> 40%"."""
+    return "right {:.0%} -> {:.0%}".format(*(found[w]["correct"] for w in ("before", "after")))
 
 
 def content_in_words(found: Fields) -> str:

@@ -53,6 +53,7 @@ class Listing:
     numbers: Fields = field(default_factory=dict)  # the verdict's, for scripts
     # a cell shows rows spread over the table, the last one among them, and not its first
     spread: bool = False
+    folded: bool = False  # a cell shows the verdict, and its rows on a click
 
     def __len__(self) -> int:
         return len(self.frame)

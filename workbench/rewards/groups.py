@@ -7,7 +7,7 @@ running trainer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 from workbench.errors import RewardError
 from workbench.kinds import Fields
 from workbench.run.batch import NO_SPREAD, Groups, ScoredBatch
+from workbench.task import right_of
 
 EPSILON = 1e-4  # added by TRL to the std before dividing
 SCALES = ("group", "batch", "none")
@@ -165,11 +166,31 @@ def _std(values: np.ndarray) -> np.ndarray:
     return np.where(count > 0, np.sqrt(total / np.maximum(count - 1, 1)), np.nan)
 
 
-def dead_flags(batch: ScoredBatch) -> np.ndarray:
-    """Which of the P groups teach nothing: [P] bool."""
-    if batch.aggregation == "normalize_then_sum":  # equal totals can hide unequal advantages then
-        return np.abs(batch.advantages).reshape(-1, batch.num_generations).max(axis=1) < NO_SPREAD
-    return np.nan_to_num(batch.groups.stds[:: batch.num_generations]) < NO_SPREAD
+def judges_of(
+    weights: Mapping[str, float], right_by: str, stated: bool, format_by: str | None = None
+) -> list[str]:
+    """The functions that say what is right, each of the groups in which those before it scored
+    nothing: `right_by`; where nobody `stated` that, the others that have a weight come after it.
+    """
+    others = [] if stated else [name for name, weight in weights.items() if weight]
+    return [right_by, *(name for name in others if name not in (right_by, format_by))]
+
+
+def judge_P(scores: np.ndarray, size: int) -> np.ndarray:
+    """Which of the judges, in their order, [B, judges] scores, is the first with a score in each
+    group of `size`: [P]; -1: none.
+    """
+    scored_PJ = ~np.isnan(scores).reshape(-1, size, scores.shape[1]).all(axis=1)
+    return np.where(scored_PJ.any(axis=1), scored_PJ.argmax(axis=1), -1)
+
+
+def right_in(scores: np.ndarray, size: int, least: float | None = None) -> np.ndarray:
+    """Which completions are right, by their judges' scores, [B, judges]: [B] bool, masked in the
+    groups of `size` that none of them scored. `least`: as in `Task.right_at`.
+    """
+    judge_B = judge_P(scores, size).repeat(size)
+    decides = np.take_along_axis(scores, judge_B[:, None], axis=1)[:, 0]
+    return np.ma.masked_array(right_of(decides, least), judge_B < 0)
 
 
 def dead_kinds(batch: ScoredBatch) -> list[str | None]:
@@ -189,11 +210,12 @@ def dead_kinds(batch: ScoredBatch) -> list[str | None]:
             return IDENTICAL
         if cancels_P[index]:
             return CANCELLED
-        if all(batch.right[group]):
+        known = np.ma.compressed(batch.right[group])
+        if len(known) and known.all():
             return ALL_RIGHT
-        return SAME_SCORE if any(batch.right[group]) else ALL_WRONG
+        return ALL_WRONG if len(known) and not known.any() else SAME_SCORE
 
-    return [kind(index) if dead else None for index, dead in enumerate(dead_flags(batch))]
+    return [kind(index) if dead else None for index, dead in enumerate(batch.dead)]
 
 
 def _differ(batch: ScoredBatch) -> np.ndarray:
@@ -251,7 +273,7 @@ def attribution(batch: ScoredBatch, scale_rewards: str | bool | None = None) -> 
     parts_PGF = parts_BF.reshape(-1, size, len(batch.names))
     whole_PG = parts_PGF.sum(axis=2)
     whole_PG = whole_PG - whole_PG.mean(axis=1, keepdims=True)
-    dead_P = dead_flags(batch)
+    dead_P = batch.dead
     variance_P = np.where(dead_P, np.nan, (whole_PG**2).sum(axis=1))
     shares_PF = np.einsum("pgf,pg->pf", parts_PGF, whole_PG) / variance_P[:, None]
     # Two functions that say the same share evenly but for rounding, and that must not choose
@@ -306,7 +328,7 @@ def batch_of(
     weights: Sequence[float],
     scores: object,
     completions: Sequence[str],
-    right: Sequence[bool] | np.ndarray,
+    right: Sequence[bool] | np.ndarray,  # masked: nothing says
     num_generations: int,
     scale_rewards: str | bool = "group",
     aggregation: str = "sum_then_normalize",
@@ -325,7 +347,7 @@ def batch_of(
         "names": list(names),
         "weights": [float(weight) for weight in weights],
         "completions": list(completions),
-        "right": np.asarray(right, dtype=bool),
+        "right": np.ma.asarray(right, dtype=bool),
         "num_generations": num_generations,
         "scale_rewards": scale_rewards,
         "aggregation": aggregation,

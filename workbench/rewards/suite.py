@@ -42,7 +42,7 @@ from workbench.rewards.execution import (
     single,
     takes_environments,
 )
-from workbench.rewards.groups import batch_advantages, batch_of
+from workbench.rewards.groups import batch_advantages, batch_of, judges_of, right_in
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
 from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
@@ -223,12 +223,13 @@ class RewardSuite:
     ) -> ScoredBatch:
         state = call.get("trainer_state")
         ids = call.get("completion_ids") or [[] for _ in call["completions"]]
+        scores = np.array([scored[name].scores for name in self.names], dtype=np.float64).T
         batch = batch_of(
             self.names,
             self.weights,
-            np.array([scored[name].scores for name in self.names], dtype=np.float64).T,
+            scores,
             [completion_text(completion) for completion in call["completions"]],
-            self.task.is_right(scored[self.task.right_function].scores),
+            right_under(self, scores, self.num_generations),
             self.num_generations,
             self.scale_rewards,
             self.aggregation,
@@ -466,6 +467,15 @@ def score(
         turns = [each.turns for each in flat]
         batch = dataclasses.replace(batch, completions=texts, lengths=lengths, turns=turns)
     return batch
+
+
+def right_under(suite: Any, scores: np.ndarray, size: int) -> np.ndarray:
+    """Which completions are right by a suite's scores of them, [B, F], in groups of `size`: as
+    `right_in`.
+    """
+    task, weights = suite.task, dict(zip(suite.names, suite.weights, strict=True))
+    judges = judges_of(weights, task.right_function, bool(task.right_by), task.format_by)
+    return right_in(scores[:, [suite.names.index(name) for name in judges]], size, task.right_at)
 
 
 def call_of_rollouts(rollouts: Sequence[Any]) -> Fields:

@@ -4,6 +4,8 @@ control`.
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Iterable, Sequence
 
@@ -17,7 +19,7 @@ from workbench.views.groups import group_text
 from workbench.views.health import verdict_lines
 from workbench.views.run_view import GAP, FollowedRun
 from workbench.views.tables import plain_text
-from workbench.views.terminal import TerminalProgress
+from workbench.views.terminal import TerminalProgress, wrapped
 
 _BY = "command line"
 
@@ -57,7 +59,9 @@ def snapshot_text(run: FollowedRun) -> str:
     run.read_group()
     if run.group is not None:
         parts.append(group_text(run.group))
-    return "\n".join(plain_text(line) for part in parts for line in part.splitlines())
+    lines = [plain_text(line) for part in parts for line in part.splitlines()]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    return wrapped("\n".join(lines), width)
 
 
 def follow(run: FollowedRun, every_s: float = 1.0) -> str:

@@ -98,7 +98,10 @@ class Curriculum(Feature):
         return {"_generate_and_score_completions": of_level}
 
     def on_batch(self, scored: ScoredBatch) -> None:
-        self.shares.append(float(scored.right.mean()))
+        right = [own for own in scored.right.tolist() if own is not None]
+        if not right:
+            return  # nothing says so of this batch
+        self.shares.append(sum(right) / len(right))
         self.of_batch = self.level
         level = moved(self.level, self.shares)
         if level == self.level or level not in self.levels or not self._rows(level):
