@@ -16,7 +16,7 @@ from workbench.errors import RunError, WorkbenchError
 from workbench.exporting.card import fenced
 from workbench.exporting.public import clean
 from workbench.health import examine_run
-from workbench.inspection.measured import Evaluation, before_and_after, gain_in_words
+from workbench.inspection.measured import Evaluation, gain_in_words
 from workbench.inspection.reading import (
     Listing,
     RecordedGroup,
@@ -66,7 +66,7 @@ def write_report(
     title = run.name
     for _, view in sections:
         if isinstance(view, Evaluation):
-            title += f": {before_and_after(view.found)}, {gain_in_words(view.found)}"
+            title += f": {gain_in_words(view.found)}"
     if (alarm := str(sections[0][1]).partition("\n")[0]).startswith(ALARM):
         title += f" {alarm}"
     if markdown:
@@ -108,7 +108,9 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
         gained = [_not_evaluated(run, manifest), *in_training]
     else:
         changed = inspection.regressions(evaluation)
-        gained = [*str(evaluation).splitlines()[:5], *in_training, changed.verdict]
+        ends = (evaluation.found[when]["correct"] for when in ("before", "after"))
+        right = "right {:.0%} -> {:.0%}, on prompts that it never trained on".format(*ends)
+        gained = [right, *str(evaluation).splitlines()[:4], *in_training, changed.verdict]
     alarms = [each.title for each in verdicts if each.state == "alarm"]  # causes come first
     alarmed = [f"{ALARM} alarm: {', '.join(alarms)}"] * bool(alarms)
     yield "In short", "\n".join([*alarmed, *gained, run.describe(run.name), hacks.verdict])

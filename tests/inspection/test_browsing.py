@@ -242,7 +242,7 @@ def test_the_report_begins_with_the_answer_and_holds_all_that_it_shows(home):
     assert printable(evil) in page.text
     assert ASKED[:10] not in page.text.partition("A group of the last step")[0]
     written = inspection.write_report(run, markdown=True).read_text()
-    assert written.startswith("# r: gain +80 points, 95 % interval +61 to +99\n\n## In short\n\n```text\n")
+    assert written.startswith("# r: gain +80 points, 95 % interval +61 to +99\n\n## In short\n\n```text\nright 10% -> 90%, ")
     assert "## Curves" not in written
     assert "## Step by step" in written
     fences = re.findall(r"^(`{3,})(?:text)?$", written, re.MULTILINE)

@@ -211,6 +211,7 @@ def test_equal_totals_can_hide_unequal_advantages_where_functions_are_normalised
     assert batched(scores, [2.0, 1.0], 2).dead.tolist() == [True]
     normalised = batched(scores, [2.0, 1.0], 2, aggregation="normalize_then_sum")
     assert normalised.dead.tolist() == [False]
+    assert normalised.shares["dead"] == 0, "notebook 03 prints these"
     assert attribution(normalised).deciders.tolist() == [0]
 
 

@@ -111,19 +111,15 @@ def next_steps(
 
 def _acts(run: RunDirectory, alarm: Verdict) -> str:
     # The command that does what the alarm's remedy says; of one's own trainer there is none.
-    manifest = run.manifest()
-    if manifest.get("attached"):
+    limit = alarm.evidence.get("max_completion_length")
+    if run.manifest().get("attached"):
         return ""
     if alarm.name in _OF_REWARDS:
         return shlex.join(["workbench", "probe", run.recipe().task])
-    settings, name = manifest["settings"]["in_force"], "learning_rate"
-    value = (settings.get(name) or 0) / 2
-    if alarm.name == "truncation":
-        name, value = "max_completion_length", 2 * (settings.get("max_completion_length") or 0)
-    if not value:
+    if not limit:
         return f"workbench watch {run.name}"
-    sets = ["--set", f"run_name={run.name}-again", "--set", f"grpo.{name}={value:g}"]
-    return shlex.join(["workbench", "train", shown(run.path / "recipe.yaml"), *sets])
+    sets = f"--set run_name={run.name}-longer --set grpo.max_completion_length={2 * limit}"
+    return f"workbench train {shlex.quote(shown(run.path / 'recipe.yaml'))} {sets}"
 
 
 def _hacked(run: RunDirectory, found: Fields) -> Step:

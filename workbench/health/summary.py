@@ -50,6 +50,7 @@ class FunctionSummary(NamedTuple):
     # of the advantages' variance, mean over the groups that are not dead; None if all are
     share: float | None
     unscored: int  # completions that it gave no score
+    levels: int = 1  # different scores, each a group's lowest
 
 
 class GroupSummary(NamedTuple):
@@ -277,12 +278,17 @@ def _functions(batch: ScoredBatch, batches: int) -> list[tuple[FunctionSummary, 
         by_batch(high_PF - low_PF > NO_SPREAD, np.sum),
         by_batch(shares_PF, nan_mean),
         by_batch(np.isnan(batch.scores), np.sum),
+        by_batch(low_PF, _levels),
     )
     weights = [float(weight) for weight in batch.weights]
     return [
         tuple(map(FunctionSummary, batch.names, weights, *numbers))
         for numbers in zip(*columns, strict=True)
     ]
+
+
+def _levels(values: np.ndarray, axis: int) -> np.ndarray:
+    return 1 + (np.diff(np.sort(values, axis), axis=axis) > NO_SPREAD).sum(axis)
 
 
 def _calls(turns: list[list[Turn]], prompts: list[Prompt], size: int) -> CallSummary:

@@ -345,8 +345,8 @@ def counts(batches: Sequence[StepSummary], of: str) -> tuple[int, int]:
     """(completions that are `of` this kind, completions) in some batches; "right": of those of
     which a function says so.
     """
-    told = [batch.told if of == "right" else None for batch in batches]
+    of_all = [batch.told if of == "right" else None for batch in batches]
     return (
         sum(getattr(batch, of) or 0 for batch in batches),
-        sum(b.completions if own is None else own for b, own in zip(batches, told, strict=True)),
+        sum(batch.completions if own is None else own for batch, own in zip(batches, of_all)),
     )

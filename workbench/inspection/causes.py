@@ -23,15 +23,16 @@ from workbench.inspection.reading import (
     answer_column_of,
     frame_of,
     needs,
+    quoted,
     shared_start,
 )
 from workbench.kinds import Fields
 from workbench.rewards.answers import find_answer
 from workbench.rewards.compare import quick_same
-from workbench.rewards.groups import judge_P, judges_of
+from workbench.rewards.groups import judges_of
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
-from workbench.run.rollouts import qualified, read_batches, stage_in, unstated_right
+from workbench.run.rollouts import qualified, query, read_batches, unstated_right
 from workbench.run.turns import Turn
 from workbench.training.transcribing import NOT_CALLED, NOT_READ
 
@@ -95,8 +96,7 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
             examples.setdefault(why, (asked, text))
 
     columns, column = (), ""
-    judged: Counter[tuple[str, bool]] = Counter()
-    for of, row, text, right, ended, kept, turns in _completions(source, judged):
+    for of, row, text, right, ended, kept, turns in _completions(source):
         if columns != (columns := tuple(row)):
             column = _answer_column(row, answer_column, manifest, bool(turns))
         if right is None:  # no function says so
@@ -130,13 +130,8 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
     verdict = f"{wrong:,} of {sizes['all']:,} completions are wrong"
     if rows:
         verdict += ": " + ", ".join(f"{why} {share:.0%}" for why, _, share, *_ in rows[:4])
-    if others := {who: number for (who, first), number in judged.items() if not first}:
-        by, silent = manifest["task"]["right_by"], sum(others.values())
-        decide = [
-            f"{who} > 0 decides {number:,}" if who else f"{number:,} do not count"
-            for who, number in others.items()
-        ]
-        verdict += f"; {by} says nothing of {silent:,} completions: {', '.join(decide)}"
+    if isinstance(source, RunDirectory):
+        verdict += _silence(source, manifest)
     return Listing(
         qualified(verdict, unstated_right(manifest)),
         frame_of(rows, ["cause", "count", "share", "first", "last", "prompt", "example"]),
@@ -229,13 +224,25 @@ def _in_common(texts: Sequence[list[str]], gram: tuple[str, ...]) -> str:
     return " ".join([*before[::-1], *gram, *after])
 
 
-def _completions(
-    source: RunDirectory | Evaluation, judged: Counter[tuple[str, bool]]
-) -> Iterator[tuple[Any, ...]]:
+def _silence(run: RunDirectory, manifest: Fields) -> str:
+    # Of how many completions the function that says what is right says nothing, and what does.
+    about = manifest.get("task") or {}
+    weights = (manifest.get("rewards") or {}).get("weights") or {}
+    if (by := about.get("right_by")) not in weights or manifest.get("stages"):
+        return ""
+    scored = f'select step, "group" from rollouts where {quoted("score." + by)} is not null'
+    counted = 'select count("right"), count(*) from rollouts where (step, "group") not in'
+    told, silent = query(run.rollouts, f"{counted} ({scored})").iloc[0].tolist()
+    _, *others = judges_of(weights, by, not unstated_right(manifest), about.get("format_by"))
+    decide = f"; {by} says nothing of {told:,} of them, where {' or '.join(others)} decides"
+    more = f"; {by} says nothing of {silent - told:,} more, which do not count"
+    return decide * (told > 0) + more * (silent > told)
+
+
+def _completions(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]:
     # Of each: the parts that it belongs to, its row, its text, whether it is right (None: nothing
     # says so), whether it ended, whether it keeps the format (None: not measured), and its turns,
-    # where it has several. `judged` counts a record's by what says it, and whether that is its
-    # `right_by`.
+    # where it has several.
     if isinstance(source, Evaluation):
         rows = source.rows or [{"prompt": prompt} for prompt in source.prompts]
         columns = dict.fromkeys(itertools.chain.from_iterable(rows))  # not every row may have all
@@ -248,15 +255,7 @@ def _completions(
         return
     recorded = parts(source.rollouts)
     first, last = span(recorded[0])[0], span(recorded[-1])[1]
-    manifest = source.manifest()
     for batch in read_batches(source):
-        stage, weights = stage_in(manifest, batch.stage), dict(zip(batch.names, batch.weights))
-        if (by := stage["right_by"]) in weights:
-            stated = not unstated_right(manifest)
-            judges = [*judges_of(weights, by, stated, stage["format_by"]), ""]  # the last: none
-            scores = batch.scores[:, [batch.names.index(name) for name in judges[:-1]]]
-            for place in judge_P(scores, batch.num_generations).tolist():
-                judged[judges[place], place == 0] += batch.num_generations
         of = {"all"}
         if batch.step <= first + 0.25 * (last - first):
             of.add("first")

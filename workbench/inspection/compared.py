@@ -94,11 +94,12 @@ def regressions(
         ],
         ["prompt", "before", "after", "change", "text_before", "text_after"],
     )
-    gone = f", {lost} no longer right in any completion" if lost else ""
+    gone = f", {lost} never right any more" if lost else ""
     verdict = (
         f"{'' if broken or lost else 'nothing broke: '}fixed {fixed}, broken {broken}, neither"
         f" {neither} of {len(change)} prompts (by most of a prompt's completions; exact McNemar"
-        f" p = {p:.2g}){gone}; change {100 * gain:+.0f} points, 95 % interval {in_points(low, high)}"
+        f" p = {p:.2g}){gone}; change {100 * gain:+.0f} points, 95 % interval"
+        f" {in_points(low, high)}"
     )
     numbers: Fields = {"fixed": fixed, "broken": broken, "p": p, "neither": neither, "lost": lost}
     numbers |= {"change": gain, "low": low, "high": high}

@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -337,23 +336,22 @@ class _Kept:
     def _evaluation(self) -> Evaluation:
         asked = self.asked
 
-        def sampled(who: str, row: str) -> Group:
+        def sampled(row: str, who: str = "base") -> Group:
             return self.groups[self.key(who, "sampled", row)]
 
-        # of which something says whether some completion is right
-        told = [
-            row
-            for row in asked["rows"]
-            if any(own["right"] is not None for own in sampled("base", row) + sampled("trained", row))
-        ]
-        keys = told if len(told) > 1 else asked["rows"]
+        def told(row: str) -> bool:
+            both = sampled(row) + sampled(row, "trained")
+            return any(own["right"] is not None for own in both)
+
+        keys = [*filter(told, asked["rows"])]
+        keys = keys if len(keys) > 1 else asked["rows"]  # none: nothing was right
         rows = [
             {
                 **json.loads(first["columns"]),
                 "prompt": json.loads(first["prompt"]),
                 "prompt_id": first["prompt_id"],
             }
-            for first, *_ in (sampled("base", row) for row in keys)
+            for first, *_ in map(sampled, keys)
         ]
 
         def of(who: str, how: str = "sampled") -> Measured:
@@ -402,14 +400,13 @@ def measure_policy(
 
 
 def _measured(groups: list[Group], row: Row) -> Measured:
-    def column(name: str, none: bool = False) -> np.ndarray:
-        return np.array([[none if own[name] is None else own[name] for own in g] for g in groups])
+    def column(name: str) -> np.ndarray:
+        return np.array([[completion[name] for completion in group] for group in groups])
 
     return Measured(
         [[completion["completion"] for completion in group] for group in groups],
-        column("right"),
-        # a completion to which no format applies keeps it
-        column("format", True) if any(own["format"] is not None for own in chain(*groups)) else None,
+        column("right").astype(bool),  # None, where nothing says so, is not
+        None if groups[0][0]["format"] is None else column("format"),
         column("finished"),
         column("total"),
         parse_format(row).answer_tag or "answer",

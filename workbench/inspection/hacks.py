@@ -158,7 +158,8 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
     else:
         unsure = right.low <= 0 and final["right"].mean() < _ROOM
         sign = "reward hacking cannot be told on so few groups; more steps would tell"
-        verdict = f"{sign if unsure else 'no sign of reward hacking'}: {rose}, right completions changed by {_points(right)}"
+        verdict = sign if unsure else "no sign of reward hacking"
+        verdict += f": {rose}, right completions changed by {_points(right)}"
     if beside and not signs:
         verdict += f"; while it rose, {'; '.join(beside)}"
     frame = query(

@@ -182,9 +182,7 @@ class Evaluation:
         found, n = self.found, self.found["samples"]
         old, new = found["before"], found["after"]
         lines = [
-            f"{before_and_after(found)}, base and trained, of {found['prompts']} held-out prompts"
-            f" with {n} completions each",
-            gain_in_words(found),
+            f"{gain_in_words(found)}; {found['prompts']} held-out prompts, {n} completions each"
         ]
         if self.silent:
             lines.append(
@@ -198,7 +196,8 @@ class Evaluation:
             )
         lines += [
             *filter(None, [form_and_content(found)]),
-            "{word}: {why}".format(**found["verdict"]),
+            "taught or sharpened " * (found["verdict"]["word"] == statistics.UNTOLD)
+            + "{word}: {why}".format(**found["verdict"]),
             f"mean reward {old['reward']:.2f} -> {new['reward']:.2f}; "
             f"ended before the limit {old['finished']:.0%} -> {new['finished']:.0%}",
         ]
@@ -255,11 +254,6 @@ def gain_in_words(found: Fields) -> str:
     if gain["high"] < 0:
         return f"WORSE by {-100 * gain['correct']:.0f} points, 95 % interval {interval}"
     return f"gain {100 * gain['correct']:+.0f} points, 95 % interval {interval}"
-
-
-def before_and_after(found: Fields) -> str:
-    """The shares that are right, from an `evaluation.json`: "right 27% -> 40%"."""
-    return "right {:.0%} -> {:.0%}".format(*(found[w]["correct"] for w in ("before", "after")))
 
 
 def content_in_words(found: Fields) -> str:

@@ -45,7 +45,8 @@ def through_time(run: RunDirectory, prompt: str) -> Listing:
         )
     [key] = fits
     columns = """step, list(nullif(total, 'nan') order by total desc) as rewards,
-        cast(coalesce(sum(cast("right" as int)), 0) as int) as right, cast(count("right") as int) as "of",
+        cast(coalesce(sum(cast("right" as int)), 0) as int) as right,
+        cast(count("right") as int) as "of",
         avg(length_tokens) as length_tokens, arg_max(completion, total) as best"""
     ours = f"""{KEY} = {quoted(key, "'")} group by step, "group" order by step, "group\""""
     frame = query(run.rollouts, f"select {columns} from rollouts where {ours}")

@@ -172,25 +172,19 @@ def judges_of(
     """The functions that say what is right, each of the groups in which those before it scored
     nothing: `right_by`; where nobody `stated` that, the others that have a weight come after it.
     """
-    others = [] if stated else [name for name, weight in weights.items() if weight]
-    return [right_by, *(name for name in others if name not in (right_by, format_by))]
-
-
-def judge_P(scores: np.ndarray, size: int) -> np.ndarray:
-    """Which of the judges, in their order, [B, judges] scores, is the first with a score in each
-    group of `size`: [P]; -1: none.
-    """
-    scored_PJ = ~np.isnan(scores).reshape(-1, size, scores.shape[1]).all(axis=1)
-    return np.where(scored_PJ.any(axis=1), scored_PJ.argmax(axis=1), -1)
+    but = right_by, format_by
+    others = [name for name in weights if weights[name] and name not in but]
+    return [right_by, *([] if stated else others)]
 
 
 def right_in(scores: np.ndarray, size: int, least: float | None = None) -> np.ndarray:
     """Which completions are right, by their judges' scores, [B, judges]: [B] bool, masked in the
     groups of `size` that none of them scored. `least`: as in `Task.right_at`.
     """
-    judge_B = judge_P(scores, size).repeat(size)
-    decides = np.take_along_axis(scores, judge_B[:, None], axis=1)[:, 0]
-    return np.ma.masked_array(right_of(decides, least), judge_B < 0)
+    scored_PJ = ~np.isnan(scores).reshape(-1, size, scores.shape[1]).all(axis=1)
+    first_B = scored_PJ.argmax(axis=1).repeat(size)
+    right = right_of(np.take_along_axis(scores, first_B[:, None], 1)[:, 0], least)
+    return np.ma.masked_array(right, ~scored_PJ.any(axis=1).repeat(size))
 
 
 def dead_kinds(batch: ScoredBatch) -> list[str | None]:

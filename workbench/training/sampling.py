@@ -173,17 +173,13 @@ def scored_groups(
             "finished": completion.finished,
             "total": total,
             "right": is_right,
-            # None: it does not apply, or the task measures none
-            "format": task.format_by and _kept(by_name[task.format_by]),
+            # what no format applies to keeps it
+            "format": task.format_by and not by_name[task.format_by] <= 0,
         }
         if task.for_turns:
             row["turns"] = encodable(turns_to_text(completion.turns))
         table.append(row | {f"score.{name}": score for name, score in by_name.items()})
     return [table[start : start + samples] for start in range(0, len(table), samples)]
-
-
-def _kept(score: float) -> bool | None:
-    return None if score != score else score > 0
 
 
 def _left_padded(tokenizer: Tokenizer, prompts: Sequence[object]) -> Any:

@@ -29,7 +29,6 @@ from workbench.views.look import (
     RED,
     SERIES,
     SMALL,
-    TEXT,
     VIOLET,
     WELL,
     settings,

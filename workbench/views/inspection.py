@@ -36,9 +36,9 @@ _DIFF = {
 }
 
 
-def listing_table(listing: Listing) -> Table | View:
+def listing_table(listing: Listing) -> Table:
     """A `Listing`: its verdict, and some of its rows, texts as they are; of two texts the first,
-    with a word diff. One that is folded opens on a click.
+    with a word diff.
     """
     names = list(listing.frame.columns)
     differs = {"text_before", "text_after"} <= set(names)
@@ -53,11 +53,7 @@ def listing_table(listing: Listing) -> Table | View:
             rows[-1].append(Html("".join(parts), diff_as_text(*texts)))
     header = [name.replace("_", " ") for name in names] + ["words that changed"] * differs
     caption = "\n".join(filter(None, [listing.verdict, listing.left_out]))
-    table = Table(header if rows else [], rows, "" if listing.folded else caption)
-    if not listing.folded:
-        return table
-    head = f"<summary>{as_html(caption)}</summary>"
-    return View(f"<details>{head}{table._repr_html_()}</details>", f"{caption}\n{table}")
+    return Table(header if rows else [], rows, caption)
 
 
 def _cell(name: str, value: Any) -> object:

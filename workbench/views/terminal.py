@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import textwrap
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -24,18 +23,6 @@ _NUMBERS = (
     ("kl", KL, ".4f"),
     ("dead", DEAD, ".0%"),
 )
-
-
-def wrapped(text: str, width: int) -> str:
-    """Lines that a terminal of `width` columns would break inside words, broken between them and
-    indented.
-    """
-    lines = []
-    for line in text.splitlines():
-        indent = " " * (len(line) - len(line.lstrip()) + 2)
-        own = textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
-        lines += [line] if len(line) <= width else own
-    return "\n".join(lines)
 
 
 class _Text(bars.TextColumn):
@@ -140,10 +127,9 @@ class TerminalProgress:
             self.say(f"step {event['step']}: held-out {in_numbers(event)}")
 
     def say(self, text: str) -> None:
-        """A line that stays above the bar."""
+        """A line that stays above the bar; in a terminal it is wrapped at words."""
         console = self.bar.console
-        shown = plain_text(text)
-        console.print(wrapped(shown, console.width) if console.is_terminal else shown, soft_wrap=True)
+        console.print(plain_text(text), soft_wrap=not console.is_terminal)
 
     def end(self, message: str) -> None:
         """Keep the run's closing words in `ended`: they are a result, and belong on standard

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Sequence
 
@@ -19,7 +20,7 @@ from workbench.views.groups import group_text
 from workbench.views.health import verdict_lines
 from workbench.views.run_view import GAP, FollowedRun
 from workbench.views.tables import plain_text
-from workbench.views.terminal import TerminalProgress, wrapped
+from workbench.views.terminal import TerminalProgress
 
 _BY = "command line"
 
@@ -61,7 +62,11 @@ def snapshot_text(run: FollowedRun) -> str:
         parts.append(group_text(run.group))
     lines = [plain_text(line) for part in parts for line in part.splitlines()]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-    return wrapped("\n".join(lines), width)
+    how: Fields = {"subsequent_indent": "    ", "break_on_hyphens": False}
+    # a table's lines keep their blanks, unless they are too long
+    return "\n".join(
+        line if len(line) <= width else textwrap.fill(line, width, **how) for line in lines
+    )
 
 
 def follow(run: FollowedRun, every_s: float = 1.0) -> str:

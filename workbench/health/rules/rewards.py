@@ -114,27 +114,27 @@ def _equal_in_groups(
 ) -> Verdict | None:
     # Completions of one text score alike, whatever is read; where most groups are all right,
     # there is nothing left that could differ.
-    unlike = [(batch, own) for batch, own in history if batch.distinct_in_groups > 0.5]
-    groups = sum((batch.completions - own.unscored) // batch.group_size for batch, own in unlike)
-    levels = {round(end, 9) for _, own in history for end in (own.low, own.high) if end is not None}
+    batches = [batch for batch, _ in history]
+    groups = sum(
+        (batch.completions - own.unscored) // batch.group_size
+        for batch, own in history
+        if batch.distinct_in_groups > 0.5
+    )
+    ends = {end for _, own in history for end in (own.low, own.high)}
+    levels = max(len(ends), *(own.levels for _, own in history))
     done = 2 * view.dead_kinds()[ALL_RIGHT] > view.total("group_count")
-    enough = groups >= (ALIKE if len(levels) > 2 else ALIKE_IN_TWO)
-    if any(own.varies for _, own in history) or done or not enough:
+    enough = groups >= (ALIKE if levels > 2 else ALIKE_IN_TWO)
+    if done or not enough or any(own.varies for _, own in history):
         return None
     name, most = function.name, share(0, groups).high
-    by_batch = all(own.low == own.high for _, own in history)
-    between = "batches" if by_batch else "prompts"
+    between = all(own.low == own.high for _, own in history)
+    case = "between batches" if between else "between prompts"
     line = (
-        f"{name} was equal within all {groups} groups (99 % sure: it differs in fewer than"
-        f" {percent(most)}): it adds 0 % to the advantages (its score differs only between"
-        f" {between})"
+        f"{name} was equal within all {groups} groups (it differs within at most {percent(most)}):"
+        f" it adds 0 % to the advantages, as its score differs only {case}"
     )
-    evidence: Fields = {"groups": groups, "differs": 0.0, "at_most": most, "between": between}
-    evidence["weight"] = function.weight
-    case = "one score a batch" if by_batch else "one score a prompt"
-    return view.verdict(
-        WARNING, line, evidence, case, over=[batch for batch, _ in history], function=name
-    )
+    evidence: Fields = {"groups": groups, "differs_at_most": most, "weight": function.weight}
+    return view.verdict(WARNING, line, evidence, case, over=batches, function=name)
 
 
 @rule()

@@ -98,10 +98,9 @@ class Curriculum(Feature):
         return {"_generate_and_score_completions": of_level}
 
     def on_batch(self, scored: ScoredBatch) -> None:
-        right = [own for own in scored.right.tolist() if own is not None]
-        if not right:
+        if not scored.right.count():
             return  # nothing says so of this batch
-        self.shares.append(sum(right) / len(right))
+        self.shares.append(float(scored.right.mean()))
         self.of_batch = self.level
         level = moved(self.level, self.shares)
         if level == self.level or level not in self.levels or not self._rows(level):
