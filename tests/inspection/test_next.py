@@ -13,7 +13,7 @@ from running import Running
 import workbench as wb
 from workbench.decide.next import next_steps
 from workbench.errors import RunError
-from workbench.health.verdicts import ALARM, Verdict
+from workbench.health.verdicts import ALARM, CASES, Verdict
 from workbench.inspection.hacks import hacking
 from workbench.inspection.measured import Evaluation, Measured
 

@@ -11,6 +11,7 @@ from workbench.health.summary import summaries_of, summarise
 from workbench.health.verdicts import counts
 from workbench.inspection.evaluation import _measured
 from workbench.inspection.measured import Evaluation
+from workbench.inspection.reading import by_step
 from workbench.rewards.groups import ALL_WRONG, SAME_SCORE, batch_of, dead_kinds, right_in
 from workbench.rewards.suite import RewardSuite
 from workbench.run.rollouts import read_batches
@@ -51,7 +52,7 @@ def recorded(right_by: str | None, steps: int = 2, **more):
     ("right_by", "wrong", "of", "never", "said"),
     [
         # two steps of four groups of two: nobody said what is right, so short_reward decides where sum_reward does not
-        (None, 10, 16, 2, "; sum_reward says nothing of 8 of them, where short_reward decides"),
+        (None, 12, 16, 2, "; sum_reward says nothing of 8 of them, where short_reward decides"),
         ("sum_reward", 6, 8, 1, "; sum_reward says nothing of 8 more, which do not count"),
         ("short_reward", 6, 8, 1, "; short_reward says nothing of 8 more, which do not count"),
     ],
@@ -64,8 +65,8 @@ def test_what_nothing_is_said_of_is_not_counted_and_who_decides_is_said(home, ri
     mixed = inspection.never_mixed(run)
     assert (mixed.numbers["prompts"], mixed.numbers["never_right"]) == (of // 4, never)
     share = (of - wrong) / of
-    assert inspection.by_step(run).frame.filter(like="right" if right_by else "share of")["share_right" if right_by else
-           "share of sum_reward > 0"].tolist() == [share, share]  # fmt: skip
+    column = "share_right" if right_by else "share of sum_reward > 0"
+    assert by_step(run).frame[column].tolist() == [share, share]
     assert counts(summaries_of(run), "right") == (of - wrong, of)
     batch = next(read_batches(run))
     kinds = batch.shares["mixed"], batch.shares["all wrong"]

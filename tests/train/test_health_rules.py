@@ -216,8 +216,8 @@ def test_while_the_reward_rises_a_rare_function_is_given_time():
 
 
 def test_too_few_completions_are_no_evidence():
-    small = batches(8, completions=8, functions=paying(0.0))
-    assert verdicts(small)["reward_cannot_pay"].evidence["needs"] == 16
+    small = batches(7, completions=8, functions=paying(0.0))
+    assert verdicts(small)["reward_cannot_pay"].evidence["needs"] == 8
     small = batches(4, completions=24, group_size=4, functions=paying(0.0))
     assert verdicts(small)["reward_cannot_pay"].evidence == {"needs": 128, "has": 96, "of": "completions"}
 
@@ -325,7 +325,8 @@ def test_a_function_that_is_equal_within_every_group_is_named_at_step_3(home, fu
 )  # fmt: skip
 def test_no_false_alarm_over_functions_that_are_equal_for_a_good_reason(home, why, functions, more):
     functions[0].__name__ = functions[0].__name__.replace("<lambda>", "differs_once")
-    assert not [each for each in equal_in_groups(*functions, **more) if each.state in (ALARM, WARNING)], why
+    found = equal_in_groups(*functions, **more)
+    assert functions[0].__name__ not in [each.function for each in found], why
 
 
 def test_of_two_scores_48_groups_tell(home):
