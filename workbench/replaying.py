@@ -21,7 +21,8 @@ from workbench.data.prompts import question
 from workbench.errors import RecipeError, RunError, TaskError, nearest
 from workbench.kinds import Fields
 from workbench.rewards.groups import AGGREGATIONS, attribution, batch_of, dead_kinds
-from workbench.rewards.suite import RewardSuite, right_under
+from workbench.rewards.right import right_under
+from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.parts import opened, parts

@@ -12,7 +12,8 @@ from workbench.health.verdicts import counts
 from workbench.inspection.evaluation import _measured
 from workbench.inspection.measured import Evaluation
 from workbench.inspection.reading import by_step
-from workbench.rewards.groups import ALL_WRONG, SAME_SCORE, batch_of, dead_kinds, right_in
+from workbench.rewards.groups import ALL_WRONG, SAME_SCORE, batch_of, dead_kinds
+from workbench.rewards.right import right_in
 from workbench.rewards.suite import RewardSuite
 from workbench.run.rollouts import read_batches
 from workbench.task import Task

@@ -19,7 +19,8 @@ from workbench.exporting.apart import Progress
 from workbench.exporting.merging import base_now
 from workbench.kinds import Fields, Prompt
 from workbench.recipe import Recipe
-from workbench.rewards.suite import RewardSuite, right_under
+from workbench.rewards.right import right_under
+from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.run.machine import versions
 from workbench.task import Row, Task, fingerprint

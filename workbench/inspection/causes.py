@@ -29,7 +29,7 @@ from workbench.inspection.reading import (
 from workbench.kinds import Fields
 from workbench.rewards.answers import find_answer
 from workbench.rewards.compare import quick_same
-from workbench.rewards.groups import judges_of
+from workbench.rewards.right import judges_of
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import qualified, query, read_batches, unstated_right

@@ -16,7 +16,8 @@ from workbench.errors import RunError
 from workbench.health.summary import summarise
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
-from workbench.rewards.groups import batch_of, judges_of, right_in
+from workbench.rewards.groups import batch_of
+from workbench.rewards.right import judges_of, right_in
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import (
     DEAD,

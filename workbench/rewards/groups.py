@@ -7,7 +7,7 @@ running trainer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,6 @@ import numpy as np
 from workbench.errors import RewardError
 from workbench.kinds import Fields
 from workbench.run.batch import NO_SPREAD, Groups, ScoredBatch
-from workbench.task import right_of
 
 EPSILON = 1e-4  # added by TRL to the std before dividing
 SCALES = ("group", "batch", "none")
@@ -164,27 +163,6 @@ def _std(values: np.ndarray) -> np.ndarray:
     count = np.sum(~np.isnan(values), axis=1, dtype=values.dtype)
     total = np.nansum((values - nan_mean(values)[:, None]) ** 2, axis=1)
     return np.where(count > 0, np.sqrt(total / np.maximum(count - 1, 1)), np.nan)
-
-
-def judges_of(
-    weights: Mapping[str, float], right_by: str, stated: bool, format_by: str | None = None
-) -> list[str]:
-    """The functions that say what is right, each of the groups in which those before it scored
-    nothing: `right_by`; where nobody `stated` that, the others that have a weight come after it.
-    """
-    but = right_by, format_by
-    others = [name for name in weights if weights[name] and name not in but]
-    return [right_by, *([] if stated else others)]
-
-
-def right_in(scores: np.ndarray, size: int, least: float | None = None) -> np.ndarray:
-    """Which completions are right, by their judges' scores, [B, judges]: [B] bool, masked in the
-    groups of `size` that none of them scored. `least`: as in `Task.right_at`.
-    """
-    scored_PJ = ~np.isnan(scores).reshape(-1, size, scores.shape[1]).all(axis=1)
-    first_B = scored_PJ.argmax(axis=1).repeat(size)
-    right = right_of(np.take_along_axis(scores, first_B[:, None], 1)[:, 0], least)
-    return np.ma.masked_array(right, ~scored_PJ.any(axis=1).repeat(size))
 
 
 def dead_kinds(batch: ScoredBatch) -> list[str | None]:

@@ -42,9 +42,10 @@ from workbench.rewards.execution import (
     single,
     takes_environments,
 )
-from workbench.rewards.groups import batch_advantages, batch_of, judges_of, right_in
+from workbench.rewards.groups import batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
+from workbench.rewards.right import right_under
 from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
 from workbench.task import Row, Task, load_task
 
@@ -467,15 +468,6 @@ def score(
         turns = [each.turns for each in flat]
         batch = dataclasses.replace(batch, completions=texts, lengths=lengths, turns=turns)
     return batch
-
-
-def right_under(suite: Any, scores: np.ndarray, size: int) -> np.ndarray:
-    """Which completions are right by a suite's scores of them, [B, F], in groups of `size`: as
-    `right_in`.
-    """
-    task, weights = suite.task, dict(zip(suite.names, suite.weights, strict=True))
-    judges = judges_of(weights, task.right_function, bool(task.right_by), task.format_by)
-    return right_in(scores[:, [suite.names.index(name) for name in judges]], size, task.right_at)
 
 
 def call_of_rollouts(rollouts: Sequence[Any]) -> Fields:

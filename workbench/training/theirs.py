@@ -22,7 +22,8 @@ from workbench.recipe import LoraPart, Recipe
 from workbench.rewards.answers import completion_text
 from workbench.rewards.groups import batch_of
 from workbench.rewards.hashing import reward_hash
-from workbench.rewards.suite import RewardSuite, right_under
+from workbench.rewards.right import right_under
+from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import LEARNING_RATE
