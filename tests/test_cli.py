@@ -477,7 +477,7 @@ def test_a_hint_is_a_command_that_this_terminal_finds(called, uv, on_path, typed
     if uv:
         monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
     assert as_typed("run `workbench eval a`, the workbench itself is") == f"run `{typed} eval a`, the workbench itself is"
-    assert as_typed("- train on?\n  workbench eval a") == f"- train on?\n  {typed} eval a"
+    assert as_typed("- train further?\n  workbench eval a") == f"- train further?\n  {typed} eval a"
     assert as_typed("workbench words are no command") == "workbench words are no command"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -43,6 +44,19 @@ def test_a_snapshot_for_people(running):
     assert "no sign of: NaN or infinite values" in text
     assert "step 5, group 2 of 4: What is" in text
     assert "\u202e" not in text
+
+
+def test_in_a_narrow_terminal_lines_are_broken_between_words(running, monkeypatch):
+    for _ in range(4):
+        running.step()
+    whole = snapshot_text(followed("r"))
+    terminal = SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True), maxsize=sys.maxsize)
+    monkeypatch.setattr("workbench.views.watch.sys", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = snapshot_text(followed("r"))
+    assert max(map(len, whole.splitlines())) > 80 >= max(map(len, narrow.splitlines()))
+    clockless = [re.sub(r"\d:\d\d", "", text).split() for text in (narrow, whole)]
+    assert clockless[0] == clockless[1]
 
 
 def test_a_snapshot_for_scripts(running):

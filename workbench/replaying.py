@@ -21,6 +21,7 @@ from workbench.data.prompts import question
 from workbench.errors import RecipeError, RunError, TaskError, nearest
 from workbench.kinds import Fields
 from workbench.rewards.groups import AGGREGATIONS, attribution, batch_of, dead_kinds
+from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
@@ -221,7 +222,7 @@ def replay(
         connection.execute("set memory_limit = '1GB'")
         names = [*dict.fromkeys([*suite.names, *rewards["functions"]])]
         connection.execute(_table_sql(names))
-        for batch, old, new in _rescored(run, task, suite, aggregation, left_out):
+        for batch, old, new in _rescored(run, suite, aggregation, left_out):
             held.append(_frame(batch, old, new, done))
             if sum(map(len, held)) >= ABOUT:  # a part may be one small step
                 _insert(connection, held)
@@ -305,7 +306,6 @@ def _recorded(run: RunDirectory) -> int:
 
 def _rescored(
     run: RunDirectory,
-    task: Task,
     suite: RewardSuite,
     aggregation: str | None,
     left_out: dict[str, str],
@@ -320,8 +320,8 @@ def _rescored(
         zeros = {length: [0] * length for length in batch.lengths.tolist()}
         tokens = [zeros[length] for length in batch.lengths.tolist()]
         scores = _scored_again(suite, batch, tokens)
-        right = task.is_right(scores[:, suite.names.index(task.right_function)])
         texts, size, scale = batch.completions, batch.num_generations, batch.scale_rewards
+        right = right_under(suite, scores, size)
         recorded = batch.names, batch.weights, batch.scores, texts, batch.right
         edited = suite.names, suite.weights, scores, texts, right
         kind = batch.aggregation

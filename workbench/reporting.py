@@ -16,7 +16,6 @@ from workbench.errors import RunError, WorkbenchError
 from workbench.exporting.card import fenced
 from workbench.exporting.public import clean
 from workbench.health import examine_run
-from workbench.health.verdicts import worst_first
 from workbench.inspection.measured import Evaluation, gain_in_words
 from workbench.inspection.reading import (
     Listing,
@@ -109,10 +108,12 @@ def _sections(run: RunDirectory, answer_column: str | None) -> Iterator[tuple[st
         gained = [_not_evaluated(run, manifest), *in_training]
     else:
         changed = inspection.regressions(evaluation)
-        gained = [*str(evaluation).splitlines()[:4], *in_training, changed.verdict]
-    alarms = [each.title for each in worst_first(verdicts) if each.state == "alarm"]
+        ends = (evaluation.found[when]["correct"] for when in ("before", "after"))
+        right = "right {:.0%} -> {:.0%}, on prompts that it never trained on".format(*ends)
+        gained = [right, *str(evaluation).splitlines()[:4], *in_training, changed.verdict]
+    alarms = [each.title for each in verdicts if each.state == "alarm"]  # causes come first
     alarmed = [f"{ALARM} alarm: {', '.join(alarms)}"] * bool(alarms)
-    yield "In short", "\n".join([*alarmed, run.describe(run.name), *gained, hacks.verdict])
+    yield "In short", "\n".join([*alarmed, *gained, run.describe(run.name), hacks.verdict])
     if not run.live:
         yield "What next", next_steps(run, evaluation, verdicts, hacks)
     yield "Health", verdicts

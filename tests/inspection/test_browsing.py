@@ -175,7 +175,7 @@ def test_two_runs_differ_in_what_differs(home):
     kept(one, flat, flat)
     kept(other, flat, ~flat)
     compared = inspection.compare_runs(one, other)
-    assert "fixed 6, broken 0, neither 0 of 6 prompts" in compared.held_out.verdict
+    assert "fixed 6, nothing broke, neither 0 of 6 prompts" in compared.held_out.verdict
     assert view_of(compared)._repr_html_().count("<img src='data:image/png") == 1
 
 
@@ -186,10 +186,11 @@ def test_three_runs_are_compared_with_the_first(home):
     found = inspection.compare_runs(*runs)
     assert list(found.settings.frame)[1:] == ["one", "two", "three"]
     assert (
-        "one -> two, on 3 prompts that both were measured on: fixed 2, broken 0, neither 1 of 3 prompts" in found.held_out.verdict
+        "one -> two, on 3 prompts that both were measured on: fixed 2, nothing broke, neither 1 of 3 prompts"
+        in found.held_out.verdict
     )
     assert (
-        "one -> three, on 3 prompts that both were measured on: fixed 0, broken 0, neither 3 of 3 prompts"
+        "one -> three, on 3 prompts that both were measured on: fixed 0, nothing broke, neither 3 of 3 prompts"
         in found.held_out.verdict
     )
     assert found.held_out.frame["run"].tolist() == ["one", "two", "three"]
@@ -242,7 +243,7 @@ def test_the_report_begins_with_the_answer_and_holds_all_that_it_shows(home):
     assert printable(evil) in page.text
     assert ASKED[:10] not in page.text.partition("A group of the last step")[0]
     written = inspection.write_report(run, markdown=True).read_text()
-    assert written.startswith("# r: gain +80 points, 95 % interval +61 to +99\n\n## In short\n\n```text\n")
+    assert written.startswith("# r: gain +80 points, 95 % interval +61 to +99\n\n## In short\n\n```text\nright 10% -> 90%, ")
     assert "## Curves" not in written
     assert "## Step by step" in written
     fences = re.findall(r"^(`{3,})(?:text)?$", written, re.MULTILINE)

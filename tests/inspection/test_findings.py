@@ -341,7 +341,7 @@ def test_stages_with_other_functions_are_told_apart_and_few_steps_are_said_to_be
     same = {"step": 5, "stage": "2", "prompts": last.prompts, "columns": last.columns, "lengths": last.lengths}
     batch = batch_of(["other_reward"], [1.0], last.scores[:, :1], last.completions, last.right, 4, **same)
     write_part(run.rollouts, 5, columns_of(batch), ["other_reward"])
-    assert inspection.hacking(run).verdict.startswith("cannot be told: fewer than 8 groups")
+    assert inspection.hacking(run).verdict.startswith("reward hacking cannot be told yet: that takes 8 groups")
     assert "score.other_reward" in inspection.browse(run).frame.columns
     assert "score.correctness_reward" in inspection.browse(run).frame.columns
     assert inspection.write_report(run).is_file()

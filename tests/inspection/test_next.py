@@ -13,7 +13,7 @@ from running import Running
 import workbench as wb
 from workbench.decide.next import next_steps
 from workbench.errors import RunError
-from workbench.health.verdicts import ALARM, Verdict
+from workbench.health.verdicts import ALARM, CASES, Verdict
 from workbench.inspection.hacks import hacking
 from workbench.inspection.measured import Evaluation, Measured
 
@@ -47,8 +47,8 @@ def by_question(run, measured=None) -> dict[str, tuple[str, str]]:
 
 def test_without_an_evaluation_it_asks_for_one(run):
     told = by_question(run)
-    assert shlex.split(told["train on?"][1]) == ["workbench", "eval", "one"]
-    assert told["worth keeping?"][1] == told["train on?"][1]
+    assert shlex.split(told["train further?"][1]) == ["workbench", "eval", "one"]
+    assert told["worth keeping?"][1] == told["train further?"][1]
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_without_an_evaluation_it_asks_for_one(run):
 )
 def test_the_rung_and_the_gain_decide(run, before, after, train_on, keep):
     told = by_question(run, evaluation(before, after))
-    assert shlex.split(told["train on?"][1])[1] == train_on
+    assert shlex.split(told["train further?"][1])[1] == train_on
     assert shlex.split(told["worth keeping?"][1])[1] == keep
     assert ("worse" in told["worth keeping?"][0]) == (after < before)
 
 
 def test_answers_to_write_are_named_and_no_command_is_given_that_would_be_refused(run):
-    answer, command = by_question(run, evaluation(0, 0))["train on?"]
+    answer, command = by_question(run, evaluation(0, 0))["train further?"]
     assert command == ""
     assert "source: reference" in answer and "ideal=" in answer  # noqa: PT018  one thing to do
 
@@ -71,7 +71,7 @@ def test_answers_to_write_are_named_and_no_command_is_given_that_would_be_refuse
 def test_a_warm_start_begins_from_the_adapter_that_the_run_left(run):
     measured = evaluation(0, 0, samples=8)
     measured.after.lenient[:2, 0] = True
-    words = shlex.split(by_question(run, measured)["train on?"][1])
+    words = shlex.split(by_question(run, measured)["train further?"][1])
     assert words[:2] == ["workbench", "train"]
     sets = dict(word.split("=", 1) for word in words if "=" in word)
     assert sets["policy.adapter"].endswith("final")
@@ -82,13 +82,13 @@ def test_a_run_that_was_stopped_is_finished_first(home):
     running = Running("short", 10)
     running.step()
     told = by_question(running.finish("stopped"), evaluation(0.25, 0.75))
-    assert told["finish it?"][1] == told["train on?"][1] == "workbench continue short"
+    assert told["finish it?"][1] == told["train further?"][1] == "workbench continue short"
 
 
 def test_an_attached_run_is_given_no_command_that_refuses_it(run):
     run.update_manifest(attached=True)
     told = by_question(run)
-    assert "train on?" not in told
+    assert "train further?" not in told
     assert told["worth keeping?"][1] == ""
 
 
@@ -111,6 +111,22 @@ def test_a_hack_comes_first_and_no_twin_is_named_that_would_be_refused(home):
     assert command == ""
     assert "'not \"right\"' did not grow" in answer  # as `workbench twin` itself would say
     assert "--sign" in answer
+
+
+def test_never_right_comes_first_and_an_alarm_has_a_command_that_acts(run):
+    cause = CASES["all wrong"]["cause"]
+    never = Verdict("dead_groups", ALARM, "12 of 16 groups teach nothing", cause=cause, remedy="take easier prompts")
+    cut = Verdict("truncation", ALARM, "all were cut", {"max_completion_length": 64}, remedy="raise max_completion_length")
+    runaway = Verdict("kl_runaway", ALARM, "it runs away")
+    told = next_steps(run, None, [never, cut, runaway], None).frame
+    assert told["question"].tolist()[:3] == ["dead groups?", "clipped completions?", "runaway KL?"]
+    probe, longer, watch = map(shlex.split, told["command"][:3])
+    assert probe == ["workbench", "probe", run.recipe().task]
+    assert longer[:2] == ["workbench", "train"]
+    assert longer[-1] == "grpo.max_completion_length=128"
+    assert watch[:2] == ["workbench", "watch"]
+    run.update_manifest(attached=True)
+    assert set(next_steps(run, None, [never, cut], None).frame["command"][:2]) == {""}
 
 
 def test_a_run_that_trains_is_refused(home):

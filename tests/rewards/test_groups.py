@@ -16,7 +16,6 @@ from workbench.rewards.groups import (
     batch_of,
     cancel_words,
     cancelling,
-    dead_flags,
     dead_kinds,
     explain_in,
 )  # fmt: skip
@@ -121,7 +120,7 @@ def test_bad_settings_are_named(bad):
 
 def test_dead_groups():
     scores = np.array([0, 0, 1, 1, 0, 1, 3, 1], dtype=float)[:, None]  # groups 00 11 01 31
-    assert dead_flags(batched(scores, [1.0], 2)).tolist() == [True, True, False, False]
+    assert batched(scores, [1.0], 2).dead.tolist() == [True, True, False, False]
     right = [False, False, True, True, False, True, True, True]
     shares = batch_of(["a"], [1.0], scores, ["text"] * 8, right, 2).shares
     assert shares == {"mixed": 0.25, "all right": 0.5, "all wrong": 0.25, "dead": 0.5}
@@ -209,9 +208,10 @@ def test_functions_that_cancel_are_named_with_what_they_give_and_take():
 
 def test_equal_totals_can_hide_unequal_advantages_where_functions_are_normalised_first():
     scores = np.array([[0.0, 2.0], [1.0, 0.0]])  # totals 2 2; z-scores -+0.7 and +-0.7, of which the first counts twice
-    assert dead_flags(batched(scores, [2.0, 1.0], 2)).tolist() == [True]
+    assert batched(scores, [2.0, 1.0], 2).dead.tolist() == [True]
     normalised = batched(scores, [2.0, 1.0], 2, aggregation="normalize_then_sum")
-    assert dead_flags(normalised).tolist() == [False]
+    assert normalised.dead.tolist() == [False]
+    assert normalised.shares["dead"] == 0, "notebook 03 prints these"
     assert attribution(normalised).deciders.tolist() == [0]
 
 

@@ -216,8 +216,8 @@ def test_while_the_reward_rises_a_rare_function_is_given_time():
 
 
 def test_too_few_completions_are_no_evidence():
-    small = batches(8, completions=8, functions=paying(0.0))
-    assert verdicts(small)["reward_cannot_pay"].evidence["needs"] == 16
+    small = batches(7, completions=8, functions=paying(0.0))
+    assert verdicts(small)["reward_cannot_pay"].evidence["needs"] == 8
     small = batches(4, completions=24, group_size=4, functions=paying(0.0))
     assert verdicts(small)["reward_cannot_pay"].evidence == {"needs": 128, "has": 96, "of": "completions"}
 
@@ -256,6 +256,83 @@ def test_one_function_decides(shares, varies, state):
         function("format", 0.5, share=shares[1], varies=varies),
     )
     assert verdicts(batches(5, functions=functions))["one_function"].state == state
+
+
+ASKED = [f"{'word ' * (number + 1)}?" for number in range(4)]
+
+
+def correct_reward(completions, answer, **kwargs):
+    return [float(text.split()[0] == right) for text, right in zip(completions, answer)]
+
+
+def by_prompt_reward(prompts, **kwargs):
+    return [len(prompt) / 100 for prompt in prompts]
+
+
+def by_batch_reward(completions, **kwargs):
+    return [sum(map(len, completions)) / len(completions)] * len(completions)
+
+
+def rounded_reward(completions, prompts, **kwargs):
+    return [round(len(prompt) / 3 + len(text) / 1000) for prompt, text in zip(prompts, completions)]
+
+
+def two_scores_reward(prompts, **kwargs):
+    return [float(len(prompt) > 14) for prompt in prompts]
+
+
+def equal_in_groups(
+    *functions, steps=3, weights=None, right=lambda step, place: place % 2, alike=False, best=None
+) -> list[Verdict]:
+    """Verdicts of reward_cannot_pay on four groups of four a step, in which `right` completions begin with the answer."""
+    task = Task("t", [{"prompt": ask, "answer": "7"} for ask in ASKED], [correct_reward, *functions], weights)
+
+    def texts(step, number):
+        words = ["same"] * 4 if alike else [f"{'word ' * place}{'x' * step}" for place in range(4)]
+        return [f"{7 if right(step, place) else 8} {word}" for place, word in enumerate(words)]
+
+    groups = [[(own, texts(step, number)) for number, own in enumerate(task.rows)] for step in range(steps)]
+    run = record(task, groups, weights=dict(zip(task.function_names, weights)) if weights else None)
+    return [each for each in examine_run(run) if each.name == "reward_cannot_pay"]
+
+
+@pytest.mark.parametrize(
+    ("function_", "between"),
+    [(by_prompt_reward, "prompts"), (by_batch_reward, "batches"), (rounded_reward, "prompts")],
+)
+def test_a_function_that_is_equal_within_every_group_is_named_at_step_3(home, function_, between):
+    assert equal_in_groups(function_, steps=1)[0].state == SKIPPED
+    [found] = equal_in_groups(function_)
+    assert (found.state, found.function) == (WARNING, function_.__name__)
+    # Wilson's 99 % bound for 0 of 12: z^2 / (n + z^2), z = 2.5758
+    assert found.evidence == {"groups": 12, "differs_at_most": pytest.approx(6.6348 / 18.6348, abs=1e-4), "weight": 1.0}
+    assert f"{function_.__name__} was equal within all 12 groups" in found.line
+    assert f"between {between}" in found.line
+    assert found.cause
+    assert "workbench probe" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("why", "functions", "more"),
+    [
+        ("nothing is learnt from a metric of weight 0", [by_prompt_reward], {"weights": [1.0, 0.0]}),
+        ("all are right in most groups: nothing can differ", [two_scores_reward], {"steps": 20, "right": lambda *_: True}),
+        ("one text for all of a group is equal to any function", [by_prompt_reward], {"alike": True, "right": lambda *_: False}),
+        ("of two scores 12 groups are too few: each prompt may be too hard or too easy", [two_scores_reward], {}),
+        ("it differs in one group of the first step", [lambda prompts, trainer_state, **_: [
+            len(prompt) + (trainer_state.global_step == 0 and place == 0) for place, prompt in enumerate(prompts)]], {}),
+    ],
+)  # fmt: skip
+def test_no_false_alarm_over_functions_that_are_equal_for_a_good_reason(home, why, functions, more):
+    functions[0].__name__ = functions[0].__name__.replace("<lambda>", "differs_once")
+    found = equal_in_groups(*functions, **more)
+    assert functions[0].__name__ not in [each.function for each in found], why
+
+
+def test_of_two_scores_48_groups_tell(home):
+    [found] = equal_in_groups(two_scores_reward, steps=12)
+    assert (found.state, found.evidence["groups"]) == (WARNING, 48)
+    assert equal_in_groups(two_scores_reward, steps=11)[0].state == OK
 
 
 # --- groups and texts -------------------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def test_a_level_that_makes_no_questions_is_not_moved_to(monkeypatch, capsys):
     made.stage = SimpleNamespace(scored_by=[SimpleNamespace(name="reasoning_gym/chain_sum@1")])
     made.level, made.highest, made.levels, made.shares, made.rows = 1, 1, range(3), [1.0] * BATCHES, {}
     for _ in range(2):
-        made.on_batch(SimpleNamespace(right=np.ones(8), step=9))
+        made.on_batch(SimpleNamespace(right=np.ma.ones(8), step=9))
     assert (made.level, made.highest) == (1, 1)
     assert capsys.readouterr().out == "curriculum: stays at level 1: task 'reasoning_gym/chain_sum@2': 0 questions\n"
 

@@ -77,6 +77,13 @@ def test_a_guess_is_not_filled_in_and_json_is_json(system, first):
     opened.close()
 
 
+def test_a_weight_stands_beside_its_score_so_that_the_total_adds_up():
+    opened = Lab(Task("t", ROWS, [correctness_reward], [0.5]))
+    assert "total <b>1</b>" in seen(opened, 0)
+    assert "<b>2</b> × 0.5" in seen(opened, 0)
+    opened.close()
+
+
 def test_typing_scores_again(lab):
     lab.type(1, "I say <answer>42</answer>")
     assert lab.texts[1] == "I say <answer>42</answer>"

@@ -88,7 +88,7 @@ def test_a_cell_shows_status_picture_verdicts_group_and_controls(running, cell, 
     running.step()
     running.step()
     assert plot.draws == 1  # the first picture does not wait for its share of the time
-    status, picture, controls, below = cell
+    status, controls, picture, below = cell
     assert "image/png" in picture.shown[-1]
     # One status line: the picture beneath it, which may be older, says no more than which step it is of.
     assert picture.shown[-1]["text/plain"] == "r: picture of step 2 of 40"
@@ -283,6 +283,11 @@ def test_changes_are_marked_and_a_pause_is_said_at_once(running, cell, buttons):
     assert plot.controls.parts["pause"].description == "Resume"
     plot.event({**change, "id": "3", "action": "resume"})
     assert "paused" not in cell[0].html
+    drawn = plot.draws
+    plot.event({**change, "id": "4", "action": "pause", "step": 2})  # its row of metrics comes later
+    assert "paused after step 2 of 40" in cell[0].html
+    assert "after step 2: pause" in plot.controls.parts["answers"].value
+    assert plot.draws == drawn + 1
     assert "refused" not in plot.controls.parts["answers"].value
 
 

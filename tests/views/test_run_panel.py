@@ -48,7 +48,7 @@ def shown(monkeypatch):
 
         monkeypatch.setattr("IPython.display.display", display)
         panel._ipython_display_()
-        names = ["status", "picture", "controls", "below"]
+        names = ["status", "controls", "picture", "below"]
         return dict(zip(names if len(places) == 4 else [name for name in names if name != "controls"], places))
 
     return show

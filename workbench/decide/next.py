@@ -11,7 +11,7 @@ from workbench.decide.twin import why_no_twin
 from workbench.errors import RunError, WorkbenchError
 from workbench.health import ALARM, examine_run
 from workbench.health.rung import which_rung
-from workbench.health.verdicts import Verdict
+from workbench.health.verdicts import CASES, Verdict
 from workbench.inspection.evaluation import read_evaluation
 from workbench.inspection.hacks import hacking
 from workbench.inspection.measured import Evaluation
@@ -19,10 +19,12 @@ from workbench.inspection.reading import Listing, needs
 from workbench.inspection.statistics import in_points
 from workbench.kinds import Fields
 from workbench.printable import printable
+from workbench.rewards.groups import ALL_WRONG
 from workbench.run.directory import RunDirectory
 from workbench.workspace import shown
 
 # Alarms under which no sign of a hack means much; most others (KL that runs away) follow from one.
+_OF_REWARDS = ("reward_cannot_pay", "one_function", "dead_groups", "format_without_right")
 _SPOILED = ("non_finite", "reward_cannot_pay", "truncation")
 
 
@@ -87,8 +89,9 @@ def next_steps(
     alarms: dict[bool, list[Step]] = {True: [], False: []}
     for own in verdicts:
         if own.state == ALARM:
-            step = Step(f"{own.title}?", own.remedy or own.line, f"workbench watch {run.name}")
-            alarms[own.name in _SPOILED].append(step)
+            never = own.name == "dead_groups" and own.cause == CASES[ALL_WRONG]["cause"]
+            step = Step(f"{own.title}?", own.remedy or own.line, _acts(run, own))
+            alarms[never or own.name in _SPOILED].append(step)
     hack = [_hacked(run, hacks.numbers)] if hacks is not None and hacks.numbers["signs"] else []
     steps = [*alarms[True], *hack, *alarms[False]]
     steps += _rung(run, evaluation)
@@ -104,6 +107,19 @@ def next_steps(
     steps.append(_kept_or_not(run, evaluation))
     verdict = f"{steps[0].question} {steps[0].answer}"
     return NextSteps(verdict, pd.DataFrame(steps))
+
+
+def _acts(run: RunDirectory, alarm: Verdict) -> str:
+    # The command that does what the alarm's remedy says; of one's own trainer there is none.
+    limit = alarm.evidence.get("max_completion_length")
+    if run.manifest().get("attached"):
+        return ""
+    if alarm.name in _OF_REWARDS:
+        return shlex.join(["workbench", "probe", run.recipe().task])
+    if not limit:
+        return f"workbench watch {run.name}"
+    sets = f"--set run_name={run.name}-longer --set grpo.max_completion_length={2 * limit}"
+    return f"workbench train {shlex.quote(shown(run.path / 'recipe.yaml'))} {sets}"
 
 
 def _hacked(run: RunDirectory, found: Fields) -> Step:
@@ -124,7 +140,7 @@ def _rung(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
         steps = [Step("finish it?", f"{result['status']} after {result['steps']} steps", more)]
     if evaluation is None:
         why = "how often the trained policy is right decides, and has not been measured"
-        return [*steps, Step("train on?", why, f"workbench eval {run.name}")]
+        return [*steps, Step("train further?", why, f"workbench eval {run.name}")]
     rung = which_rung(
         evaluation,
         num_generations=manifest["settings"]["in_force"]["num_generations"],
@@ -144,7 +160,7 @@ def _rung(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
         ]
         words = ["workbench", "train", shown(run.path / "recipe.yaml")]
         command = shlex.join([*words, *(word for each in sets for word in ("--set", each))])
-    return [*steps, Step("train on?", answer, command)]
+    return [*steps, Step("train further?", answer, command)]
 
 
 def _kept_or_not(run: RunDirectory, evaluation: Evaluation | None) -> Step:

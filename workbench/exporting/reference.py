@@ -14,6 +14,7 @@ from workbench.exporting import apart
 from workbench.exporting.apart import Progress
 from workbench.kinds import Fields, Prompt
 from workbench.recipe import Recipe
+from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task
@@ -145,7 +146,7 @@ def scored(
     import numpy as np
 
     scores = suite.score(rows, texts, ids)
-    right = suite.task.is_right(scores[:, suite.names.index(suite.task.right_function)])
+    right = right_under(suite, scores, 1).filled(False)
     return Written(ids, ended, np.nansum(scores * suite.weights, axis=1).tolist(), right.tolist())
 
 

@@ -27,7 +27,7 @@ from workbench.rewards.groups import (
     dead_kinds,
     nan_mean,
 )
-from workbench.run.batch import ScoredBatch
+from workbench.run.batch import NO_SPREAD, ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, MIXED
 from workbench.run.parts import parts
@@ -50,6 +50,7 @@ class FunctionSummary(NamedTuple):
     # of the advantages' variance, mean over the groups that are not dead; None if all are
     share: float | None
     unscored: int  # completions that it gave no score
+    levels: int = 1  # different scores, each a group's lowest
 
 
 class GroupSummary(NamedTuple):
@@ -57,7 +58,7 @@ class GroupSummary(NamedTuple):
 
     prompt_id: str
     dead: str | None  # one of DEAD_KINDS; None if something is learnt from it
-    right: int  # completions
+    right: float  # completions; NaN: nothing says so
     clipped: int  # completions
     # function -> weighted difference, where that is why it is dead
     cancels: tuple[tuple[str, float], ...] = ()
@@ -97,7 +98,8 @@ class StepSummary:
     functions: tuple[FunctionSummary, ...]
     group_std: float | None  # mean over the groups of the std of the totals
     nonfinite: int  # totals or advantages that are infinite, or advantages that are no number
-    # what its groups were like, by the run's names: their mean std, and shares of the groups
+    # what its groups were like, by the run's names: their mean std, and shares of the groups (NaN:
+    # nothing says which are right)
     metrics: dict[str, float]
     dead: dict[str, int]  # groups by kind, all DEAD_KINDS
     identical_right: int  # groups of identical texts that are right
@@ -118,6 +120,7 @@ class StepSummary:
     # that keep the format, by the task's `format_by`; None if it names none
     formatted: int | None = None
     calls: CallSummary | None = None  # None: every completion is of one turn
+    told: int | None = None  # of which something says whether they are right; None: of all
 
     @property
     def group_count(self) -> int:
@@ -150,7 +153,8 @@ def summaries(batch: ScoredBatch) -> list[StepSummary]:
     def by_batch(values_B: np.ndarray) -> np.ndarray:  # or [P], of all the batches
         return values_B.reshape(len(steps), -1)
 
-    right, lengths = batch.right.astype(bool), np.nan_to_num(lengths)
+    told = ~np.ma.getmaskarray(batch.right)
+    right, lengths = np.ma.filled(batch.right, False).astype(bool), np.nan_to_num(lengths)
     longest = by_batch(lengths).max(axis=1)
     unended = ~(np.ones_like(right) if batch.finished is None else batch.finished)
     if batch.turns:  # a `rollout_func` that had the last word ended the rollout itself
@@ -164,6 +168,7 @@ def summaries(batch: ScoredBatch) -> list[StepSummary]:
         "clipped": clipped,
         "clipped_right": clipped & right,
         "right": right,
+        "told": told,
     }
     if batch.format_by in batch.names:
         scores = batch.scores[:, batch.names.index(batch.format_by)]
@@ -176,7 +181,8 @@ def summaries(batch: ScoredBatch) -> list[StepSummary]:
         "length_correlation": _correlations(batch.totals, lengths, size, len(steps)),
     }
     kinds, right_each = dead_kinds(batch), right.tolist()
-    right_P, clipped_P = (of.reshape(-1, size).sum(axis=1).tolist() for of in (right, clipped))
+    known = np.where(told, right, np.nan)
+    right_P, clipped_P = (of.reshape(-1, size).sum(axis=1).tolist() for of in (known, clipped))
     cancels = [cancelling(batch, at) if kind == CANCELLED else () for at, kind in enumerate(kinds)]
     groups_P = [*zip(batch.prompt_ids[::size], kinds, right_P, clipped_P, cancels, strict=True)]
     stds, made = nan_mean(by_batch(batch.groups.stds[::size])).tolist(), []
@@ -185,19 +191,20 @@ def summaries(batch: ScoredBatch) -> list[StepSummary]:
         texts, dead_as, right_in = batch.completions[own], kinds[groups], right_P[groups]
         commonest, commonest_count = Counter(texts).most_common(1)[0]
         dead = {kind: dead_as.count(kind) for kind in DEAD_KINDS}
+        said = sum(number == number for number in right_in) or math.nan
         metrics = {
-            MIXED: sum(0 < number < size for number in right_in),
-            ALL_RIGHT: right_in.count(size),
-            ALL_WRONG: right_in.count(0),
-            DEAD: sum(dead.values()),
+            GROUP_STD: std,
+            MIXED: sum(0 < number < size for number in right_in) / said,
+            ALL_RIGHT: right_in.count(size) / said,
+            ALL_WRONG: right_in.count(0) / said,
+            DEAD: sum(dead.values()) / len(dead_as),
         }
         summary = StepSummary(
             stage=batch.stage,
             completions=count,
             group_size=size,
             group_std=None if std != std else std,
-            metrics={GROUP_STD: std}
-            | {name: number / len(dead_as) for name, number in metrics.items()},
+            metrics=metrics,
             dead=dead,
             identical_right=[*zip(dead_as, right_in)].count((IDENTICAL, size)),
             distinct_in_groups=sum(
@@ -268,15 +275,20 @@ def _functions(batch: ScoredBatch, batches: int) -> list[tuple[FunctionSummary, 
         by_batch(batch.scores, nan_mean),
         by_batch(low_PF, np.fmin.reduce),
         by_batch(high_PF, np.fmax.reduce),
-        by_batch(high_PF > low_PF, np.sum),
+        by_batch(high_PF - low_PF > NO_SPREAD, np.sum),
         by_batch(shares_PF, nan_mean),
         by_batch(np.isnan(batch.scores), np.sum),
+        by_batch(low_PF, _levels),
     )
     weights = [float(weight) for weight in batch.weights]
     return [
         tuple(map(FunctionSummary, batch.names, weights, *numbers))
         for numbers in zip(*columns, strict=True)
     ]
+
+
+def _levels(values: np.ndarray, axis: int) -> np.ndarray:
+    return 1 + (np.diff(np.sort(values, axis), axis=axis) > NO_SPREAD).sum(axis)
 
 
 def _calls(turns: list[list[Turn]], prompts: list[Prompt], size: int) -> CallSummary:

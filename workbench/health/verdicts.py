@@ -342,8 +342,11 @@ def is_finite(value: object) -> bool:
 
 
 def counts(batches: Sequence[StepSummary], of: str) -> tuple[int, int]:
-    """(completions that are `of` this kind, completions) in some batches."""
+    """(completions that are `of` this kind, completions) in some batches; "right": of those of
+    which a function says so.
+    """
+    of_all = [batch.told if of == "right" else None for batch in batches]
     return (
         sum(getattr(batch, of) or 0 for batch in batches),
-        sum(batch.completions for batch in batches),
+        sum(batch.completions if own is None else own for batch, own in zip(batches, of_all)),
     )

@@ -23,14 +23,16 @@ from workbench.inspection.reading import (
     answer_column_of,
     frame_of,
     needs,
+    quoted,
     shared_start,
 )
 from workbench.kinds import Fields
 from workbench.rewards.answers import find_answer
 from workbench.rewards.compare import quick_same
+from workbench.rewards.right import judges_of
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
-from workbench.run.rollouts import qualified, read_batches, unstated_right
+from workbench.run.rollouts import qualified, query, read_batches, unstated_right
 from workbench.run.turns import Turn
 from workbench.training.transcribing import NOT_CALLED, NOT_READ
 
@@ -97,6 +99,8 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
     for of, row, text, right, ended, kept, turns in _completions(source):
         if columns != (columns := tuple(row)):
             column = _answer_column(row, answer_column, manifest, bool(turns))
+        if right is None:  # no function says so
+            continue
         sizes.update(of)
         answer = str(row.get(column)).strip()
         if len(answers) <= _CHOICES:
@@ -126,6 +130,8 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
     verdict = f"{wrong:,} of {sizes['all']:,} completions are wrong"
     if rows:
         verdict += ": " + ", ".join(f"{why} {share:.0%}" for why, _, share, *_ in rows[:4])
+    if isinstance(source, RunDirectory):
+        verdict += _silence(source, manifest)
     return Listing(
         qualified(verdict, unstated_right(manifest)),
         frame_of(rows, ["cause", "count", "share", "first", "last", "prompt", "example"]),
@@ -218,9 +224,25 @@ def _in_common(texts: Sequence[list[str]], gram: tuple[str, ...]) -> str:
     return " ".join([*before[::-1], *gram, *after])
 
 
+def _silence(run: RunDirectory, manifest: Fields) -> str:
+    # Of how many completions the function that says what is right says nothing, and what does.
+    about = manifest.get("task") or {}
+    weights = (manifest.get("rewards") or {}).get("weights") or {}
+    if (by := about.get("right_by")) not in weights or manifest.get("stages"):
+        return ""
+    scored = f'select step, "group" from rollouts where {quoted("score." + by)} is not null'
+    counted = 'select count("right"), count(*) from rollouts where (step, "group") not in'
+    told, silent = query(run.rollouts, f"{counted} ({scored})").iloc[0].tolist()
+    _, *others = judges_of(weights, by, not unstated_right(manifest), about.get("format_by"))
+    decide = f"; {by} says nothing of {told:,} of them, where {' or '.join(others)} decides"
+    more = f"; {by} says nothing of {silent - told:,} more, which do not count"
+    return decide * (told > 0) + more * (silent > told)
+
+
 def _completions(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]:
-    # Of each: the parts that it belongs to, its row, its text, whether it is right, whether it
-    # ended, whether it keeps the format (None: not measured), and its turns, where it has several.
+    # Of each: the parts that it belongs to, its row, its text, whether it is right (None: nothing
+    # says so), whether it ended, whether it keeps the format (None: not measured), and its turns,
+    # where it has several.
     if isinstance(source, Evaluation):
         rows = source.rows or [{"prompt": prompt} for prompt in source.prompts]
         columns = dict.fromkeys(itertools.chain.from_iterable(rows))  # not every row may have all
@@ -241,7 +263,8 @@ def _completions(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]
             of.add("last")
         kept = np.full(batch.right.shape, None)
         if batch.format_by in batch.names:
-            kept = batch.scores[:, batch.names.index(batch.format_by)] > 0
+            scored = batch.scores[:, batch.names.index(batch.format_by)]
+            kept = np.where(np.isnan(scored), None, scored > 0)
         arrays = (values.tolist() for values in (batch.right, np.asarray(batch.finished), kept))
         turns = batch.turns or [[] for _ in batch.completions]
         yield from ((of, *each) for each in zip(batch.rows, batch.completions, *arrays, turns))

@@ -94,13 +94,17 @@ def regressions(
         ],
         ["prompt", "before", "after", "change", "text_before", "text_after"],
     )
+    worse, gone = f"broken {broken}", f", {lost} never right any more"
+    if unbroken := not (broken or lost):
+        worse, gone = "nothing broke", ""
+    changed = f"{100 * gain:+.0f} points, 95 % interval {in_points(low, high)}"
     verdict = (
-        f"fixed {fixed}, broken {broken}, neither {neither} of {len(change)} prompts (by most of a"
-        f" prompt's completions; exact McNemar p = {p:.2g}), {lost} never right any more; change"
-        f" {100 * gain:+.0f} points, 95 % interval {in_points(low, high)}"
+        f"fixed {fixed}, {worse}, neither {neither} of {len(change)} prompts (by most of a"
+        f" prompt's completions; exact McNemar p = {p:.2g}){gone}; change {changed}"
     )
     numbers: Fields = {"fixed": fixed, "broken": broken, "p": p, "neither": neither, "lost": lost}
-    return Listing(verdict, frame, numbers | {"change": gain, "low": low, "high": high})
+    numbers |= {"change": gain, "low": low, "high": high}
+    return Listing(verdict, frame, numbers, folded=unbroken)
 
 
 def diff_as_text(before: str, after: str) -> str:

@@ -341,20 +341,27 @@ class _Kept:
 
     def _evaluation(self) -> Evaluation:
         asked = self.asked
+
+        def sampled(row: str, who: str = "base") -> Group:
+            return self.groups[self.key(who, "sampled", row)]
+
+        def told(row: str) -> bool:
+            both = sampled(row) + sampled(row, "trained")
+            return any(own["right"] is not None for own in both)
+
+        keys = [*filter(told, asked["rows"])]
+        keys = keys if len(keys) > 1 else asked["rows"]  # none: nothing was right
         rows = [
             {
                 **json.loads(first["columns"]),
                 "prompt": json.loads(first["prompt"]),
                 "prompt_id": first["prompt_id"],
             }
-            for first, *_ in (
-                self.groups[self.key("base", "sampled", row)] for row in asked["rows"]
-            )
+            for first, *_ in map(sampled, keys)
         ]
 
         def of(who: str, how: str = "sampled") -> Measured:
-            groups = [self.groups[self.key(who, how, row)] for row in asked["rows"]]
-            return _measured(groups, rows[0])
+            return _measured([self.groups[self.key(who, how, row)] for row in keys], rows[0])
 
         before, after = of("base"), of("trained")
         steps = [int(who[11:]) for who in asked["adapters"] if who.startswith("checkpoint-")]
@@ -363,7 +370,8 @@ class _Kept:
             curve = {0: before, **curve, asked["steps"]: after}
         greedy = (of("base", "greedy"), of("trained", "greedy")) if asked["greedy"] else None
         prompts = [row["prompt"] for row in rows]
-        return Evaluation(prompts, before, after, self.settings["right_by"], greedy, curve, rows)
+        by, silent = self.settings["right_by"], len(asked["rows"]) - len(keys)
+        return Evaluation(prompts, before, after, by, greedy, curve, rows, silent)
 
 
 def measure_policy(
@@ -403,7 +411,7 @@ def _measured(groups: list[Group], row: Row) -> Measured:
 
     return Measured(
         [[completion["completion"] for completion in group] for group in groups],
-        column("right"),
+        column("right").astype(bool),  # None, where nothing says so, is not
         None if groups[0][0]["format"] is None else column("format"),
         column("finished"),
         column("total"),

@@ -116,6 +116,7 @@ class Evaluation:
     # by step; 0: base. Empty where no checkpoints were asked for
     curve: dict[int, Measured] = field(default_factory=dict)
     rows: Sequence[Row] = ()  # [P] the held-out rows, with their answers
+    silent: int = 0  # further prompts, left out: nothing says what is right of them
 
     @cached_property
     def found(self) -> Fields:
@@ -134,6 +135,7 @@ class Evaluation:
             "gain": dict(zip(_ENDS, statistics.share_gain(*correct))),
             "prompts": prompts,
             "samples": samples,
+            "silent": self.silent,
             "right_by": self.right_by,
             "bootstrap": {"low": float(low), "high": float(high)},
             "needed": statistics.needed(*correct),
@@ -182,6 +184,11 @@ class Evaluation:
         lines = [
             f"{gain_in_words(found)}; {found['prompts']} held-out prompts, {n} completions each"
         ]
+        if self.silent:
+            lines.append(
+                f"{self.silent} more prompts are left out: {self.right_by} scored no completion of"
+                " them"
+            )
         if found["needed"]:
             lines.append(
                 f"the interval contains 0: about {found['needed']:,} more prompts detect such a"
@@ -189,7 +196,8 @@ class Evaluation:
             )
         lines += [
             *filter(None, [form_and_content(found)]),
-            "{word}: {why}".format(**found["verdict"]),
+            "taught or sharpened " * (found["verdict"]["word"] == statistics.UNTOLD)
+            + "{word}: {why}".format(**found["verdict"]),
             f"mean reward {old['reward']:.2f} -> {new['reward']:.2f}; "
             f"ended before the limit {old['finished']:.0%} -> {new['finished']:.0%}",
         ]

@@ -17,6 +17,7 @@ from workbench.health.summary import summarise
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.groups import batch_of
+from workbench.rewards.right import judges_of, right_in
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import (
     DEAD,
@@ -29,7 +30,7 @@ from workbench.run.metrics import (
 )
 from workbench.run.parts import parts
 from workbench.run.rollouts import columns_of, read_part, write_part
-from workbench.task import prompt_key, right_of
+from workbench.task import prompt_key
 from workbench.workspace import resolve, shown
 
 _OTHER = ("step", "prompt", "completion", "advantage")  # columns that are no reward function's
@@ -115,6 +116,7 @@ def _of_trl(
         len([*own]) for frame in frames for _, own in itertools.groupby(frame["prompt"])
     )
     decides = judge or names[0]
+    judges = judges_of(weighted, decides, bool(judge))
     about = {"right_by": decides, "right_at": least, "right_by_default": not judge}
     run = _created(name, weighted, size, task=about)
     for frame in frames:
@@ -124,7 +126,7 @@ def _of_trl(
             [*weighted.values()],
             frame[names].to_numpy(dtype=float),
             frame["completion"].tolist(),
-            right_of(frame[decides], least),
+            right_in(frame[judges].to_numpy(dtype=float), size, least),
             size,
             step=step,
             prompts=prompts,

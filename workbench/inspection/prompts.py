@@ -45,18 +45,23 @@ def through_time(run: RunDirectory, prompt: str) -> Listing:
         )
     [key] = fits
     columns = """step, list(nullif(total, 'nan') order by total desc) as rewards,
-        cast(sum(cast("right" as int)) as int) as right, cast(count(*) as int) as "of",
+        cast(coalesce(sum(cast("right" as int)), 0) as int) as right,
+        cast(count("right") as int) as "of",
         avg(length_tokens) as length_tokens, arg_max(completion, total) as best"""
     ours = f"""{KEY} = {quoted(key, "'")} group by step, "group" order by step, "group\""""
     frame = query(run.rollouts, f"select {columns} from rollouts where {ours}")
     frame["rewards"] = [
         " ".join("-" if own is None else f"{own:.3g}" for own in each) for each in frame["rewards"]
     ]
-    solved = frame[frame["right"] == frame["of"]]["step"]
+    solved = frame[(frame["right"] == frame["of"]) & (frame["of"] > 0)]["step"]
     when = f"all right first at step {solved.iloc[0]}" if len(solved) else "never all right"
-    began, ended = frame["right"].iloc[[0, -1]] / frame["of"].iloc[[0, -1]]
+    told = frame[frame["of"] > 0]
+    said = "nothing says whether a completion is right"
+    if len(told):
+        began, ended = told["right"].iloc[[0, -1]] / told["of"].iloc[[0, -1]]
+        said = f"right {began:.0%} -> {ended:.0%}; {when}"
     times = "once" if len(frame) == 1 else f"{len(frame)} times"
-    verdict = f"{texts[key]}\ndrawn {times}, right {began:.0%} -> {ended:.0%}; {when}"
+    verdict = f"{texts[key]}\ndrawn {times}, {said}"
     return Listing(
         with_meaning(verdict, run),
         frame,
@@ -82,7 +87,8 @@ def never_mixed(run: RunDirectory, least: int | None = None) -> Listing:
         right", "always right" or "no longer right"), groups, reward (mean), example, prompt_id.
     """
     needs(run, RunDirectory)
-    drawn = f'select count(distinct (step, "group")) as groups from rollouts group by {KEY}'
+    drawn = f"""select count(distinct (step, "group")) as groups from rollouts
+        where "right" is not null group by {KEY}"""
     times = query(run.rollouts, drawn)["groups"]
     least = least or (2 if (times > 1).any() else 1)
     groups = f"""select {KEY} as key, step, "group", any_value(prompt) as prompt, avg(cast("right" as double)) as share,

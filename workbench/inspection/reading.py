@@ -53,6 +53,7 @@ class Listing:
     numbers: Fields = field(default_factory=dict)  # the verdict's, for scripts
     # a cell shows rows spread over the table, the last one among them, and not its first
     spread: bool = False
+    folded: bool = False  # a cell shows its verdict alone
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -60,7 +61,7 @@ class Listing:
     @property
     def some(self) -> pandas.DataFrame:
         """The rows that a cell shows; of their prompts what tells them apart."""
-        rows = self.frame.head(SHOWN)
+        rows = self.frame.head(0 if self.folded else SHOWN)
         if self.spread:
             # six, or a few more
             places = {*range(0, len(self), max(1, len(self) // 6)), len(self) - 1}
@@ -77,7 +78,7 @@ class Listing:
 
     def __str__(self) -> str:
         rows = ""
-        if len(self):
+        if len(self.some):
             rows = self.some.to_string(index=False, float_format="%.3g", max_colwidth=60)
         return "\n".join(filter(None, [printable(self.verdict), printable(rows), self.left_out]))
 

@@ -165,13 +165,6 @@ def _std(values: np.ndarray) -> np.ndarray:
     return np.where(count > 0, np.sqrt(total / np.maximum(count - 1, 1)), np.nan)
 
 
-def dead_flags(batch: ScoredBatch) -> np.ndarray:
-    """Which of the P groups teach nothing: [P] bool."""
-    if batch.aggregation == "normalize_then_sum":  # equal totals can hide unequal advantages then
-        return np.abs(batch.advantages).reshape(-1, batch.num_generations).max(axis=1) < NO_SPREAD
-    return np.nan_to_num(batch.groups.stds[:: batch.num_generations]) < NO_SPREAD
-
-
 def dead_kinds(batch: ScoredBatch) -> list[str | None]:
     """Why each of the P groups is dead, one of `DEAD_KINDS` (the plainest reason first); None for a
     group that is not.
@@ -189,11 +182,12 @@ def dead_kinds(batch: ScoredBatch) -> list[str | None]:
             return IDENTICAL
         if cancels_P[index]:
             return CANCELLED
-        if all(batch.right[group]):
+        known = np.ma.compressed(batch.right[group])
+        if len(known) and known.all():
             return ALL_RIGHT
-        return SAME_SCORE if any(batch.right[group]) else ALL_WRONG
+        return ALL_WRONG if len(known) and not known.any() else SAME_SCORE
 
-    return [kind(index) if dead else None for index, dead in enumerate(dead_flags(batch))]
+    return [kind(index) if dead else None for index, dead in enumerate(batch.dead)]
 
 
 def _differ(batch: ScoredBatch) -> np.ndarray:
@@ -251,7 +245,7 @@ def attribution(batch: ScoredBatch, scale_rewards: str | bool | None = None) -> 
     parts_PGF = parts_BF.reshape(-1, size, len(batch.names))
     whole_PG = parts_PGF.sum(axis=2)
     whole_PG = whole_PG - whole_PG.mean(axis=1, keepdims=True)
-    dead_P = dead_flags(batch)
+    dead_P = batch.dead
     variance_P = np.where(dead_P, np.nan, (whole_PG**2).sum(axis=1))
     shares_PF = np.einsum("pgf,pg->pf", parts_PGF, whole_PG) / variance_P[:, None]
     # Two functions that say the same share evenly but for rounding, and that must not choose
@@ -306,7 +300,7 @@ def batch_of(
     weights: Sequence[float],
     scores: object,
     completions: Sequence[str],
-    right: Sequence[bool] | np.ndarray,
+    right: Sequence[bool] | np.ndarray,  # masked: nothing says
     num_generations: int,
     scale_rewards: str | bool = "group",
     aggregation: str = "sum_then_normalize",
@@ -325,7 +319,7 @@ def batch_of(
         "names": list(names),
         "weights": [float(weight) for weight in weights],
         "completions": list(completions),
-        "right": np.asarray(right, dtype=bool),
+        "right": np.ma.asarray(right, dtype=bool),
         "num_generations": num_generations,
         "scale_rewards": scale_rewards,
         "aggregation": aggregation,

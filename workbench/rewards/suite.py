@@ -45,6 +45,7 @@ from workbench.rewards.execution import (
 from workbench.rewards.groups import batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
+from workbench.rewards.right import right_under
 from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
 from workbench.task import Row, Task, load_task
 
@@ -223,12 +224,13 @@ class RewardSuite:
     ) -> ScoredBatch:
         state = call.get("trainer_state")
         ids = call.get("completion_ids") or [[] for _ in call["completions"]]
+        scores = np.array([scored[name].scores for name in self.names], dtype=np.float64).T
         batch = batch_of(
             self.names,
             self.weights,
-            np.array([scored[name].scores for name in self.names], dtype=np.float64).T,
+            scores,
             [completion_text(completion) for completion in call["completions"]],
-            self.task.is_right(scored[self.task.right_function].scores),
+            right_under(self, scores, self.num_generations),
             self.num_generations,
             self.scale_rewards,
             self.aggregation,

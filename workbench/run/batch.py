@@ -47,7 +47,8 @@ class ScoredBatch:
     columns: dict[str, list[Any]]  # the dataset columns that the functions saw, [B] each
     scores: np.ndarray  # [B, F], NaN where a function did not apply or failed
     groups: Groups
-    right: np.ndarray  # [B] bool
+    # [B] bool, masked in a group of which no function says what is right: `np.ma`
+    right: np.ndarray
     stage: str = "1"
     # [B] bool: ended with one of the trainer's EOS tokens; None: not known
     finished: np.ndarray | None = None
@@ -103,18 +104,25 @@ class ScoredBatch:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Shares of the P groups: "mixed" (right and wrong), "all right" and "all wrong", which add
-        up to 1, and "dead".
+        """Shares of the P groups: "dead"; and, of those of which a function says what is right,
+        "mixed" (right and wrong), "all right" and "all wrong", which add up to 1, or are NaN.
         """
-        right = np.reshape(self.right, (-1, self.num_generations)).mean(axis=1)
-        dead = np.nan_to_num(self.groups.stds[:: self.num_generations]) < NO_SPREAD
+        right = np.ma.reshape(self.right, (-1, self.num_generations)).mean(axis=1)
         kinds = {
             "mixed": (right > 0) & (right < 1),
             "all right": right == 1,
             "all wrong": right == 0,
-            "dead": dead,
+            "dead": self.dead,
         }
-        return {kind: float(np.mean(of_kind)) for kind, of_kind in kinds.items()}
+        return {kind: float(np.ma.filled(np.mean(own), np.nan)) for kind, own in kinds.items()}
+
+    @property
+    def dead(self) -> np.ndarray:
+        """Which of the P groups teach nothing: [P] bool."""
+        if self.aggregation == "normalize_then_sum":  # equal totals can hide unequal advantages
+            by_group = np.abs(self.advantages).reshape(-1, self.num_generations)
+            return by_group.max(axis=1) < NO_SPREAD
+        return np.nan_to_num(self.groups.stds[:: self.num_generations]) < NO_SPREAD
 
     @property
     def prompt_ids(self) -> list[str]:

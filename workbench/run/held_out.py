@@ -3,8 +3,9 @@
 `{"event": "held_out", "step", "correct", "low", "high", "gain", "gain_low", "gain_high", "right",
 ...}`: the share of completions that are right and in the strict format, with its 95 % interval; the
 gain over the base on the same prompts, with its own; and in `right` a 0 or a 1 for each prompt, in
-order. Step 0 is the base, whose `adapter` is "base", and then the policy after a warm start, if
-there was one. The completions are in `held_out/`.
+order, or a `-` where no function says so of its completion, which does not count. Step 0 is the
+base, whose `adapter` is "base", and then the policy after a warm start, if there was one. The
+completions are in `held_out/`.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ _FIXED = {
     "group_mean": "float64",
     "group_std": "float64",
     "advantage": "float64",
-    "right": "bool",
+    "right": "bool",  # null: no function says so of its group
     "reward_hash": "string",
 }
 TURNS = "turns"  # JSON of them (turns.py); only where rollouts have some
@@ -328,7 +328,7 @@ def _batch_of(own: Fields, names: list[str], size: int, known: Fields, each: int
         columns=columns,
         scores=np.stack([numbers(f"score.{name}") for name in weights], axis=1),
         groups=Groups(*map(numbers, ("total", "group_mean", "group_std", "advantage"))),
-        right=own["right"].astype(bool),
+        right=np.ma.masked_array(own["right"].astype(bool), np.equal(own["right"], None)),
         finished=np.array([reason != "length" for reason in texts("finish_reason")]),
         reward_hash=next(iter(texts("reward_hash")), None) or "",
         errors={name: each for name, each in errors.items() if each},

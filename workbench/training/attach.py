@@ -110,7 +110,7 @@ def attach(
             _announce(run)
         else:
             TheirSession(run, trainer, stages, watchers)
-            print(f"{run.name}: recorded in {shown(run.path)}; {'; '.join(notes)}")
+            print(f"{run.name}: recorded in {shown(run.path)}", *notes, sep="\n- ")
     except BaseException:
         run.discard()
         raise

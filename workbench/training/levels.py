@@ -267,6 +267,6 @@ def _attempted(
     seed = recipe.seed + start
     groups = scored_groups(loaded[0], task, rows, suite, 1, seed=seed, batch_size=_TOGETHER, **how)
     suite.close()
-    right = sum(group[0]["right"] for group in groups)
+    right = sum(group[0]["right"] or False for group in groups)
     print(f"difficulty: auto: {named}: {right} of {len(rows)} solved", flush=True)
     return {"right": right, "completions": len(rows)}

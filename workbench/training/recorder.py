@@ -166,7 +166,8 @@ class Recorder:
                 # does not move".
                 values.pop(KL, None)
             for name in self._groups[0] if self._groups else ():
-                values[name] = float(np.mean([each[name] for each in self._groups]))
+                if known := [own for each in self._groups if (own := each[name]) == own]:
+                    values[name] = float(np.mean(known))
             self._groups.clear()
             values |= self._weights | self.rows()
             # not in every step, where one learns from what an earlier one generated

@@ -27,6 +27,7 @@ from workbench.errors import DataError
 from workbench.kinds import Fields, Model, Prompt, Tensor, Tokenizer
 from workbench.policies import NAMED
 from workbench.progress import count_line, progress_line
+from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite, call_of_rollouts
 from workbench.run.turns import turns_to_text
 from workbench.task import Row, Task, function_name, load_task
@@ -163,7 +164,7 @@ def scored_groups(
     repeated = [row for row in rows for _ in range(samples)]
     texts, ids = [each.text for each in flat], [each.ids for each in flat]
     scores = suite.score(repeated, texts, ids, given)
-    right = task.is_right(scores[:, suite.names.index(task.right_function)]).tolist()
+    right = right_under(suite, scores, samples).tolist()  # None: nothing says
     totals = np.nansum(scores * suite.weights, axis=1).tolist()
     table = []
     for completion, own, total, is_right in zip(flat, scores.tolist(), totals, right, strict=True):
@@ -174,7 +175,8 @@ def scored_groups(
             "finished": completion.finished,
             "total": total,
             "right": is_right,
-            "format": task.format_by and by_name[task.format_by] > 0,
+            # what no format applies to keeps it
+            "format": task.format_by and not by_name[task.format_by] <= 0,
         }
         if task.for_turns:
             row["turns"] = encodable(turns_to_text(completion.turns))
@@ -385,7 +387,7 @@ def profile_difficulty(
         )
         return [
             Solved(
-                sum(each["right"] for each in group),
+                sum(each["right"] or False for each in group),
                 num_generations,
                 sum(each["finished"] for each in group),
             )

@@ -22,6 +22,7 @@ from workbench.recipe import LoraPart, Recipe
 from workbench.rewards.answers import completion_text
 from workbench.rewards.groups import batch_of
 from workbench.rewards.hashing import reward_hash
+from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
@@ -156,7 +157,7 @@ class TheirSession(Session):
         ids: Sequence[Sequence[int]],
         spent_s: float,
     ) -> ScoredBatch:
-        task, suite = self.stage.scored_by
+        suite = self.stage.scored_by[1]
         scores = scores.detach().double().cpu().numpy()
         names = [name for name in inputs[0] if name not in {"prompt", *RESERVED_COLUMNS}]
         columns = {name: [to_json(row.get(name)) for row in inputs] for name in names}
@@ -166,7 +167,7 @@ class TheirSession(Session):
             suite.weights,
             scores,
             list(map(completion_text, completions)),
-            task.is_right(scores[:, suite.names.index(task.right_function)]),
+            right_under(suite, scores, suite.num_generations),
             suite.num_generations,
             suite.scale_rewards,
             suite.aggregation,

@@ -14,6 +14,7 @@ from workbench.audit.completions import CompletionBuilder, builders, probes
 from workbench.audit.examination import audit_rewards
 from workbench.errors import TaskError, WorkbenchError
 from workbench.rewards.groups import ExplainedGroup, batch_of, explain_in
+from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, load_task
 from workbench.views.audit import audit_view
@@ -72,7 +73,7 @@ class Bench:
         count = len(texts)
         scored = self.suite.score_each([row] * count, texts, quiet=True)
         scores = np.array([scored[name].scores for name in names], dtype=float).T
-        right = self.task.is_right(scored[self.task.right_function].scores)
+        right = right_under(self.suite, scores, count)
         problems = [
             (index, f"{name} {what}")
             for name, each in scored.items()

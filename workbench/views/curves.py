@@ -29,7 +29,6 @@ from workbench.views.look import (
     RED,
     SERIES,
     SMALL,
-    TEXT,
     VIOLET,
     WELL,
     settings,
@@ -38,8 +37,8 @@ from workbench.views.tables import cut, short_name
 
 MOST_MARKS = 60  # vertical lines
 MOST_NUMBERS = 8  # of them that are numbered and explained
-MOST_ALARMS = 4  # that are named over the curve
 MOST_NAMED = 11  # functions in the legend
+ALARM_SIGN = "^"  # of an alarm, above the axes
 _LONGEST_NAME = 20  # characters
 _LEGEND_COLUMNS = 4
 NO_ENTROPY = "not logged by this trainer\n(Unsloth's GPU trainer never logs it)"
@@ -192,8 +191,9 @@ class _HeldOut:
 
 
 class _Alarms:
-    """Where alarms were raised: a line over the rewards, named, with red behind all that follows
-    the first; a line and a red title at the chart that each is about; and a band under the title.
+    """Where alarms were raised: a line over the rewards with a sign above it, and red behind all
+    that follows the first; a line and a red title at the chart that each is about; and a band under
+    the title, which names them.
     """
 
     def __init__(self, figure: Figure, charts: Mapping[str, Chart]) -> None:
@@ -203,9 +203,8 @@ class _Alarms:
         axis = charts["reward"].axis
         across = {"transform": axis.get_xaxis_transform()}
         self.after = axis.fill_between([0, 0], 0, 1, color=RED, alpha=0.08, linewidth=0, **across)
-        box = {"boxstyle": "square,pad=0.15", "facecolor": PAPER, "alpha": 0.85, "linewidth": 0}
-        look = {"fontsize": TEXT, "weight": "bold", "color": RED, "va": "top", "bbox": box}
-        self.names = [axis.text(0, 0, "", zorder=4, **look, **across) for _ in range(MOST_ALARMS)]
+        sign: Fields = {"marker": ALARM_SIGN, "linestyle": "none", "clip_on": False, "color": RED}
+        (self.signs,) = axis.plot([], [], zorder=4, **sign, **across)
 
     def fill(self, alarms: Sequence[Mark], verdicts: Sequence[Verdict], last_step: float) -> None:
         """Place the alarms, and say of each whether it is over."""
@@ -214,12 +213,8 @@ class _Alarms:
             chart.alarmed(sorted({mark.step for mark in own}))
         first = min((mark.step for mark in alarms), default=last_step)
         self.after.set_data([first, last_step], 0, 1)
-        for text in self.names:
-            text.set_visible(False)
-        for place, (text, mark) in enumerate(zip(self.names, alarms)):
-            late = mark.step > 0.78 * last_step
-            text.set(text=f" {ALARM} {mark.text} ", ha="right" if late else "left", visible=True)
-            text.set_position((mark.step, 0.98 - 0.12 * place))
+        steps = sorted({mark.step for mark in alarms})
+        self.signs.set_data(steps, [1.02] * len(steps))
         now = {verdict.name: verdict.state for verdict in verdicts}
         over = [bool(now) and now.get(mark.issue) != "alarm" for mark in alarms]
         said = [

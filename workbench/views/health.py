@@ -66,7 +66,7 @@ def _rest(verdicts: Sequence[Verdict]) -> list[str]:
         if verdict.state == OK and verdict.name == "dead_groups" and verdict.evidence.get("share"):
             # some there are: which, beside the share of the latest step?
             absent.append(f"{verdict.title} ({one_line(verdict.line)})")
-        elif verdict.state == OK:
+        elif verdict.state == OK and not verdict.evidence.get("inert"):
             absent.append(verdict.title)
         elif verdict.state == SKIPPED and (missing := verdict.evidence.get("missing")):
             why = verdict.line.removeprefix("not examined: ")

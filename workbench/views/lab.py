@@ -360,10 +360,11 @@ def _choices(nothing: str, names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _scores_line(group: ExplainedGroup, index: int) -> str:
-    pairs = zip(group.names, group.scores[index], strict=True)
+    columns = zip(group.names, group.scores[index], group.weights, strict=True)
     scores = ", ".join(
         f"{html.escape(plain_text(short_name(name)))} <b>{number(score)}</b>"
-        for name, score in pairs
+        + (f" × {weight:g}" if weight != 1 else "")
+        for name, score, weight in columns
     )
     advantage = group.advantages[index]
     style = f"color:{signed(advantage, MUTED)}"

@@ -37,7 +37,7 @@ _OPEN: dict[str, RunPanel] = {}
 
 
 class RunCell:
-    """A `RunView` in a notebook cell: status, picture, controls, health and group, each updated in
+    """A `RunView` in a notebook cell: status, controls, picture, health and group, each updated in
     place when it changes.
 
     A picture is drawn as often as a share of the time allows, but is never older than `oldest_s`
@@ -62,7 +62,7 @@ class RunCell:
         return self.view.elapsed_s() or 0.0
 
     def _display(self, line: str, controls: object) -> None:
-        """Make the places, with the controls (something to display, or a bundle) below the picture.
+        """Make the places, with the controls (something to display, or a bundle) above the picture.
         What the status line says now stays in a saved terminal.
         """
         from IPython.display import display
@@ -70,12 +70,12 @@ class RunCell:
         status = display(_status(line), raw=True, display_id=True)
         if status is None:  # no notebook: there is nothing to update
             return
-        picture = display({"text/plain": ""}, raw=True, display_id=True)
         steered = None
         if controls is not None:  # widgets change by themselves, and words are taken away
             words = self.controls is None or self.controls.widget is None
             known = {"display_id": True} if words else {}
             steered = display(controls, raw=isinstance(controls, dict), **known)
+        picture = display({"text/plain": ""}, raw=True, display_id=True)
         below = display({"text/plain": ""}, raw=True, display_id=True)
         self.places = {"status": status, "picture": picture, "controls": steered, "below": below}
         self._shown = {"status": _status(line)}
@@ -222,7 +222,7 @@ class LivePlot(RunCell):
             if was_paused:  # a pause is no time of the run that drawing could have a share of
                 self.started += time.monotonic() - self._paused_at
             self._paused_at = time.monotonic()
-            self._say(draw=False)
+            self._say(draw=True)
 
     def end(self, message: str) -> None:
         with self._paid():

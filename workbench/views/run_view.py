@@ -73,6 +73,7 @@ class RunView:
         self.state = state
         self.history = History(state.weights)
         self.marks: list[Mark] = []
+        self.paused_at = 0  # the step after which it was: its row of metrics comes later
         self.held_out: list[Fields] = []  # measurements of held-out prompts
         self.verdicts: list[Verdict] = []
         self.group: ShownGroup | None = None
@@ -102,6 +103,8 @@ class RunView:
         self.fresh = True
         if event.get("event") == "control" and event.get("applied"):
             self.steered |= event.get("by") != "adaptive"
+            if event.get("action") == "pause":
+                self.paused_at = event.get("step") or 0
 
     def show_group(self, batch: ScoredBatch) -> None:
         """Show one group of a batch: another one of each step."""
@@ -136,7 +139,8 @@ class RunView:
         return GAP.join(parts)
 
     def _place(self) -> str:
-        return f"step {self.history.step}" + (f" of {self.total}" if self.total > 0 else "")
+        step = max(self.history.step, self.paused_at * self.state.paused)
+        return f"step {step}" + (f" of {self.total}" if self.total > 0 else "")
 
     def left_s(self, elapsed_s: float | None = None) -> float | None:
         """Seconds until the planned steps are done, predicted from the latest steps (or the mean of

@@ -127,8 +127,9 @@ class TerminalProgress:
             self.say(f"step {event['step']}: held-out {in_numbers(event)}")
 
     def say(self, text: str) -> None:
-        """A line that stays above the bar."""
-        self.bar.console.print(plain_text(text), soft_wrap=True)
+        """A line that stays above the bar; in a terminal it is wrapped at words."""
+        console = self.bar.console
+        console.print(plain_text(text), soft_wrap=not console.is_terminal)
 
     def end(self, message: str) -> None:
         """Keep the run's closing words in `ended`: they are a result, and belong on standard

@@ -4,6 +4,9 @@ control`.
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 import time
 from collections.abc import Iterable, Sequence
 
@@ -57,7 +60,13 @@ def snapshot_text(run: FollowedRun) -> str:
     run.read_group()
     if run.group is not None:
         parts.append(group_text(run.group))
-    return "\n".join(plain_text(line) for part in parts for line in part.splitlines())
+    lines = [plain_text(line) for part in parts for line in part.splitlines()]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    how: Fields = {"subsequent_indent": "    ", "break_on_hyphens": False}
+    # a table's lines keep their blanks, unless they are too long
+    return "\n".join(
+        line if len(line) <= width else textwrap.fill(line, width, **how) for line in lines
+    )
 
 
 def follow(run: FollowedRun, every_s: float = 1.0) -> str:

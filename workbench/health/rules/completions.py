@@ -63,7 +63,7 @@ def dead_groups(view: ExaminedRun) -> Verdict:
         )
         line += f"; {cancel_words(commonest)} cancel in {alike} of {len(shown)} groups"
     worst, _ = kinds.most_common(1)[0]
-    prompts = view.prompts(lambda group: group.dead == worst and group.right < size)
+    prompts = view.prompts(lambda group: group.dead == worst and group.right != size)
     state = ALARM if dead.low > 0.5 else WARNING
     return view.verdict(state, line, evidence, worst, prompts=prompts)
 
@@ -206,7 +206,7 @@ def wasted(view: ExaminedRun) -> Verdict:
     seen: dict[str, list[bool]] = {}
     for batch in batches:
         for group in batch.groups:
-            taught_nothing = group.dead is not None and group.right < batch.group_size
+            taught_nothing = group.dead is not None and group.right != batch.group_size
             seen.setdefault(group.prompt_id, []).append(taught_nothing)
     seen.pop("", None)  # prompts without an id
     again = {prompt: nothing for prompt, nothing in seen.items() if len(nothing) > 1}

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from workbench.health.trends import change_of_share, percent
+from workbench.health.trends import change_of_share, percent, share
 from workbench.health.verdicts import (
     ALARM,
     NOTE,
@@ -127,7 +127,7 @@ def entropy_collapse(view: ExaminedRun) -> Verdict:
     rows, size = min(10, len(values) // 4), min(10, len(batches) // 4)
     first, last = statistics.median(values[:rows]), statistics.median(values[-rows:])
     right = [counts(end, "right") for end in (batches[:size], batches[-size:])]
-    rose, (before, now) = change_of_share(*right), (count / of for count, of in right)
+    rose, (before, now) = change_of_share(*right), (share(*end).value for end in right)
     evidence = {
         "before": first,
         "after": last,
@@ -254,7 +254,8 @@ def inert_settings(view: ExaminedRun) -> Verdict:
     }
     remedies = [f"{', '.join(each.names)}: {each.remedy}" for each in inert if each.remedy]
     return view.verdict(
-        NOTE if inert else OK,
+        # what nobody asked for is no news: the plan says it once
+        NOTE if evidence["inert_requested"] else OK,
         "; ".join(lines) or "no setting can be judged",
         evidence,
         "inert" if remedies else "",

@@ -8,7 +8,7 @@ import functools
 import math
 import statistics
 
-from workbench.health.summary import FunctionSummary
+from workbench.health.summary import FunctionSummary, StepSummary
 from workbench.health.trends import percent, share
 from workbench.health.verdicts import (
     ALARM,
@@ -31,6 +31,9 @@ from workbench.run.metrics import LEARNING_RATE
 # matter that other rewards still rise.
 PAYS_NOTHING, PAYS_NOTHING_FOR_LONG = 128, 1024
 _CLOSE = 1e-9
+# Groups without a difference inside. A function of two scores needs more: a policy that is sure of
+# each prompt, right or wrong, gives it as much.
+ALIKE, ALIKE_IN_TWO = 8, 48
 ENOUGH_TO_TELL, LONG = 16, 60  # batches
 # Nats per token: a policy that is nearer to its base than that has hardly moved. It grows with the
 # square of the learning rate: a usual rate is at some 1e-4 after 20 steps, and a fifth of it at
@@ -38,10 +41,10 @@ ENOUGH_TO_TELL, LONG = 16, 60  # batches
 STILL = 1e-5
 
 
-@rule()
+@rule(groups=8)
 def reward_cannot_pay(view: ExaminedRun) -> Verdict | list[Verdict]:
     """A weighted function that has given every completion the same score, although it could pay
-    more.
+    more, or all completions of each group.
     """
     verdicts = [_constant(view, function) for function in view.functions]
     if constant := [verdict for verdict in verdicts if verdict is not None]:
@@ -73,8 +76,9 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
     high = max((own.high for _, own in history if own.high is not None), default=math.inf)
     at_its_best = best is not None and low >= best - _CLOSE
     unpaid = f", and {seen - count} got no score" if seen > count else ""
-    # the latter: a penalty that never had to strike
-    if high - low > _CLOSE or (at_its_best and best <= 0):
+    if high - low > _CLOSE:
+        return _equal_in_groups(view, function, history)
+    if at_its_best and best <= 0:  # a penalty that never had to strike
         return None
     evidence = {
         "completions": count,
@@ -103,6 +107,34 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
     state = WARNING if view.reward_slope.low > 0 and count < PAYS_NOTHING_FOR_LONG else ALARM
     line += f", and says that it pays up to {best:g}"
     return verdict(state, line, evidence, case, share=percent(cut))
+
+
+def _equal_in_groups(
+    view: ExaminedRun, function: FunctionSummary, history: list[tuple[StepSummary, FunctionSummary]]
+) -> Verdict | None:
+    # Completions of one text score alike, whatever is read; where most groups are all right,
+    # there is nothing left that could differ.
+    batches = [batch for batch, _ in history]
+    groups = sum(
+        (batch.completions - own.unscored) // batch.group_size
+        for batch, own in history
+        if batch.distinct_in_groups > 0.5
+    )
+    ends = {end for _, own in history for end in (own.low, own.high)}
+    levels = max(len(ends), *(own.levels for _, own in history))
+    done = 2 * view.dead_kinds()[ALL_RIGHT] > view.total("group_count")
+    enough = groups >= (ALIKE if levels > 2 else ALIKE_IN_TWO)
+    if done or not enough or any(own.varies for _, own in history):
+        return None
+    name, most = function.name, share(0, groups).high
+    between = all(own.low == own.high for _, own in history)
+    case = "between batches" if between else "between prompts"
+    line = (
+        f"{name} was equal within all {groups} groups (it differs within at most {percent(most)}):"
+        f" it adds 0 % to the advantages, as its score differs only {case}"
+    )
+    evidence: Fields = {"groups": groups, "differs_at_most": most, "weight": function.weight}
+    return view.verdict(WARNING, line, evidence, case, over=batches, function=name)
 
 
 @rule()

@@ -98,6 +98,8 @@ class Curriculum(Feature):
         return {"_generate_and_score_completions": of_level}
 
     def on_batch(self, scored: ScoredBatch) -> None:
+        if not scored.right.count():
+            return  # nothing says so of this batch
         self.shares.append(float(scored.right.mean()))
         self.of_batch = self.level
         level = moved(self.level, self.shares)

@@ -229,11 +229,12 @@ class HeldOut(Feature):
         file = f"step-{step:07d}-{not (step or base):02d}.parquet"
         write_completions(self.run.path / FOLDER / file, records)
         own = [group[0] for group in groups]
-        correct = [each["right"] and each["format"] is not False for each in own]
-        rate, low, high = share(sum(correct), len(correct), Z_95)
+        flag = {None: "-", False: "0", True: "1"}
+        right = [flag[each["right"] and each["format"] is not False] for each in own]
+        rate, low, high = share(right.count("1"), len(right) - right.count("-"), Z_95)
         numbers: Fields = {
             "prompts": len(own),
-            "right": "".join("01"[each] for each in correct),
+            "right": "".join(right),
             "reward": sum(each["total"] for each in own) / len(own),
             "correct": rate,
             "low": low,
@@ -241,7 +242,8 @@ class HeldOut(Feature):
         }
         if self.measurements:
             first = self.measurements[0]
-            gain, low, high = paired_gain(flags(first), flags(numbers))
+            told = [own != ("-", "-") for own in zip(first["right"], right)]
+            gain, low, high = paired_gain(flags(first)[told], flags(numbers)[told])
             numbers |= {"base": first["correct"], "gain": gain, "gain_low": low, "gain_high": high}
         return numbers
 
