@@ -16,6 +16,7 @@ from workbench.kinds import Fields, Trainer, TrainingArguments
 from workbench.recipe import Recipe
 from workbench.run.differences import Differences
 from workbench.run.directory import RunDirectory, open_run
+from workbench.run.metrics import LEARNING_RATE
 from workbench.task import Row, Task
 from workbench.training import around, resuming
 from workbench.training import settings as settings_of
@@ -132,6 +133,7 @@ def continue_run(
     task: Task | None = None,
     watchers: Watchers = None,
     steps: int | None = None,
+    hold_rate: bool = False,
     checkpoint: str | None = None,
     accept_changes: bool = False,
     take_over: bool = False,
@@ -152,7 +154,9 @@ def continue_run(
             is loaded.
         task: the task object, if the run was trained on one without a file.
         watchers: as for `attach`.
-        steps: train this many steps more than the recipe says.
+        steps: train this many steps more than the recipe says. A schedule of the learning rate
+            then runs over all of them; the event `continued` has the rate of the first.
+        hold_rate: with `steps`, keep the last step's learning rate instead.
         checkpoint: resume from this one, `"checkpoint-20"`; None: the newest. Later ones are
             deleted after the first new step.
         accept_changes: resume although the recipe, the rows or the rewards are not those that the
@@ -184,6 +188,17 @@ def continue_run(
             rule="a run resumes up to the steps that its recipe asks for",
             remedy="ask for more: continue_run(run, steps=20), `workbench continue RUN --steps 20`",
         )
+    if hold_rate:
+        rates = [row.get(LEARNING_RATE) for row in run.metrics() if row["step"] <= point.step]
+        held = next(filter(None, reversed(rates)), None)
+        if not (steps and held) or left[-1].number != point.stage:
+            raise RunError(
+                f"{run.name}: hold_rate",
+                rule="the learning rate of the last step is held over steps that are added to the"
+                " stage that it trained",
+                remedy="add --steps N; or leave it out",
+            )
+        point = replace(point, held_rate=held)
     changed = changed_since_begun(run, plan.recipe, left, point)
     check_same(run, changed, accept_changes)
     # the adapter that the run began from may be gone: the checkpoint has what became of it
