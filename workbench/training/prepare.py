@@ -15,6 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
+from workbench.run.machine import environment
 from workbench.task import Task, load_task
 from workbench.training import around
 from workbench.training import settings as settings_of
@@ -42,6 +44,7 @@ from workbench.training.resuming import begun_task
 from workbench.training.settings.algorithms import ALGORITHMS
 from workbench.training.settings.device import Machine, asks_for_vllm
 from workbench.training.settings.in_force import Row
+from workbench.training.settings.values import ENVIRONMENT
 from workbench.training.stages import fit, planned_stages, settled_vllm
 
 if TYPE_CHECKING:
@@ -109,10 +112,33 @@ def prepare(
     notes += around.lines("plan", Asked(recipe, task, stages, steps, run))
     notes += [*of_shape, *chosen, *begins, *_warned(task), *dict.fromkeys(heard)]
     notes += [*instead, *one_gpu(backend, machine), *settings_of.check_in_force(given, built)]
+    notes += [*_never_saved(recipe, settings, steps), *_of_environment(backend, settings)]
     generates = [around.asked("generates", stage, machine, shape) for stage in stages]
     words = ". ".join(dict.fromkeys(itertools.chain(*generates)))
     rows = _rows(recipe, stages, given, built)
     return Plan(recipe, task, machine, tuple(stages), settings, tuple(notes), words, rows, estimate)
+
+
+def _never_saved(recipe: Recipe, settings: Fields, steps: int) -> list[str]:
+    every = settings["save_steps"]
+    if "save_steps" not in recipe.grpo or settings["save_strategy"] != "steps" or not 0 < steps < every:
+        return []
+    return [
+        f"save_steps {every:g} > max_steps {steps}: nothing is saved before the end, and a run that"
+        " is killed begins again"
+    ]
+
+
+def _of_environment(backend: str, settings: Fields) -> list[str]:
+    reads = ("UNSLOTH_" * (backend == "unsloth"), "VLLM_" * bool(settings["use_vllm"]))
+    found = [
+        f"{name} = {value}"
+        for name, value in environment().items()
+        if any(prefix and name.startswith(prefix) for prefix in reads)
+        and any(fnmatchcase(name, kind) for kind in ENVIRONMENT)
+    ]
+    does = "set in the environment, and changes how Unsloth or vLLM compute"
+    return [f"{', '.join(found)}: {does}"] if found else []
 
 
 def _reached(call: Callable[[], object], missed: str, offline: bool) -> tuple[Any, list[str]]:

@@ -79,6 +79,9 @@ def in_force_table(asked: Fields, config: object, given: Fields) -> list[Row]:
         else:
             # None in the class: it is worked out from other settings, or from the machine.
             by = CHANGED_THERE if stock.get(name) is not None else "chosen by Unsloth/TRL"
+        won = (given.get("generation_kwargs") or {}).get(name, now)
+        if won != now:
+            now, by = won, "generation_kwargs"
         rows.append(Row(name, requested, default, now, by))
     return rows
 
