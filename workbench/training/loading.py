@@ -8,6 +8,7 @@ import functools
 import gc
 import json
 import logging
+import math
 import random
 import re
 import sys
@@ -18,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from workbench.cache import cache_folder, file_states, kept
-from workbench.data.rendering import Measure, measured_with
-from workbench.errors import PolicyError, WorkbenchError
+from workbench.data.rendering import Measure, measured_with, prompt_text, with_tools
+from workbench.data.template import template_card
+from workbench.errors import DataError, PolicyError, WorkbenchError
 from workbench.extras import explaining, installed, need, need_train
 from workbench.hub import check_hub
 from workbench.kinds import Fields, Model, Tokenizer
 from workbench.recipe import Recipe
-from workbench.workspace import find, looked_in, resolve, shown, sum_of
+from workbench.training.settings.values import SAMPLING
+from workbench.workspace import find, looked_in, shown, sum_of
 
 TOKENIZER_FILES = [
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
@@ -37,6 +40,11 @@ _DECIDING = [
 ]  # fmt: skip
 _SPACED = "What is 2 + 3 ?\n\tSay it in one word."
 NF4_BLOCK = 64
+# what TRL sets in each call, whatever the policy's own generation_config says
+_TRLS_OWN = {
+    "max_new_tokens", "do_sample", "pad_token_id", "eos_token_id", "temperature", "top_p", "top_k",
+    "repetition_penalty",
+}  # fmt: skip
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 SMALL_BYTES = 400 * 2**20
 # On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in
@@ -102,7 +110,7 @@ def find_adapter(adapter: str | Path) -> str:
     """The folder of a trained adapter: this one, or the newest checkpoint-N in it; PolicyError if
     PEFT saved nothing there.
     """
-    folder = resolve(adapter)
+    folder = find(adapter)
     saved = {
         int(file.parent.name.rpartition("-")[2]): file.parent
         for file in folder.glob("checkpoint-*/adapter_config.json")
@@ -179,6 +187,8 @@ def load_tokenizer(
         tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     tokenizer.eos_ids = with_eos(_eos_of_files(source), tokenizer)
+    config = _content_of(source, "config.json")
+    tokenizer.embedded = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     return tokenizer
 
 
@@ -191,13 +201,55 @@ def measure_of(name: str, chat_template_kwargs: Fields) -> Measure:
     def loaded() -> Measure:
         tokenizer = load_tokenizer(name, chat_template_kwargs)
         check_tokenizer(tokenizer, name)
-        return measured_with(tokenizer)
+        return measuring(tokenizer)
 
-    def measure(files: object, *of: Any) -> tuple[list[str], list[int]]:
+    def checked(files: object, *of: Any) -> tuple[list[str], list[int]]:
         return loaded()(*of)
 
     files = tokenizer_files(name)
-    return functools.partial(kept(measure) if files else measure, files)
+    return functools.partial(kept(checked) if files else checked, files)
+
+
+def measuring(tokenizer: Any) -> Measure:
+    """Measures prompts, and says what in the first one's rendering would make a reward impossible
+    to earn. PolicyError: a prompt has a token that the policy's embedding lacks.
+    """
+    measure = measured_with(tokenizer)
+
+    def measured(kwargs: Fields, rows: list[Any], tools: Any) -> tuple[list[str], list[int]]:
+        notes, lengths = measure(kwargs, rows, tools)
+        lacking = without_embedding(tokenizer)
+        for row in rows if lacking else ():
+            text = prompt_text(row["prompt"], with_tools(tokenizer, tools, row))
+            if found := [token for token in lacking if token in text]:
+                raise no_embedding(tokenizer, found, f"a prompt with {found[0]}")
+        if rows:
+            with contextlib.suppress(DataError):  # it takes no assistant's turn after this prompt
+                card = template_card(tokenizer, rows[0]["prompt"])
+                notes = [*notes, *(f"WARNING: {problem}" for problem in card.problems)]
+        return notes, lengths
+
+    return measured
+
+
+def without_embedding(tokenizer: Any) -> list[str]:
+    """Tokens of a tokenizer beyond the rows of its policy's embedding, where their number is
+    known.
+    """
+    size = getattr(tokenizer, "embedded", None) or math.inf
+    added = tokenizer.get_added_vocab().items()
+    return [token for token, number in added if number >= size]
+
+
+def no_embedding(tokenizer: Any, tokens: Sequence[str], what: str) -> PolicyError:
+    """The error for tokens that a policy cannot read; `what` needs them."""
+    return PolicyError(
+        f"{what}: the tokenizer has {len(tokenizer)} tokens, and the embedding {tokenizer.embedded}"
+        f" rows, none for {', '.join(tokens[:5])}",
+        rule="each token that a policy reads has a row in its embedding",
+        remedy="model.resize_token_embeddings(len(tokenizer)), and save both; or use none of these"
+        " tokens",
+    )
 
 
 def tokenizer_files(name: str | Path) -> Fields:
@@ -212,9 +264,12 @@ def tokenizer_files(name: str | Path) -> Fields:
 
 
 def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
-    """PolicyError for a tokenizer that runs words together: its policy would neither read nor write
-    white space.
+    """PolicyError for a tokenizer that runs words together, whose policy would neither read nor
+    write white space, or that pads or ends with a token that the embedding lacks.
     """
+    special = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token}
+    if needed := [token for token in without_embedding(tokenizer) if token in special]:
+        raise no_embedding(tokenizer, needed, f"policy {str(name)!r}")
     # It warns of the first prompt that is too long, and of no other: the workbench measures all.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     ids = tokenizer(_SPACED, add_special_tokens=False)["input_ids"]
@@ -288,16 +343,42 @@ def with_eos(ids: int | Sequence[int] | None, tokenizer: Tokenizer) -> list[int]
 def _eos_of_files(source: str) -> list[int] | None:
     # What the model's generation_config would say if it were loaded: where there is no such file,
     # its config decides.
-    from transformers.utils import cached_file
-
     for name in ("generation_config.json", "config.json"):
-        # None, or a damaged one, which says so when the model is loaded.
-        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
-            content = json.loads(Path(str(cached_file(source, name))).read_text(encoding="utf-8"))
+        if content := _content_of(source, name):
             ids = content.get("eos_token_id", content.get("text_config", {}).get("eos_token_id"))
             ids = ids if isinstance(ids, list) else [ids]
             return [each for each in ids if isinstance(each, int)]
     return None
+
+
+def _content_of(source: str, name: str, **how: object) -> Fields:
+    # Of a JSON file of a policy; empty: there is none, or a damaged one, which says so when the
+    # model is loaded.
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        file = Path(source, name)
+        if not file.parent.is_dir():
+            from transformers.utils import cached_file
+
+            file = Path(str(cached_file(source, name, **how)))
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def sampled_besides(name: str, settings: Fields) -> list[str]:
+    """A line on what a policy's own generation_config adds to a recipe's settings while completions
+    are sampled; none where vLLM does.
+    """
+    given = {"min_p": settings.get("min_p"), **(settings.get("generation_kwargs") or {})}
+    with contextlib.suppress(PolicyError):
+        source = find_model(name, ask_hub=False)
+        own = _content_of(source, "generation_config.json", local_files_only=True)
+        acts = [key for key in SAMPLING["changes"] if own.get(key) and given.get(key) is None]
+        acts = [f"{key} = {own[key]!r}" for key in acts if key not in _TRLS_OWN]
+        if acts and not settings.get("use_vllm"):
+            does = "acts while completions are sampled, unless generation_kwargs says otherwise"
+            return [f"the policy's generation_config: {', '.join(acts)}: {does}"]
+    return []
 
 
 def with_adapter(model: Model, adapter: str | Path) -> Any:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench import processes
-from workbench.data.rendering import measured_with
 from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
 from workbench.kinds import Fields
 from workbench.printable import printable
@@ -34,12 +33,15 @@ from workbench.training.feature import Asked
 from workbench.training.loading import (
     find_model,
     measure_of,
+    measuring,
+    sampled_besides,
     shape_of_policy,
     without_extras,
 )
 from workbench.training.plan import Memory, Plan, Stage
 from workbench.training.policy import grpo_config
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
+from workbench.training.presets import of_recipe, read_source, recipe_of
 from workbench.training.resuming import begun_task
 from workbench.training.settings.algorithms import ALGORITHMS
 from workbench.training.settings.device import Machine, asks_for_vllm
@@ -55,7 +57,7 @@ _IN_OUR_WORDS = re.compile("luspo|VESPO|importance_sampling_level='sequence'|EXP
 
 
 def prepare(
-    recipe: Recipe,
+    recipe: str | Path | Fields | Recipe,
     task: Task | None = None,
     machine: Machine | None = None,
     *,
@@ -77,7 +79,7 @@ def prepare(
         with_task: False: the recipe's task only stands in for an unknown one, so no prompt is
             looked at.
     """
-    recipe = Recipe.of(recipe)
+    recipe = recipe_of(recipe)
     check_name(recipe.run_name)
     recipe, begins = _begun(recipe, run)
     backend = policy.backend_name if policy else recipe.policy.backend
@@ -113,6 +115,7 @@ def prepare(
     notes += [*of_shape, *chosen, *begins, *_warned(task), *dict.fromkeys(heard)]
     notes += [*instead, *one_gpu(backend, machine), *settings_of.check_in_force(given, built)]
     notes += [*_never_saved(recipe, settings, steps), *_of_environment(backend, settings)]
+    notes += sampled_besides(recipe.policy.name, settings)
     generates = [around.asked("generates", stage, machine, shape) for stage in stages]
     words = ". ".join(dict.fromkeys(itertools.chain(*generates)))
     rows = _rows(recipe, stages, given, built)
@@ -243,8 +246,6 @@ def plan(
             with the remedy. A hub that cannot be reached is a note, and so is memory that cannot be
             estimated.
     """  # noqa: E501
-    from workbench.training.presets import of_recipe, read_source
-
     called, recipe, notes, named, tasked = read_source(source, said)
     with of_recipe(called):
         recipe = settings_of.overridden(recipe, said, steps)
@@ -293,7 +294,7 @@ def _as_loaded(stages: Sequence[Stage], policy: Policy) -> tuple[list[Stage], li
     if own != loaded:
         said = f"chat_template_kwargs = {own}, as the recipe says"
         notes = [f"{said}; the policy was loaded with {loaded}", *notes]
-    measure = measured_with(policy.tokenizer)
+    measure = measuring(policy.tokenizer)
     return [fit(stage, measure, policy.max_seq_length) for stage in stages], notes
 
 

@@ -89,7 +89,7 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
 
 
 def train(
-    recipe: Recipe,
+    recipe: str | Path | Fields | Recipe,
     *,
     policy: Policy | None = None,
     task: Task | None = None,
@@ -108,6 +108,7 @@ def train(
     before its first step leaves nothing behind.
 
     Args:
+        recipe: a recipe, a mapping, a recipe's file, or the name of a preset.
         policy: a loaded policy; None: the recipe's is loaded.
         task: a task object; None: the recipe's is loaded.
         watchers, runs: as for `attach`.
