@@ -133,7 +133,7 @@ def _never_saved(recipe: Recipe, settings: Fields, steps: int) -> list[str]:
 
 
 def _of_environment(backend: str, settings: Fields) -> list[str]:
-    reads = ("UNSLOTH_" * (backend == "unsloth"), "VLLM_" * bool(settings["use_vllm"]))
+    reads = ("UNSLOTH_" * (backend == "unsloth"), "VLLM_" * bool(settings.get("use_vllm")))
     found = [
         f"{name} = {value}"
         for name, value in environment().items()

@@ -136,12 +136,12 @@ def _sampled(settings: Settings) -> list[str]:
     idle = ", ".join(name for name in given if name in SAMPLING["inert"])
     unknown = ", ".join(name for name in given if name not in known)
     if idle:
-        lines.append(f"generation_kwargs: {idle}: changes nothing that is sampled here")
+        lines.append(f"{idle} in generation_kwargs: without effect on what is sampled here")
     if unknown and not settings["use_vllm"]:
         meant = ", ".join(SAMPLING["meant"][name] for name in given if name in SAMPLING["meant"])
-        instead = f"; {meant} in grpo says it" if meant else ""
+        instead = f"; grpo has {meant}" if meant else ""
         why = "transformers has no such setting, and takes any name without a word"
-        lines.append(f"generation_kwargs: {unknown}: does nothing, as {why}{instead}")
+        lines.append(f"{unknown} in generation_kwargs: without effect, as {why}{instead}")
     return lines
 
 
