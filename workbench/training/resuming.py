@@ -118,14 +118,21 @@ def check_finite(model: Model, run: RunDirectory, step: int, weights: Fields | N
         raise not_numbers(run, f"after step {step} {tensors}")
 
 
-def not_numbers(run: RunDirectory, what: str) -> RunError:
+def not_numbers(run: RunDirectory, what: str, updates: int | None = None) -> RunError:
     """The error of a run whose weights, or what they compute, are nan or inf: such weights are
-    never saved.
+    never saved. `updates` of the weights so far: after none the policy itself is damaged.
     """
     good = next(iter(run.saved()), None)
     again = "no checkpoint was saved before"
     if good:
         again = f"`workbench continue {run.name}` resumes from {good.name}"
+    elif updates == 0:
+        return RunError(
+            f"{run.name}: {what}, and nothing has been updated yet",
+            rule="a policy's weights are numbers before it is trained",
+            remedy="download or copy the weights again, or, if they were trained before, take an"
+            " earlier checkpoint: a file of the policy or of its adapter holds nan or inf",
+        )
     return RunError(
         f"{run.name}: {what}",
         rule="a policy whose weights are not numbers learns nothing more",
