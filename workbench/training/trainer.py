@@ -183,12 +183,6 @@ def continue_run(
     if steps:
         _add_steps(run, plan, recipe, steps)
     left = tuple(stage for stage in plan.stages if _unfinished(stage, point))
-    if not left:
-        raise RunError(
-            f"{run.name}: all {point.step} steps are trained",
-            rule="a run resumes up to the steps that its recipe asks for",
-            remedy="ask for more: continue_run(run, steps=20), `workbench continue RUN --steps 20`",
-        )
     if hold_rate:
         rates = [row.get(LEARNING_RATE) for row in run.metrics() if row["step"] <= point.step]
         held = next(filter(None, reversed(rates)), None)
@@ -200,6 +194,12 @@ def continue_run(
                 remedy="add --steps N; or leave it out",
             )
         point = replace(point, held_rate=held)
+    if not left:
+        raise RunError(
+            f"{run.name}: all {point.step} steps are trained",
+            rule="a run resumes up to the steps that its recipe asks for",
+            remedy="ask for more: continue_run(run, steps=20), `workbench continue RUN --steps 20`",
+        )
     changed = changed_since_begun(run, plan.recipe, left, point)
     check_same(run, changed, accept_changes)
     # the adapter that the run began from may be gone: the checkpoint has what became of it
