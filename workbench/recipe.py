@@ -403,44 +403,37 @@ class Recipe(_Part):
             beside.write_text(text, encoding="utf-8")
 
 
-def _beside(content: Fields, folder: Path) -> Fields:
-    # Task files, policies and adapters are looked for beside the recipe first, then in the current
-    # folder and the workspace. A run's folder holds copies, which are not what its recipe names.
+def _paths(content: Fields) -> Iterator[tuple[Fields, str, str]]:
+    # (part, key, value) of each task file, policy and adapter that a recipe's content names
     from workbench.policies import NAMED
 
-    def found(part: Any, *keys: str) -> Any:
-        for key in keys if isinstance(part, dict) else ():
-            name = part.get(key)
-            if not isinstance(name, str) or name in NAMED or (key == "task" and name[-3:] != ".py"):
-                continue
-            own = (folder / name).resolve()
-            with contextlib.suppress(OSError, WorkbenchError):  # it is no path
-                if own.exists() and own != find(name).resolve():
-                    part = part | {key: str(own)}
-        return part
+    policy, stages = content.get("policy"), content.get("stages")
+    places = [(content, "task"), (content, "policy"), (policy, "name"), (policy, "adapter")]
+    places += [(stage, "task") for stage in (stages if isinstance(stages, list) else ())]
+    for part, key in places:
+        name = part.get(key) if isinstance(part, dict) else None
+        if isinstance(name, str) and name not in NAMED and (key != "task" or name[-3:] == ".py"):
+            yield part, key, name
 
-    if (folder / "manifest.json").is_file():
-        return content
-    content = found(content, "task", "policy")
-    parts: Fields = {"policy": found(content.get("policy"), "name", "adapter")}
-    if isinstance(stages := content.get("stages"), list):
-        parts["stages"] = [found(stage, "task") for stage in stages]
-    return content | {key: part for key, part in parts.items() if key in content}
+
+def _beside(content: Fields, folder: Path) -> Fields:
+    # Paths start from the recipe's folder, and are then looked for in the current folder and the
+    # workspace. A run's folder holds copies, which are not what its recipe names.
+    for part, key, name in () if (folder / "manifest.json").is_file() else _paths(content):
+        own = (folder / name).resolve()
+        with contextlib.suppress(OSError, WorkbenchError):  # it is no path
+            if own.exists() and own != find(name).resolve():
+                part[key] = str(own)
+    return content
 
 
 def looked_for_elsewhere(recipe: Recipe, folder: Path) -> list[str]:
-    """A line for each relative path of a recipe in `folder` that is not there, but where `find`
-    looks.
-    """
-    from workbench.policies import NAMED
-
-    named = [recipe.task, *(stage.task for stage in recipe.stages)]
-    named = [name for name in named if name and name.endswith(".py")]
-    named += filter(None, [recipe.policy.name, recipe.policy.adapter])
+    """A line for each path of a recipe in `folder` that is not there, but where `find` looks."""
+    names = dict.fromkeys(name for _, _, name in _paths(recipe.model_dump()))
     return [
         f"{name} is not beside the recipe: {find(name)} is taken"
-        for name in dict.fromkeys(named)
-        if name not in NAMED and not (folder / name).exists() and find(name).exists()
+        for name in names
+        if not (folder / name).exists() and find(name).exists()
     ]
 
 

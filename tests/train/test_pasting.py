@@ -602,7 +602,9 @@ def test_two_names_are_both_said(fields):
     ],
 )
 def test_a_script_of_a_newer_python_is_read_by_what_can_be_read(fields, newer, line):
-    read = read_script(IMPORTS + newer + "GRPOTrainer(model='Qwen/Qwen3-0.6B', args=GRPOConfig(learning_rate=3e-5))\n", fields=fields)
+    read = read_script(
+        IMPORTS + newer + "GRPOTrainer(model='Qwen/Qwen3-0.6B', args=GRPOConfig(learning_rate=3e-5))\n", fields=fields
+    )
     assert read.recipe.grpo["learning_rate"] == 3e-5
     assert read.recipe.policy.name == "Qwen/Qwen3-0.6B"
     import ast

@@ -58,7 +58,9 @@ def kind(name: str) -> tuple[str, str]:
         return "named as inert", f"tried: {seen} differs"
     other = next((words for words, names in OTHERWISE.items() if name in names.split()), "")
     if other:
-        return f"changes {other}" if " " in other and not other.startswith(("only", "several", "precision")) else other, f"tried: {seen}"
+        return f"changes {other}" if " " in other and not other.startswith(
+            ("only", "several", "precision")
+        ) else other, f"tried: {seen}"
     return ("refused", f"tried: {seen}") if seen.endswith("Error") else ("", "")
 
 
@@ -209,7 +211,9 @@ def test_each_key_of_generation_kwargs_does_what_the_table_says():
 
 
 def test_what_is_tried_is_another_value():
-    assert all(value != {**BASE, **given}.get(name, "unset") for name, (value, given, seen) in TRIED_GRPO.items() if "weights" in seen)
+    assert all(
+        value != {**BASE, **given}.get(name, "unset") for name, (value, given, seen) in TRIED_GRPO.items() if "weights" in seen
+    )
     assert all(value != SAMPLED.get(name, "unset") for name, value, seen in TRIED["generation_kwargs"] if seen == "changes")
 
 

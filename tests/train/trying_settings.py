@@ -57,7 +57,9 @@ def trained(**grpo: Any) -> tuple[str, list[dict[str, Any]]]:
     weights = {name: weight for name, weight in trainer.model.named_parameters() if weight.requires_grad}
     summed = hashlib.sha256(b"".join(weights[name].detach().float().numpy().tobytes() for name in sorted(weights)))
     timed = ("time", "second", "memory", "mem_")
-    logs = [{key: each for key, each in row.items() if not any(word in key for word in timed)} for row in trainer.state.log_history]
+    logs = [
+        {key: each for key, each in row.items() if not any(word in key for word in timed)} for row in trainer.state.log_history
+    ]
     return summed.hexdigest(), logs
 
 
@@ -67,7 +69,9 @@ def changed(before: tuple[str, list[Any]], **grpo: Any) -> str:
         now = trained(**grpo)
     except Exception as error:
         return f"{type(error).__name__}"
-    return " and ".join(word for word, one, other in zip(("weights", "logs"), before, now, strict=True) if one != other) or "nothing"
+    return (
+        " and ".join(word for word, one, other in zip(("weights", "logs"), before, now, strict=True) if one != other) or "nothing"
+    )
 
 
 def sampled(policy: Any, **given: Any) -> str | list[list[int]]:
@@ -82,7 +86,11 @@ def sampled(policy: Any, **given: Any) -> str | list[list[int]]:
     prompts = [prompt_text(row["prompt"], tokenizer) for row in list(wb.load_task("arithmetic").rows)[:4] for _ in range(4)]
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False,
                        return_token_type_ids=False)  # fmt: skip
-    ends = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id, "eos_token_id": [tokenizer.eos_token_id]}
+    ends = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": [tokenizer.eos_token_id],
+    }
     torch.manual_seed(0)
     with policy.generating() as model, torch.no_grad():
         try:

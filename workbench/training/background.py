@@ -80,7 +80,10 @@ class Started:
 
 
 def start(
-    recipe: str | Path | Fields | Recipe | RunDirectory, *, runs: str | Path = "runs", steps: int | None = None
+    recipe: str | Path | Fields | Recipe | RunDirectory,
+    *,
+    runs: str | Path = "runs",
+    steps: int | None = None,
 ) -> Started:
     """Train in another process, and return at once.
 

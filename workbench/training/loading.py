@@ -40,11 +40,6 @@ _DECIDING = [
 ]  # fmt: skip
 _SPACED = "What is 2 + 3 ?\n\tSay it in one word."
 NF4_BLOCK = 64
-# what TRL sets in each call, whatever the policy's own generation_config says
-_TRLS_OWN = {
-    "max_new_tokens", "do_sample", "pad_token_id", "eos_token_id", "temperature", "top_p", "top_k",
-    "repetition_penalty",
-}  # fmt: skip
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 SMALL_BYTES = 400 * 2**20
 # On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in
@@ -218,38 +213,29 @@ def measuring(tokenizer: Any) -> Measure:
 
     def measured(kwargs: Fields, rows: list[Any], tools: Any) -> tuple[list[str], list[int]]:
         notes, lengths = measure(kwargs, rows, tools)
-        lacking = without_embedding(tokenizer)
-        for row in rows if lacking else ():
-            text = prompt_text(row["prompt"], with_tools(tokenizer, tools, row))
-            if found := [token for token in lacking if token in text]:
-                raise no_embedding(tokenizer, found, f"a prompt with {found[0]}")
-        if rows:
-            with contextlib.suppress(DataError):  # it takes no assistant's turn after this prompt
-                card = template_card(tokenizer, rows[0]["prompt"])
-                notes = [*notes, *(f"WARNING: {problem}" for problem in card.problems)]
+        if len(tokenizer) > (getattr(tokenizer, "embedded", None) or math.inf):
+            for row in rows:
+                text = prompt_text(row["prompt"], with_tools(tokenizer, tools, row))
+                _check_embedded(tokenizer, text, "a prompt")
+        with contextlib.suppress(DataError):  # it takes no assistant's turn after this prompt
+            problems = template_card(tokenizer, rows[0]["prompt"]).problems if rows else []
+            notes = [*notes, *(f"WARNING: {problem}" for problem in problems)]
         return notes, lengths
 
     return measured
 
 
-def without_embedding(tokenizer: Any) -> list[str]:
-    """Tokens of a tokenizer beyond the rows of its policy's embedding, where their number is
-    known.
-    """
+def _check_embedded(tokenizer: Any, text: str, what: str) -> None:
     size = getattr(tokenizer, "embedded", None) or math.inf
     added = tokenizer.get_added_vocab().items()
-    return [token for token, number in added if number >= size]
-
-
-def no_embedding(tokenizer: Any, tokens: Sequence[str], what: str) -> PolicyError:
-    """The error for tokens that a policy cannot read; `what` needs them."""
-    return PolicyError(
-        f"{what}: the tokenizer has {len(tokenizer)} tokens, and the embedding {tokenizer.embedded}"
-        f" rows, none for {', '.join(tokens[:5])}",
-        rule="each token that a policy reads has a row in its embedding",
-        remedy="model.resize_token_embeddings(len(tokenizer)), and save both; or use none of these"
-        " tokens",
-    )
+    if lacking := [token for token, number in added if number >= size and token in text]:
+        raise PolicyError(
+            f"{what}: the tokenizer has {len(tokenizer)} tokens, and the embedding {size} rows,"
+            f" none for {', '.join(lacking)}",
+            rule="each token that a policy reads has a row in its embedding",
+            remedy="model.resize_token_embeddings(len(tokenizer)), and save both; or leave these"
+            " tokens out",
+        )
 
 
 def tokenizer_files(name: str | Path) -> Fields:
@@ -267,9 +253,8 @@ def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
     """PolicyError for a tokenizer that runs words together, whose policy would neither read nor
     write white space, or that pads or ends with a token that the embedding lacks.
     """
-    special = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token}
-    if needed := [token for token in without_embedding(tokenizer) if token in special]:
-        raise no_embedding(tokenizer, needed, f"policy {str(name)!r}")
+    special = f"{tokenizer.pad_token} {tokenizer.bos_token} {tokenizer.eos_token}"
+    _check_embedded(tokenizer, special, f"policy {str(name)!r}")
     # It warns of the first prompt that is too long, and of no other: the workbench measures all.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     ids = tokenizer(_SPACED, add_special_tokens=False)["input_ids"]
@@ -373,11 +358,11 @@ def sampled_besides(name: str, settings: Fields) -> list[str]:
     with contextlib.suppress(PolicyError):
         source = find_model(name, ask_hub=False)
         own = _content_of(source, "generation_config.json", local_files_only=True)
-        acts = [key for key in SAMPLING["changes"] if own.get(key) and given.get(key) is None]
-        acts = [f"{key} = {own[key]!r}" for key in acts if key not in _TRLS_OWN]
-        if acts and not settings.get("use_vllm"):
+        acting = [key for key in SAMPLING["by_policy"] if own.get(key) and given.get(key) is None]
+        if acting and not settings.get("use_vllm"):
+            values = ", ".join(f"{key} = {own[key]!r}" for key in acting)
             does = "acts while completions are sampled, unless generation_kwargs says otherwise"
-            return [f"the policy's generation_config: {', '.join(acts)}: {does}"]
+            return [f"the policy's generation_config: {values}: {does}"]
     return []
 
 

@@ -7,6 +7,7 @@ without loading its policy.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import itertools
 import logging
 import os
@@ -15,7 +16,6 @@ import tempfile
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,23 +123,18 @@ def prepare(
 
 
 def _never_saved(recipe: Recipe, settings: Fields, steps: int) -> list[str]:
-    every = settings["save_steps"]
-    if "save_steps" not in recipe.grpo or settings["save_strategy"] != "steps" or not 0 < steps < every:
-        return []
-    return [
-        f"save_steps {every:g} > max_steps {steps}: nothing is saved before the end, and a run that"
-        " is killed begins again"
-    ]
+    every, by_steps = settings["save_steps"], settings["save_strategy"] == "steps"
+    does = "nothing is saved before the end, and a run that is killed begins again"
+    beyond = "save_steps" in recipe.grpo and by_steps and 0 < steps < every
+    return [f"save_steps {every:g} > max_steps {steps}: {does}"] if beyond else []
 
 
 def _of_environment(backend: str, settings: Fields) -> list[str]:
-    reads = ("UNSLOTH_" * (backend == "unsloth"), "VLLM_" * bool(settings.get("use_vllm")))
-    found = [
-        f"{name} = {value}"
-        for name, value in environment().items()
-        if any(prefix and name.startswith(prefix) for prefix in reads)
-        and any(fnmatchcase(name, kind) for kind in ENVIRONMENT)
-    ]
+    # Of Unsloth's variables and vLLM's, those that decide numbers.
+    libraries = ["UNSLOTH"] * (backend == "unsloth") + ["VLLM"] * bool(settings.get("use_vllm"))
+    kinds = [kind for kind in ENVIRONMENT if kind.partition("_")[0] in libraries]
+    names = environment()
+    found = [f"{name} = {names[name]}" for kind in kinds for name in fnmatch.filter(names, kind)]
     does = "set in the environment, and changes how Unsloth or vLLM compute"
     return [f"{', '.join(found)}: {does}"] if found else []
 

@@ -372,20 +372,18 @@ class _Reader:
 
     def _name_from_others(self, last: int) -> None:
         # A name in a loader of which nothing else is read is better than another model's.
-        for kind in (f"{_UNSLOTH}|{_TRANSFORMERS}|{_SEES}", _BESIDE):
-            named = [
-                (value, call)
-                for call in self.calls(kind)
-                for name, node in call.arguments
-                if call.line <= last and _FIELDS.get(name) == "policy.name"
-                and isinstance(value := self.value(node), str) and value[:1] not in "./~"
-            ]
-            if named and "policy.name" not in self.stated:
-                value, call = named[0]
-                self._put("policy.name", value, call.line)
-                others = ", ".join(dict.fromkeys(each for each, _ in named if each != value))
-                text = f"policy.name = {value!r}, from {call.name}"
-                self._note(call.line, f"{text}{others and f'; the script also names {others}'}")
+        named: dict[str, Call] = {}
+        for call in [*self.calls(f"{_UNSLOTH}|{_TRANSFORMERS}|{_SEES}"), *self.calls(_BESIDE)]:
+            for name, node in call.arguments if call.line <= last else ():
+                value = self.value(node)
+                hub = isinstance(value, str) and value[:1] not in "./~"
+                if hub and _FIELDS.get(name) == "policy.name":
+                    named.setdefault(value, call)
+        for value, call in [*named.items()][: "policy.name" not in self.stated]:
+            self._put("policy.name", value, call.line)
+            others = ", ".join(other for other in named if other != value)
+            also = f"; the script also names {others}" if others else ""
+            self._note(call.line, f"policy.name = {value!r}, from {call.name}{also}")
 
     def leave_out_unsloth(self) -> None:
         """Leave the script's backend to the machine, where it is not installed."""

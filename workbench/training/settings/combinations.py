@@ -132,16 +132,12 @@ def _sampled(settings: Settings) -> list[str]:
             loss = "; the loss keeps the other" if name == "temperature" else ""
             over = f"wins over {name} = {settings[name]!r}"
             lines.append(f"generation_kwargs.{name} = {value!r} {over} while sampling{loss}")
-    known = {*SAMPLING["changes"], *SAMPLING["inert"], *SAMPLING["refused"]}
-    idle = ", ".join(name for name in given if name in SAMPLING["inert"])
-    unknown = ", ".join(name for name in given if name not in known)
-    if idle:
-        lines.append(f"{idle} in generation_kwargs: without effect on what is sampled here")
-    if unknown and not settings["use_vllm"]:
-        meant = ", ".join(SAMPLING["meant"][name] for name in given if name in SAMPLING["meant"])
-        instead = f"; grpo has {meant}" if meant else ""
-        why = "transformers has no such setting, and takes any name without a word"
-        lines.append(f"{unknown} in generation_kwargs: without effect, as {why}{instead}")
+    idle = [name for name in given if name not in SAMPLING["changes"]]
+    if idle and not settings["use_vllm"]:
+        meant = [SAMPLING["meant"][name] for name in idle if name in SAMPLING["meant"]]
+        instead = f"; grpo has {', '.join(meant)}" if meant else ""
+        does = "without effect on what is sampled, as transformers takes any name without a word"
+        lines.append(f"{', '.join(idle)} in generation_kwargs: {does}{instead}")
     return lines
 
 
