@@ -56,6 +56,8 @@ _UNSLOTH = r"Fast(?:Language|Text)?Model\.from_pretrained"
 _TRANSFORMERS = r"\w+ForCausalLM\.from_pretrained"
 _SEES = r"FastVisionModel\.from_pretrained|\w*(?:ImageText|Conditional|Vision)\w*\.from_pretrained"
 _BESIDE = r"\w*(?:Tokenizer|Processor)\w*\.from_pretrained"
+# of models beside the policy
+_OTHERS = re.compile("(?i)judge|reward|teacher|ref|draft|embed")
 _UNSLOTHS_LORA = r"Fast\w*Model\.get_peft_model"
 _QUANTISED = "BitsAndBytesConfig"
 _READ = f"{_QUANTISED}|{_CONFIG}|{_TRAINER}|{_UNSLOTH}|{_TRANSFORMERS}|{_LORA}|{_UNSLOTHS_LORA}"
@@ -374,7 +376,8 @@ class _Reader:
         # A name in a loader of which nothing else is read is better than another model's.
         named: dict[str, Call] = {}
         for call in [*self.calls(f"{_UNSLOTH}|{_TRANSFORMERS}|{_SEES}"), *self.calls(_BESIDE)]:
-            for name, node in call.arguments if call.line <= last else ():
+            trained = call.line <= last and not _OTHERS.search(" ".join(call.bound_to))
+            for name, node in call.arguments if trained else ():
                 value = self.value(node)
                 hub = isinstance(value, str) and value[:1] not in "./~"
                 if hub and _FIELDS.get(name) == "policy.name":
