@@ -408,7 +408,8 @@ def _paths(content: Fields) -> Iterator[tuple[Fields, str, str]]:
     from workbench.policies import NAMED
 
     policy, stages = content.get("policy"), content.get("stages")
-    places = [(content, "task"), (content, "policy"), (policy, "name"), (policy, "adapter")]
+    places: list[tuple[Any, str]] = [(content, "task"), (content, "policy")]
+    places += [(policy, "name"), (policy, "adapter")]
     places += [(stage, "task") for stage in (stages if isinstance(stages, list) else ())]
     for part, key in places:
         name = part.get(key) if isinstance(part, dict) else None
