@@ -207,10 +207,6 @@ def _is_not(name: str, *unwanted: object) -> Condition:
     return lambda given: given[name] not in unwanted
 
 
-def _never(_: Settings) -> bool:
-    return False
-
-
 clips = _is("loss_type", *CLIPPED_LOSSES)
 by_sequence = _is("importance_sampling_level", "sequence")
 _caps = _is("loss_type", "cispo")
@@ -287,7 +283,7 @@ SWITCHES = (
         "eval_every in the recipe, which measures held-out prompts"),
     Switch("label_smoothing_factor data_seed train_sampling_strategy length_column_name label_names"
         " dataloader_drop_last do_train do_predict restore_callback_states_from_checkpoint",
-        _never, "GRPOTrainer does not read it"),
+        lambda given: False, "GRPOTrainer does not read it"),
     Switch("optim_args optim_target_modules",
         lambda given: "adamw_torch" not in str(given["optim"]),
         "optim = 'adamw_torch' takes none", "an optim that does, such as 'galore_adamw'"),

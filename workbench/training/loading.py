@@ -182,8 +182,8 @@ def load_tokenizer(
         tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     tokenizer.eos_ids = with_eos(_eos_of_files(source), tokenizer)
-    config = _content_of(source, "config.json")
-    tokenizer.embedded = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    size = _said(_content_of(source, "config.json"), "vocab_size")
+    tokenizer.embedded = size if isinstance(size, int) else None
     return tokenizer
 
 
@@ -330,10 +330,16 @@ def _eos_of_files(source: str) -> list[int] | None:
     # its config decides.
     for name in ("generation_config.json", "config.json"):
         if content := _content_of(source, name):
-            ids = content.get("eos_token_id", content.get("text_config", {}).get("eos_token_id"))
+            ids = _said(content, "eos_token_id")
             ids = ids if isinstance(ids, list) else [ids]
             return [each for each in ids if isinstance(each, int)]
     return None
+
+
+def _said(config: Fields, name: str) -> Any:
+    # A model that also sees keeps what is about text apart.
+    own = config.get("text_config")
+    return config.get(name, own.get(name) if isinstance(own, dict) else None)
 
 
 def _content_of(source: str, name: str, **how: object) -> Fields:
