@@ -57,7 +57,7 @@ _TRANSFORMERS = r"\w+ForCausalLM\.from_pretrained"
 _SEES = r"FastVisionModel\.from_pretrained|\w*(?:ImageText|Conditional|Vision)\w*\.from_pretrained"
 _BESIDE = r"\w*(?:Tokenizer|Processor)\w*\.from_pretrained"
 # of models beside the policy
-_OTHERS = re.compile("(?i)judge|reward|teacher|ref|draft|embed")
+_OTHERS = re.compile("(?i)(?<![a-z])(judge|reward|teacher|ref|draft|embed)")
 _UNSLOTHS_LORA = r"Fast\w*Model\.get_peft_model"
 _QUANTISED = "BitsAndBytesConfig"
 _READ = f"{_QUANTISED}|{_CONFIG}|{_TRAINER}|{_UNSLOTH}|{_TRANSFORMERS}|{_LORA}|{_UNSLOTHS_LORA}"
@@ -174,8 +174,8 @@ def _parsed(text: str, source: str) -> tuple[ast.Module, list[str]]:
             newer = attempts.index(attempt) > 2
             return tree, [f"line {number} {why}" for number in lines if newer]
         except SyntaxError as error:
-            at = at or f", line {error.lineno}: {(error.text or '').strip()}"
-            why = error.msg
+            if attempts.index(attempt) < 3:
+                at, why = f", line {error.lineno}: {(error.text or '').strip()}", error.msg
         except ValueError as error:
             why = str(error)
     rule = f"a script is Python {sys.version_info[0]}.{sys.version_info[1]} ({why})"
