@@ -10,7 +10,6 @@ file.
 from __future__ import annotations
 
 import ast
-import functools
 import json
 import re
 import sys
@@ -35,16 +34,16 @@ from workbench.training.settings.names import (
 )
 from workbench.training.settings.values import lacks
 
-_LONGEST = 200_000  # characters of a script
+_LONGEST, _LONGEST_LINE = 200_000, 400  # characters of a script; of a line with newer syntax
 _DOTS = r",\s*\.\.\.\s*(?=[,)])|(?<=\()\s*\.\.\.\s*,"  # `...` among arguments
 # Syntax of a newer Python, which holds no setting -> what an older one reads in its place: quotes
 # inside those of an f-string (3.12), t-strings (3.14), type parameters, aliases, `except A, B:`.
 _NEWER = {
     r"""\b[rR]?[fFtT][rR]?(["'])(?:(?!\1)[^{]|\{\{)*\{[^}\n]*\1.*\1""": 'f""',
     r"""\b[rR]?[tT][rR]?(["'])(?:(?!\1).)*\1""": 'f""',
-    r"(?m)^(\s*(?:async def|def|class) \w+)\[.*?\](?=[(:])": r"\1",
-    r"(?m)^(\s*)type \w+.*=.*$": r"\1pass",
-    r"(?m)^(\s*except) [\w.]+(?:, ?[\w.]+)+(?=:)": r"\1 Exception",
+    r"^(\s*(?:async def|def|class) \w+)\[.*?\](?=[(:])": r"\1",
+    r"^(\s*)type \w+.*=.*$": r"\1pass",
+    r"^(\s*except) [\w.]+(?:, ?[\w.]+)+(?=:)": r"\1 Exception",
 }
 _PASTE = "paste the part that builds the config and loads the model"
 _NOT_READ = "not read: only literals are, and names bound once, at the top level, to one"
@@ -161,7 +160,7 @@ def _parsed(text: str, source: str) -> tuple[ast.Module, list[str]]:
     )
     plain = textwrap.dedent(plain)
     at, why = "", f"{len(text):,} characters; at most {_LONGEST:,} are read"
-    older = functools.reduce(lambda text, kind: re.sub(kind, _NEWER[kind], text), _NEWER, plain)
+    older = "\n".join(map(_older, plain.split("\n")))
     attempts = (text, plain, re.sub(_DOTS, "", plain), older, re.sub(_DOTS, "", older))
     for attempt in attempts if len(text) <= _LONGEST else ():
         try:
@@ -180,6 +179,12 @@ def _parsed(text: str, source: str) -> tuple[ast.Module, list[str]]:
             why = str(error)
     rule = f"a script is Python {sys.version_info[0]}.{sys.version_info[1]} ({why})"
     raise RecipeError(source + at, rule=rule, remedy=_PASTE)
+
+
+def _older(line: str) -> str:
+    for kind, instead in _NEWER.items() if len(line) < _LONGEST_LINE else ():
+        line = re.sub(kind, instead, line)
+    return line
 
 
 class Call(NamedTuple):
