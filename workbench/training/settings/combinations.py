@@ -128,7 +128,8 @@ def _sampled(settings: Settings) -> list[str]:
     """Lines on generation_kwargs that win over other settings, or that do nothing."""
     given, lines = settings.get("generation_kwargs") or {}, []
     for name, value in given.items():
-        if name in settings and value != settings[name]:
+        acts = name in settings and name in SAMPLING["changes"]
+        if acts and value != settings[name]:
             loss = "; the loss keeps the other" if name == "temperature" else ""
             over = f"wins over {name} = {settings[name]!r}"
             lines.append(f"generation_kwargs.{name} = {value!r} {over} while sampling{loss}")
