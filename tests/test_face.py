@@ -134,7 +134,7 @@ def one_reward(completions, **kwargs):
         (lambda: wb.Recipe(policy={"nam": "tiny"}), "policy.nam = 'tiny'.*did you mean 'name'"),
         (lambda: wb.plan({"gpro": {"max_steps": 3}}), "gpro = .*did you mean 'grpo'"),
         (lambda: wb.plan(None), "content = None.*a recipe is"),
-        (lambda: wb.train("cpu"), "content = 'cpu'.*wb.Recipe.load"),
+        (lambda: wb.train("cpuu"), "'cpuu'.*did you mean 'cpu'"),
         (lambda: wb.audit_rewards([one_reward]), "task = .*one_reward.*wb.Task"),
         (lambda: wb.Lab(one_reward), "task = .*one_reward.*wb.Task"),
         (lambda: wb.replay("nowhere", 3), "no run 'nowhere'"),

@@ -232,6 +232,7 @@ def continue_(
     run: str = "latest",
     *,
     steps: int | None = None,
+    hold_rate: bool = False,
     checkpoint: str | None = None,
     accept_changes: bool = False,
     take_over: bool = False,
@@ -244,7 +245,9 @@ def continue_(
 
     Args:
         run: A run by name or path; latest: the last that is not training.
-        steps: Train this many steps more (do not repeat this after a kill).
+        steps: Train this many steps more (do not repeat this after a kill). The learning rate's
+            schedule then runs over all of them.
+        hold_rate: With --steps, keep the last step's learning rate instead.
         checkpoint (--from NAME): Resume from this one, such as checkpoint-20; later ones are
             deleted.
         accept_changes: Resume although recipe, rows or rewards were changed; recorded.
@@ -259,6 +262,7 @@ def continue_(
         opened,
         watchers=[terminal],
         steps=steps,
+        hold_rate=hold_rate,
         checkpoint=checkpoint,
         accept_changes=accept_changes,
         take_over=take_over,

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
-from workbench.errors import RecipeError, nearest
+from workbench.errors import RecipeError, WorkbenchError, nearest
 from workbench.extras import default_backend, installed
 from workbench.kinds import Fields
 from workbench.secret import is_secret, setting
-from workbench.workspace import encodable, find, replace_file
+from workbench.workspace import encodable, find, looked_in, replace_file
 
 # in Python it takes ten times as long, for the largest file a minute
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -352,24 +352,24 @@ class Recipe(_Part):
 
         Raises RecipeError if it is missing, not YAML, or has an unknown or wrongly typed field.
         """
-        path = Path(path)
+        named, path = str(path), find(path)
         if not path.is_file():
             raise RecipeError(
-                f"{path}: no such file",
+                f"{named}: no such file",
                 rule="a recipe is one YAML file",
                 remedy="give the path of a recipe; `workbench demo` leaves one in"
-                " runs/demo/recipe.yaml",
+                f" runs/demo/recipe.yaml; {looked_in()}",
             )
         with path.open("rb") as file:
-            content = read_yaml(file.read(4 * _MOST_CHARACTERS), str(path))
+            content = read_yaml(file.read(4 * _MOST_CHARACTERS), named)
         if not isinstance(content, dict):
             what = "empty" if content is None else f"holds a {type(content).__name__}"
             raise RecipeError(
-                f"{path}: {what}",
+                f"{named}: {what}",
                 rule="a recipe is a mapping of field to value",
                 remedy=f"write `field: value` lines; the fields are {', '.join(cls.model_fields)}",
             )
-        return cls.of(_beside(content, path.parent), str(path))
+        return cls.of(_beside(content, path.parent), named)
 
     def __init__(self, **fields: object) -> None:
         _check_size(fields, "recipe")
@@ -403,20 +403,39 @@ class Recipe(_Part):
             beside.write_text(text, encoding="utf-8")
 
 
-def _beside(content: Fields, folder: Path) -> Fields:
-    # A task file is looked for in the current folder and the workspace first; one that lies beside
-    # the recipe is found, too.
-    def found_beside(part: Any) -> Any:
-        name = part.get("task") if isinstance(part, dict) else None
-        if not isinstance(name, str) or not name.endswith(".py") or find(name).is_file():
-            return part
-        file = folder / name
-        return part | {"task": str(file.resolve())} if file.is_file() else part
+def _paths(content: Fields) -> Iterator[tuple[Fields, str, str]]:
+    # (part, key, value) of each task file, policy and adapter that a recipe's content names
+    from workbench.policies import NAMED
 
-    content = found_beside(content)
-    if isinstance(stages := content.get("stages"), list):
-        content = content | {"stages": [*map(found_beside, stages)]}
+    policy, stages = content.get("policy"), content.get("stages")
+    places: list[tuple[Any, str]] = [(content, "task"), (content, "policy")]
+    places += [(policy, "name"), (policy, "adapter")]
+    places += [(stage, "task") for stage in (stages if isinstance(stages, list) else ())]
+    for part, key in places:
+        name = part.get(key) if isinstance(part, dict) else None
+        if isinstance(name, str) and name not in NAMED and (key != "task" or name[-3:] == ".py"):
+            yield part, key, name
+
+
+def _beside(content: Fields, folder: Path) -> Fields:
+    # Paths start from the recipe's folder, and are then looked for in the current folder and the
+    # workspace. A run's folder holds copies, which are not what its recipe names.
+    for part, key, name in () if (folder / "manifest.json").is_file() else _paths(content):
+        own = (folder / name).resolve()
+        with contextlib.suppress(OSError, WorkbenchError):  # it is no path
+            if own.exists() and own != find(name).resolve():
+                part[key] = str(own)
     return content
+
+
+def looked_for_elsewhere(recipe: Recipe, folder: Path) -> list[str]:
+    """A line for each path of a recipe in `folder` that is not there, but where `find` looks."""
+    names = dict.fromkeys(name for _, _, name in _paths(recipe.model_dump()))
+    return [
+        f"{name} is not beside the recipe: {find(name)} is taken"
+        for name in names
+        if not (folder / name).exists() and find(name).exists()
+    ]
 
 
 _PARTS: dict[Any, type[BaseModel]] = {

@@ -30,6 +30,7 @@ from workbench.training.background import start
 from workbench.training.policy import load_policy
 from workbench.training.resuming import latest_point, sum_of_state
 from workbench.training.trainer import continue_run, train
+from workbench.views.history import add_mark
 
 GRPO = {
     "max_steps": 7,
@@ -203,6 +204,29 @@ def test_a_run_that_is_over_takes_more_steps_if_asked(home, capsys):
     assert "2 steps" not in told
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4]
     assert run.recipe().grpo["max_steps"] == 4
+
+
+@pytest.mark.slow
+def test_added_steps_are_on_the_schedule_of_all_or_on_the_rate_of_the_last(home, capsys):
+    grpo = {"max_steps": 2, "lr_scheduler_type": "linear", "warmup_steps": 0}
+    run = train(recipe(grpo=grpo), policy=fresh(), task=task())
+    with pytest.raises(RunError, match="hold_rate"):
+        continue_run(run, policy=fresh(), task=task(), hold_rate=True, checkpoint="checkpoint-2")
+    continue_run(run, policy=fresh(), task=task(), steps=2)
+    continue_run(run, policy=fresh(), task=task(), steps=1, hold_rate=True)
+    continue_run(run, policy=fresh(), task=task(), steps=1)  # once held, it is
+    rates = [row["learning_rate"] for row in run.metrics()]
+    assert rates == pytest.approx([1e-3, 5e-4, 5e-4, 2.5e-4, 2.5e-4, 2.5e-4])
+    begun = [event for event in run.events() if event["event"] == "continued"]
+    assert [event.get("learning_rate") for event in begun] == [pytest.approx(5e-4), pytest.approx(2.5e-4), None]
+    assert "linear now runs over 4 steps" in begun[0]["schedule"]
+    assert begun[0]["schedule"] in capsys.readouterr().out
+    marks = []
+    for event in run.events():
+        add_mark(marks, event)
+    assert [mark.text for mark in marks if mark.text.startswith("continued")] == [
+        "continued, learning_rate 0.0005", "continued, learning_rate 0.00025", "continued",
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

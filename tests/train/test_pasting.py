@@ -188,6 +188,7 @@ TRAINED = {
             "line 8: args = training_args is left out: not read",
             "line 3: attn_implementation = 'flash_attention_2' is left out",
             "line 3: device_map = 'auto' is left out",
+            "task_type = 'CAUSAL_LM' is what a run trains anyway",
             PLAIN,
             CODE,
             context(512, 96),
@@ -509,7 +510,8 @@ def test_what_asks_for_nothing_needs_no_line(fields):
         "GRPOTrainer('a/b', eval_dataset=None, callbacks=[], optimizers=(None, None), quantization_config=q, peft_config=p)"
     )
     pasted = read_script(script, fields=fields)
-    assert [line for line in pasted.notes if line.startswith("line")] == []
+    [line] = [line for line in pasted.notes if line.startswith("line")]
+    assert line == "line 3: quantization_config = q is read where it is made"
     policy = pasted.recipe.policy
     assert (policy.name, policy.load_in_4bit, policy.dtype) == ("a/b", True, "float16")
 
@@ -545,3 +547,94 @@ def test_a_loader_of_a_vision_model_is_named(loader):
         f'model = {loader}.from_pretrained("a/b-VL")\ntrainer = GRPOTrainer(model=model, args=GRPOConfig(beta=0))'
     ).notes
     assert [note for note in notes if note.startswith(f"line 1: {loader}.from_pretrained is left out")]
+
+
+# -- a name in a loader that is left out; a newer Python; what is read elsewhere -----------------------------------------
+CONFIG = "args = GRPOConfig(learning_rate=1e-5)\n"
+IMPORTS = "from trl import GRPOConfig, GRPOTrainer\nfrom transformers import *\nfrom unsloth import FastVisionModel\n"
+
+
+@pytest.mark.parametrize(
+    ("loader", "name"),
+    [
+        ("model, processor = FastVisionModel.from_pretrained('unsloth/gemma-4-E2B-it', max_seq_length=2048)\n",
+         "unsloth/gemma-4-E2B-it"),
+        ("base = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-0.5B')\nmodel = wrapped(base)\n", "Qwen/Qwen2.5-0.5B"),
+        ("model = Gemma3ForConditionalGeneration.from_pretrained(pretrained_model_name_or_path='google/gemma-3-4b-it')\n",
+         "google/gemma-3-4b-it"),
+        ("tokenizer = AutoTokenizer.from_pretrained('Qwen/Qwen3-0.6B')\nmodel = build()\n", "Qwen/Qwen3-0.6B"),
+        ("ID = 'Qwen/Qwen3-1.7B'\nprocessor = AutoProcessor.from_pretrained(ID)\nmodel = build()\n", "Qwen/Qwen3-1.7B"),
+    ],
+)  # fmt: skip
+def test_a_name_in_a_loader_that_is_left_out_is_the_plan_s_model(fields, loader, name):
+    read = read_script(IMPORTS + loader + CONFIG + "GRPOTrainer(model=model, args=args)\n", fields=fields, backend="transformers")
+    assert (read.recipe.policy.name, read.named) == (name, True)
+    assert [note for note in read.notes if f"policy.name = {name!r}, from" in note]
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        "model = AutoModelForImageTextToText.from_pretrained(sys.argv[1])\n",
+        "tokenizer = AutoTokenizer.from_pretrained('./trained')\nmodel = build()\n",
+        "GRPOTrainer(model=build(), args=args)\njudge = AutoModelForCausalLM.from_pretrained('a/judge')\n",
+    ],
+)
+def test_no_literal_a_folder_and_what_comes_after_training_name_no_model(fields, loader):
+    read = read_script(IMPORTS + CONFIG + loader + "model = None\n", fields=fields, backend="transformers")
+    if "judge" not in loader:
+        assert not read.named
+    assert read.recipe.policy.name == "tiny"
+
+
+def test_two_names_are_both_said(fields):
+    loads = "{} = AutoModelForImageTextToText.from_pretrained('x/{}')\n".format
+    text = loads("judge", "judge") + loads("a", "one") + loads("b", "two")
+    read = read_script(IMPORTS + text + CONFIG + "GRPOTrainer(model=b, args=args)\n", fields=fields, backend="transformers")
+    [line] = [note for note in read.notes if "'x/one'" in note]
+    assert "x/two" in line
+    assert "judge" not in line
+
+
+@pytest.mark.parametrize(
+    ("newer", "line"),
+    [
+        ('print(f"{k["prompts"][0]} and {", ".join(names)}")\n', 4),
+        ("type Rows = list[dict]\n", 4),
+        ("def first[T](rows: list[T]) -> T:\n    return rows[0]\n", 4),
+        ("class Box[T]:\n    pass\n", 4),
+        ("try:\n    pass\nexcept ValueError, KeyError:\n    pass\n", 6),
+        ('text = t"{name} is here"\n', 4),
+    ],
+)
+def test_a_script_of_a_newer_python_is_read_by_what_can_be_read(fields, newer, line):
+    read = read_script(
+        IMPORTS + newer + "GRPOTrainer(model='Qwen/Qwen3-0.6B', args=GRPOConfig(learning_rate=3e-5))\n", fields=fields
+    )
+    assert read.recipe.grpo["learning_rate"] == 3e-5
+    assert read.recipe.policy.name == "Qwen/Qwen3-0.6B"
+    import ast
+
+    try:
+        ast.parse(newer)
+    except SyntaxError:
+        assert [note for note in read.notes if note.startswith(f"line {line} ")]
+
+
+def test_what_is_no_python_of_any_version_is_refused(fields):
+    for text in ("hello this is no python\n", 'x = f"{a["b"]}\nGRPOConfig(learning_rate=1e-5\n'):
+        with pytest.raises(RecipeError, match="a script is Python"):
+            read_script(text, fields=fields)
+
+
+def test_quantization_config_and_task_type_have_a_line(fields):
+    text = (
+        "bits = BitsAndBytesConfig(load_in_4bit=True)\n"
+        "model = AutoModelForCausalLM.from_pretrained('a/b', quantization_config=bits)\n"
+        "lora = LoraConfig(r=8, task_type=TaskType.CAUSAL_LM)\n"
+    )
+    trains = CONFIG + "GRPOTrainer(model=model, args=args, peft_config=lora)\n"
+    read = read_script(IMPORTS + "from peft import *\n" + text + trains, fields=fields, backend="transformers")
+    assert read.recipe.policy.load_in_4bit
+    assert [note for note in read.notes if note.startswith("line 6: quantization_config = bits")]
+    assert [note for note in read.notes if note.startswith("line 7: task_type = 'CAUSAL_LM'")]

@@ -326,7 +326,7 @@ def kinds():
         ({"max_steps": "45"}, "max_steps = '45'.*a whole number.*without quotes"),
         ({"max_steps": 0}, "max_steps = 0.*at least 1, or -1"),
         ({"learning_rate": "abc"}, "learning_rate = 'abc'.*is a number"),
-        ({"learning_rate": -1}, "learning_rate = -1.*above 0.*1e-05 is the default"),
+        ({"learning_rate": -1}, "learning_rate = -1.*at least 0.*1e-05 is the default"),
         ({"learning_rate": math.inf}, "learning_rate = inf.*finite number.*1e-05 is the default"),
         ({"weight_decay": math.inf}, "weight_decay = inf.*finite number"),
         ({"max_grad_norm": math.nan}, "max_grad_norm = nan.*finite number"),

@@ -66,10 +66,12 @@ def render(messages: Any, tokenizer: Any, add_generation_prompt: bool, **more: o
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages)
         value = f"{name}: the chat template refuses messages of {roles}: {error}"
-        remedy = (
-            'where it takes no system message, use system_prompt = "none" and say the format in the'
-            " question"
-        )
+        remedy = "write prompts of the roles that it takes"
+        if "system" in roles:
+            remedy = (
+                "put the system message's words into the user's message in the task file; notebook"
+                ' 01 does it with system_prompt = "none"'
+            )
         raise DataError(value, rule=rule, remedy=remedy) from error
 
 

@@ -56,8 +56,9 @@ class Rung:
         ]
         if self.needed is not None:
             lines.append(
-                f"{self.completions:,} completions cannot rule out a warm start; about"
-                f" {_round(self.needed):,} more would, or trying it: it stops if it finds too few"
+                f"{self.completions:,} completions cannot rule out a warm start: about"
+                f" {_round(self.needed):,} more would. To try one rules it out, too: it stops if it"
+                " finds too few right completions"
             )
         if self.sets:
             lines.append(f"in the recipe: {self.sets}")

@@ -21,7 +21,7 @@ from workbench.errors import PolicyError, RecipeError
 from workbench.hub import check_hub
 from workbench.kinds import Fields
 from workbench.recipe import LoraPart
-from workbench.workspace import resolve
+from workbench.workspace import find
 
 # configurations of models on the hub, for use without it
 KNOWN_FILE = Path(__file__).with_name("shapes.json")
@@ -86,7 +86,7 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
     configurations that ship, the hub.
     """
     text = str(name)
-    folder = policies.folder_of(text) or resolve(text)
+    folder = policies.folder_of(text) or find(text)
     if folder.is_dir():
         return from_config(_of_folder(folder, text), text, local=True)
     if text.startswith((".", "/", "~")) or text.count("/") != 1:

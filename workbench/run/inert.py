@@ -275,9 +275,26 @@ SWITCHES = (
         "a scheduler that takes them, such as lr_scheduler_type = 'cosine_with_min_lr'"),
     Switch("adam_*", lambda given: "adam" in str(given["optim"]),
         "optim is not Adam", "optim = 'adamw_torch'"),
-    Switch("eval_steps eval_delay *_eval_batch_size num_generations_eval",
+    Switch("eval_steps eval_delay eval_do_concat_batches eval_use_gather_object do_eval"
+        " eval_accumulation_steps *_eval_batch_size num_generations_eval *_full_eval"
+        " prediction_loss_only include_for_metrics batch_eval_metrics metric_for_best_model"
+        " greater_is_better",
         _is_not("eval_strategy", "no"), "the trainer evaluates nothing",
         "eval_every in the recipe, which measures held-out prompts"),
+    Switch("label_smoothing_factor data_seed train_sampling_strategy length_column_name label_names"
+        " dataloader_drop_last do_train do_predict restore_callback_states_from_checkpoint",
+        lambda given: False, "GRPOTrainer does not read it"),
+    Switch("optim_args optim_target_modules",
+        lambda given: "adamw_torch" not in str(given["optim"]),
+        "optim = 'adamw_torch' takes none", "an optim that does, such as 'galore_adamw'"),
+    Switch("gradient_checkpointing_kwargs", itemgetter("gradient_checkpointing"),
+        "gradient_checkpointing is off", "gradient_checkpointing = true"),
+    Switch("liger_kernel_config", itemgetter("use_liger_kernel"), "use_liger_kernel is off"),
+    Switch("transformers_continuous_batching_config",
+        itemgetter("use_transformers_continuous_batching"),
+        "use_transformers_continuous_batching is off"),
+    Switch("logging_first_step", lambda given: given["logging_steps"] != 1,
+        "logging_steps = 1 logs every step"),
     Switch("ref_model_*", _is("sync_ref_model", True),
         "sync_ref_model is off, as an adapter has no copy of the reference"),
     Switch("use_bias_correction_kl", itemgetter("beta"), "beta = 0", "beta = 0.001"),

@@ -95,7 +95,9 @@ def attach(
         changed = settings_of.check_in_force(given, trainer.args)
         notes = list(dict.fromkeys([*plan.notes, *changed]))
         recipe, stages = plan.recipe, plan.stages
-        print(*notes, *plan.sentences, sep="\n")
+        for line in [*notes, *plan.sentences]:
+            if line not in plan.shown:  # once is enough
+                print(line)
     else:
         recipe, policy, stages, notes = of_theirs(trainer, run_name, right_by, answer_column)
         more = {"attached": True, "settings_table": []}  # who set what in their config is not known

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from workbench.errors import RunError
 from workbench.extras import need_train
+from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
+from workbench.training.presets import recipe_of
 from workbench.workspace import made, renamed, resolve, shown, workspace, write_json
 
 # Where the child says that its run exists, and where its output goes until then.
@@ -78,7 +80,10 @@ class Started:
 
 
 def start(
-    recipe: Recipe | RunDirectory, *, runs: str | Path = "runs", steps: int | None = None
+    recipe: str | Path | Fields | Recipe | RunDirectory,
+    *,
+    runs: str | Path = "runs",
+    steps: int | None = None,
 ) -> Started:
     """Train in another process, and return at once.
 
@@ -86,14 +91,18 @@ def start(
     >>> run = started.wait()  # or wb.RunPanel(started)
 
     Args:
-        recipe: what to train; or a run to resume.
+        recipe: what to train: a recipe, a mapping, a file, a preset's name; or a run to resume.
         runs: folder for the run directory.
         steps: for a resumed run: train this many steps more than its recipe says.
 
     Raises:
         RunError: for a name that no folder can have.
+        RecipeError: for what is no recipe.
     """  # noqa: E501
     need_train()
+    if not isinstance(recipe, RunDirectory):
+        recipe = recipe_of(recipe)
+        check_name(recipe.run_name)
     starting = resolve(runs) / ".starting"
     folder = starting / secrets.token_hex(4)
     made(folder)
@@ -104,7 +113,6 @@ def start(
         words = ["continue", str(recipe.path)]
         words += ["--steps", str(steps)] if steps else []
     else:
-        check_name(recipe.run_name)
         recipe.save(folder / "recipe.yaml")
         words = ["train", str(folder / "recipe.yaml"), "--runs", str(resolve(runs))]
     told = {

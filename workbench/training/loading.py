@@ -8,6 +8,7 @@ import functools
 import gc
 import json
 import logging
+import math
 import random
 import re
 import sys
@@ -18,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from workbench.cache import cache_folder, file_states, kept
-from workbench.data.rendering import Measure, measured_with
-from workbench.errors import PolicyError, WorkbenchError
+from workbench.data.rendering import Measure, measured_with, prompt_text, with_tools
+from workbench.data.template import template_card
+from workbench.errors import DataError, PolicyError, WorkbenchError
 from workbench.extras import explaining, installed, need, need_train
 from workbench.hub import check_hub
 from workbench.kinds import Fields, Model, Tokenizer
 from workbench.recipe import Recipe
-from workbench.workspace import find, looked_in, resolve, shown, sum_of
+from workbench.training.settings.values import SAMPLING
+from workbench.workspace import find, looked_in, shown, sum_of
 
 TOKENIZER_FILES = [
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
@@ -107,7 +110,7 @@ def find_adapter(adapter: str | Path) -> str:
     """
     from workbench.run.sealed import as_saved
 
-    folder = resolve(adapter)
+    folder = find(adapter)
     saved = {
         int(step): file.parent
         for file in folder.glob("checkpoint-*/adapter_config.json")
@@ -184,6 +187,8 @@ def load_tokenizer(
         tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     tokenizer.eos_ids = with_eos(_eos_of_files(source), tokenizer)
+    size = _said(_content_of(source, "config.json"), "vocab_size")
+    tokenizer.embedded = size if isinstance(size, int) else None
     return tokenizer
 
 
@@ -196,13 +201,46 @@ def measure_of(name: str, chat_template_kwargs: Fields) -> Measure:
     def loaded() -> Measure:
         tokenizer = load_tokenizer(name, chat_template_kwargs)
         check_tokenizer(tokenizer, name)
-        return measured_with(tokenizer)
+        return measuring(tokenizer)
 
-    def measure(files: object, *of: Any) -> tuple[list[str], list[int]]:
+    def checked(files: object, *of: Any) -> tuple[list[str], list[int]]:
         return loaded()(*of)
 
     files = tokenizer_files(name)
-    return functools.partial(kept(measure) if files else measure, files)
+    return functools.partial(kept(checked) if files else checked, files)
+
+
+def measuring(tokenizer: Any) -> Measure:
+    """Measures prompts, and says what in the first one's rendering would make a reward impossible
+    to earn. PolicyError: a prompt has a token that the policy's embedding lacks.
+    """
+    measure = measured_with(tokenizer)
+
+    def measured(kwargs: Fields, rows: list[Any], tools: Any) -> tuple[list[str], list[int]]:
+        notes, lengths = measure(kwargs, rows, tools)
+        if len(tokenizer) > (getattr(tokenizer, "embedded", None) or math.inf):
+            for row in rows:
+                text = prompt_text(row["prompt"], with_tools(tokenizer, tools, row))
+                _check_embedded(tokenizer, text, "a prompt")
+        with contextlib.suppress(DataError):  # it takes no assistant's turn after this prompt
+            problems = template_card(tokenizer, rows[0]["prompt"]).problems if rows else []
+            notes = [*notes, *(f"WARNING: {problem}" for problem in problems)]
+        return notes, lengths
+
+    return measured
+
+
+def _check_embedded(tokenizer: Any, text: str, what: str) -> None:
+    size = getattr(tokenizer, "embedded", None) or math.inf
+    added = tokenizer.get_added_vocab().items()
+    if lacking := [token for token, number in added if number >= size and token in text]:
+        raise PolicyError(
+            f"{what}: the tokenizer has {len(tokenizer)} tokens, and the embedding {size} rows,"
+            f" none for {', '.join(lacking)}",
+            rule="each token that a policy reads has a row in its embedding",
+            remedy="model.resize_token_embeddings(len(tokenizer)), and save both; or leave these"
+            " tokens out",
+        )
 
 
 def tokenizer_files(name: str | Path) -> Fields:
@@ -217,9 +255,11 @@ def tokenizer_files(name: str | Path) -> Fields:
 
 
 def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
-    """PolicyError for a tokenizer that runs words together: its policy would neither read nor write
-    white space.
+    """PolicyError for a tokenizer that runs words together, whose policy would neither read nor
+    write white space, or that pads or ends with a token that the embedding lacks.
     """
+    special = f"{tokenizer.pad_token} {tokenizer.bos_token} {tokenizer.eos_token}"
+    _check_embedded(tokenizer, special, f"policy {str(name)!r}")
     # It warns of the first prompt that is too long, and of no other: the workbench measures all.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     ids = tokenizer(_SPACED, add_special_tokens=False)["input_ids"]
@@ -293,16 +333,48 @@ def with_eos(ids: int | Sequence[int] | None, tokenizer: Tokenizer) -> list[int]
 def _eos_of_files(source: str) -> list[int] | None:
     # What the model's generation_config would say if it were loaded: where there is no such file,
     # its config decides.
-    from transformers.utils import cached_file
-
     for name in ("generation_config.json", "config.json"):
-        # None, or a damaged one, which says so when the model is loaded.
-        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
-            content = json.loads(Path(str(cached_file(source, name))).read_text(encoding="utf-8"))
-            ids = content.get("eos_token_id", content.get("text_config", {}).get("eos_token_id"))
+        if content := _content_of(source, name):
+            ids = _said(content, "eos_token_id")
             ids = ids if isinstance(ids, list) else [ids]
             return [each for each in ids if isinstance(each, int)]
     return None
+
+
+def _said(config: Fields, name: str) -> Any:
+    # A model that also sees keeps what is about text apart.
+    own = config.get("text_config")
+    return config.get(name, own.get(name) if isinstance(own, dict) else None)
+
+
+def _content_of(source: str, name: str, **how: object) -> Fields:
+    # Of a JSON file of a policy; empty: there is none, or a damaged one, which says so when the
+    # model is loaded.
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        file = Path(source, name)
+        if not file.parent.is_dir():
+            from transformers.utils import cached_file
+
+            file = Path(str(cached_file(source, name, **how)))
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def sampled_besides(name: str, settings: Fields) -> list[str]:
+    """A line on what a policy's own generation_config adds to a recipe's settings while completions
+    are sampled; none where vLLM does.
+    """
+    given = {"min_p": settings.get("min_p"), **(settings.get("generation_kwargs") or {})}
+    with contextlib.suppress(PolicyError):
+        source = find_model(name, ask_hub=False)
+        own = _content_of(source, "generation_config.json", local_files_only=True)
+        acting = [key for key in SAMPLING["by_policy"] if own.get(key) and given.get(key) is None]
+        if acting and not settings.get("use_vllm"):
+            values = ", ".join(f"{key} = {own[key]!r}" for key in acting)
+            does = "acts while completions are sampled, unless generation_kwargs says otherwise"
+            return [f"the policy's generation_config: {values}: {does}"]
+    return []
 
 
 def with_adapter(model: Model, adapter: str | Path) -> Any:

@@ -94,6 +94,9 @@ class Plan:
     source: str = "recipe"
     # "task", "policy": not read from a script, so the workbench's own are named
     stand_ins: tuple[str, ...] = ()
+    shown: list[str] = field(
+        default_factory=list, compare=False, repr=False
+    )  # its lines, if it was
 
     HEADER = ("setting", "requested", "default", "effective", "set by")
 
@@ -148,6 +151,7 @@ class Plan:
         return to_json(content)
 
     def __str__(self) -> str:
+        self.shown[:] = [*self.notes, *self.sentences]
         policy = self.recipe.policy
         names = {"task": self.recipe.task, "policy": policy.name}
         task, name = (

@@ -213,6 +213,7 @@ def load_policy(
         }
     with loading.reading(what, **words), loading.bars_for(source):
         model, tokenizer, notes = loads.load_base(source, **how)
+    tokenizer.embedded = model.get_input_embeddings().weight.shape[0]
     loading.check_tokenizer(tokenizer, name)
     # Unsloth may have taken a 4-bit repository in the place of the one that was asked for
     if not Path(source).is_dir():

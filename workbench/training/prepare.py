@@ -7,6 +7,7 @@ without loading its policy.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import itertools
 import logging
 import os
@@ -19,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench import processes
-from workbench.data.rendering import measured_with
 from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
 from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, check_name
+from workbench.run.machine import environment
 from workbench.task import Task, load_task
 from workbench.training import around
 from workbench.training import settings as settings_of
@@ -32,16 +33,20 @@ from workbench.training.feature import Asked
 from workbench.training.loading import (
     find_model,
     measure_of,
+    measuring,
+    sampled_besides,
     shape_of_policy,
     without_extras,
 )
 from workbench.training.plan import Memory, Plan, Stage
 from workbench.training.policy import grpo_config
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
+from workbench.training.presets import of_recipe, read_source, recipe_of
 from workbench.training.resuming import begun_task
 from workbench.training.settings.algorithms import ALGORITHMS
 from workbench.training.settings.device import Machine, asks_for_vllm
 from workbench.training.settings.in_force import Row
+from workbench.training.settings.values import ENVIRONMENT
 from workbench.training.stages import fit, planned_stages, settled_vllm
 
 if TYPE_CHECKING:
@@ -52,7 +57,7 @@ _IN_OUR_WORDS = re.compile("luspo|VESPO|importance_sampling_level='sequence'|EXP
 
 
 def prepare(
-    recipe: Recipe,
+    recipe: str | Path | Fields | Recipe,
     task: Task | None = None,
     machine: Machine | None = None,
     *,
@@ -74,7 +79,7 @@ def prepare(
         with_task: False: the recipe's task only stands in for an unknown one, so no prompt is
             looked at.
     """
-    recipe = Recipe.of(recipe)
+    recipe = recipe_of(recipe)
     check_name(recipe.run_name)
     recipe, begins = _begun(recipe, run)
     backend = policy.backend_name if policy else recipe.policy.backend
@@ -109,10 +114,29 @@ def prepare(
     notes += around.lines("plan", Asked(recipe, task, stages, steps, run))
     notes += [*of_shape, *chosen, *begins, *_warned(task), *dict.fromkeys(heard)]
     notes += [*instead, *one_gpu(backend, machine), *settings_of.check_in_force(given, built)]
+    notes += [*_never_saved(recipe, settings, steps), *_of_environment(backend, settings)]
+    notes += sampled_besides(recipe.policy.name, settings)
     generates = [around.asked("generates", stage, machine, shape) for stage in stages]
     words = ". ".join(dict.fromkeys(itertools.chain(*generates)))
     rows = _rows(recipe, stages, given, built)
     return Plan(recipe, task, machine, tuple(stages), settings, tuple(notes), words, rows, estimate)
+
+
+def _never_saved(recipe: Recipe, settings: Fields, steps: int) -> list[str]:
+    every, by_steps = settings["save_steps"], settings["save_strategy"] == "steps"
+    does = "nothing is saved before the end, and a run that is killed begins again"
+    beyond = "save_steps" in recipe.grpo and by_steps and 0 < steps < every
+    return [f"save_steps {every:g} > max_steps {steps}: {does}"] if beyond else []
+
+
+def _of_environment(backend: str, settings: Fields) -> list[str]:
+    # Of Unsloth's variables and vLLM's, those that decide numbers.
+    libraries = ["UNSLOTH"] * (backend == "unsloth") + ["VLLM"] * bool(settings.get("use_vllm"))
+    kinds = [kind for kind in ENVIRONMENT if kind.partition("_")[0] in libraries]
+    names = environment()
+    found = [f"{name} = {names[name]}" for kind in kinds for name in fnmatch.filter(names, kind)]
+    does = "set in the environment, and changes how Unsloth or vLLM compute"
+    return [f"{', '.join(found)}: {does}"] if found else []
 
 
 def _reached(call: Callable[[], object], missed: str, offline: bool) -> tuple[Any, list[str]]:
@@ -219,8 +243,6 @@ def plan(
             with the remedy. A hub that cannot be reached is a note, and so is memory that cannot be
             estimated.
     """  # noqa: E501
-    from workbench.training.presets import of_recipe, read_source
-
     called, recipe, notes, named, tasked = read_source(source, said)
     with of_recipe(called):
         recipe = settings_of.overridden(recipe, said, steps)
@@ -269,7 +291,7 @@ def _as_loaded(stages: Sequence[Stage], policy: Policy) -> tuple[list[Stage], li
     if own != loaded:
         said = f"chat_template_kwargs = {own}, as the recipe says"
         notes = [f"{said}; the policy was loaded with {loaded}", *notes]
-    measure = measured_with(policy.tokenizer)
+    measure = measuring(policy.tokenizer)
     return [fit(stage, measure, policy.max_seq_length) for stage in stages], notes
 
 

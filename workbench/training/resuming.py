@@ -59,6 +59,7 @@ class Point:
     done: int  # steps of the stage
     state: Fields
     passed_over: tuple[str, ...] = ()  # newer checkpoints, and what is wrong with each
+    held_rate: float | None = None  # the learning rate from here on; None: the schedule's
 
 
 def save_checkpoint(
@@ -117,14 +118,21 @@ def check_finite(model: Model, run: RunDirectory, step: int, weights: Fields | N
         raise not_numbers(run, f"after step {step} {tensors}")
 
 
-def not_numbers(run: RunDirectory, what: str) -> RunError:
+def not_numbers(run: RunDirectory, what: str, updates: int | None = None) -> RunError:
     """The error of a run whose weights, or what they compute, are nan or inf: such weights are
-    never saved.
+    never saved. `updates` of the weights so far: after none the policy itself is damaged.
     """
     good = next(iter(run.saved()), None)
     again = "no checkpoint was saved before"
     if good:
         again = f"`workbench continue {run.name}` resumes from {good.name}"
+    elif updates == 0:
+        return RunError(
+            f"{run.name}: {what}, and nothing has been updated yet",
+            rule="a policy's weights are numbers before it is trained",
+            remedy="download or copy the weights again, or, if they were trained before, take an"
+            " earlier checkpoint: a file of the policy or of its adapter holds nan or inf",
+        )
     return RunError(
         f"{run.name}: {what}",
         rule="a policy whose weights are not numbers learns nothing more",
@@ -308,6 +316,7 @@ class Restored:
         # total: steps of the stage; -1: it follows from epochs
         self.point, self.total = point, total
         self.inexact: list[str] = []
+        self.schedule: Fields = {}  # for the event: the next step's rate, where it is another one
         self._epochs_begun = 0
         self._random: Fields | None = None  # to be put back, once
 
@@ -375,9 +384,7 @@ class Restored:
                 by_parameter.setdefault(int(index), {})[key] = value
         if groups:
             trainer.optimizer.load_state_dict({"state": by_parameter, "param_groups": groups})
-        # Its functions are the recipe's; what was saved are its numbers.
-        schedule = trainer.lr_scheduler
-        schedule.load_state_dict({**schedule.state_dict(), **state["schedule"]})
+        self._reschedule(trainer)
         trainer.state.num_input_tokens_seen = state["tokens"]
         trainer._step = self.point.done * trainer.args.gradient_accumulation_steps
         scaler = trainer.accelerator.scaler
@@ -388,6 +395,29 @@ class Restored:
                 "float16's gradient scaler starts from scratch: steps are skipped until its scale"
                 " fits"
             )
+
+    def _reschedule(self, trainer: Any) -> None:
+        # Its functions are the recipe's; what was saved are its numbers. Where steps were added,
+        # the rate saved for the next step is the old schedule's: after a decay it is 0.
+        schedule, groups = trainer.lr_scheduler, trainer.optimizer.param_groups
+        schedule.load_state_dict({**schedule.state_dict(), **self.point.state["schedule"]})
+        if self.point.held_rate:
+            schedule.held = self.point.held_rate / schedule.base_lrs[0]  # saved with its state
+        if (held := getattr(schedule, "held", None)) is not None:
+            schedule.lr_lambdas = [lambda _: held] * len(groups)
+        parts = zip(schedule.base_lrs, getattr(schedule, "lr_lambdas", ()), strict=False)
+        rates = [base * factor(schedule.last_epoch) for base, factor in parts]
+        if all(math.isclose(rate, group["lr"]) for rate, group in zip(rates, groups, strict=False)):
+            return
+        name, step = trainer.args.lr_scheduler_type.value, self.point.step + 1
+        follows = f"as {name} now runs over {self.total} steps"
+        if held is not None:
+            follows = "held from here on"
+        words = f"learning_rate {rates[0]:.3g} in step {step}, {follows}"
+        self.schedule = {"learning_rate": rates[0], "schedule": words}
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        schedule._last_lr = rates
 
     def epoch_begins(self) -> None:
         """Before the first epoch's prompts are drawn."""

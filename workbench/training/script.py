@@ -34,8 +34,17 @@ from workbench.training.settings.names import (
 )
 from workbench.training.settings.values import lacks
 
-_LONGEST = 200_000  # characters of a script
+_LONGEST, _LONGEST_LINE = 200_000, 400  # characters of a script; of a line with newer syntax
 _DOTS = r",\s*\.\.\.\s*(?=[,)])|(?<=\()\s*\.\.\.\s*,"  # `...` among arguments
+# Syntax of a newer Python, which holds no setting -> what an older one reads in its place: quotes
+# inside those of an f-string (3.12), t-strings (3.14), type parameters, aliases, `except A, B:`.
+_NEWER = {
+    r"""\b[rR]?[fFtT][rR]?(["'])(?:(?!\1)[^{]|\{\{)*\{[^}\n]*\1.*\1""": 'f""',
+    r"""\b[rR]?[tT][rR]?(["'])(?:(?!\1).)*\1""": 'f""',
+    r"^(\s*(?:async def|def|class) \w+)\[.*?\](?=[(:])": r"\1",
+    r"^(\s*)type \w+.*=.*$": r"\1pass",
+    r"^(\s*except) [\w.]+(?:, ?[\w.]+)+(?=:)": r"\1 Exception",
+}
 _PASTE = "paste the part that builds the config and loads the model"
 _NOT_READ = "not read: only literals are, and names bound once, at the top level, to one"
 
@@ -45,6 +54,9 @@ _CONFIG, _TRAINER, _LORA = "GRPOConfig", "GRPOTrainer", "LoraConfig"
 _UNSLOTH = r"Fast(?:Language|Text)?Model\.from_pretrained"
 _TRANSFORMERS = r"\w+ForCausalLM\.from_pretrained"
 _SEES = r"FastVisionModel\.from_pretrained|\w*(?:ImageText|Conditional|Vision)\w*\.from_pretrained"
+_BESIDE = r"\w*(?:Tokenizer|Processor)\w*\.from_pretrained"
+# of models beside the policy
+_OTHERS = re.compile("(?i)(?<![a-z])(judge|reward|teacher|ref|draft|embed)")
 _UNSLOTHS_LORA = r"Fast\w*Model\.get_peft_model"
 _QUANTISED = "BitsAndBytesConfig"
 _READ = f"{_QUANTISED}|{_CONFIG}|{_TRAINER}|{_UNSLOTH}|{_TRANSFORMERS}|{_LORA}|{_UNSLOTHS_LORA}"
@@ -52,7 +64,7 @@ _ARGUMENTS = {
     _CONFIG: ("output_dir",),
     _TRAINER: ("model", "reward_funcs", "args", "train_dataset"),
     _UNSLOTH: ("model_name", "max_seq_length", "dtype", "load_in_4bit"),
-    _TRANSFORMERS: ("model_name",),
+    f"{_TRANSFORMERS}|{_SEES}|{_BESIDE}": ("model_name",),
     _LORA: ("r",),
     _UNSLOTHS_LORA: ("model", "r"),
     "load_dataset": ("path",),
@@ -111,7 +123,7 @@ def read_script(
     it is not Python, or calls nothing known.
     """
     try:
-        reader = _Reader(_parsed(text, source))
+        reader = _Reader(*_parsed(text, source))
         reader.read()
     except (RecursionError, MemoryError) as error:
         raise RecipeError(
@@ -139,7 +151,8 @@ def read_script(
     return Pasted(recipe, notes, "policy.name" in reader.stated, "task" in reader.content)
 
 
-def _parsed(text: str, source: str) -> ast.Module:
+def _parsed(text: str, source: str) -> tuple[ast.Module, list[str]]:
+    # (the script, lines on syntax that this Python lacks).
     # A notebook's own lines become `pass`, for the `if` that one may stand in; continued lines go
     # with them.
     plain = re.sub(
@@ -147,17 +160,31 @@ def _parsed(text: str, source: str) -> ast.Module:
     )
     plain = textwrap.dedent(plain)
     at, why = "", f"{len(text):,} characters; at most {_LONGEST:,} are read"
-    for attempt in (text, plain, re.sub(_DOTS, "", plain)) if len(text) <= _LONGEST else ():
+    older = "\n".join(map(_older, plain.split("\n")))
+    attempts = (text, plain, re.sub(_DOTS, "", plain), older, re.sub(_DOTS, "", older))
+    for attempt in attempts if len(text) <= _LONGEST else ():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about the script's style
-                return ast.parse(attempt)
+                tree = ast.parse(attempt)
+            pairs = zip(plain.split("\n"), older.split("\n"), strict=True)
+            lines = [number for number, (line, now) in enumerate(pairs, 1) if line != now]
+            why = "is read without syntax of a newer Python than this one"
+            newer = attempts.index(attempt) > 2
+            return tree, [f"line {number} {why}" for number in lines if newer]
         except SyntaxError as error:
-            at, why = f", line {error.lineno}: {(error.text or '').strip()}", error.msg
+            if attempts.index(attempt) < 3:
+                at, why = f", line {error.lineno}: {(error.text or '').strip()}", error.msg
         except ValueError as error:
             why = str(error)
     rule = f"a script is Python {sys.version_info[0]}.{sys.version_info[1]} ({why})"
     raise RecipeError(source + at, rule=rule, remedy=_PASTE)
+
+
+def _older(line: str) -> str:
+    for kind, instead in _NEWER.items() if len(line) < _LONGEST_LINE else ():
+        line = re.sub(kind, instead, line)
+    return line
 
 
 class Call(NamedTuple):
@@ -174,9 +201,9 @@ class _Reader:
     `notes`.
     """
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, notes: list[str]) -> None:
         self.content: Fields = {"policy": {}, "lora": {}, "grpo": {}}
-        self.notes: list[str] = []
+        self.notes = notes
         self.stated: dict[str, tuple[object, int]] = {}  # recipe field -> (value, line)
         self.modules: dict[str, str] = {}  # imported name -> its full name
         self.nodes = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
@@ -297,12 +324,16 @@ class _Reader:
                 pairs += value.items()
             elif ast.unparse(node) not in self.results:  # else it is read where it is made
                 pairs.append((name, value))
+            elif name == "quantization_config":
+                self._note(call.line, f"{name} = {ast.unparse(node)} is read where it is made")
         config = _is(call.name, _CONFIG)
         for name, value in pairs:
             where = f"grpo.{name}" if config else _FIELDS.get(name)
             new = value if config else _as_recipe(name, value)
             if isinstance(value, ast.AST) or new is ... or not where:
                 usual = value in _NOTHING or _AS_IT_IS.get(name, ...) == value
+                if name == "task_type" and usual:
+                    self._note(call.line, f"{name} = {value!r} is what a run trains anyway")
                 if not usual and not _CODE.fullmatch(name):
                     self._leave_out(call.line, name, value)
             elif new is None and not config:
@@ -329,6 +360,7 @@ class _Reader:
         # The task, where the dataset is one that ships; a note on reward functions and data.
         for call in self.calls(_SEES):
             self._note(call.line, f"{call.name} is left out: only loaders of text models are read")
+        self._name_from_others(trainers[-1].line if trainers else sys.maxsize)
         if "policy.name" not in self.stated:
             text = "no model name could be read in the script: policy.name stays"
             self.notes.append(f"{text} {Recipe().policy.name!r}")
@@ -344,6 +376,22 @@ class _Reader:
                 " put them into a task file (notebook 02 writes one), and name it in `task:`, now"
                 f" {Recipe().task!r}"
             )
+
+    def _name_from_others(self, last: int) -> None:
+        # A name in a loader of which nothing else is read is better than another model's.
+        named: dict[str, Call] = {}
+        for call in [*self.calls(f"{_UNSLOTH}|{_TRANSFORMERS}|{_SEES}"), *self.calls(_BESIDE)]:
+            trained = call.line <= last and not _OTHERS.search(" ".join(call.bound_to))
+            for name, node in call.arguments if trained else ():
+                value = self.value(node)
+                hub = isinstance(value, str) and value[:1] not in "./~"
+                if hub and _FIELDS.get(name) == "policy.name":
+                    named.setdefault(value, call)
+        for value, call in [*named.items()][: "policy.name" not in self.stated]:
+            self._put("policy.name", value, call.line)
+            others = ", ".join(other for other in named if other != value)
+            also = f"; the script also names {others}" if others else ""
+            self._note(call.line, f"policy.name = {value!r}, from {call.name}{also}")
 
     def leave_out_unsloth(self) -> None:
         """Leave the script's backend to the machine, where it is not installed."""

@@ -175,6 +175,9 @@ class StagedSession(Session):
             total = last.offset + last.steps if last.steps > 0 else state.max_steps
             recorder.tell("begin", self.run, total, stage.settings)
             details = self.around.merged("started")
+            if restored and restored.schedule:
+                details |= restored.schedule
+                print(restored.schedule["schedule"], flush=True)
             if restored and restored.inexact:
                 details["inexact"] = "; ".join(restored.inexact)
             recorder.event("continued" if self.point else "started", begun_at, **details)

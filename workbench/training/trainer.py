@@ -16,6 +16,7 @@ from workbench.kinds import Fields, Trainer, TrainingArguments
 from workbench.recipe import Recipe
 from workbench.run.differences import Differences
 from workbench.run.directory import RunDirectory, open_run
+from workbench.run.metrics import LEARNING_RATE
 from workbench.task import Row, Task
 from workbench.training import around, resuming
 from workbench.training import settings as settings_of
@@ -88,7 +89,7 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
 
 
 def train(
-    recipe: Recipe,
+    recipe: str | Path | Fields | Recipe,
     *,
     policy: Policy | None = None,
     task: Task | None = None,
@@ -107,6 +108,7 @@ def train(
     before its first step leaves nothing behind.
 
     Args:
+        recipe: a recipe, a mapping, a recipe's file, or the name of a preset.
         policy: a loaded policy; None: the recipe's is loaded.
         task: a task object; None: the recipe's is loaded.
         watchers, runs: as for `attach`.
@@ -132,6 +134,7 @@ def continue_run(
     task: Task | None = None,
     watchers: Watchers = None,
     steps: int | None = None,
+    hold_rate: bool = False,
     checkpoint: str | None = None,
     accept_changes: bool = False,
     take_over: bool = False,
@@ -152,7 +155,9 @@ def continue_run(
             is loaded.
         task: the task object, if the run was trained on one without a file.
         watchers: as for `attach`.
-        steps: train this many steps more than the recipe says.
+        steps: train this many steps more than the recipe says. A schedule of the learning rate
+            then runs over all of them; the event `continued` has the rate of the first.
+        hold_rate: with `steps`, keep the last step's learning rate instead.
         checkpoint: resume from this one, `"checkpoint-20"`; None: the newest. Later ones are
             deleted after the first new step.
         accept_changes: resume although the recipe, the rows or the rewards are not those that the
@@ -178,6 +183,17 @@ def continue_run(
     if steps:
         _add_steps(run, plan, recipe, steps)
     left = tuple(stage for stage in plan.stages if _unfinished(stage, point))
+    if hold_rate:
+        rates = [row.get(LEARNING_RATE) for row in run.metrics() if row["step"] <= point.step]
+        held = next(filter(None, reversed(rates)), None)
+        if not (steps and held) or left[-1].number != point.stage:
+            raise RunError(
+                f"{run.name}: hold_rate",
+                rule="the learning rate of the last step is held over steps that are added to the"
+                " stage that it trained",
+                remedy="add --steps N; or leave it out",
+            )
+        point = replace(point, held_rate=held)
     if not left:
         raise RunError(
             f"{run.name}: all {point.step} steps are trained",

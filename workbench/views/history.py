@@ -168,7 +168,9 @@ def add_mark(marks: list[Mark], event: Fields) -> None:
     match event.get("event"):
         case "continued":
             marks[:] = [before for before in marks if before.after <= after]
-            marks.append(Mark(step + 1, STAGE, "continued", after))
+            rate = event.get("learning_rate")
+            at_rate = f", learning_rate {rate:.3g}" if isinstance(rate, float) else ""
+            marks.append(Mark(step + 1, STAGE, f"continued{at_rate}", after))
         case "health" if event.get("state") == "alarm":
             issue = str(event.get("name"))
             if all(before.issue != issue for before in marks):  # it may come and go

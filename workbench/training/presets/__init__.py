@@ -11,7 +11,8 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from workbench.errors import RecipeError, nearest
-from workbench.recipe import Recipe
+from workbench.kinds import Fields
+from workbench.recipe import Recipe, looked_for_elsewhere
 from workbench.workspace import find, shown, workspace
 
 FOLDER = Path(__file__).parent
@@ -49,6 +50,11 @@ def find_recipe(name_or_path: str | Path) -> Path:
     )
 
 
+def recipe_of(source: str | Path | Fields | Recipe) -> Recipe:
+    """The recipe that is meant: itself, a mapping, a recipe's file, or the name of a preset."""
+    return Recipe.load(find_recipe(source)) if isinstance(source, str | Path) else Recipe.of(source)
+
+
 @contextlib.contextmanager
 def of_recipe(name: str) -> Generator[None]:
     """A RecipeError raised inside says which file or preset it is of; "recipe": it is of none."""
@@ -79,7 +85,8 @@ def read_source(
     if file.suffix != ".py" or not file.is_file():
         file = find_recipe(source)
         name = str(source) if file.stem == str(source) else shown(file)
-        return name, Recipe.load(file), [], True, True
+        recipe = Recipe.load(file)
+        return name, recipe, looked_for_elsewhere(recipe, file.parent), True, True
     try:
         text = file.read_text(encoding="utf-8")
         return shown(file), *read_script(text, shown(file), backend=backend)

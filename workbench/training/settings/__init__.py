@@ -1,3 +1,4 @@
+# ruff: noqa: F401  names for others to read here
 """What a recipe's settings become (names, values, batch, device), checked before anything is
 loaded.
 
@@ -26,30 +27,6 @@ from workbench.training.settings.device import Machine, asks_for_vllm, fitted
 from workbench.training.settings.in_force import asked_of, built, check_in_force, in_force_table
 from workbench.training.settings.names import TURNS, overridden, with_new_names
 from workbench.training.settings.values import DEFAULTS, check_lora, check_values, field_kinds
-
-__all__ = [
-    "DEFAULTS",
-    "TURNS",
-    "Batch",
-    "Machine",
-    "asked_of",
-    "batch",
-    "batch_line",
-    "built",
-    "check_in_force",
-    "check_lengths",
-    "check_lora",
-    "check_prompts",
-    "check_values",
-    "field_kinds",
-    "field_names",
-    "in_force_table",
-    "normalised",
-    "overridden",
-    "papers_fields",
-    "stages_decide",
-    "with_new_names",
-]  # fmt: skip
 
 
 def normalised(

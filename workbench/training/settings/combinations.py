@@ -26,6 +26,7 @@ from workbench.run.inert import (
 )
 from workbench.training.settings.algorithms import asked_settings
 from workbench.training.settings.in_force import defaults_of, plain_setting
+from workbench.training.settings.values import SAMPLING
 
 LEAST_FOR_LORA, MUCH_BETA = 1e-6, 0.05
 # the paper's are 3e-4 and 4e-4: a mean over a sequence moves far less than one token's ratio
@@ -114,7 +115,31 @@ def applying(own: _Own) -> Fields:
             own["gpu_memory_utilization"] != PolicyPart().gpu_memory_utilization
             and not (own["use_vllm"] and own.recipe.policy.backend == "unsloth")
         ),
+        "no_rate": own["learning_rate"] == 0,
+        "noise_while_sampling": own["neftune_noise_alpha"],
+        "never_warm": (
+            own["warmup_steps"] >= own["max_steps"] > 0
+            and not str(own["lr_scheduler_type"]).endswith("constant")
+        ),
     }
+
+
+def _sampled(settings: Settings) -> list[str]:
+    """Lines on generation_kwargs that win over other settings, or that do nothing."""
+    given, lines = settings.get("generation_kwargs") or {}, []
+    for name, value in given.items():
+        acts = name in settings and name in SAMPLING["changes"]
+        if acts and value != settings[name]:
+            loss = "; the loss keeps the other" if name == "temperature" else ""
+            over = f"wins over {name} = {settings[name]!r}"
+            lines.append(f"generation_kwargs.{name} = {value!r} {over} while sampling{loss}")
+    idle = [name for name in given if name not in SAMPLING["changes"]]
+    if idle and not settings["use_vllm"]:
+        meant = [SAMPLING["meant"][name] for name in idle if name in SAMPLING["meant"]]
+        instead = f"; grpo has {', '.join(meant)}" if meant else ""
+        does = "without effect on what is sampled, as transformers takes any name without a word"
+        lines.append(f"{', '.join(idle)} in generation_kwargs: {does}{instead}")
+    return lines
 
 
 def completed(settings: Settings, defaults: Settings) -> Settings:
@@ -161,6 +186,7 @@ def advice(recipe: Recipe, settings: Settings) -> list[str]:
             does = "do" if len(idle.names) > 1 else "does"
             remedy = f"; to make a difference: {idle.remedy}" if idle.remedy else ""
             lines.append(f"{', '.join(idle.names)} {does} nothing here: {idle.why}{remedy}")
+        lines += _sampled(settings)
     mode = own["vllm_importance_sampling_mode"]
     by_token = ("token_truncate", "token_mask")
     if own["loss_type"] == "vespo" and corrects_vllm(settings) and mode not in by_token:

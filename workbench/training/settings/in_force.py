@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.settings.values import DEFAULTS as OWN
-from workbench.training.settings.values import SHOWN
+from workbench.training.settings.values import SAMPLING, SHOWN
 
 # Of a config's fields those that decide no number, or are a path or a secret.
 _ELSEWHERE = r"report_to|run_name|project|disable_tqdm|local_rank|model_init_kwargs|push_to_hub|(resume|hub|trackio)_.*"  # noqa: E501
@@ -79,6 +79,9 @@ def in_force_table(asked: Fields, config: object, given: Fields) -> list[Row]:
         else:
             # None in the class: it is worked out from other settings, or from the machine.
             by = CHANGED_THERE if stock.get(name) is not None else "chosen by Unsloth/TRL"
+        won = (given.get("generation_kwargs") or {}).get(name, now)
+        if won != now and name in SAMPLING["changes"]:
+            now, by = won, "generation_kwargs"
         rows.append(Row(name, requested, default, now, by))
     return rows
 

@@ -22,6 +22,8 @@ CHOICES: dict[str, list[Any]] = _TABLE["choices"]
 RANGES: dict[str, Fields] = {name: each for each in _TABLE["ranges"] for name in each["names"]}
 _REFUSED = {name: each for each in _TABLE["refused"] for name in each["names"]}
 SHOWN: list[str] = _TABLE["shown"]
+SAMPLING: Fields = _TABLE["generation_kwargs"]
+ENVIRONMENT: list[str] = _TABLE["environment"]
 BOUNDS: dict[str, Function] = {
     "above": operator.gt,
     "at_least": operator.ge,
@@ -58,15 +60,32 @@ def check_values(settings: Fields, kinds: dict[str, set[type]]) -> None:
     for name, value in settings.items():
         if name == "chat_template_kwargs":
             template_kwargs(value)
-        if name == "generation_kwargs":
-            for idle, why in _TABLE["not_generated"].items():
-                if idle in (value or ()):
-                    said = f"grpo.generation_kwargs.{idle} = {value[idle]!r}"
-                    raise RecipeError(said, rule=why, remedy="leave it out")
         check = _choice if name in CHOICES else _value
         if fault := check(name, value, settings, kinds.get(name, set())):
             rule, remedy = fault
             raise RecipeError(f"grpo.{name} = {value!r}", rule=rule, remedy=remedy)
+    given = settings.get("generation_kwargs") or {}
+    if not isinstance(given, dict):
+        rule, remedy = "generation_kwargs is a mapping", "for example {top_h: 0.3}"
+        raise RecipeError(f"grpo.generation_kwargs = {given!r}", rule=rule, remedy=remedy)
+    for name, value in given.items():
+        if fault := _generated(name, value, settings):
+            said, rule = f"grpo.generation_kwargs.{name} = {value!r}", fault[0]
+            raise RecipeError(said, rule=rule, remedy=fault[1])
+
+
+def _generated(name: str, value: object, settings: Fields) -> tuple[str, str] | None:
+    # (rule, remedy) for one of generation_kwargs that cannot work.
+    if value and (why := SAMPLING["refused"].get(name)):
+        return why, "leave it out"
+    if name == "do_sample" and value is False:
+        return "the completions of a group differ, or it teaches nothing", "leave it out"
+    own = {"max_new_tokens": "max_completion_length"}.get(name)
+    if settings.get("use_vllm"):
+        own = SAMPLING["meant"].get(name)
+    if own and value != (1 if own == "num_generations" else settings[own]):
+        return f"lengths and groups are counted by grpo.{own}", f"leave it out, and set {own}"
+    return _value(name, value, settings, set()) if name in RANGES else None
 
 
 def _default(name: str) -> str:

@@ -115,8 +115,8 @@ class DecodingLoop(Feature):
         from workbench.training.features.generation.decoding import NotNumbers
 
         if isinstance(error, NotNumbers):
-            step = self.session.trainer.state.global_step + 1
-            return not_numbers(self.session.run, f"in step {step} {error}")
+            step = self.session.trainer.state.global_step
+            return not_numbers(self.session.run, f"in step {step + 1} {error}", step)
         return error
 
     def result(self, seconds: float) -> Fields:
