@@ -139,6 +139,8 @@ class Endpoint:
         try:
             with self._opener.open(request, timeout=self.timeout_s) as response:
                 content = response.read(_MOST_BYTES)
+                if response.length and len(content) < _MOST_BYTES:  # which a bounded read hides
+                    raise http.client.IncompleteRead(content, response.length)
         except urllib.error.HTTPError as error:
             content = b""
             with error, contextlib.suppress(OSError, http.client.HTTPException):
@@ -160,7 +162,8 @@ class Endpoint:
             ValueError, LookupError, TypeError, AttributeError, RecursionError
         ):
             answer = json.loads(content)
-            text, used = answer["choices"][0]["message"]["content"], answer.get("usage") or {}
+            text, used = answer["choices"][0]["message"]["content"], answer.get("usage")
+            used = used if isinstance(used, dict) else {}
             return Reply(
                 text if isinstance(text, str) else "",
                 _count(used.get("prompt_tokens")),
@@ -178,7 +181,7 @@ def _is_local(host: str) -> bool:
 
 
 def _count(tokens: object) -> int | None:
-    return tokens if isinstance(tokens, int) and tokens >= 0 else None
+    return tokens if type(tokens) is int and tokens >= 0 else None
 
 
 def _holds_key(value: Any, name: str = "") -> bool:
