@@ -293,7 +293,7 @@ def modules_of_tasks() -> list[ModuleType]:
     ]
 
 
-def _executed_as(path: Path) -> Path:
+def _executed_as(path: Path, *before: Path) -> Path:
     # A run's own copy is executed in the place of the file that it was copied from: what that one
     # reads lies there.
     try:
@@ -301,8 +301,9 @@ def _executed_as(path: Path) -> Path:
         source = Path(manifest["task"]["source"])
     except (OSError, ValueError, KeyError, TypeError):
         return path
-    copied = path.name == "task.py" and source.suffix == ".py" and source != path
-    return _executed_as(source) if copied else path
+    before = (*before, path)  # copies may name each other
+    copied = path.name == "task.py" and source.suffix == ".py" and source not in before
+    return _executed_as(source, *before) if copied else path
 
 
 @contextlib.contextmanager

@@ -25,7 +25,6 @@ _FITS: dict[str | None, Callable[[Any], bool]] = {
     "number": _number,
     "measure": lambda value: _number(value) or value in ("inf", "-inf"),
     "count": lambda value: type(value) is int and 0 <= value < 2**31,
-    "change": lambda value: all(map(_number, getattr(value, "values", [value].copy)())),
     "text": lambda value: isinstance(value, str),
     "object": lambda value: isinstance(value, dict),
     "scale": lambda value: value in ("group", "batch", "none", True, False),
@@ -39,11 +38,12 @@ def fitting(file: str, lines: Iterable[Fields]) -> Iterator[Fields]:
     """
     kinds = _known()[file]
     for line in lines:
-        if kept := _kept(file, line, kinds.get(str(line.get("event")), kinds["any"])):
+        known = kinds.get(str(line.get("action", line.get("event"))), kinds["any"])
+        if kept := _kept((file,), line, known):
             yield kept
 
 
-def _kept(place: str, value: Any, kind: Any) -> Any:
+def _kept(place: tuple[str, ...], value: Any, kind: Any) -> Any:
     # None: it does not fit, or says nothing.
     if isinstance(kind, list) and isinstance(value, list):
         return [own for each in value if (own := _kept(place, each, kind[0])) is not None]
@@ -51,9 +51,10 @@ def _kept(place: str, value: Any, kind: Any) -> Any:
         return value if not isinstance(kind, dict | list) and _FITS[kind](value) else None
     kept = {}
     for name, own in value.items():
-        fit = _kept(f"{place}: {name}", own, kind.get(name, kind.get("*")))
+        fit = _kept((*place, name), own, kind.get(name, kind.get("*")))
         if fit is None is not own:
-            said = f"{place}: {name} = {own!r:.80}: left out, not as training writes it"
+            where = ": ".join((*place, name))
+            said = f"{where} = {own!r:.80}: left out, not as training writes it"
             warnings.warn(said, stacklevel=3)
         else:
             kept[name] = fit
