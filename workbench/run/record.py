@@ -119,7 +119,7 @@ class RunRecord:
         except DiskError as error:
             if not (error.place.is_relative_to(self.path) or self.path.is_relative_to(error.place)):
                 raise
-            remedy = f"free some space, or reconnect the drive, then {self.again}"
+            remedy = f"{error.remedy}; then {self.again}"
             rule = "a run writes every step before it begins the next"
             raise RunError(error.value, rule=rule, remedy=remedy) from (error.__cause__ or error)
 
