@@ -527,7 +527,6 @@ def test_429_then_success_waits_as_long_as_the_server_asks():
     with Server(later, (503, since, "busy"), answer('{"score": 8}')) as server:
         found, errors, judge = scores(Endpoint(server.address, "m"), ["red"], backoff_s=600.0)
     assert (found, errors, judge.spent.retries) == ([0.8], {}, 2)
-    assert (judge.spent.calls, judge.spent.questions) == (3, 1)
 
 
 @pytest.mark.parametrize(

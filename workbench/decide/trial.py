@@ -412,7 +412,8 @@ def _measured(
 def _cost(judge: Judge, run: Planned) -> Fields:
     spent, size = judge.spent, run.size
     scored = run.completions + (0 if judge.ranks else run.alone)
-    asked = (math.ceil(scored / size) if judge.ranks else scored) / max(1, spent.questions)
+    questions = math.ceil(scored / size) if judge.ranks else scored
+    asked = questions / max(1, spent.calls - spent.retries)
     # A group is longer than the pairs that most of the trial's questions showed.
     longer = asked * (size / 2 if judge.ranks else 1)
     return {

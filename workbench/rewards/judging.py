@@ -86,11 +86,6 @@ class Spent:
         """Read and written."""
         return self.input_tokens + self.output_tokens
 
-    @property
-    def questions(self) -> int:
-        """That were asked, each in one call or more."""
-        return self.calls - self.retries
-
 
 class Question(NamedTuple):
     """One call: a prompt with the completion to score, or the completions to rank, as they are
