@@ -20,6 +20,7 @@ from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out, reward_errors
 from workbench.run.lines import fitting
 from workbench.run.parts import opened
+from workbench.run.rollouts import read_batches
 from workbench.task import load_task
 from workbench.views import watch
 from workbench.views.run_view import FollowedRun
@@ -175,6 +176,40 @@ def test_a_small_file_of_millions_of_rows_is_refused_before_it_is_read(tmp_path)
     assert part.stat().st_size < 100_000
     with pytest.raises(RunError, match="more than 1,048,576 completions"), opened(part):
         pass
+
+
+def retyped(column: str, value: object):
+    def change(table):
+        import pyarrow as pa
+
+        return table.set_column(table.column_names.index(column), column, pa.array([value] * len(table)))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(lambda table, holds=holds: table.replace_schema_metadata({"holds": holds}) for holds in ("3", '"x"', "{", "[[3, 4]]")),
+        retyped("step", "x"),
+        retyped("total", "x"),
+        retyped("prompt", 3),
+        retyped("columns", "[1]"),
+        retyped("columns", "{"),
+    ],
+)
+def test_a_part_of_another_writer_is_named_and_the_others_are_read(change, home):
+    import pyarrow.parquet as pq
+
+    run = made()
+    last = sorted(run.rollouts.glob("*.parquet"))[-1]
+    pq.write_table(change(pq.read_table(last)), last)
+    with pytest.raises(RunError, match=last.name) as met:
+        wb.explain_group(run)
+    assert "move that file out" in met.value.remedy
+    left_out = {}
+    assert [batch.step for batch in read_batches(run, left_out=left_out)] == [1, 2, 3]
+    assert [*left_out] == [last.name]
 
 
 def places(value: object, before: tuple = ()) -> list[tuple]:
