@@ -562,7 +562,7 @@ WHOLE = answer('{"score": 8}')[2]
     [
         ({"Content-Length": "1000"}, '{"cho'),
         ({"Content-Length": "1000"}, ""),
-        ({"Content-Length": str(len(WHOLE) + 1)}, WHOLE),
+        ({"Content-Length": str(len(WHOLE))}, WHOLE[:-1]),
         ({"Transfer-Encoding": "chunked"}, '100\r\n{"cho'),
     ],
 )
@@ -572,6 +572,12 @@ def test_an_answer_that_a_lost_connection_cut_is_asked_again(headers, sent):
         server.http.RequestHandlerClass.close_connection = True
         found, errors, judge = scores(Endpoint(server.address, "m"), ["red"], backoff_s=0.01)
     assert (found, errors, judge.spent.retries) == ([0.8], {}, 1)
+
+
+def test_a_whole_answer_counts_where_its_server_counts_wrongly():
+    with Server((200, {"Content-Length": str(len(WHOLE) + 1)}, WHOLE)) as server:
+        found, errors, judge = scores(Endpoint(server.address, "m"), ["red"])
+    assert (found, errors, judge.spent.calls) == ([0.8], {}, 1)
 
 
 @pytest.mark.parametrize(

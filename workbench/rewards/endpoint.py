@@ -139,8 +139,8 @@ class Endpoint:
         try:
             with self._opener.open(request, timeout=self.timeout_s) as response:
                 content = response.read(_MOST_BYTES)
-                if response.length and len(content) < _MOST_BYTES:  # which a bounded read hides
-                    raise http.client.IncompleteRead(content, response.length)
+                # a read of at most so many does not say that the connection was lost
+                cut = response.length and len(content) < _MOST_BYTES
         except urllib.error.HTTPError as error:
             content = b""
             with error, contextlib.suppress(OSError, http.client.HTTPException):
@@ -171,6 +171,8 @@ class Endpoint:
                 str(answer.get("model") or ""),
             )
         said = _safe(content.decode("utf-8", "replace"), key)
+        if cut:
+            raise ConnectionError(f"an answer that was cut: {said}")
         raise CallError(f"an answer that is no chat completion: {said}")
 
 
