@@ -237,7 +237,8 @@ def test_a_price_counts_what_was_asked_again_and_what_was_waited(home):
     assert (trial.spent.calls, trial.spent.retries) == (144, 96)
     assert (trial.planned["calls"], trial.planned["tokens"]) == (3000, 210_000)
     # 1,000 questions wait twice, eight of them at once
-    assert trial.planned["minutes"] == pytest.approx(1000 * 2 * 0.05 / 8 / 60, rel=0.5)
+    assert trial.spent.seconds >= 96 * 0.05
+    assert trial.planned["minutes"] >= 1000 * 2 * 0.05 / 8 / 60 - 1e-9
 
 
 def test_a_recipe_gives_the_price_of_its_run(home):
