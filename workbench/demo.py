@@ -213,6 +213,9 @@ def execute(
 
     notebook = with_parameters(nbformat.read(source, as_version=4), parameters, source.name)
     total = len(notebook.cells)
+    for cell in notebook.cells:  # what it was saved with is not what this kernel showed
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
     client = NotebookClient(
         notebook,
         kernel_name="python3",

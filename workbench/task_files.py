@@ -56,7 +56,7 @@ def _brought() -> list[str]:
     return found
 
 
-def executed_as(path: Path) -> Path:
+def executed_as(path: Path, *before: Path) -> Path:
     """Where a run's own copy is executed: in the place of the file that it was copied from; what
     that one reads lies there.
     """
@@ -65,8 +65,9 @@ def executed_as(path: Path) -> Path:
         source = Path(manifest["task"]["source"])
     except (OSError, ValueError, KeyError, TypeError):
         return path
-    copied = path.name == "task.py" and source.suffix == ".py" and source != path
-    return executed_as(source) if copied else path
+    before = (*before, path)  # copies may name each other
+    copied = path.name == "task.py" and source.suffix == ".py" and source not in before
+    return executed_as(source, *before) if copied else path
 
 
 @contextlib.contextmanager

@@ -44,6 +44,10 @@ _WHY = {
         "stands in its place",
     errno.ELOOP: "it is a link to itself", errno.ENAMETOOLONG: "its name is too long",
 }  # fmt: skip
+_FREE = "free some space, reconnect the drive, or choose a folder that can be written"
+# What else is to be done, where a limit of the process is the cause.
+_RAISE = {errno.EFBIG: "`ulimit -f unlimited`, which a file may not outgrow now"}
+_RAISE[errno.EMFILE] = "`ulimit -n 4096`: so many files may then be open"
 OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _UNNAMED = (*OF_A_DISK, errno.EFBIG)  # about a file even where none is named
 # network drives recover
@@ -170,11 +174,11 @@ def disk_error(error: Exception, place: Path | None = None, *beside: Path) -> Di
         (each for each in (*near, *names) if not _PART.fullmatch(each.name)), place or Path()
     )
     there = next((each for each in (file, *file.absolute().parents) if each.is_dir()), Path("/"))
-    free_mb = shutil.disk_usage(there).free / 1e6
+    free = "" if number in _RAISE else f" ({shutil.disk_usage(there).free / 1e6:,.0f} MB are free)"
     refused = DiskError(
-        f"{shown(file)} cannot be written: {_WHY[number]} ({free_mb:,.0f} MB are free)",
+        f"{shown(file)} cannot be written: {_WHY[number]}{free}",
         rule="the workbench writes atomically",
-        remedy="free some space, reconnect the drive, or choose a folder that can be written",
+        remedy=_RAISE.get(number, _FREE),
     )
     refused.errno, refused.place = number, file
     return refused

@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +216,29 @@ def test_a_trial_counts_what_a_run_will_cost(home):
     assert "1,000 calls, 210,000 tokens" in trial.price
     ranked = wb.rewards.make_ranking_reward(honest)
     assert wb.trial(task_of(ranked), cases=4).planned["calls"] == 125
+
+
+class Busy(Exception):
+    status_code, retry_after_s = 429, 0.05
+
+
+def test_a_price_counts_what_was_asked_again_and_what_was_waited(home):
+    seen = Counter()
+
+    def busy(messages):
+        question = messages[1]["content"]  # with its mark, which each question has for itself
+        seen[question] += 1
+        if seen[question] < 3:
+            raise Busy
+        return honest(messages)
+
+    judged = wb.rewards.make_judge_reward(busy, cache=False)
+    trial = wb.trial(task_of(wb.rewards.correctness_reward, judged), cases=4)
+    assert (trial.spent.calls, trial.spent.retries) == (144, 96)
+    assert (trial.planned["calls"], trial.planned["tokens"]) == (3000, 210_000)
+    # 1,000 questions wait twice, eight of them at once
+    assert trial.spent.seconds >= 96 * 0.05
+    assert trial.planned["minutes"] >= 1000 * 2 * 0.05 / 8 / 60 - 1e-9
 
 
 def test_a_recipe_gives_the_price_of_its_run(home):

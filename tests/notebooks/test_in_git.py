@@ -182,6 +182,9 @@ def test_one_notebook_runs_with_its_own_parameters(home):
     made = notebook("steps = 60  # of them")
     made.cells.append(nbformat.v4.new_code_cell("print(steps)"))
     made.cells.append(nbformat.v4.new_code_cell("assert steps < 9, f'{steps} steps'"))
+    made.cells.append(nbformat.v4.new_code_cell("print('after')"))
+    for cell in made.cells:  # as it was saved, after another run of it
+        cell.outputs, cell.execution_count = [nbformat.v4.new_output("stream", text="of another run")], 7
     nbformat.write(made, home / "own.ipynb")
     before, cells = (home / "own.ipynb").read_text(), []
     found = run_notebook(str(home / "own.ipynb"), ["steps=5"], on_cell=lambda *each: cells.append(each))
@@ -190,10 +193,13 @@ def test_one_notebook_runs_with_its_own_parameters(home):
     executed = nbformat.read(found["out"], as_version=4)
     assert executed.cells[0].source == "steps = 5  # of them"
     assert executed.cells[1].outputs[0].text == "5\n"
-    assert cells[-1] == (3, 3)
+    assert [output.text for cell in executed.cells for output in cell.outputs] == ["5\n", "after\n"]
+    assert cells[-1] == (4, 4)
     with pytest.raises(RunError, match=r"(?s)own.ipynb: AssertionError: 60 steps.*own-2.ipynb"):
         run_notebook(str(home / "own.ipynb"))
-    assert (home / "runs" / "notebooks" / "own-2.ipynb").is_file(), "with the cell that failed"
+    failed = nbformat.read(home / "runs" / "notebooks" / "own-2.ipynb", as_version=4)
+    assert [len(cell.outputs) for cell in failed.cells] == [0, 1, 1, 0]
+    assert failed.cells[3].execution_count is None
     assert (home / "own.ipynb").read_text() == before
     with pytest.raises(RunError, match="the notebook itself"):
         run_notebook(str(home / "own.ipynb"), out=home / "own.ipynb")

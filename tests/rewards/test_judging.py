@@ -554,6 +554,43 @@ def test_what_a_server_refuses(monkeypatch, reply, calls, says):
     assert len(server.asked) == calls
 
 
+WHOLE = answer('{"score": 8}')[2]
+
+
+@pytest.mark.parametrize(
+    ("headers", "sent"),
+    [
+        ({"Content-Length": "1000"}, '{"cho'),
+        ({"Content-Length": "1000"}, ""),
+        ({"Content-Length": str(len(WHOLE))}, WHOLE[:-1]),
+        ({"Transfer-Encoding": "chunked"}, '100\r\n{"cho'),
+    ],
+)
+def test_an_answer_that_a_lost_connection_cut_is_asked_again(headers, sent):
+    with Server((200, headers, sent), answer('{"score": 8}')) as server:
+        server.http.RequestHandlerClass.protocol_version = "HTTP/1.1" if "Transfer-Encoding" in headers else "HTTP/1.0"
+        server.http.RequestHandlerClass.close_connection = True
+        found, errors, judge = scores(Endpoint(server.address, "m"), ["red"], backoff_s=0.01)
+    assert (found, errors, judge.spent.retries) == ([0.8], {}, 1)
+
+
+def test_a_whole_answer_counts_where_its_server_counts_wrongly():
+    with Server((200, {"Content-Length": str(len(WHOLE) + 1)}, WHOLE)) as server:
+        found, errors, judge = scores(Endpoint(server.address, "m"), ["red"])
+    assert (found, errors, judge.spent.calls) == ([0.8], {}, 1)
+
+
+@pytest.mark.parametrize(
+    "usage", [[1], "x", 3, None, {"prompt_tokens": "many", "completion_tokens": True}, {"prompt_tokens": -1}]
+)
+def test_a_good_answer_counts_whatever_its_usage_says(usage):
+    text = json.dumps({"choices": [{"message": {"content": '{"score": 8}'}}], "usage": usage})
+    with Server((200, {}, text)) as server:
+        found, errors, judge = scores(Endpoint(server.address, "m"), ["red"])
+    assert (found, errors) == ([0.8], {})
+    assert (judge.spent.input_tokens > 100, judge.spent.output_tokens) == (True, len('{"score": 8}') // 4 + 1)  # estimated
+
+
 def test_what_is_for_this_machine_goes_to_no_proxy(monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     with Server(answer('{"score": 8}')) as server:

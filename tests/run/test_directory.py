@@ -193,7 +193,7 @@ DEEP = "[" * 200_000
         ("control.jsonl", DEEP, ""),
     ],
 )  # fmt: skip
-@pytest.mark.filterwarnings("ignore:.*skipped")
+@pytest.mark.filterwarnings("ignore:.*(skipped|left out)")
 def test_a_record_of_odd_types_is_refused_in_words_or_left_out(finished, file, content, said):
     (finished.path / file).write_text(content)
     looks = [
@@ -394,7 +394,7 @@ print("ready", flush=True)
 step = 0
 while True:
     step += 1
-    run.log_metrics(step, {"step_time": 1.0, "reward": "x" * 2000})
+    run.log_metrics(step, {"step_time": 1.0, "x" * 2000: 1.0})
     run.update_manifest(step=step)
 """
 

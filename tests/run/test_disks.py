@@ -248,9 +248,10 @@ def test_a_limit_of_files_sizes_or_numbers_is_said_though_the_error_names_no_fil
     with writer(tmp_path / "a") as place:  # once without a limit: it imports
         into(place)
     for what, most, why in ((resource.RLIMIT_FSIZE, 4096, "grow so large"), (resource.RLIMIT_NOFILE, 0, "are open")):
-        with pytest.raises(DiskError, match=rf"/b cannot be written: [\w ]+{why}"), at_most(what, most):  # noqa: SIM117
+        with pytest.raises(DiskError, match=rf"/b cannot be written: [\w ]+{why}") as met, at_most(what, most):  # noqa: SIM117
             with writer(tmp_path / "b") as place:
                 into(place)
+        assert ("ulimit" in met.value.remedy, "free" in str(met.value)) == (True, False)
     assert not (tmp_path / "b").exists()
 
 

@@ -11,7 +11,7 @@ from workbench.run.held_out import best_of, flags, held_out, in_numbers
 
 
 def event(step: int, correct: float = 0.5, reward: float = 1.0, key: str = "k", **more) -> dict:
-    of = {"key": key, "right": "0110", "adapter": f"after {step}" if step else "base"}
+    of = {"key": key, "right": "0110", "adapter": f"after {step}" if step else "base", "low": 0.0, "high": 1.0}
     return {"event": "held_out", "step": step, "correct": correct, "reward": reward, **of, **more}
 
 

@@ -412,13 +412,12 @@ def _measured(
 def _cost(judge: Judge, run: Planned) -> Fields:
     spent, size = judge.spent, run.size
     scored = run.completions + (0 if judge.ranks else run.alone)
-    calls = math.ceil(scored / size) if judge.ranks else scored
-    # A group is longer than the pairs that most of the trial's calls showed.
-    longer = size / 2 if judge.ranks else 1
-    of_one = longer / max(1, spent.calls)
-    minutes = calls * spent.seconds * of_one / judge.together / 60
-    tokens, cost = round(calls * spent.tokens * of_one), calls * spent.cost * of_one
+    questions = math.ceil(scored / size) if judge.ranks else scored
+    asked = questions / max(1, spent.calls - spent.retries)
+    # A group is longer than the pairs that most of the trial's questions showed.
+    longer = asked * (size / 2 if judge.ranks else 1)
     return {
-        "completions": scored, "warming": run.warming, "calls": calls, "tokens": tokens,
-        "cost": cost, "minutes": minutes,
+        "completions": scored, "warming": run.warming, "calls": round(asked * spent.calls),
+        "tokens": round(longer * spent.tokens), "cost": longer * spent.cost,
+        "minutes": longer * spent.seconds / judge.together / 60,
     }  # fmt: skip

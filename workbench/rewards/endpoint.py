@@ -139,6 +139,8 @@ class Endpoint:
         try:
             with self._opener.open(request, timeout=self.timeout_s) as response:
                 content = response.read(_MOST_BYTES)
+                # a read of at most so many does not say that the connection was lost
+                cut = response.length and len(content) < _MOST_BYTES
         except urllib.error.HTTPError as error:
             content = b""
             with error, contextlib.suppress(OSError, http.client.HTTPException):
@@ -160,7 +162,8 @@ class Endpoint:
             ValueError, LookupError, TypeError, AttributeError, RecursionError
         ):
             answer = json.loads(content)
-            text, used = answer["choices"][0]["message"]["content"], answer.get("usage") or {}
+            text, used = answer["choices"][0]["message"]["content"], answer.get("usage")
+            used = used if isinstance(used, dict) else {}
             return Reply(
                 text if isinstance(text, str) else "",
                 _count(used.get("prompt_tokens")),
@@ -168,6 +171,8 @@ class Endpoint:
                 str(answer.get("model") or ""),
             )
         said = _safe(content.decode("utf-8", "replace"), key)
+        if cut:
+            raise ConnectionError(f"an answer that was cut: {said}")
         raise CallError(f"an answer that is no chat completion: {said}")
 
 
@@ -178,7 +183,7 @@ def _is_local(host: str) -> bool:
 
 
 def _count(tokens: object) -> int | None:
-    return tokens if isinstance(tokens, int) and tokens >= 0 else None
+    return tokens if type(tokens) is int and tokens >= 0 else None
 
 
 def _holds_key(value: Any, name: str = "") -> bool:

@@ -77,7 +77,8 @@ class Spent:
     retries: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
-    seconds: float = 0.0  # in calls, which may run side by side
+    # in calls and in the waits between them, for questions that may be asked side by side
+    seconds: float = 0.0
     cost: float = 0.0  # in the currency of the prices
     model: str = ""
 
@@ -225,6 +226,7 @@ class Judge:
                 if wait_s is None or attempt == self.retries:
                     raise self._refused(error, attempt + 1) from error
             self.spent.retries += 1
+            self.spent.seconds += wait_s
             await asyncio.sleep(wait_s)
         raise AssertionError("unreachable")
 

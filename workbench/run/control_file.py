@@ -21,7 +21,7 @@ from workbench.errors import RequestError, WorkbenchError, nearest
 from workbench.kinds import Fields
 from workbench.run.batch import LARGEST_WEIGHT
 from workbench.run.directory import RunDirectory, now
-from workbench.workspace import Tail, append_line, read_lines
+from workbench.workspace import Tail, append_line
 
 # Action -> (what it does, the details that it needs).
 ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -216,7 +216,7 @@ class RunState:
     def of(cls, run: RunDirectory) -> RunState:
         """A run's effective settings now, from its manifest and its events."""
         found = cls.begun(run.manifest())
-        for event in read_lines(run.path / "events.jsonl", being_written=run.live):
+        for event in run.events():
             found.apply(event)
         return found
 

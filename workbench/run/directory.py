@@ -263,7 +263,7 @@ class RunDirectory(RunRecord):
         """Add later findings (shapes, timings, the result) to the manifest."""
         self.lock.check()
         with in_turn(self.path):
-            self.write_json("manifest.json", {**self.manifest(), **found})
+            self.write_json("manifest.json", {**self.read_json("manifest.json"), **found})
 
     def write_json(self, name: str, content: object) -> Path:
         """Write one of the run's JSON files atomically."""

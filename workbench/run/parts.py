@@ -26,6 +26,7 @@ WHOLE = "a part of the record is a whole Parquet file"
 MOVE_IT = "move that file out of the folder; the other parts do not need it"
 # what pays in large files costs here
 STORED = {"compression": "zstd", "use_dictionary": False, "write_statistics": ["step"]}
+_LARGEST = 2**20  # completions of a batch: what does not fit into memory is not read
 _NAME = re.compile(r"step-\d+-(to-)?\d+\.parquet")
 _ROWS = 2048  # of a row group, at least: smaller ones take longer to find than to read
 
@@ -87,6 +88,8 @@ def opened(part: Path) -> Generator[tuple[Any, list[tuple[str, int]]]]:
             holds = json.loads((file.metadata.metadata or {}).get(b"holds", b"0")) or [
                 (part.name, file.metadata.num_rows)
             ]
+            if max(rows for _, rows in holds) > _LARGEST:  # a small file may hold billions
+                raise pa.ArrowInvalid(f"a batch of more than {_LARGEST:,} completions")
             yield file, [("" if gone and name != part.name else name, rows) for name, rows in holds]
     except (pa.ArrowException, OSError) as error:
         value = f"{shown(part)}: {str(error).splitlines()[0]}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from workbench.errors import DiskError, RunError, WorkbenchError
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.run.held_out import best_of, held_out
+from workbench.run.lines import fitting
 from workbench.run.lock import Lock
 from workbench.workspace import read_lines, shown, written
 
@@ -58,7 +59,7 @@ class RunRecord:
                     rule="it must be as training wrote it",
                     remedy=f"put it back, then {self.again}",
                 )
-        return manifest
+        return next(fitting("manifest.json", [manifest]), {})
 
     def result(self) -> Fields:
         """`status`, `steps` and `minutes`: from the manifest, or from the record of a run that has
@@ -66,13 +67,15 @@ class RunRecord:
 
         The status is then "running" while its process lives, else "killed".
         """
-        if (ended := self.manifest().get("result")) is not None:
+        ended = self.manifest().get("result") or {}
+        if {"status", "steps", "minutes"} <= ended.keys():
             return ended
         steps = self.metrics()
         return {
             "status": "running" if self.live else "killed",
             "steps": steps[-1]["step"] if steps else 0,
-            "minutes": sum(row.get("step_time") or 0.0 for row in steps) / 60,
+            "minutes": sum(float(row.get("step_time") or 0.0) for row in steps) / 60,
+            **ended,
         }
 
     @property
@@ -116,7 +119,7 @@ class RunRecord:
         except DiskError as error:
             if not (error.place.is_relative_to(self.path) or self.path.is_relative_to(error.place)):
                 raise
-            remedy = f"free some space, or reconnect the drive, then {self.again}"
+            remedy = f"{error.remedy}; then {self.again}"
             rule = "a run writes every step before it begins the next"
             raise RunError(error.value, rule=rule, remedy=remedy) from (error.__cause__ or error)
 
@@ -160,15 +163,14 @@ class RunRecord:
         """
         rows: dict[int, Fields] = {}  # what a trainer measured after a step is in a separate line
         for row in self._lines("metrics.jsonl"):
-            if isinstance(step := row.get("step"), int):
-                rows[step] = rows.get(step, {}) | row
+            rows[row["step"]] = rows.get(row["step"], {}) | row
         return [rows[step] for step in sorted(rows)]
 
     def events(self) -> list[Fields]:
-        return [row for row in self._lines("events.jsonl") if isinstance(row.get("event"), str)]
+        return [*self._lines("events.jsonl")]
 
-    def _lines(self, name: str) -> list[Fields]:
-        return [*read_lines(self.path / name, being_written=self.live)]
+    def _lines(self, name: str) -> Iterator[Fields]:
+        return fitting(name, read_lines(self.path / name, being_written=self.live))
 
     def saved(self, kind: str = "checkpoint") -> list[Path]:
         """The folders of its checkpoints, the newest first; or of its "best" adapters."""

@@ -265,32 +265,38 @@ def read_part(
             wanted += [f"error.{name}" for name in names]
         return [name for name in wanted if name in there]
 
-    all_odd = 0
-    for table, batches in part_tables(part, steps, columns):
-        # Converted once: of small batches, each by itself would take longer than all the rest.
-        texts = {column.name for column in table.schema if pa.types.is_string(column.type)}
-        values = {
-            name: table[name].to_pylist() if name in texts else table[name].to_numpy()
-            for name in table.column_names
-        }
-        for rows, sizes, count in runs_of(values, batches, joined):
-            own = {name: column[rows] for name, column in values.items()}
-            known = stage_in(manifest or {}, own["stage"][0] if "stage" in own else None)
-            size = known["settings"].get("num_generations")
-            # not known, or the run went on with another one, which was accepted
-            if size not in sizes:
-                size = int(np.bincount(sizes).argmax())
-            if odd := int((sizes != size).sum()):
-                whole = np.tile(np.repeat(sizes == size, sizes), count)
-                own = {
-                    name: [*itertools.compress(column, whole)] if name in texts else column[whole]
-                    for name, column in own.items()
-                }
-                all_odd += odd
-                if left_out is not None:
-                    left_out[part.name] = f"{all_odd} groups that are not of {size} completions"
-            if len(own["step"]):
-                yield _batch_of(own, names, size, known, len(own["step"]) // count)
+    try:
+        all_odd = 0
+        for table, batches in part_tables(part, steps, columns):
+            # Converted once: of small batches, each by itself would take longer than all the rest.
+            texts = {column.name for column in table.schema if pa.types.is_string(column.type)}
+            values = {
+                name: table[name].to_pylist() if name in texts else table[name].to_numpy()
+                for name in table.column_names
+            }
+            for rows, sizes, count in runs_of(values, batches, joined):
+                own = {name: column[rows] for name, column in values.items()}
+                known = stage_in(manifest or {}, own["stage"][0] if "stage" in own else None)
+                size = known["settings"].get("num_generations")
+                # not known, or the run went on with another one, which was accepted
+                if size not in sizes:
+                    size = int(np.bincount(sizes).argmax())
+                if odd := int((sizes != size).sum()):
+                    whole = np.tile(np.repeat(sizes == size, sizes), count)
+                    own = {
+                        name: [*itertools.compress(column, whole)]
+                        if name in texts
+                        else column[whole]
+                        for name, column in own.items()
+                    }
+                    all_odd += odd
+                    if left_out is not None:
+                        left_out[part.name] = f"{all_odd} groups that are not of {size} completions"
+                if len(own["step"]):
+                    yield _batch_of(own, names, size, known, len(own["step"]) // count)
+    except (ValueError, TypeError, AttributeError, LookupError) as error:  # another writer's types
+        why = f"{shown(part)}: {type(error).__name__}: {error}"
+        raise RunError(why, rule=WHOLE, remedy=MOVE_IT) from error
 
 
 def _batch_of(own: Fields, names: list[str], size: int, known: Fields, each: int) -> ScoredBatch:

@@ -8,8 +8,10 @@ generated after it; the record of each completion names the weight it was scored
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
+import stat
 import threading
 import time
 from collections.abc import Generator
@@ -38,6 +40,20 @@ CARRIED = "the stage before"  # who asked for a reload that a stage inherits
 SAMPLED_PROMPTS = 4
 _NAMED = ("function", "value")
 _ON_REWARDS = ("weight", "mute", "unmute", "reload")
+_AGAIN = (signal.SIGINT, signal.SIGTERM)  # given twice, they abort
+# What else asks a process to end: a terminal that closes, a limit of CPU time, a scheduler (Slurm's
+# `--signal`, SGE, LSF), a power supply that fails.
+_WARNINGS = ("SIGHUP", "SIGXCPU", "SIGUSR1", "SIGUSR2", "SIGPWR")
+
+
+def _leave_lost_terminal() -> None:
+    # Whatever is printed to a terminal that is gone is an error, also in a library, and would end
+    # the run before it is saved. Files and pipes stay, and so does a terminal that is still there.
+    for handle in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(handle).st_mode) and not os.isatty(handle):
+                with open(os.devnull, "wb") as nothing:
+                    os.dup2(nothing.fileno(), handle)
 
 
 class RunControl:
@@ -54,21 +70,24 @@ class RunControl:
 
     @contextlib.contextmanager
     def graceful(self) -> Generator[None]:
-        """Inside, the first SIGINT or SIGTERM (a scheduler's warning before it kills) is a request
-        to stop; the second aborts.
+        """Inside, the first signal that asks the process to end (a scheduler's warning before it
+        kills, a closed terminal) is a request to stop; a second SIGINT or SIGTERM aborts.
 
         Interrupt is the one control that works in every front end while a cell is busy: a click
         waits behind it in most.
         """
 
         def interrupted(signum: int, frame: object) -> None:
-            now = time.monotonic()
-            if self._interrupted_by and now - self._interrupted_at < ECHO_S:
+            _leave_lost_terminal()
+            now, again = time.monotonic(), signum in _AGAIN
+            # A limit of CPU time warns every second.
+            if self._interrupted_by and (not again or now - self._interrupted_at < ECHO_S):
                 return
             self._interrupted_at = now
             if self._interrupted_by:
                 raise KeyboardInterrupt  # whose echo must not end what is saved now
-            by = self._interrupted_by = "interrupt" if signum == signal.SIGINT else "SIGTERM"
+            by = "interrupt" if signum == signal.SIGINT else signal.Signals(signum).name
+            self._interrupted_by = by
             if not is_main():
                 return
             # Whatever the handler does happens in the middle of a step: an error here must not
@@ -81,7 +100,13 @@ class RunControl:
         # Python lets only the main thread handle signals; elsewhere the caller's own handling stays
         # in force.
         main = threading.current_thread() is threading.main_thread()
-        signals = (signal.SIGINT, signal.SIGTERM) if main else ()
+        # `nohup` ignores one, and others may have a use of their own.
+        signals = [
+            each
+            for each in (signal.Signals if main else ())
+            if each in _AGAIN
+            or (each.name in _WARNINGS and signal.getsignal(each) is signal.SIG_DFL)
+        ]
         before = {number: signal.signal(number, interrupted) for number in signals}
         try:
             yield

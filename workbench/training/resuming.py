@@ -534,8 +534,8 @@ def recorded(run: RunDirectory, step: int) -> Fields:
 
 def doubled(run: RunDirectory) -> list[str]:
     """A line on steps with two rows of metrics, if there are any: the later row is kept."""
-    rows = Counter(row.get("step") for row in read_lines(run.path / "metrics.jsonl"))
-    twice = ", ".join(str(step) for step, count in rows.items() if count > 1)
+    rows = Counter(str(row.get("step")) for row in read_lines(run.path / "metrics.jsonl"))
+    twice = ", ".join(step for step, count in rows.items() if count > 1)
     return [f"metrics.jsonl has two rows for step {twice}: the later one is kept"] if twice else []
 
 
