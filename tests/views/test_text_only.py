@@ -24,7 +24,7 @@ from workbench.views.live import RunPanel
 
 PACKAGE = Path(workbench.__file__).parent
 # or in another test
-SHOWN_HERE = {"Table", "View", "Picture", "RunCurves", "Lab", "Controls", "RunPanel", "Chat", "Browser", "ByHand"}
+SHOWN_HERE = {"Table", "View", "Picture", "RunCurves", "Lab", "Controls", "RunPanel", "Chat", "Browser"}
 MAKE_HTML = {
     "display.py",
     "reporting.py",
@@ -35,7 +35,6 @@ MAKE_HTML = {
     "views/live.py",
     "views/chat.py",
     "views/browser.py",
-    "views/by_hand.py",
 }
 
 

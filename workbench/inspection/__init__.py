@@ -25,7 +25,7 @@ _MODULE = {
     "read_record": "inspection.others",
     "write_eval_log": "inspection.eval_logs",
     "Browser": "views.browser",
-    "ByHand": "views.by_hand",
+    "ByHand": "teaching._lib.by_hand",
     "write_report": "reporting",
 }
 __all__ = [*_MODULE]

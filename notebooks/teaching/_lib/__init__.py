@@ -10,6 +10,7 @@ OFFERS = {
     "cells": "teaching._lib.cells",  # blanks and their solutions
     "done": "teaching._lib.lessons",  # notes that an exercise is passed
     "gallery": "teaching._lib.gallery",  # the broken runs
+    "grading": "teaching._lib.grading",  # what a class has passed
     "rows": "tiny.task",  # sums and differences below 100
     "Table": "views.tables",
     "TokenView": "inspection.tokens",

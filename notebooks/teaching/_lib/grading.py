@@ -17,7 +17,7 @@ from workbench.demo import free
 from workbench.errors import RunError
 from workbench.kinds import Fields
 from workbench.printable import printable
-from workbench.teaching import cells, lessons
+from workbench.teaching._lib import cells, lessons
 from workbench.workspace import find, looked_in, replace_file, shown
 
 # What is said of a blank, the best first: the first alone earns its points.
