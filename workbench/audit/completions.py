@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,9 @@ from workbench.task import Row, Task
 AS_ASKED = "as asked"
 CHARACTERS_A_TOKEN = 4  # of English, roughly: for the probe that is cut at the limit
 _FULL_WIDTH = {ord("0") + digit: ord("０") + digit for digit in range(10)}
+_SYLLABLES = ("lo", "ra", "mi", "tu", "ne", "sa", "ko", "vi", "pe", "du")
+# No word twice, so that what counts repetitions counts none.
+WORDS_ONCE = " ".join(map("".join, itertools.product(_SYLLABLES, repeat=2)))
 _SUM = re.compile(r"\d+(?: ?[-+*/×÷] ?\d+)+")
 _WHOLE_NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
 
@@ -178,7 +182,7 @@ class CompletionBuilder:
             text = _text_of("ideal", ideal, {**self.row, self.column: value})
         if text is not None and (answer == self.answer or text != self.reference):
             return text
-        if (swapped := self._in_json(answer)) is not None:
+        if swapped := self.in_json(lambda value: _swapped(value, self.answer, answer)):
             return swapped
         # A 0 in the middle of a program is no answer.
         found = list(
@@ -189,16 +193,15 @@ class CompletionBuilder:
         start, end = found[-1].span()
         return self.reference[:start] + answer + self.reference[end:]
 
-    def _in_json(self, answer: str) -> str | None:
-        # The reference with another answer in its JSON; None: it has no JSON with the right one.
+    def in_json(self, changed: Callable[[Any], Any]) -> str:
+        """The reference with its JSON object changed; empty: it has none, or it stays the same."""
         start = self.reference.find("{")
         with contextlib.suppress(ValueError, RecursionError):
             value, end = json.JSONDecoder().raw_decode(self.reference, max(0, start))
-            other = _swapped(value, self.answer, answer)
-            if other != value:
+            if (other := changed(value)) != value:
                 text = json.dumps(other, ensure_ascii=False)
                 return f"{self.reference[:start]}{text}{self.reference[end:]}"
-        return None
+        return ""
 
 
 def _swapped(value: Any, right: str, other: str) -> Any:
@@ -213,6 +216,13 @@ def _swapped(value: Any, right: str, other: str) -> Any:
     if answer_of({"answer": value}) != right:
         return value
     return next(iter(as_numbers([other])), other)
+
+
+def _emptied(value: Any) -> Any:
+    # JSON whose texts are empty, as deep as its objects go.
+    if isinstance(value, dict):
+        return {key: _emptied(item) for key, item in value.items()}
+    return "" if isinstance(value, str) else value
 
 
 def _text_of(what: str, make: str | Callable[[Row], str], row: Row) -> str:
@@ -327,6 +337,7 @@ def probes(
         "form": not to.free,
         "plain": to.answer[0] not in "{[",
         "word": to.answer.isalnum(),
+        "object": (emptied := to.in_json(_emptied)),
     }
     parts = {
         "answer": to.answer,
@@ -338,7 +349,7 @@ def probes(
         "inside": f"1{to.answer}1" if to.answer.isdigit() else f"un{to.answer}able",
         "numbers": " ".join(map(str, range(101))),
     }
-    made = _made(to, max_completion_length * CHARACTERS_A_TOKEN)
+    made = _made(to, max_completion_length * CHARACTERS_A_TOKEN) | {"empty values": emptied}
     seen, results = set(to.reference_completions().values()), []
     for name, probe in _known_probes().items():
         if "text" in probe:
@@ -393,6 +404,9 @@ def _made(to: CompletionBuilder, most: int) -> dict[str, str]:
         "very long, cut at the limit": repeated(most)[:most],
         "cut before the closing tag": cut,
         "reasoning repeated": repeated(12 * 40),
+        "long reasoning": to.write(
+            f"{to.reasoning(lines=1)} {WORDS_ONCE[: min(most, 600)]}", to.answer
+        ),
         "digits of full width": reference.translate(_FULL_WIDTH),
     }
 

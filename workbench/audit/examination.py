@@ -57,7 +57,7 @@ from workbench.rewards.code import judge_of
 from workbench.rewards.execution import OWN, UNJUDGED, Scored, takes_environments
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
-from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, unreached
+from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, keywords_of, unreached
 from workbench.task import Row, Task, load_task
 from workbench.workspace import encodable
 
@@ -102,7 +102,7 @@ class RewardAudit:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong: every function can pay, no reward hack earns as much as the
+        """Whether there is no error: every function can pay, no reward hack earns as much as the
         reference, every case holds.
         """
         return not any(finding.severity == "error" for finding in self.findings)
@@ -128,13 +128,14 @@ class RewardAudit:
         if waste and waste.total > more:
             padded = f"{waste.share:.0%}" if waste.share else f"{waste.total:g}"
             earned += f", a padded one ({waste.name}) {padded}"
-        errors = sum(finding.severity == "error" for finding in self.findings)
-        if errors:
-            return f"{earned}; {errors} error{'s' if errors > 1 else ''}"
-        known = "no error, but the reference was guessed" if self.guessed else "nothing is wrong"
-        if best is None:
-            known = "no error"
-        return f"{earned}; {known}"
+        severities = [finding.severity for finding in self.findings]
+        counts = [(severities.count(each), each) for each in ("error", "warning")]
+        shown = [f"{n} {word}{'s' * (n != 1)}" for n, word in counts if n or word == "error"]
+        found = ", ".join(shown)
+        if found == "0 errors" and best and not self.guessed:
+            found = "nothing is wrong"
+        guess = ", and the reference was guessed" if self.guessed and self.ok else ""
+        return f"{earned}; {found}{guess}"
 
     def __str__(self) -> str:
         return "\n".join([f"{self.task}: {self.verdict}", *map(str, self.findings)])
@@ -192,8 +193,12 @@ def audit_rewards(
 
 def spread(rows: Sequence[Row], count: int) -> list[Row]:
     """At most `count` rows, from the first to the last, so that a part which differs is met."""
-    count = min(count, len(rows))
-    return [rows[round(index * (len(rows) - 1) / max(1, count - 1))] for index in range(count)]
+    return [rows[number] for number in _numbers(len(rows), count)]
+
+
+def _numbers(known: int, count: int) -> list[int]:
+    count = min(count, known)
+    return [round(index * (known - 1) / max(1, count - 1)) for index in range(count)]
 
 
 @dataclass(frozen=True)
@@ -205,6 +210,11 @@ class _Trial:
     rows: list[Row]
     builders: list[CompletionBuilder]
     limit: int  # tokens of a completion
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of the rows, in the task."""
+        return _numbers(len(self.task.rows), len(self.rows))
 
     def scored(self, name: str, rows: Sequence[Row], texts: Sequence[str]) -> Scored:
         return self.suite.score_each(rows, texts, names=[name], quiet=True)[name]
@@ -382,6 +392,10 @@ def _table(trial: _Trial, texts: list[Text], measured: dict[str, _Measured]) -> 
         {name: max_score_of(suite.functions[name]) for name in scores},
         first.guessed,
         first.format.shown,
+        [
+            f"row {row} (answer {each.answer!r:.60})"
+            for row, each in zip(trial.numbers, trial.builders)
+        ],
     )
     # Where no format is asked for, the way of answering that is paid best stands for the
     # reference.
@@ -418,20 +432,23 @@ def _of_function(
     function, place = trial.suite.functions[name], trial.suite.functions.places[name]
 
     def never_reached() -> list[Unreached]:
-        texts = [_reference(table)]
-        trace = None if measured.late else trial.suite.trace(name, trial.rows[:1], texts)
+        texts = [*table.texts.text[table.at(REFERENCE, AS_ASKED)]]
+        trace = None if measured.late else trial.suite.trace(name, trial.rows, texts)
         return unreached(function, trace) if trace is not None else []
 
     payment = list(paying(table, name, never_reached, varies, failed=measured.failure is not None))
     unpaid = next((each for each in payment if each.kind in _UNPAID), None)
-    if unpaid and not measured.late and (cause := _cause(trial, name)):
+    if unpaid and not measured.late and (cause := _cause(trial, table, name)):
         payment = [replace(cause, kind=unpaid.kind, text=f"{unpaid.text}; {cause.text}")]
     for each in payment:
         # with the weight 0 it decides nothing, so it need not pay
         yield each if table.weights[name] else replace(each, severity="note")
     for branch in never_reached() if not unpaid and table.maxima[name] is None else ():
+        earned = table.scores[name][table.texts.kind == REFERENCE].max()
+        more = branch.pays > earned and not table.guessed and table.weights[name]
         if branch.pays > 0:
-            yield finding("unreached", name, branch=branch)
+            rule = "unreached.more" if more else "unreached"
+            yield finding(rule, name, branch=branch, earned=earned)
     yield from spelling(table, name)
     for line in calls_of(function, ("eval", "exec")):
         yield finding("evaluates", name, place=line)
@@ -450,14 +467,20 @@ def _has_state(function: Function) -> bool:
     return not inspect.isroutine(function) and not isinstance(function, functools.partial)
 
 
-def _cause(trial: _Trial, name: str) -> Finding | None:
+def _cause(trial: _Trial, table: ScoreTable, name: str) -> Finding | None:
     # Why it does not pay: what it is handed is changed, one thing at a time, until it pays the
     # reference.
+    function = trial.suite.functions[name]
     first, rows = trial.builders[0], trial.rows
     texts = [builder.reference for builder in trial.builders]
     right, plain = first.row.get(first.column), isinstance(first.row["prompt"], str)
     other_form = to_messages if plain else asking_text
-    changes = [("cause.form", "prompt", [other_form(row["prompt"]) for row in rows])]
+    changes = [
+        ("cause.column", column, [row.get(first.column) for row in rows])
+        for column in keywords_of(function)
+        if column not in first.row
+    ]
+    changes.append(("cause.form", "prompt", [other_form(row["prompt"]) for row in rows]))
     answers = [each.answer for each in trial.builders]
     if isinstance(right, (int, float)):
         changes.append(("cause.number", first.column, answers))
@@ -478,6 +501,7 @@ def _cause(trial: _Trial, name: str) -> Finding | None:
                     rule,
                     name,
                     paid=paid,
+                    column=column,
                     answer=repr(right),
                     type=type(right).__name__,
                     number=type(values[0]).__name__,
@@ -487,6 +511,16 @@ def _cause(trial: _Trial, name: str) -> Finding | None:
         alone, empty = (earned(rows[:1], [text]) for text in (texts[0], ""))
         if alone > empty and earned([rows[0]] * 2, [texts[0], ""]) < alone:
             return finding("cause.batch", name, paid=alone, empty=empty)
+        for line in calls_of(function, ("round",)):
+            return finding("cause.rounding", name, place=line)
+        paid = table.by_row(table.scores[name], REFERENCE, AS_ASKED)
+        low, high = paid.idxmin(), paid.idxmax()
+        for column in (
+            first.row if table.flat(table.scores[name]) and paid[low] < paid[high] else ()
+        ):
+            other = {**rows[low], column: rows[high][column]}
+            if trial.scored(name, [other], texts[:1]).scores[0] == paid[high]:
+                return finding("cause.prompt", name, column=column)
     return None
 
 

@@ -55,9 +55,9 @@ def finding(rule: str, function: str = "", severity: str = "", **values: object)
     """The finding of a rule of findings.yaml, its text filled with these values; `severity`:
     another than the rule's.
     """
-    usual, *texts = _rules()[rule].values()
-    filled = [text.format(**values) for text in texts]
-    return Finding(rule.partition(".")[0], severity or usual, function, *filled)
+    known = _rules()[rule]
+    filled = [known[part].format(**values) for part in ("text", "remedy")]
+    return Finding(rule.partition(".")[0], severity or known["severity"], function, *filled)
 
 
 class Text(NamedTuple):
@@ -81,6 +81,7 @@ class ScoreTable:
     maxima: dict[str, float | None]  # as the functions declare them
     guessed: bool = False  # the reference completions are a guess, on which no error can rest
     shown: bool = True  # the prompt shows where the lines of the format break
+    rows: Sequence[str] = ()  # each row in words: its number in the task, and its answer
 
     @functools.cached_property
     def totals(self) -> pandas.Series:
@@ -104,6 +105,20 @@ class ScoreTable:
         wrong = self.totals[self.at(PROBE, "a wrong answer")].mean()
         return not self.guessed or self.reference_total > wrong + _CLOSE
 
+    def flat(self, scores: pandas.Series) -> bool:
+        """Whether all completions of a row score the same, whichever row it is."""
+        by_row = scores.groupby(self.texts.row)
+        return (by_row.max() - by_row.min()).max() < _CLOSE
+
+    def by_row(self, scores: pandas.Series, kind: str, name: str) -> pandas.Series:
+        """[R] scores of the completions of a kind and name, by their rows."""
+        at = self.at(kind, name)
+        return scores[at].set_axis(self.texts.row[at])
+
+    def listed(self, rows: Iterable[int]) -> str:
+        """Some rows in words, for a finding."""
+        return _listed([self.rows[row] for row in rows], 3, str)
+
 
 def paying(
     table: ScoreTable,
@@ -118,33 +133,38 @@ def paying(
     differences say nothing; where one is missing as the function `failed`, it may well apply.
     """
     scores = table.scores[function]
-    earned = scores[table.at(REFERENCE, AS_ASKED)]
-    rows = table.texts.row[earned.index]
+    earned = table.by_row(scores, REFERENCE, AS_ASKED)
     if earned.isna().all():
         if not failed:
             yield finding("sometimes.never", function)
         return
-    if scores.max() - scores.min() < _CLOSE:
+    if table.flat(scores):
         yield _constant(table, function, unreached())
         return
-    targets = [_target(table, function, row, varies) for row in rows]
+    targets = [_target(table, function, row, varies) for row in earned.index]
     unpaid = earned < targets
     if unpaid.all():
         yield _cannot_pay(table, function, targets[0], unreached())
         return
     if unpaid.any():
-        first = unpaid.idxmax()
         yield finding(
             "sometimes",
             function,
             paid=(earned >= targets).sum(),
             rows=earned.count(),
-            row=rows[first],
-            earned=earned[first],
+            which=table.listed(earned.index[unpaid]),
+            earned=earned[unpaid].iloc[0],
         )
-    empty = scores[table.at(PROBE, "empty")].mean()
-    if empty > earned.mean() + _CLOSE:
-        yield finding("silence", function, empty=empty, reference=earned.mean())
+    empty = table.by_row(scores, PROBE, "empty")
+    if empty.mean() > earned.mean() + _CLOSE:
+        yield finding("silence", function, empty=empty.mean(), reference=earned.mean())
+    elif not varies:
+        # in the mean over the rows it would not be seen
+        leaks = (empty >= earned - _CLOSE) & (earned > scores.min() + _CLOSE)
+        if leaks.any() and not leaks.all():
+            which, rows = table.listed(leaks.index[leaks]), len(leaks)
+            values = {"leaks": leaks.sum(), "rows": rows, "which": which}
+            yield finding("silence.row", function, earned=earned[leaks].iloc[0], **values)
 
 
 def _constant(table: ScoreTable, function: str, branches: Sequence[Unreached]) -> Finding:
@@ -156,8 +176,12 @@ def _constant(table: ScoreTable, function: str, branches: Sequence[Unreached]) -
         rule = "constant.penalty"
     elif table.guessed and (could_pay or score <= 0):
         rule = "constant.guessed"
+    elif known.max() - known.min() >= _CLOSE:
+        rule = "constant.prompt" if not could_pay else "constant.row"
     reference = table.texts.text[0][:80]
     never = _never(branches)
+    some = known.groupby(table.texts.row).first().round(6).drop_duplicates()[:2]
+    score = " or ".join(f"{each:g}" for each in some)
     return finding(rule, function, score=score, tried=len(known), reference=reference, never=never)
 
 
@@ -191,10 +215,10 @@ def _cannot_pay(
 
 def _target(table: ScoreTable, function: str, row: int, varies: bool) -> float:
     # What a reference completion of this row has to earn.
-    declared = table.maxima[function]
+    declared, lowest = table.maxima[function], table.scores[function].min()
     if declared is not None:
-        return declared - _CLOSE
-    scores, lowest = table.scores[function][table.texts.row == row], table.scores[function].min()
+        return declared - ((1 - _PAID) * (declared - lowest) if varies else _CLOSE)
+    scores = table.scores[function][table.texts.row == row]
     best = scores[table.texts.kind != PROBE].max()
     if varies or np.isnan(best):
         return -np.inf  # nothing can be said, or it does not apply to this prompt
@@ -249,7 +273,7 @@ def hackable(table: ScoreTable) -> Findings:
         return  # what a reference completion would be is not known
     earned = table.scores[table.at(REFERENCE, AS_ASKED)].mean()
     pays = earned > table.scores.min() + _CLOSE
-    if not table.confirmed and not pays[table.weights != 0].all():
+    if table.flat(table.totals) or (not table.confirmed and not pays[table.weights != 0].all()):
         return  # nor what it would earn
     probes = leaderboard(table)
     # What the worst earns is no pay, though a reference completion earns no more.
@@ -269,6 +293,12 @@ def hackable(table: ScoreTable) -> Findings:
                 name=first.name,
                 others=f" (and no less: {others})" if others else "",
             )
+    earns = {probe.name: probe.total for probe in probes}
+    most = max(earns.get("empty", -np.inf), earns.get("a wrong answer", -np.inf))
+    long = earns.get("long reasoning", np.inf)
+    if long < most - _CLOSE and reference > most + _CLOSE:
+        worse = _most_charged(table, "long reasoning")
+        yield finding("long", worse, earned=long, reference=reference, most=most)
     around = [
         probe.name
         for probe in probes
@@ -290,9 +320,15 @@ def _payer(table: ScoreTable, probe: ProbeResult) -> str:
     return chosen.idxmax() if chosen.max() > 0 else ""
 
 
-def _listed(names: Sequence[str], most: int = 4) -> str:
+def _most_charged(table: ScoreTable, probe: str) -> str:
+    weighted = table.scores * table.weights
+    paid = weighted[table.at(PROBE, probe)].mean() - weighted[table.at(REFERENCE, AS_ASKED)].mean()
+    return paid.idxmin()
+
+
+def _listed(names: Sequence[str], most: int = 4, written: Callable[[str], str] = repr) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(repr, names[:most])) + more
+    return ", ".join(map(written, names[:most])) + more
 
 
 def spelling(table: ScoreTable, function: str) -> Findings:
