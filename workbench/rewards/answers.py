@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from workbench.data.answer_column import extract_answer as after_mark
-from workbench.data.answer_column import is_number, unit_of
+from workbench.data.answer_column import is_number, last_box, unit_of
 from workbench.errors import RewardError
 from workbench.rewards.compare import is_sentence, quick_same
 
@@ -33,8 +33,6 @@ _WITHIN = re.compile(
     r"(?:[ ]?\\?%)?",
     re.ASCII,
 )
-_BOX = re.compile(r"\\boxed\s*+\{|\\[{}]|[{}]")
-_BETWEEN = re.compile(r"(?:\\text\{|\\q?quad|\b(?:and|or)\b|[\s,;.$&}\\])*+")
 # Two answers side by side. A comma alone is a list's only where the sentence ends: on day 3, 42
 # apples remain.
 _BESIDE = re.compile(r"[\s$*)}]{0,9},?\s{1,9}(?:and|or(?:\s[a-z]+){0,2})\s[\s$*({]{0,9}", re.I)
@@ -256,33 +254,6 @@ def _stated(text: str, begin: int | None = None) -> tuple[int, int] | None:
     return _stated(text, 0) if begin else None
 
 
-class _Box(NamedTuple):
-    """A \\boxed{...} by positions in the text: where it begins, and its content from `start` to
-    `end`.
-    """
-
-    begin: int
-    start: int
-    end: int
-
-
 def _last_box(text: str) -> str | None:
-    # One pass: looking for the end of each box separately would take the square of the length for
-    # boxes that never end.
-    opened: list[tuple[int, int]] = []  # where the content begins, and the box itself (-1: no box)
-    boxes: list[_Box] = []
-    for found in _BOX.finditer(text):
-        mark = found.group()
-        if mark == "}" and opened:
-            start, begin = opened.pop()
-            if begin >= 0 and (not boxes or start > boxes[-1].start):
-                boxes.append(_Box(begin, start, found.start()))
-        elif mark[-1] == "{" and mark != "\\{":
-            opened.append((found.end(), found.start() if len(mark) > 1 else -1))
-    if not boxes or _denied(text, boxes[-1].start, boxes[-1].end):
-        return None
-    first = len(boxes) - 1
-    while first and _BETWEEN.fullmatch(text, boxes[first - 1].end, boxes[first].begin):
-        first -= 1
-    contents = dict.fromkeys(text[box.start : box.end].strip() for box in boxes[first:])
-    return ", ".join(filter(None, contents)) or None
+    content, start, end = last_box(text)
+    return None if _denied(text, start, end) else content or None
