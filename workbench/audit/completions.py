@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.audit.prompt_format import asking_text, parse_format
-from workbench.data.answer_column import ANSWER_ALIASES, has_constant, is_number
+from workbench.data.answer_column import ANSWER_ALIASES, has_constant, is_number, unwrapped
 from workbench.errors import TaskError
 from workbench.kinds import Fields
 from workbench.recipe import packaged
@@ -42,6 +42,7 @@ class Style(NamedTuple):
     lines: tuple[str, str] | None = None
     step: str = ""  # what each step of the reasoning begins with, for example "{}. "
     other_type: bool = False  # a number in JSON as text, or the other way round
+    stored: bool = False  # the answer with all that it is stored in
 
 
 _LAYOUTS = (
@@ -58,7 +59,7 @@ class CompletionBuilder:
     Args:
         ideal: row -> the reference completion (TaskError if it fails or returns no text); None: it
             is read off the prompt.
-        others: answers of other rows: the best wrong ones.
+        others: answers of other rows, unwrapped: the best wrong ones.
         schemas: as for `parse_format`.
     """
 
@@ -71,7 +72,10 @@ class CompletionBuilder:
         schemas: Sequence[Fields] = (),
     ) -> None:
         self.row, self.column, self._ideal = row, answer_column, ideal
-        self.format = parse_format(row, answer := answer_of(row, answer_column), schemas)
+        self._stored = answer_of(row, answer_column)
+        answer, taken_out = unwrapped(self._stored, asking_text(row["prompt"]))
+        self._stored = self._stored if taken_out else answer
+        self.format = parse_format(row, answer, schemas)
         self.has_answer, self.answer = bool(answer), answer or "what was asked for"
         # neither the prompt nor the task says what a completion looks like
         self.free = ideal is None and not self.format.asks
@@ -114,17 +118,22 @@ class CompletionBuilder:
         """The ways in which the reference could be written, as far as the prompt leaves that open;
         its present one first.
         """
-        if self._ideal is None and self.format.other_type(self.answer):
+        styles = [Style()]
+        if self._ideal is not None:
+            return styles
+        if self.format.other_type(self.answer):
             how = "a number" if self.format.has_text(self.answer) else "text"
-            return [Style(), Style(f"with the answer as {how} in the JSON", other_type=True)]
-        if self._ideal is not None or self.format.json:
-            return [Style()]
-        layouts = [("", None), *(_LAYOUTS if not self.format.shown else ())]
-        return [
-            Style(f"{how} {name}".strip(), lines, step)
-            for how, step in _STEPS
-            for name, lines in layouts
-        ]
+            styles.append(Style(f"with the answer as {how} in the JSON", other_type=True))
+        elif not self.format.json:
+            layouts = [("", None), *(_LAYOUTS if not self.format.shown else ())]
+            styles = [
+                Style(f"{how} {name}".strip(), lines, step)
+                for how, step in _STEPS
+                for name, lines in layouts
+            ]
+        if self._stored != self.answer:
+            styles.append(Style("with the answer as it is stored", stored=True))
+        return styles
 
     def adopt(self, style: Style) -> str:
         """From now on write in this style; returns the reference completion in it."""
@@ -137,6 +146,9 @@ class CompletionBuilder:
             self.format = self.format._replace(blocks=blocks)
         if style.other_type:
             self.format = self.format.other_type(self.answer) or self.format
+        if style.stored:
+            wrong = [self._stored_as(each) for each in (self.wrong, self.wrong_too)]
+            self.answer, (self.wrong, self.wrong_too) = self._stored, wrong
         self._step = style.step
         self.reference = self.write(self.reasoning(), self.answer)
         return self.reference
@@ -172,8 +184,12 @@ class CompletionBuilder:
                 found["all on one line"] = self.write(one, answer, compact=True)
         return found
 
+    def _stored_as(self, answer: str) -> str:
+        before, found, after = self._stored.rpartition(self.answer)
+        return f"{before}{answer}{after}" if found else answer
+
     def _ideal_with(self, ideal: Callable[[Fields], str], answer: str) -> str:
-        value, text = answer, None
+        value, text = self._stored_as(answer), None
         with contextlib.suppress(
             ValueError
         ):  # it is there for right answers: it may fail for others
@@ -296,7 +312,7 @@ def builders(task: Task, rows: Sequence[Row]) -> list[CompletionBuilder]:
         )
     # the same everywhere, it is no answer
     column = "" if has_constant(task.rows, column) else column
-    answers = [answer_of(row, column) for row in rows]
+    answers = [unwrapped(answer_of(row, column), asking_text(row["prompt"]))[0] for row in rows]
     declared = [getattr(function, "schema", None) for function in task.reward_funcs]
     schemas = [schema for schema in declared if isinstance(schema, dict)]
     return [CompletionBuilder(row, column, task.ideal, answers, schemas) for row in rows]
@@ -411,14 +427,17 @@ def _made(to: CompletionBuilder, most: int) -> dict[str, str]:
     }
 
 
-def spellings(answer: str) -> list[str]:
-    """Other ways to write a whole number that a reader would accept: `42.0`, `$42`, `42.`; empty
-    for other answers.
+def spellings(answer: str, free: bool = False) -> dict[str, str]:
+    """Way -> other ways to write a whole number that a reader would accept; empty for other
+    answers. `free`: where no format is asked for, also within a sentence.
 
     >>> spellings("1000")
-    ['1000.0', '$1000', '1000.', '1,000']
+    {'.0': '1000.0', '$': '$1000', '.': '1000.', '$$': '$1000$', ',': '1,000'}
     """
     if not answer.lstrip("-").isascii() or not answer.lstrip("-").isdigit() or len(answer) > 12:
-        return []
+        return {}
+    ways = ["{}.0", "${}", "{}.", "${}$"]
+    ways += ["**{}**", "The answer is {}.", "{} pens", "It is {} pens, in total."] if free else []
+    written = {way.replace("{}", ""): way.format(answer) for way in ways}
     grouped = f"{int(answer):,}"
-    return [f"{answer}.0", f"${answer}", f"{answer}."] + ([grouped] if grouped != answer else [])
+    return written | ({",": grouped} if grouped != answer else {})

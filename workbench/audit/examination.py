@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +24,7 @@ import pandas
 from workbench.audit.completions import (
     AS_ASKED,
     CompletionBuilder,
+    answer_of,
     as_numbers,
     builders,
     probes,
@@ -46,12 +49,14 @@ from workbench.audit.findings import (
     spelling,
 )
 from workbench.audit.lengths import length_findings, token_findings
-from workbench.audit.prompt_format import asking_text, format_advice
+from workbench.audit.prompt_format import asking_text, enums_of, format_advice
 from workbench.audit.regression_cases import RegressionCase, failed_cases, load_cases
 from workbench.audit.starts import start_findings
+from workbench.data.answer_column import is_number
 from workbench.data.prompts import to_messages
 from workbench.errors import RewardError, TaskError, WorkbenchError
 from workbench.kinds import Fields, Function, Tokenizer
+from workbench.rewards import library
 from workbench.rewards.chat_or_text import InputFormat
 from workbench.rewards.code import judge_of
 from workbench.rewards.execution import OWN, UNJUDGED, Scored, takes_environments
@@ -243,6 +248,7 @@ def _audit(
     # starts the worker, whose imports are no function's seconds
     formats = suite.input_formats(trial.rows)
     findings = [*_answer_column(trial), *refused.values(), *_adopt_style(trial, usable)]
+    findings += _labels(trial, usable)
     findings += [finding("environment", name) for name in given]
     findings += [finding("judge", name) for name in judged]
     findings += [finding("turns")] if trial.task.for_turns and usable else []
@@ -267,7 +273,7 @@ def _audit(
             findings += token_findings(suite, trial.builders, names, tokenizer, trial.limit)
     except RewardError as error:
         findings.append(_refusal("returns", "", error))
-    findings += _of_task(trial, table, findings)
+    findings = [*_of_task(trial, table), *_one_cause(trial, findings)]
     findings += start_findings(trial.task, trial.rows, trial.suite.deadline_s)
     known = load_cases(trial.task, cases)
     if names == [name for name in suite.names if name not in {*given, *judged}]:
@@ -345,13 +351,14 @@ def _texts(trial: _Trial, row: int, builder: CompletionBuilder) -> Iterator[Text
     # a number in JSON is written in one way
     as_text = not form.json or (form.has_text(builder.answer) and not form.guessed)
     varied = trial.task.ideal is None and as_text
-    others = spellings(builder.answer) if varied else []
-    answers = {RIGHT: builder.answer, WRONG: builder.wrong, **dict(zip(others, others))}
+    others = spellings(builder.answer, builder.free) if varied else {}
+    answers = {RIGHT: builder.answer, WRONG: builder.wrong, **others}
     # In the layouts of two reference completions, so that nothing but the answer differs.
     for compact in (False, True) if others else ():
         reasoning = builder.reasoning(lines=1 if compact else 2)
         for name, answer in answers.items():
-            yield Text(row, SPELLING, name, builder.write(reasoning, answer, compact=compact))
+            text = builder.write(reasoning, answer, compact=compact)
+            yield Text(row, SPELLING, name, text, answer=answer)
 
 
 def _measure(trial: _Trial, name: str, texts: Sequence[Text]) -> _Measured:
@@ -548,19 +555,64 @@ def _of_all(trial: _Trial, table: ScoreTable, formats: dict[str, InputFormat]) -
         yield finding("constant.none", "", "warning" if table.guessed else "", **values)
 
 
-def _of_task(trial: _Trial, table: ScoreTable, findings: Sequence[Finding]) -> Findings:
-    task, suite, first = trial.task, trial.suite, trial.builders[0]
+def _one_cause(trial: _Trial, findings: list[Finding]) -> Findings:
+    # Shipped functions that look for another format than the prompt's cannot pay for one reason.
+    first, functions = trial.builders[0], trial.suite.functions
+    row = {**first.row, "answer": first.answer} if first.has_answer else first.row
+    folded = [
+        each
+        for each in findings
+        if (each.kind, each.severity) in {(kind, "error") for kind in (*_UNPAID, "needs_column")}
+        and getattr(functions[each.function], "__module__", "") == library.__name__
+    ]
+    if trial.task.ideal is None and folded and (advice := format_advice(row)):
+        asked, _, fits = advice.partition("; ")
+        names = ", ".join(dict.fromkeys(each.function for each in folded))
+        yield finding("other_rewards", advice=asked, names=names, fits=fits)
+        findings = [each for each in findings if each not in folded]
+    yield from findings
+
+
+def _labels(trial: _Trial, names: Sequence[str]) -> Findings:
+    # Answers that are not among those that a schema allows or the prompt lists.
+    task, suite, column = trial.task, trial.suite, trial.builders[0].column
+    answers = [answer_of(row, column) for row in task.rows]
+    counts = Counter(answers)
+    if is_number(answers[0]) or len(counts) * 2 > len(answers) or len(trial.rows) < 2:
+        return
+    asked = [asking_text(row["prompt"]) for row in trial.rows]
+    lists = [("the schema's enum", each) for each in enums_of(task.reward_funcs)]
+    words = {each: re.compile(rf"(?<!\w){re.escape(each)}(?!\w)") for each in counts}
+    said = [each for each in counts if all(map(words[each].search, asked))]
+    for where, listed in [*lists, ("the prompt's list", said)]:
+        plain = {str(each).strip().casefold(): each for each in listed}
+        meant = [plain.get(each.strip().casefold()) for each in answers]
+        if len(listed) < 2 or meant.count(None) * 2 > len(answers):
+            continue  # it lists something else, or examples
+        odd = [place for place, each in enumerate(answers) if each not in listed]
+        paid = ""
+        for place in [place for place in odd if meant[place] is not None][:1]:
+            # One who answers by the list: where that is paid, the difference does no harm.
+            to = builders(task, [task.rows[place], *trial.rows])[0]
+            texts = [to.write(to.reasoning(each), each) for each in (meant[place], to.answer)]
+            with contextlib.suppress(RewardError):  # it is named when all texts are scored
+                each = suite.score_each([to.row] * 2, texts, names=names, quiet=True)
+                if all(np.ptp(np.nan_to_num(each[name].scores)) == 0 for name in names):
+                    odd = [place for place in odd if meant[place] is None]
+                else:
+                    paid = f"; {meant[place]!r} is paid less on row {place}"
+        if odd:
+            shown = ", ".join(f"{answers[place]!r} (row {place})" for place in odd[:3])
+            values = {"count": len(odd), "rows": len(answers), "where": where}
+            yield finding("labels", shown=shown, paid=paid, **values)
+        return
+
+
+def _of_task(trial: _Trial, table: ScoreTable) -> Findings:
+    task, suite = trial.task, trial.suite
     paid = [name for name, weight in zip(suite.names, suite.weights) if weight]
     if len(paid) == 1 and (sum(suite.weights) != 1 or _has_state(suite.functions[paid[0]])):
         yield finding("scale", paid[0])
-    errors = {each.kind for each in findings if each.severity == "error"}
-    row = {**first.row, "answer": first.answer} if first.has_answer else first.row
-    if (
-        task.ideal is None
-        and errors & {*_UNPAID, "needs_column"}
-        and (advice := format_advice(row))
-    ):
-        yield finding("other_rewards", advice=advice)
     # the groups panel and the measurement afterwards take its word for what is right
     right = task.right_function
     if right in table.scores:

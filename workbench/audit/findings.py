@@ -69,6 +69,7 @@ class Text(NamedTuple):
     text: str
     right: bool = True
     own: bool = False
+    answer: str = ""  # of a SPELLING
 
 
 @dataclass(frozen=True)
@@ -344,11 +345,13 @@ def spelling(table: ScoreTable, function: str) -> Findings:
     if not right.max() > wrong.max() + _CLOSE:
         return  # it does not look at the answer
     ways: dict[str, str] = {}  # one example of each way that is not paid somewhere
-    for (row, name), score in best.drop(WRONG, level="name").items():
+    written = spelled.groupby(["row", "name"], sort=False).answer.first()
+    for (row, way), score in best.drop([RIGHT, WRONG], level="name").items():
         if score <= wrong.get(row, np.inf) + _CLOSE < right.get(row, -np.inf):
-            ways.setdefault(next((mark for mark in (".0", "$", ",") if mark in name), "."), name)
+            ways.setdefault(way, written[row, way])
     if ways:
-        yield finding("spelling", function, ways=" or ".join(ways.values()))
+        rule = "spelling.sentence" if any(map(str.isalpha, "".join(ways))) else "spelling"
+        yield finding(rule, function, ways=" or ".join(ways.values()))
 
 
 def overlaps(table: ScoreTable) -> Findings:
