@@ -23,6 +23,7 @@ import pandas
 
 from workbench.audit.completions import (
     AS_ASKED,
+    WORDS_ONCE,
     CompletionBuilder,
     answer_of,
     as_numbers,
@@ -438,19 +439,22 @@ def _of_function(
 ) -> Findings:
     function, place = trial.suite.functions[name], trial.suite.functions.places[name]
 
-    def never_reached() -> list[Unreached]:
-        texts = [*table.texts.text[table.at(REFERENCE, AS_ASKED)]]
-        trace = None if measured.late else trial.suite.trace(name, trial.rows, texts)
+    def never_reached(names: Sequence[str] = (AS_ASKED,)) -> list[Unreached]:
+        tried = table.texts[(table.texts.kind == REFERENCE) & table.texts.name.isin(names)]
+        rows = [trial.rows[row] for row in tried.row]
+        trace = None if measured.late else trial.suite.trace(name, rows, [*tried.text])
         return unreached(function, trace) if trace is not None else []
 
     payment = list(paying(table, name, never_reached, varies, failed=measured.failure is not None))
     unpaid = next((each for each in payment if each.kind in _UNPAID), None)
-    if unpaid and not measured.late and (cause := _cause(trial, table, name)):
+    surely = unpaid is not None and unpaid.severity == "error"
+    if unpaid and not measured.late and (cause := _cause(trial, table, name, surely)):
         payment = [replace(cause, kind=unpaid.kind, text=f"{unpaid.text}; {cause.text}")]
     for each in payment:
         # with the weight 0 it decides nothing, so it need not pay
         yield each if table.weights[name] else replace(each, severity="note")
-    for branch in never_reached() if not unpaid and table.maxima[name] is None else ():
+    missed = not unpaid and table.maxima[name] is None
+    for branch in never_reached(table.texts.name.unique()) if missed else ():
         earned = table.scores[name][table.texts.kind == REFERENCE].max()
         more = branch.pays > earned and not table.guessed and table.weights[name]
         if branch.pays > 0:
@@ -474,9 +478,9 @@ def _has_state(function: Function) -> bool:
     return not inspect.isroutine(function) and not isinstance(function, functools.partial)
 
 
-def _cause(trial: _Trial, table: ScoreTable, name: str) -> Finding | None:
+def _cause(trial: _Trial, table: ScoreTable, name: str, surely: bool) -> Finding | None:
     # Why it does not pay: what it is handed is changed, one thing at a time, until it pays the
-    # reference.
+    # reference. `surely`: it is no penalty, and no guess.
     function = trial.suite.functions[name]
     first, rows = trial.builders[0], trial.rows
     texts = [builder.reference for builder in trial.builders]
@@ -518,13 +522,15 @@ def _cause(trial: _Trial, table: ScoreTable, name: str) -> Finding | None:
         alone, empty = (earned(rows[:1], [text]) for text in (texts[0], ""))
         if alone > empty and earned([rows[0]] * 2, [texts[0], ""]) < alone:
             return finding("cause.batch", name, paid=alone, empty=empty)
-        for line in calls_of(function, ("round",)):
-            return finding("cause.rounding", name, place=line)
-        paid = table.by_row(table.scores[name], REFERENCE, AS_ASKED)
-        low, high = paid.idxmin(), paid.idxmax()
-        for column in (
-            first.row if table.flat(table.scores[name]) and paid[low] < paid[high] else ()
-        ):
+        scores = table.scores[name]
+        paid = table.by_row(scores, REFERENCE, AS_ASKED)
+        low, high, more = paid.idxmin(), paid.idxmax(), f"{texts[0]} {WORDS_ONCE * 200}"
+        rounds = calls_of(function, ("round",))
+        if not surely or not table.flat(scores):
+            return None
+        if rounds and earned(rows[:1], [more]) != paid.iloc[0]:
+            return finding("cause.rounding", name, place=rounds[0])
+        for column in first.row if paid[low] < paid[high] else ():
             other = {**rows[low], column: rows[high][column]}
             if trial.scored(name, [other], texts[:1]).scores[0] == paid[high]:
                 return finding("cause.prompt", name, column=column)
@@ -562,7 +568,9 @@ def _one_cause(trial: _Trial, findings: list[Finding]) -> Findings:
     folded = [
         each
         for each in findings
-        if (each.kind, each.severity) in {(kind, "error") for kind in (*_UNPAID, "needs_column")}
+        if each.severity == "error"
+        and each.kind in (*_UNPAID, "needs_column")
+        and each.function
         and getattr(functions[each.function], "__module__", "") == library.__name__
     ]
     if trial.task.ideal is None and folded and (advice := format_advice(row)):
@@ -615,7 +623,7 @@ def _of_task(trial: _Trial, table: ScoreTable) -> Findings:
         yield finding("scale", paid[0])
     # the groups panel and the measurement afterwards take its word for what is right
     right = task.right_function
-    if right in table.scores:
+    if right in table.scores and not table.flat(table.scores[right]):
         wrong = table.scores[right][table.at(PROBE, "a wrong answer")]
         if task.is_right(wrong).any():
             chosen = "right_by" if task.right_by else "no right_by, so the first function"

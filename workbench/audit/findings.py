@@ -177,8 +177,8 @@ def _constant(table: ScoreTable, function: str, branches: Sequence[Unreached]) -
         rule = "constant.penalty"
     elif table.guessed and (could_pay or score <= 0):
         rule = "constant.guessed"
-    elif known.max() - known.min() >= _CLOSE:
-        rule = "constant.prompt" if not could_pay else "constant.row"
+    elif known.max() - known.min() >= _CLOSE and not could_pay:
+        rule = "constant.prompt"
     reference = table.texts.text[0][:80]
     never = _never(branches)
     some = known.groupby(table.texts.row).first().round(6).drop_duplicates()[:2]
