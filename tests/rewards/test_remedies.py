@@ -17,7 +17,6 @@ import workbench as wb
 from workbench.audit import findings
 from workbench.audit.examination import RewardAudit, audit_rewards
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
-from workbench.errors import TaskError
 from workbench.rewards import completion_text, library, make_answer_reward, verifiers
 from workbench.rewards.compare import same_answer
 from workbench.rewards.library import max_score
@@ -27,6 +26,7 @@ from workbench.training.loading import load_tokenizer
 RULES = yaml.safe_load(Path(findings.__file__).with_name("findings.yaml").read_text(encoding="utf-8"))
 TAGS = "Reason in <think> </think>, then give it in <answer> </answer>:\n<think>\n...\n</think>\n<answer>\n...\n</answer>"
 NAMED = "Work it out inside <think> </think> tags, and give the answer inside <answer> </answer> tags."
+SHOWN = "Respond as:\n<think>\n...\n</think>\n<answer>\n...\n</answer>"
 NUMBERS = ["42", "7", "1000", "-3"]
 WORDS = ["yes", "no"] * 3
 OPTIONS = ("rows", "weights", "tokenizer", "max_completion_length", "cases", "deadline_s")
@@ -42,19 +42,25 @@ def probe(functions, system: str | None = TAGS, answers=NUMBERS, column: str = "
         for number, (answer, own) in enumerate(zip(answers, more))
     ]
     asked = {name: options.pop(name) for name in OPTIONS if name in options}
+    asked.setdefault("deadline_s", 60.0)
     functions = functions if isinstance(functions, list) else [functions]
     return audit_rewards(Task("t", rows, functions, **options), **asked)
 
 
 def rules_of(audit: RewardAudit) -> set[str]:
     """The rules of the warnings and errors, and of the notes that have a remedy."""
-    shapes = {rule: re.sub(r"\\\{.*?\\\}", ".*", re.escape(each["text"])) for rule, each in RULES.items()}
+    shapes = {
+        rule: [re.sub(r"\\\{.*?\\\}", ".*", re.escape(each[part])) for part in ("text", "remedy")] for rule, each in RULES.items()
+    }
     return {
         rule
         for found in audit.findings
-        for rule, shape in shapes.items()
-        if (rule.partition(".")[0] in (found.kind, "cause")) and re.search(shape, found.text, re.DOTALL) and found.remedy
-        if rule.startswith("cause.") or found.severity == RULES[rule]["severity"]
+        for rule, (said, remedy) in shapes.items()
+        if found.remedy
+        and rule.partition(".")[0] in (found.kind, "cause")
+        and found.severity in (RULES[rule]["severity"], "warning")
+        if re.search(said, found.text, re.DOTALL)
+        and re.fullmatch(remedy, found.remedy.replace("{", "{{").replace("}", "}}"), re.DOTALL)
     }
 
 
@@ -102,6 +108,11 @@ def with_rows(score: Callable[..., object], name: str = "own_reward"):
 def no_dot(completions, answer, **kwargs):
     found = [re.search("<answer>(.*)</answer>", text(each)) for each in completions]
     return [float(each is not None and each[1].strip() == right) for each, right in zip(found, answer)]
+
+
+def one_line(completions, answer, **kwargs):
+    found = [re.fullmatch("<think>(.*)</think><answer>(.*)</answer>", text(each).strip()) for each in completions]
+    return [float(each is not None and each[2] == right) for each, right in zip(found, answer)]
 
 
 def with_dot(completions, answer, **kwargs):
@@ -158,8 +169,10 @@ def reads_text_alone(completions, answer, **kwargs):
     return [float(isinstance(each, str) and block(each) == right) for each, right in zip(completions, answer)]
 
 
-def scores_chat_1(completions, **kwargs):
-    return [float("7" in each) if isinstance(each, str) else 1.0 for each in completions]
+def reads_what_it_gets(completions, answer, **kwargs):
+    pattern = r"<reasoning>\n.*\n</reasoning>\n<answer>\n(.*)\n</answer>\n?"
+    found = [re.fullmatch(pattern, str(each), re.DOTALL) for each in completions]
+    return [float(each is not None and each[1] == right) for each, right in zip(found, answer)]
 
 
 def half_of_the_rows(completions, answer, **kwargs):
@@ -217,8 +230,8 @@ def catching(completions, answer, **kwargs):
 
 
 def slow_to_read(completions, **kwargs):
-    time.sleep(0.6 if len(completions) > 1 else 0.0)
-    return by(lambda each: float("<answer>\n7" in each))(completions)
+    time.sleep(0.8 * any("I am sorry" in text(each) for each in completions))
+    return by(lambda each: float("7" in each))(completions)
 
 
 def sleepy(completions, answer, **kwargs):
@@ -267,12 +280,12 @@ def length_in_characters(completions, **kwargs):
 
 def grows(completions, answer, **kwargs):
     """Counts characters."""
-    return [right - len(text(each)) / 1e6 for each, right in zip(completions, exact(completions, answer))]
+    return [right - len(text(each)) / 1e4 for each, right in zip(completions, exact(completions, answer))]
 
 
 def grows_to_a_bound(completions, answer, **kwargs):
     """Counts characters."""
-    return [right + max(-0.1, -len(text(each)) / 1e6) for each, right in zip(completions, exact(completions, answer))]
+    return [right + max(-0.1, -len(text(each)) / 1e4) for each, right in zip(completions, exact(completions, answer))]
 
 
 def unreadable_is_right(completions, answer, **kwargs):
@@ -284,7 +297,7 @@ def lenient(completions, answer, **kwargs):
 
 
 def haiku(completions, **kwargs):
-    return [float(text(each).count("\n") == 2) for each in completions]
+    return [float(text(each).count("\n") == 8) for each in completions]
 
 
 def penalty(completions, **kwargs):
@@ -302,7 +315,9 @@ def spares_tags(completions, **kwargs):
 
 
 def break_between(completions, **kwargs):
-    return [float(bool(re.fullmatch(r"<think>[^<]*</think>\n<answer>[^<]*</answer>", text(each).strip()))) for each in completions]
+    return [
+        float(bool(re.fullmatch(r"<think>[^<]*</think>\n<answer>[^<]*</answer>", text(each).strip()))) for each in completions
+    ]
 
 
 FIXED = {"ideal": lambda row: f"<answer>{row['answer']}</answer>"}
@@ -311,7 +326,7 @@ LISTED = "Choose one of billing, shipping, returns. Reply within <answer> </answ
 CHECKED = {"ideal": lambda row: f"checked <answer>{row['answer']}</answer>"}
 JSON_OPEN, JSON_INT = 'Reply as {"total": ...}', 'Reply as {"total": <int>}'
 POEM = {"system": "Write a haiku.", "answers": [None] * 3}
-LINES = {"ideal": lambda row: "rain\nsnow\nfog"}
+LINES = {"ideal": lambda row: "\n".join("rainbows!")}
 WORK = "<think>\nso\n</think>\n<answer>\n{}\n</answer>"
 
 # Rule -> a probe in which it speaks up, and what of it changes as the remedy says.
@@ -328,7 +343,7 @@ CASES: dict[str, tuple[Case, Case]] = {
     "signature": ({"functions": no_kwargs}, {"functions": exact}),
     "signature.style": ({"functions": by_position}, {"functions": by_keyword}),
     "needs_column": ({"functions": wants_gold}, {"columns": [{"gold": each} for each in NUMBERS]}),
-    "chat_plain.wrong": ({"functions": scores_chat_1}, {"functions": by(lambda each: float("7" in each))}),
+    "chat_plain.wrong": ({"functions": reads_text_alone}, {"functions": exact}),
     "returns": ({"functions": one_score}, {"functions": by(lambda each: 1.0 + ("7" in each))}),
     "returns.value": ({"functions": by(lambda each: float("nan"))}, {"functions": by(lambda each: None)}),
     "raises": ({"functions": by(lambda each: float(each.split()[0] == "<think>"))}, {"functions": by(lambda each: -1.0)}),
@@ -338,16 +353,19 @@ CASES: dict[str, tuple[Case, Case]] = {
     "constant.prompt": ({"functions": of_prompts}, {"functions": of_prompts_and_answers}),
     "constant.penalty": ({"functions": [exact, penalty]}, {"probes": {"mine": "As an AI, no."}}),
     "constant.guessed": ({"functions": haiku, **POEM}, LINES),
-    "cannot_pay": ({"functions": no_dot}, {"functions": with_dot}),
-    "cannot_pay.layout": ({"functions": no_dot, "system": NAMED + "\n<answer></answer>"}, {"functions": with_dot}),
+    "cannot_pay": ({"functions": no_dot, "system": SHOWN}, {"functions": with_dot}),
+    "cannot_pay.layout": ({"functions": one_line, "system": NAMED}, {"functions": with_dot}),
     "cannot_pay.penalty": ({"functions": [exact, strikes_tags]}, {"functions": [exact, spares_tags]}),
-    "cannot_pay.guessed": ({"functions": by(lambda each: float("\n" not in each and len(each) < 3)), **POEM}, {"ideal": lambda row: "ok"}),
+    "cannot_pay.guessed": (
+        {"functions": by(lambda each: float("\n" not in each and len(each) < 3)), **POEM},
+        {"ideal": lambda row: "ok"},
+    ),
     "cause.number": ({"functions": exact, "answers": [42, 7]}, {"answers": ["42", "7"]}),
     "cause.text": (
         {"functions": read_as_json("total"), "system": JSON_INT},
         {"answers": [int(each) for each in NUMBERS]},
     ),
-    "cause.form": ({"functions": reads_text_alone}, {"functions": exact}),
+    "cause.form": ({"functions": reads_what_it_gets, "system": SYSTEM_PROMPT}, {"functions": exact}),
     "cause.batch": ({"functions": batch_mean}, {"functions": exact}),
     "cause.column": ({"functions": may_want_gold}, {"columns": [{"gold": each} for each in NUMBERS]}),
     "cause.rounding": ({"functions": [exact, rounded]}, {"functions": [exact, not_rounded]}),
@@ -365,7 +383,7 @@ CASES: dict[str, tuple[Case, Case]] = {
         {"functions": make_answer_reward("any")},
     ),
     "hackable": ({"functions": any_block}, {"functions": exact}),
-    "padding": ({"functions": sound}, {"functions": [sound, strict]}),
+    "padding": ({"functions": exact}, {"functions": [exact, strict]}),
     "silence": ({"functions": [sound, strict, brief]}, {"functions": [sound, strict, brief_with_answer]}),
     "silence.row": ({"functions": unreadable_is_right, "answers": ["42", "x", "7"]}, {"functions": exact}),
     "long": ({"functions": short_and_right}, {"functions": bounded_and_right}),
@@ -506,13 +524,10 @@ def test_an_environment_that_is_mended_begins_fairly(rule, environment):
 
 
 def test_the_tools_that_notes_name_are_there(home):
-    by_hand = wb.inspection.ByHand(Task("t", [{"prompt": "?"}], [], environment=Fair))
-    assert by_hand is not None
+    assert wb.inspection.ByHand(Task("t", [{"prompt": to_messages("?")}], [], environment=Fair))
     named = {rule: RULES[rule]["remedy"] for rule in ("environment", "turns", "judge")}
     assert ["ByHand" in each for each in named.values()] == [True, True, False]
     assert "workbench trial" in named["judge"]
-    with pytest.raises(TaskError):
-        wb.load_task("no_such_task")
 
 
 def test_json_of_the_shipped_rewards_is_what_the_advice_names():

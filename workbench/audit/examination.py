@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
@@ -50,7 +50,7 @@ from workbench.audit.findings import (
     spelling,
 )
 from workbench.audit.lengths import length_findings, token_findings
-from workbench.audit.prompt_format import asking_text, enums_of, format_advice
+from workbench.audit.prompt_format import asking_text, format_advice
 from workbench.audit.regression_cases import RegressionCase, failed_cases, load_cases
 from workbench.audit.starts import start_findings
 from workbench.data.answer_column import is_number
@@ -68,6 +68,7 @@ from workbench.task import Row, Task, load_task
 from workbench.workspace import encodable
 
 _UNPAID = {"cannot_pay", "constant"}  # kinds of findings
+_MOST_LISTED = 20  # values of a field of a schema, of which as many are looked at
 SLOW_S = 0.05  # per completion, from which a function is worth a word
 
 
@@ -197,14 +198,10 @@ def audit_rewards(
     return replace(audit, seconds=time.monotonic() - started)
 
 
-def spread(rows: Sequence[Row], count: int) -> list[Row]:
+def spread(rows: Sequence[Any], count: int) -> list[Any]:
     """At most `count` rows, from the first to the last, so that a part which differs is met."""
-    return [rows[number] for number in _numbers(len(rows), count)]
-
-
-def _numbers(known: int, count: int) -> list[int]:
-    count = min(count, known)
-    return [round(index * (known - 1) / max(1, count - 1)) for index in range(count)]
+    count = min(count, len(rows))
+    return [rows[round(index * (len(rows) - 1) / max(1, count - 1))] for index in range(count)]
 
 
 @dataclass(frozen=True)
@@ -216,11 +213,6 @@ class _Trial:
     rows: list[Row]
     builders: list[CompletionBuilder]
     limit: int  # tokens of a completion
-
-    @property
-    def numbers(self) -> list[int]:
-        """Of the rows, in the task."""
-        return _numbers(len(self.task.rows), len(self.rows))
 
     def scored(self, name: str, rows: Sequence[Row], texts: Sequence[str]) -> Scored:
         return self.suite.score_each(rows, texts, names=[name], quiet=True)[name]
@@ -391,6 +383,7 @@ def _measure(trial: _Trial, name: str, texts: Sequence[Text]) -> _Measured:
 def _table(trial: _Trial, texts: list[Text], measured: dict[str, _Measured]) -> ScoreTable:
     suite, first = trial.suite, trial.builders[0]
     scores = {name: each.scores for name, each in measured.items() if each.scores is not None}
+    numbers = spread(range(len(trial.task.rows)), len(trial.rows))
     # A lone surrogate, legal in Python, is no text of Arrow, where pandas keeps what it groups by.
     named = [text._replace(name=encodable(text.name)) for text in texts]
     table = ScoreTable(
@@ -400,10 +393,7 @@ def _table(trial: _Trial, texts: list[Text], measured: dict[str, _Measured]) -> 
         {name: max_score_of(suite.functions[name]) for name in scores},
         first.guessed,
         first.format.shown,
-        [
-            f"row {row} (answer {each.answer!r:.60})"
-            for row, each in zip(trial.numbers, trial.builders)
-        ],
+        [f"row {n} (answer {each.answer!r:.60})" for n, each in zip(numbers, trial.builders)],
     )
     # Where no format is asked for, the way of answering that is paid best stands for the
     # reference.
@@ -585,35 +575,40 @@ def _labels(trial: _Trial, names: Sequence[str]) -> Findings:
     # Answers that are not among those that a schema allows or the prompt lists.
     task, suite, column = trial.task, trial.suite, trial.builders[0].column
     answers = [answer_of(row, column) for row in task.rows]
-    counts = Counter(answers)
+    counts, shapes = Counter(answers), trial.builders[0].format.shapes
     if is_number(answers[0]) or len(counts) * 2 > len(answers) or len(trial.rows) < 2:
         return
-    asked = [asking_text(row["prompt"]) for row in trial.rows]
-    lists = [("the schema's enum", each) for each in enums_of(task.reward_funcs)]
-    words = {each: re.compile(rf"(?<!\w){re.escape(each)}(?!\w)") for each in counts}
-    said = [each for each in counts if all(map(words[each].search, asked))]
+    asked = [_words(asking_text(row["prompt"])) for row in trial.rows]
+    plain = [each for each in counts if each == each.strip()]
+    said = [each for each in plain if all(_words(each) in text for text in asked)]
+    fields = [{str(shape.get(key)) for shape in shapes} for key in {**shapes[0]}] if shapes else []
+    lists = [("the JSON that is asked for", each) for each in fields if len(each) < _MOST_LISTED]
     for where, listed in [*lists, ("the prompt's list", said)]:
-        plain = {str(each).strip().casefold(): each for each in listed}
+        plain = {each.strip().casefold(): each for each in listed}
         meant = [plain.get(each.strip().casefold()) for each in answers]
         if len(listed) < 2 or meant.count(None) * 2 > len(answers):
             continue  # it lists something else, or examples
         odd = [place for place, each in enumerate(answers) if each not in listed]
-        paid = ""
-        for place in [place for place in odd if meant[place] is not None][:1]:
-            # One who answers by the list: where that is paid, the difference does no harm.
-            to = builders(task, [task.rows[place], *trial.rows])[0]
-            texts = [to.write(to.reasoning(each), each) for each in (meant[place], to.answer)]
-            with contextlib.suppress(RewardError):  # it is named when all texts are scored
-                each = suite.score_each([to.row] * 2, texts, names=names, quiet=True)
-                if all(np.ptp(np.nan_to_num(each[name].scores)) == 0 for name in names):
-                    odd = [place for place in odd if meant[place] is None]
-                else:
-                    paid = f"; {meant[place]!r} is paid less on row {place}"
+        spelt, paid = next((place for place in odd if meant[place]), None), ""
+        # One who answers by the list: where that is paid, the difference does no harm.
+        with contextlib.suppress(RewardError):  # it is named when all texts are scored
+            if spelt is not None:
+                to = builders(task, [task.rows[spelt], *trial.rows])[0]
+                texts = [to.write(to.reasoning(each), each) for each in (meant[spelt], to.answer)]
+                scored = suite.score_each([to.row] * 2, texts, names=names, quiet=True).values()
+                paid = f"; {meant[spelt]!r} is paid less on row {spelt}"
+                if not any(np.ptp(np.nan_to_num(each.scores)) for each in scored):
+                    odd, paid = [place for place in odd if not meant[place]], ""
         if odd:
             shown = ", ".join(f"{answers[place]!r} (row {place})" for place in odd[:3])
             values = {"count": len(odd), "rows": len(answers), "where": where}
             yield finding("labels", shown=shown, paid=paid, **values)
         return
+
+
+def _words(text: str) -> str:
+    words = re.sub(r"[^\w&/-]+", " ", text)
+    return f" {words.strip()} "
 
 
 def _of_task(trial: _Trial, table: ScoreTable) -> Findings:

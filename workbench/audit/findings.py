@@ -294,12 +294,12 @@ def hackable(table: ScoreTable) -> Findings:
                 name=first.name,
                 others=f" (and no less: {others})" if others else "",
             )
-    earns = {probe.name: probe.total for probe in probes}
-    most = max(earns.get("empty", -np.inf), earns.get("a wrong answer", -np.inf))
-    long = earns.get("long reasoning", np.inf)
-    if long < most - _CLOSE and reference > most + _CLOSE:
-        worse = _most_charged(table, "long reasoning")
-        yield finding("long", worse, earned=long, reference=reference, most=most)
+    earns = {probe.name: probe for probe in probes}
+    most = max(earns[each].total for each in ("empty", "a wrong answer") if each in earns)
+    long = earns.get("long reasoning")
+    if long and long.total < most - _CLOSE and reference > most + _CLOSE:
+        values = {"earned": long.total, "reference": reference, "most": most}
+        yield finding("long", _payer(table, long), **values)
     around = [
         probe.name
         for probe in probes
@@ -319,12 +319,6 @@ def _payer(table: ScoreTable, probe: ProbeResult) -> str:
     more = paid - weighted[table.at(REFERENCE, AS_ASKED)].mean().fillna(0.0)
     chosen = more if probe.right or paid.max() <= _CLOSE else paid + _CLOSE * np.sign(more)
     return chosen.idxmax() if chosen.max() > 0 else ""
-
-
-def _most_charged(table: ScoreTable, probe: str) -> str:
-    weighted = table.scores * table.weights
-    paid = weighted[table.at(PROBE, probe)].mean() - weighted[table.at(REFERENCE, AS_ASKED)].mean()
-    return paid.idxmin()
 
 
 def _listed(names: Sequence[str], most: int = 4, written: Callable[[str], str] = repr) -> str:

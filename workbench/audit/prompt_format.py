@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from workbench.data.answer_column import MARK
 from workbench.errors import DataError
-from workbench.kinds import Fields, Function
+from workbench.kinds import Fields
 from workbench.rewards import library
 from workbench.rewards.answers import TAGS, Column
 from workbench.rewards.library import THINK_TAGS, max_score
@@ -281,18 +281,6 @@ def _choices(schema: object) -> list[Any]:
         if known and isinstance(known, list)
         else [_VALUES.get(str(schema.get("type")), "text")]
     )
-
-
-def enums_of(functions: Sequence[Function]) -> list[list[Any]]:
-    """The values that the JSON Schemas of these functions allow, for each field that has a list."""
-    schemas = [getattr(function, "schema", None) for function in functions]
-    fields = [
-        each["properties"]
-        for each in schemas
-        if isinstance(each, dict) and isinstance(each.get("properties"), dict)
-    ]
-    known = [_choices(each) for some in fields for each in some.values()]
-    return [each for each in known if len(each) > 1]
 
 
 def _asking(prompt: Any) -> str:
