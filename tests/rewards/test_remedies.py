@@ -365,7 +365,7 @@ CASES: dict[str, tuple[Case, Case]] = {
         {"functions": read_as_json("total"), "system": JSON_INT},
         {"answers": [int(each) for each in NUMBERS]},
     ),
-    "cause.form": ({"functions": reads_what_it_gets, "system": SYSTEM_PROMPT}, {"functions": exact}),
+    "cause.form": ({"functions": reads_what_it_gets, "system": SYSTEM_PROMPT, "answers": ["7", "19"]}, {"functions": exact}),
     "cause.batch": ({"functions": batch_mean}, {"functions": exact}),
     "cause.column": ({"functions": may_want_gold}, {"columns": [{"gold": each} for each in NUMBERS]}),
     "cause.rounding": ({"functions": [exact, rounded]}, {"functions": [exact, not_rounded]}),
