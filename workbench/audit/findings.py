@@ -331,18 +331,14 @@ def spelling(table: ScoreTable, function: str) -> Findings:
     pay.
     """
     spelled = table.texts[table.texts.kind == SPELLING].assign(score=table.scores[function])
-    best = spelled.groupby(["row", "name"], sort=False).score.max().dropna()
-    right, wrong = (
-        best[best.index.get_level_values("name") == name].droplevel("name")
-        for name in (RIGHT, WRONG)
-    )
-    if not right.max() > wrong.max() + _CLOSE:
+    best = spelled.groupby(["row", "name"], sort=False).score.max().unstack()
+    if best.empty or not best[RIGHT].max() > best[WRONG].max() + _CLOSE:
         return  # it does not look at the answer
-    ways: dict[str, str] = {}  # one example of each way that is not paid somewhere
-    written = spelled.groupby(["row", "name"], sort=False).answer.first()
-    for (row, way), score in best.drop([RIGHT, WRONG], level="name").items():
-        if score <= wrong.get(row, np.inf) + _CLOSE < right.get(row, -np.inf):
-            ways.setdefault(way, written[row, way])
+    pays = best[RIGHT] > best[WRONG] + _CLOSE
+    unpaid = best.le(best[WRONG] + _CLOSE, axis=0).mul(pays, axis=0).drop(columns=WRONG)
+    written = spelled.groupby(["name", "row"]).answer.first()
+    # one example of each way that is not paid somewhere
+    ways = {way: written[way, unpaid[way].idxmax()] for way in unpaid if unpaid[way].any()}
     if ways:
         rule = "spelling.sentence" if any(map(str.isalpha, "".join(ways))) else "spelling"
         yield finding(rule, function, ways=" or ".join(ways.values()))
