@@ -476,7 +476,7 @@ def _cause(trial: _Trial, table: ScoreTable, name: str, surely: bool) -> Finding
     texts = [builder.reference for builder in trial.builders]
     right, plain = first.row.get(first.column), isinstance(first.row["prompt"], str)
     other_form = to_messages if plain else asking_text
-    changes = [
+    changes: list[tuple[str, str, Sequence[Any]]] = [
         ("cause.column", column, [row.get(first.column) for row in rows])
         for column in keywords_of(function)
         if column not in first.row
@@ -514,7 +514,7 @@ def _cause(trial: _Trial, table: ScoreTable, name: str, surely: bool) -> Finding
             return finding("cause.batch", name, paid=alone, empty=empty)
         scores = table.scores[name]
         paid = table.by_row(scores, REFERENCE, AS_ASKED)
-        low, high, more = paid.idxmin(), paid.idxmax(), f"{texts[0]} {WORDS_ONCE * 200}"
+        low, high, more = int(paid.argmin()), int(paid.argmax()), f"{texts[0]} {WORDS_ONCE * 200}"
         rounds = calls_of(function, ("round",))
         if not surely or not table.flat(scores):
             return None
@@ -585,8 +585,8 @@ def _labels(trial: _Trial, names: Sequence[str]) -> Findings:
     lists = [("the JSON that is asked for", each) for each in fields if len(each) < _MOST_LISTED]
     for where, listed in [*lists, ("the prompt's list", said)]:
         plain = {each.strip().casefold(): each for each in listed}
-        meant = [plain.get(each.strip().casefold()) for each in answers]
-        if len(listed) < 2 or meant.count(None) * 2 > len(answers):
+        meant = [plain.get(each.strip().casefold(), "") for each in answers]
+        if len(listed) < 2 or meant.count("") * 2 > len(answers):
             continue  # it lists something else, or examples
         odd = [place for place, each in enumerate(answers) if each not in listed]
         spelt, paid = next((place for place in odd if meant[place]), None), ""
@@ -602,7 +602,7 @@ def _labels(trial: _Trial, names: Sequence[str]) -> Findings:
         if odd:
             shown = ", ".join(f"{answers[place]!r} (row {place})" for place in odd[:3])
             values = {"count": len(odd), "rows": len(answers), "where": where}
-            yield finding("labels", shown=shown, paid=paid, **values)
+            yield finding("labels", "", "", shown=shown, paid=paid, **values)
         return
 
 

@@ -165,7 +165,7 @@ def paying(
         if leaks.any() and not leaks.all():
             which, rows = table.listed(leaks.index[leaks]), len(leaks)
             values = {"leaks": leaks.sum(), "rows": rows, "which": which}
-            yield finding("silence.row", function, earned=earned[leaks].iloc[0], **values)
+            yield finding("silence.row", function, "", earned=earned[leaks].iloc[0], **values)
 
 
 def _constant(table: ScoreTable, function: str, branches: Sequence[Unreached]) -> Finding:
@@ -299,7 +299,7 @@ def hackable(table: ScoreTable) -> Findings:
     long = earns.get("long reasoning")
     if long and long.total < most - _CLOSE and reference > most + _CLOSE:
         values = {"earned": long.total, "reference": reference, "most": most}
-        yield finding("long", _payer(table, long), **values)
+        yield finding("long", _payer(table, long), "", **values)
     around = [
         probe.name
         for probe in probes

@@ -174,16 +174,15 @@ def calls_of(function: Function, names: Iterable[str]) -> list[str]:
 
 def keywords_of(function: Function) -> list[str]:
     """The names that a function takes out of its `**kwargs` by `get` or in brackets, in order."""
-    found = []
+    found: list[str] = []
     for _, node in _definitions(function):
-        spare = getattr(getattr(node, "args", None), "kwarg", None)
-        for each in ast.walk(node) if spare else ():
-            called = isinstance(each, ast.Call) and each.args and getattr(each.func, "attr", "")
-            key = each.args[0] if called in ("get", "pop") else getattr(each, "slice", None)
-            holder = getattr(each.func if called else each, "value", None)
-            name = getattr(key, "value", None)
-            if getattr(holder, "id", "") == spare.arg and isinstance(name, str):
-                found.append(name)
+        spare = getattr(vars(node)["args"].kwarg, "arg", "")
+        for each in ast.walk(node):
+            match each:
+                case ast.Call(
+                    ast.Attribute(ast.Name(holder), "get" | "pop"), [ast.Constant(key), *_]
+                ) | ast.Subscript(ast.Name(holder), ast.Constant(key)) if holder == spare:
+                    found.append(str(key))
     return [*dict.fromkeys(found)]
 
 
