@@ -74,7 +74,7 @@ class CompletionBuilder:
         self.row, self.column, self._ideal = row, answer_column, ideal
         self._stored = answer_of(row, answer_column)
         answer, taken_out = unwrapped(self._stored, asking_text(row["prompt"]))
-        self._stored = self._stored if taken_out else answer
+        answer = answer if taken_out else self._stored
         self.format = parse_format(row, answer, schemas)
         self.has_answer, self.answer = bool(answer), answer or "what was asked for"
         # neither the prompt nor the task says what a completion looks like
@@ -131,7 +131,7 @@ class CompletionBuilder:
                 for how, step in _STEPS
                 for name, lines in layouts
             ]
-        if self._stored != self.answer:
+        if self.has_answer and self._stored != self.answer:
             styles.append(Style("with the answer as it is stored", stored=True))
         return styles
 
