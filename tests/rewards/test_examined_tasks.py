@@ -42,8 +42,9 @@ def test_every_rule_of_the_tables_is_complete_and_used():
 
 def test_every_probe_of_the_table_can_be_made():
     task = table(SYSTEM_PROMPT, ["42", "43"], library.correctness_reward)
-    builder = completions.builders(task, task.rows)[0]
-    made = {probe.name for probe in completions.probes(builder)}
+    shown = table('Reply as {"total": "..."}', ["yes", "no"], library.correctness_reward)
+    writers = [completions.builders(each, each.rows)[0] for each in (task, shown)]
+    made = {probe.name for builder in writers for probe in completions.probes(builder)}
     assert made == set(yaml.safe_load((AUDIT / "probes.yaml").read_text(encoding="utf-8")))
 
 

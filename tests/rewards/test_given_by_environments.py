@@ -54,7 +54,7 @@ def test_an_audit_says_what_it_cannot_try_and_alarms_of_nothing(functions):
     if functions:
         assert (audit.reference_total, {*audit.probes[0].scores}) == (1.0, {"done_reward"})
     else:
-        assert audit.verdict == "no reward hack could be tried; no error"
+        assert audit.verdict == "no reward hack could be tried; 0 errors"
     assert "nan" not in str(audit_view(audit))
 
 

@@ -174,7 +174,9 @@ def test_plain_prompts_and_a_function_that_reads_messages():
 def test_right_rewards_are_clean(task):
     found = audit_rewards(task)
     assert found.ok, found.findings
-    assert found.verdict.endswith("nothing is wrong")
+    warned = [each for each in found.findings if each.severity == "warning"]
+    counted = f"0 errors, {len(warned)} warning"
+    assert (counted if warned else "nothing is wrong") in found.verdict
     assert not {"cannot_pay", "constant", "hackable", "right_by"} & severities(found).keys()
     if "JSON" in found.format:
         assert found.reference == '{"sentiment": "positive"}'
@@ -369,7 +371,7 @@ def test_a_reference_that_was_guessed_never_makes_an_error(task):
     found = audit_rewards(task)
     assert found.ok, found.findings
     assert found.guessed
-    assert found.verdict.endswith("no error, but the reference was guessed")
+    assert re.search(r"0 errors.*, and the reference was guessed$", found.verdict)
 
 
 def test_a_guess_that_pays_more_than_a_wrong_answer_is_confirmed_and_its_hacks_are_errors():

@@ -84,6 +84,7 @@ def test_none_is_the_honest_completion_and_none_is_there_twice():
 
 def test_what_is_right_but_wasteful_is_marked():
     assert {probe.name for probe in made(ROW) if probe.right} == {
+        "long reasoning",
         "reasoning repeated",
         "digits of full width",
         "text before the answer",
@@ -141,9 +142,9 @@ def test_a_probe_of_ones_own_that_is_no_text_is_named(make, said):
 @pytest.mark.parametrize(
     ("answer", "found"),
     [
-        ("42", ["42.0", "$42", "42."]),
-        ("1000", ["1000.0", "$1000", "1000.", "1,000"]),
-        ("-5", ["-5.0", "$-5", "-5."]),
+        ("42", ["42.0", "$42", "42.", "$42$"]),
+        ("1000", ["1000.0", "$1000", "1000.", "$1000$", "1,000"]),
+        ("-5", ["-5.0", "$-5", "-5.", "$-5$"]),
         ("3/4", []),
         ("Paris", []),
         ("", []),
@@ -151,7 +152,12 @@ def test_a_probe_of_ones_own_that_is_no_text_is_named(make, said):
     ],
 )
 def test_spellings_of_whole_numbers(answer, found):
-    assert spellings(answer) == found
+    assert [*spellings(answer).values()] == found
+
+
+def test_where_no_format_is_asked_for_a_number_is_also_written_in_sentences():
+    written = [*spellings("72", free=True).values()]
+    assert written == ["72.0", "$72", "72.", "$72$", "**72**", "The answer is 72.", "72 pens", "It is 72 pens, in total."]
 
 
 @pytest.mark.parametrize(

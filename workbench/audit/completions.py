@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.audit.prompt_format import asking_text, parse_format
-from workbench.data.answer_column import ANSWER_ALIASES, has_constant, is_number
+from workbench.data.answer_column import ANSWER_ALIASES, has_constant, is_number, unwrapped
 from workbench.errors import TaskError
 from workbench.kinds import Fields
 from workbench.recipe import packaged
@@ -30,6 +31,9 @@ from workbench.task import Row, Task
 AS_ASKED = "as asked"
 CHARACTERS_A_TOKEN = 4  # of English, roughly: for the probe that is cut at the limit
 _FULL_WIDTH = {ord("0") + digit: ord("０") + digit for digit in range(10)}
+_SYLLABLES = ("lo", "ra", "mi", "tu", "ne", "sa", "ko", "vi", "pe", "du")
+# No word twice, so that what counts repetitions counts none.
+WORDS_ONCE = " ".join(map("".join, itertools.product(_SYLLABLES, repeat=2)))
 _SUM = re.compile(r"\d+(?: ?[-+*/×÷] ?\d+)+")
 _WHOLE_NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
 
@@ -42,6 +46,7 @@ class Style(NamedTuple):
     lines: tuple[str, str] | None = None
     step: str = ""  # what each step of the reasoning begins with, for example "{}. "
     other_type: bool = False  # a number in JSON as text, or the other way round
+    stored: bool = False  # the answer with all that it is stored in
 
 
 _LAYOUTS = (
@@ -58,7 +63,7 @@ class CompletionBuilder:
     Args:
         ideal: row -> the reference completion (TaskError if it fails or returns no text); None: it
             is read off the prompt.
-        others: answers of other rows: the best wrong ones.
+        others: answers of other rows, unwrapped: the best wrong ones.
         schemas: as for `parse_format`.
     """
 
@@ -71,7 +76,10 @@ class CompletionBuilder:
         schemas: Sequence[Fields] = (),
     ) -> None:
         self.row, self.column, self._ideal = row, answer_column, ideal
-        self.format = parse_format(row, answer := answer_of(row, answer_column), schemas)
+        self._stored = answer_of(row, answer_column)
+        answer, taken_out = unwrapped(self._stored, asking_text(row["prompt"]))
+        answer = answer if taken_out else self._stored
+        self.format = parse_format(row, answer, schemas)
         self.has_answer, self.answer = bool(answer), answer or "what was asked for"
         # neither the prompt nor the task says what a completion looks like
         self.free = ideal is None and not self.format.asks
@@ -114,17 +122,22 @@ class CompletionBuilder:
         """The ways in which the reference could be written, as far as the prompt leaves that open;
         its present one first.
         """
-        if self._ideal is None and self.format.other_type(self.answer):
+        styles = [Style()]
+        if self._ideal is not None:
+            return styles
+        if self.format.other_type(self.answer):
             how = "a number" if self.format.has_text(self.answer) else "text"
-            return [Style(), Style(f"with the answer as {how} in the JSON", other_type=True)]
-        if self._ideal is not None or self.format.json:
-            return [Style()]
-        layouts = [("", None), *(_LAYOUTS if not self.format.shown else ())]
-        return [
-            Style(f"{how} {name}".strip(), lines, step)
-            for how, step in _STEPS
-            for name, lines in layouts
-        ]
+            styles.append(Style(f"with the answer as {how} in the JSON", other_type=True))
+        elif not self.format.json:
+            layouts = [("", None), *(_LAYOUTS if not self.format.shown else ())]
+            styles = [
+                Style(f"{how} {name}".strip(), lines, step)
+                for how, step in _STEPS
+                for name, lines in layouts
+            ]
+        if self.has_answer and self._stored != self.answer:
+            styles.append(Style("with the answer as it is stored", stored=True))
+        return styles
 
     def adopt(self, style: Style) -> str:
         """From now on write in this style; returns the reference completion in it."""
@@ -137,6 +150,9 @@ class CompletionBuilder:
             self.format = self.format._replace(blocks=blocks)
         if style.other_type:
             self.format = self.format.other_type(self.answer) or self.format
+        if style.stored:
+            wrong = [self._stored_as(each) for each in (self.wrong, self.wrong_too)]
+            self.answer, (self.wrong, self.wrong_too) = self._stored, wrong
         self._step = style.step
         self.reference = self.write(self.reasoning(), self.answer)
         return self.reference
@@ -172,8 +188,12 @@ class CompletionBuilder:
                 found["all on one line"] = self.write(one, answer, compact=True)
         return found
 
+    def _stored_as(self, answer: str) -> str:
+        before, found, after = self._stored.rpartition(self.answer)
+        return f"{before}{answer}{after}" if found else answer
+
     def _ideal_with(self, ideal: Callable[[Fields], str], answer: str) -> str:
-        value, text = answer, None
+        value, text = self._stored_as(answer), None
         with contextlib.suppress(
             ValueError
         ):  # it is there for right answers: it may fail for others
@@ -182,7 +202,7 @@ class CompletionBuilder:
             text = _text_of("ideal", ideal, {**self.row, self.column: value})
         if text is not None and (answer == self.answer or text != self.reference):
             return text
-        if (swapped := self._in_json(answer)) is not None:
+        if swapped := self.in_json(lambda value: _swapped(value, self.answer, answer)):
             return swapped
         # A 0 in the middle of a program is no answer.
         found = list(
@@ -193,16 +213,15 @@ class CompletionBuilder:
         start, end = found[-1].span()
         return self.reference[:start] + answer + self.reference[end:]
 
-    def _in_json(self, answer: str) -> str | None:
-        # The reference with another answer in its JSON; None: it has no JSON with the right one.
+    def in_json(self, changed: Callable[[Any], Any]) -> str:
+        """The reference with its JSON object changed; empty: it has none, or it stays the same."""
         start = self.reference.find("{")
         with contextlib.suppress(ValueError, RecursionError):
             value, end = json.JSONDecoder().raw_decode(self.reference, max(0, start))
-            other = _swapped(value, self.answer, answer)
-            if other != value:
+            if (other := changed(value)) != value:
                 text = json.dumps(other, ensure_ascii=False)
                 return f"{self.reference[:start]}{text}{self.reference[end:]}"
-        return None
+        return ""
 
 
 def _swapped(value: Any, right: str, other: str) -> Any:
@@ -217,6 +236,13 @@ def _swapped(value: Any, right: str, other: str) -> Any:
     if answer_of({"answer": value}) != right:
         return value
     return next(iter(as_numbers([other])), other)
+
+
+def _emptied(value: Any) -> Any:
+    # JSON whose texts are empty, as deep as its objects go.
+    if isinstance(value, dict):
+        return {key: _emptied(item) for key, item in value.items()}
+    return "" if isinstance(value, str) else value
 
 
 def _text_of(what: str, make: str | Callable[[Row], str], row: Row) -> str:
@@ -292,7 +318,7 @@ def builders(task: Task, rows: Sequence[Row]) -> list[CompletionBuilder]:
         )
     # the same everywhere, it is no answer
     column = "" if has_constant(task.rows, column) else column
-    answers = [answer_of(row, column) for row in rows]
+    answers = [unwrapped(answer_of(row, column), asking_text(row["prompt"]))[0] for row in rows]
     declared = [getattr(function, "schema", None) for function in task.reward_funcs]
     schemas = [schema for schema in declared if isinstance(schema, dict)]
     return [CompletionBuilder(row, column, task.ideal, answers, schemas) for row in rows]
@@ -333,6 +359,7 @@ def probes(
         "form": not to.free,
         "plain": to.answer[0] not in "{[",
         "word": to.answer.isalnum(),
+        "object": (emptied := to.in_json(_emptied)),
     }
     parts = {
         "answer": to.answer,
@@ -344,7 +371,7 @@ def probes(
         "inside": f"1{to.answer}1" if to.answer.isdigit() else f"un{to.answer}able",
         "numbers": " ".join(map(str, range(101))),
     }
-    made = _made(to, max_completion_length * CHARACTERS_A_TOKEN)
+    made = _made(to, max_completion_length * CHARACTERS_A_TOKEN) | {"empty values": emptied}
     seen, results = set(to.reference_completions().values()), []
     for name, probe in _known_probes().items():
         if "text" in probe:
@@ -399,18 +426,24 @@ def _made(to: CompletionBuilder, most: int) -> dict[str, str]:
         "very long, cut at the limit": repeated(most)[:most],
         "cut before the closing tag": cut,
         "reasoning repeated": repeated(12 * 40),
+        "long reasoning": to.write(
+            f"{to.reasoning(lines=1)} {WORDS_ONCE[: min(most, 600)]}", to.answer
+        ),
         "digits of full width": reference.translate(_FULL_WIDTH),
     }
 
 
-def spellings(answer: str) -> list[str]:
-    """Other ways to write a whole number that a reader would accept: `42.0`, `$42`, `42.`; empty
-    for other answers.
+def spellings(answer: str, free: bool = False) -> dict[str, str]:
+    """Way -> other ways to write a whole number that a reader would accept; empty for other
+    answers. `free`: where no format is asked for, also within a sentence.
 
     >>> spellings("1000")
-    ['1000.0', '$1000', '1000.', '1,000']
+    {'.0': '1000.0', '$': '$1000', '.': '1000.', '$$': '$1000$', ',': '1,000'}
     """
     if not answer.lstrip("-").isascii() or not answer.lstrip("-").isdigit() or len(answer) > 12:
-        return []
+        return {}
+    ways = ["{}.0", "${}", "{}.", "${}$"]
+    ways += ["**{}**", "The answer is {}.", "{} pens", "It is {} pens, in total."] if free else []
+    written = {way.replace("{}", ""): way.format(answer) for way in ways}
     grouped = f"{int(answer):,}"
-    return [f"{answer}.0", f"${answer}", f"{answer}."] + ([grouped] if grouped != answer else [])
+    return written | ({",": grouped} if grouped != answer else {})

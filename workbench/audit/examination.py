@@ -10,18 +10,22 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
 
 from workbench.audit.completions import (
     AS_ASKED,
+    WORDS_ONCE,
     CompletionBuilder,
+    answer_of,
     as_numbers,
     builders,
     probes,
@@ -49,19 +53,22 @@ from workbench.audit.lengths import length_findings, token_findings
 from workbench.audit.prompt_format import asking_text, format_advice
 from workbench.audit.regression_cases import RegressionCase, failed_cases, load_cases
 from workbench.audit.starts import start_findings
+from workbench.data.answer_column import is_number
 from workbench.data.prompts import to_messages
 from workbench.errors import RewardError, TaskError, WorkbenchError
 from workbench.kinds import Fields, Function, Tokenizer
+from workbench.rewards import library
 from workbench.rewards.chat_or_text import InputFormat
 from workbench.rewards.code import judge_of
 from workbench.rewards.execution import OWN, UNJUDGED, Scored, takes_environments
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
-from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, unreached
+from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, keywords_of, unreached
 from workbench.task import Row, Task, load_task
 from workbench.workspace import encodable
 
 _UNPAID = {"cannot_pay", "constant"}  # kinds of findings
+_MOST_LISTED = 20  # values of a field of a schema, of which as many are looked at
 SLOW_S = 0.05  # per completion, from which a function is worth a word
 
 
@@ -102,7 +109,7 @@ class RewardAudit:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong: every function can pay, no reward hack earns as much as the
+        """Whether there is no error: every function can pay, no reward hack earns as much as the
         reference, every case holds.
         """
         return not any(finding.severity == "error" for finding in self.findings)
@@ -128,13 +135,14 @@ class RewardAudit:
         if waste and waste.total > more:
             padded = f"{waste.share:.0%}" if waste.share else f"{waste.total:g}"
             earned += f", a padded one ({waste.name}) {padded}"
-        errors = sum(finding.severity == "error" for finding in self.findings)
-        if errors:
-            return f"{earned}; {errors} error{'s' if errors > 1 else ''}"
-        known = "no error, but the reference was guessed" if self.guessed else "nothing is wrong"
-        if best is None:
-            known = "no error"
-        return f"{earned}; {known}"
+        severities = [finding.severity for finding in self.findings]
+        counts = [(severities.count(each), each) for each in ("error", "warning")]
+        shown = [f"{n} {word}{'s' * (n != 1)}" for n, word in counts if n or word == "error"]
+        found = ", ".join(shown)
+        if found == "0 errors" and best and not self.guessed:
+            found = "nothing is wrong"
+        guess = ", and the reference was guessed" if self.guessed and self.ok else ""
+        return f"{earned}; {found}{guess}"
 
     def __str__(self) -> str:
         return "\n".join([f"{self.task}: {self.verdict}", *map(str, self.findings)])
@@ -190,7 +198,7 @@ def audit_rewards(
     return replace(audit, seconds=time.monotonic() - started)
 
 
-def spread(rows: Sequence[Row], count: int) -> list[Row]:
+def spread(rows: Sequence[Any], count: int) -> list[Any]:
     """At most `count` rows, from the first to the last, so that a part which differs is met."""
     count = min(count, len(rows))
     return [rows[round(index * (len(rows) - 1) / max(1, count - 1))] for index in range(count)]
@@ -233,6 +241,7 @@ def _audit(
     # starts the worker, whose imports are no function's seconds
     formats = suite.input_formats(trial.rows)
     findings = [*_answer_column(trial), *refused.values(), *_adopt_style(trial, usable)]
+    findings += _labels(trial, usable)
     findings += [finding("environment", name) for name in given]
     findings += [finding("judge", name) for name in judged]
     findings += [finding("turns")] if trial.task.for_turns and usable else []
@@ -257,7 +266,7 @@ def _audit(
             findings += token_findings(suite, trial.builders, names, tokenizer, trial.limit)
     except RewardError as error:
         findings.append(_refusal("returns", "", error))
-    findings += _of_task(trial, table, findings)
+    findings = [*_of_task(trial, table), *_one_cause(trial, findings)]
     findings += start_findings(trial.task, trial.rows, trial.suite.deadline_s)
     known = load_cases(trial.task, cases)
     if names == [name for name in suite.names if name not in {*given, *judged}]:
@@ -335,13 +344,14 @@ def _texts(trial: _Trial, row: int, builder: CompletionBuilder) -> Iterator[Text
     # a number in JSON is written in one way
     as_text = not form.json or (form.has_text(builder.answer) and not form.guessed)
     varied = trial.task.ideal is None and as_text
-    others = spellings(builder.answer) if varied else []
-    answers = {RIGHT: builder.answer, WRONG: builder.wrong, **dict(zip(others, others))}
+    others = spellings(builder.answer, builder.free) if varied else {}
+    answers = {RIGHT: builder.answer, WRONG: builder.wrong, **others}
     # In the layouts of two reference completions, so that nothing but the answer differs.
     for compact in (False, True) if others else ():
         reasoning = builder.reasoning(lines=1 if compact else 2)
         for name, answer in answers.items():
-            yield Text(row, SPELLING, name, builder.write(reasoning, answer, compact=compact))
+            text = builder.write(reasoning, answer, compact=compact)
+            yield Text(row, SPELLING, name, text, answer=answer)
 
 
 def _measure(trial: _Trial, name: str, texts: Sequence[Text]) -> _Measured:
@@ -373,6 +383,7 @@ def _measure(trial: _Trial, name: str, texts: Sequence[Text]) -> _Measured:
 def _table(trial: _Trial, texts: list[Text], measured: dict[str, _Measured]) -> ScoreTable:
     suite, first = trial.suite, trial.builders[0]
     scores = {name: each.scores for name, each in measured.items() if each.scores is not None}
+    numbers = spread(range(len(trial.task.rows)), len(trial.rows))
     # A lone surrogate, legal in Python, is no text of Arrow, where pandas keeps what it groups by.
     named = [text._replace(name=encodable(text.name)) for text in texts]
     table = ScoreTable(
@@ -382,6 +393,7 @@ def _table(trial: _Trial, texts: list[Text], measured: dict[str, _Measured]) -> 
         {name: max_score_of(suite.functions[name]) for name in scores},
         first.guessed,
         first.format.shown,
+        [f"row {n} (answer {each.answer!r:.60})" for n, each in zip(numbers, trial.builders)],
     )
     # Where no format is asked for, the way of answering that is paid best stands for the
     # reference.
@@ -417,21 +429,27 @@ def _of_function(
 ) -> Findings:
     function, place = trial.suite.functions[name], trial.suite.functions.places[name]
 
-    def never_reached() -> list[Unreached]:
-        texts = [_reference(table)]
-        trace = None if measured.late else trial.suite.trace(name, trial.rows[:1], texts)
+    def never_reached(names: Sequence[str] = (AS_ASKED,)) -> list[Unreached]:
+        tried = table.texts[(table.texts.kind == REFERENCE) & table.texts.name.isin(names)]
+        rows = [trial.rows[row] for row in tried.row]
+        trace = None if measured.late else trial.suite.trace(name, rows, [*tried.text])
         return unreached(function, trace) if trace is not None else []
 
     payment = list(paying(table, name, never_reached, varies, failed=measured.failure is not None))
     unpaid = next((each for each in payment if each.kind in _UNPAID), None)
-    if unpaid and not measured.late and (cause := _cause(trial, name)):
+    surely = unpaid is not None and unpaid.severity == "error"
+    if unpaid and not measured.late and (cause := _cause(trial, table, name, surely)):
         payment = [replace(cause, kind=unpaid.kind, text=f"{unpaid.text}; {cause.text}")]
     for each in payment:
         # with the weight 0 it decides nothing, so it need not pay
         yield each if table.weights[name] else replace(each, severity="note")
-    for branch in never_reached() if not unpaid and table.maxima[name] is None else ():
+    missed = not unpaid and table.maxima[name] is None
+    for branch in never_reached(table.texts.name.unique()) if missed else ():
+        earned = table.scores[name][table.texts.kind == REFERENCE].max()
+        more = branch.pays > earned and not table.guessed and table.weights[name]
         if branch.pays > 0:
-            yield finding("unreached", name, branch=branch)
+            rule = "unreached.more" if more else "unreached"
+            yield finding(rule, name, branch=branch, earned=earned)
     yield from spelling(table, name)
     for line in calls_of(function, ("eval", "exec")):
         yield finding("evaluates", name, place=line)
@@ -450,14 +468,20 @@ def _has_state(function: Function) -> bool:
     return not inspect.isroutine(function) and not isinstance(function, functools.partial)
 
 
-def _cause(trial: _Trial, name: str) -> Finding | None:
+def _cause(trial: _Trial, table: ScoreTable, name: str, surely: bool) -> Finding | None:
     # Why it does not pay: what it is handed is changed, one thing at a time, until it pays the
-    # reference.
+    # reference. `surely`: it is no penalty, and no guess.
+    function = trial.suite.functions[name]
     first, rows = trial.builders[0], trial.rows
     texts = [builder.reference for builder in trial.builders]
     right, plain = first.row.get(first.column), isinstance(first.row["prompt"], str)
     other_form = to_messages if plain else asking_text
-    changes = [("cause.form", "prompt", [other_form(row["prompt"]) for row in rows])]
+    changes: list[tuple[str, str, Sequence[Any]]] = [
+        ("cause.column", column, [row.get(first.column) for row in rows])
+        for column in keywords_of(function)
+        if column not in first.row
+    ]
+    changes.append(("cause.form", "prompt", [other_form(row["prompt"]) for row in rows]))
     answers = [each.answer for each in trial.builders]
     if isinstance(right, (int, float)):
         changes.append(("cause.number", first.column, answers))
@@ -478,6 +502,7 @@ def _cause(trial: _Trial, name: str) -> Finding | None:
                     rule,
                     name,
                     paid=paid,
+                    column=column,
                     answer=repr(right),
                     type=type(right).__name__,
                     number=type(values[0]).__name__,
@@ -487,6 +512,18 @@ def _cause(trial: _Trial, name: str) -> Finding | None:
         alone, empty = (earned(rows[:1], [text]) for text in (texts[0], ""))
         if alone > empty and earned([rows[0]] * 2, [texts[0], ""]) < alone:
             return finding("cause.batch", name, paid=alone, empty=empty)
+        scores = table.scores[name]
+        paid = table.by_row(scores, REFERENCE, AS_ASKED)
+        low, high, more = int(paid.argmin()), int(paid.argmax()), f"{texts[0]} {WORDS_ONCE * 200}"
+        rounds = calls_of(function, ("round",))
+        if not surely or not table.flat(scores):
+            return None
+        if rounds and earned(rows[:1], [more]) != paid.iloc[0]:
+            return finding("cause.rounding", name, place=rounds[0])
+        for column in first.row if paid[low] < paid[high] else ():
+            other = {**rows[low], column: rows[high][column]}
+            if trial.scored(name, [other], texts[:1]).scores[0] == paid[high]:
+                return finding("cause.prompt", name, column=column)
     return None
 
 
@@ -514,22 +551,74 @@ def _of_all(trial: _Trial, table: ScoreTable, formats: dict[str, InputFormat]) -
         yield finding("constant.none", "", "warning" if table.guessed else "", **values)
 
 
-def _of_task(trial: _Trial, table: ScoreTable, findings: Sequence[Finding]) -> Findings:
-    task, suite, first = trial.task, trial.suite, trial.builders[0]
+def _one_cause(trial: _Trial, findings: list[Finding]) -> Findings:
+    # Shipped functions that look for another format than the prompt's cannot pay for one reason.
+    first, functions = trial.builders[0], trial.suite.functions
+    row = {**first.row, "answer": first.answer} if first.has_answer else first.row
+    folded = [
+        each
+        for each in findings
+        if each.severity == "error"
+        and each.kind in (*_UNPAID, "needs_column")
+        and each.function
+        and getattr(functions[each.function], "__module__", "") == library.__name__
+    ]
+    if trial.task.ideal is None and folded and (advice := format_advice(row)):
+        asked, _, fits = advice.partition("; ")
+        names = ", ".join(dict.fromkeys(each.function for each in folded))
+        yield finding("other_rewards", advice=asked, names=names, fits=fits)
+        findings = [each for each in findings if each not in folded]
+    yield from findings
+
+
+def _labels(trial: _Trial, names: Sequence[str]) -> Findings:
+    # Answers that are not among those that a schema allows or the prompt lists.
+    task, suite, column = trial.task, trial.suite, trial.builders[0].column
+    answers = [answer_of(row, column) for row in task.rows]
+    counts, shapes = Counter(answers), trial.builders[0].format.shapes
+    if is_number(answers[0]) or len(counts) * 2 > len(answers) or len(trial.rows) < 2:
+        return
+    asked = [_words(asking_text(row["prompt"])) for row in trial.rows]
+    plain = [each for each in counts if each == each.strip()]
+    said = [each for each in plain if all(_words(each) in text for text in asked)]
+    fields = [{str(shape.get(key)) for shape in shapes} for key in {**shapes[0]}] if shapes else []
+    lists = [("the JSON that is asked for", each) for each in fields if len(each) < _MOST_LISTED]
+    for where, listed in [*lists, ("the prompt's list", said)]:
+        plain = {each.strip().casefold(): each for each in listed}
+        meant = [plain.get(each.strip().casefold(), "") for each in answers]
+        if len(listed) < 2 or meant.count("") * 2 > len(answers):
+            continue  # it lists something else, or examples
+        odd = [place for place, each in enumerate(answers) if each not in listed]
+        spelt, paid = next((place for place in odd if meant[place]), None), ""
+        # One who answers by the list: where that is paid, the difference does no harm.
+        with contextlib.suppress(RewardError):  # it is named when all texts are scored
+            if spelt is not None:
+                to = builders(task, [task.rows[spelt], *trial.rows])[0]
+                texts = [to.write(to.reasoning(each), each) for each in (meant[spelt], to.answer)]
+                scored = suite.score_each([to.row] * 2, texts, names=names, quiet=True).values()
+                paid = f"; {meant[spelt]!r} is paid less on row {spelt}"
+                if not any(np.ptp(np.nan_to_num(each.scores)) for each in scored):
+                    odd, paid = [place for place in odd if not meant[place]], ""
+        if odd:
+            shown = ", ".join(f"{answers[place]!r} (row {place})" for place in odd[:3])
+            values = {"count": len(odd), "rows": len(answers), "where": where}
+            yield finding("labels", "", "", shown=shown, paid=paid, **values)
+        return
+
+
+def _words(text: str) -> str:
+    words = re.sub(r"[^\w&/-]+", " ", text)
+    return f" {words.strip()} "
+
+
+def _of_task(trial: _Trial, table: ScoreTable) -> Findings:
+    task, suite = trial.task, trial.suite
     paid = [name for name, weight in zip(suite.names, suite.weights) if weight]
     if len(paid) == 1 and (sum(suite.weights) != 1 or _has_state(suite.functions[paid[0]])):
         yield finding("scale", paid[0])
-    errors = {each.kind for each in findings if each.severity == "error"}
-    row = {**first.row, "answer": first.answer} if first.has_answer else first.row
-    if (
-        task.ideal is None
-        and errors & {*_UNPAID, "needs_column"}
-        and (advice := format_advice(row))
-    ):
-        yield finding("other_rewards", advice=advice)
     # the groups panel and the measurement afterwards take its word for what is right
     right = task.right_function
-    if right in table.scores:
+    if right in table.scores and not table.flat(table.scores[right]):
         wrong = table.scores[right][table.at(PROBE, "a wrong answer")]
         if task.is_right(wrong).any():
             chosen = "right_by" if task.right_by else "no right_by, so the first function"

@@ -55,9 +55,9 @@ def finding(rule: str, function: str = "", severity: str = "", **values: object)
     """The finding of a rule of findings.yaml, its text filled with these values; `severity`:
     another than the rule's.
     """
-    usual, *texts = _rules()[rule].values()
-    filled = [text.format(**values) for text in texts]
-    return Finding(rule.partition(".")[0], severity or usual, function, *filled)
+    known = _rules()[rule]
+    filled = [known[part].format(**values) for part in ("text", "remedy")]
+    return Finding(rule.partition(".")[0], severity or known["severity"], function, *filled)
 
 
 class Text(NamedTuple):
@@ -69,6 +69,7 @@ class Text(NamedTuple):
     text: str
     right: bool = True
     own: bool = False
+    answer: str = ""  # of a SPELLING
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class ScoreTable:
     maxima: dict[str, float | None]  # as the functions declare them
     guessed: bool = False  # the reference completions are a guess, on which no error can rest
     shown: bool = True  # the prompt shows where the lines of the format break
+    rows: Sequence[str] = ()  # each row in words: its number in the task, and its answer
 
     @functools.cached_property
     def totals(self) -> pandas.Series:
@@ -104,6 +106,20 @@ class ScoreTable:
         wrong = self.totals[self.at(PROBE, "a wrong answer")].mean()
         return not self.guessed or self.reference_total > wrong + _CLOSE
 
+    def flat(self, scores: pandas.Series) -> bool:
+        """Whether all completions of a row score the same, whichever row it is."""
+        by_row = scores.groupby(self.texts.row)
+        return (by_row.max() - by_row.min()).max() < _CLOSE
+
+    def by_row(self, scores: pandas.Series, kind: str, name: str) -> pandas.Series:
+        """[R] scores of the completions of a kind and name, by their rows."""
+        at = self.at(kind, name)
+        return scores[at].set_axis(self.texts.row[at])
+
+    def listed(self, rows: Iterable[int]) -> str:
+        """Some rows in words, for a finding."""
+        return _listed([self.rows[row] for row in rows], 3, str)
+
 
 def paying(
     table: ScoreTable,
@@ -118,33 +134,38 @@ def paying(
     differences say nothing; where one is missing as the function `failed`, it may well apply.
     """
     scores = table.scores[function]
-    earned = scores[table.at(REFERENCE, AS_ASKED)]
-    rows = table.texts.row[earned.index]
+    earned = table.by_row(scores, REFERENCE, AS_ASKED)
     if earned.isna().all():
         if not failed:
             yield finding("sometimes.never", function)
         return
-    if scores.max() - scores.min() < _CLOSE:
+    if table.flat(scores):
         yield _constant(table, function, unreached())
         return
-    targets = [_target(table, function, row, varies) for row in rows]
+    targets = [_target(table, function, row, varies) for row in earned.index]
     unpaid = earned < targets
     if unpaid.all():
         yield _cannot_pay(table, function, targets[0], unreached())
         return
     if unpaid.any():
-        first = unpaid.idxmax()
         yield finding(
             "sometimes",
             function,
             paid=(earned >= targets).sum(),
             rows=earned.count(),
-            row=rows[first],
-            earned=earned[first],
+            which=table.listed(earned.index[unpaid]),
+            earned=earned[unpaid].iloc[0],
         )
-    empty = scores[table.at(PROBE, "empty")].mean()
-    if empty > earned.mean() + _CLOSE:
-        yield finding("silence", function, empty=empty, reference=earned.mean())
+    empty = table.by_row(scores, PROBE, "empty")
+    if empty.mean() > earned.mean() + _CLOSE:
+        yield finding("silence", function, empty=empty.mean(), reference=earned.mean())
+    elif not varies:
+        # in the mean over the rows it would not be seen
+        leaks = (empty >= earned - _CLOSE) & (earned > scores.min() + _CLOSE)
+        if leaks.any() and not leaks.all():
+            which, rows = table.listed(leaks.index[leaks]), len(leaks)
+            values = {"leaks": leaks.sum(), "rows": rows, "which": which}
+            yield finding("silence.row", function, "", earned=earned[leaks].iloc[0], **values)
 
 
 def _constant(table: ScoreTable, function: str, branches: Sequence[Unreached]) -> Finding:
@@ -156,8 +177,12 @@ def _constant(table: ScoreTable, function: str, branches: Sequence[Unreached]) -
         rule = "constant.penalty"
     elif table.guessed and (could_pay or score <= 0):
         rule = "constant.guessed"
+    elif known.max() - known.min() >= _CLOSE and not could_pay:
+        rule = "constant.prompt"
     reference = table.texts.text[0][:80]
     never = _never(branches)
+    some = known.groupby(table.texts.row).first().round(6).drop_duplicates()[:2]
+    score = " or ".join(f"{each:g}" for each in some)
     return finding(rule, function, score=score, tried=len(known), reference=reference, never=never)
 
 
@@ -191,10 +216,10 @@ def _cannot_pay(
 
 def _target(table: ScoreTable, function: str, row: int, varies: bool) -> float:
     # What a reference completion of this row has to earn.
-    declared = table.maxima[function]
+    declared, lowest = table.maxima[function], table.scores[function].min()
     if declared is not None:
-        return declared - _CLOSE
-    scores, lowest = table.scores[function][table.texts.row == row], table.scores[function].min()
+        return declared - ((1 - _PAID) * (declared - lowest) if varies else _CLOSE)
+    scores = table.scores[function][table.texts.row == row]
     best = scores[table.texts.kind != PROBE].max()
     if varies or np.isnan(best):
         return -np.inf  # nothing can be said, or it does not apply to this prompt
@@ -249,7 +274,7 @@ def hackable(table: ScoreTable) -> Findings:
         return  # what a reference completion would be is not known
     earned = table.scores[table.at(REFERENCE, AS_ASKED)].mean()
     pays = earned > table.scores.min() + _CLOSE
-    if not table.confirmed and not pays[table.weights != 0].all():
+    if table.flat(table.totals) or (not table.confirmed and not pays[table.weights != 0].all()):
         return  # nor what it would earn
     probes = leaderboard(table)
     # What the worst earns is no pay, though a reference completion earns no more.
@@ -269,6 +294,12 @@ def hackable(table: ScoreTable) -> Findings:
                 name=first.name,
                 others=f" (and no less: {others})" if others else "",
             )
+    earns = {probe.name: probe for probe in probes}
+    most = max(earns[each].total for each in ("empty", "a wrong answer") if each in earns)
+    long = earns.get("long reasoning")
+    if long and long.total < most - _CLOSE and reference > most + _CLOSE:
+        values = {"earned": long.total, "reference": reference, "most": most}
+        yield finding("long", _payer(table, long), "", **values)
     around = [
         probe.name
         for probe in probes
@@ -290,9 +321,9 @@ def _payer(table: ScoreTable, probe: ProbeResult) -> str:
     return chosen.idxmax() if chosen.max() > 0 else ""
 
 
-def _listed(names: Sequence[str], most: int = 4) -> str:
+def _listed(names: Sequence[str], most: int = 4, written: Callable[[str], str] = repr) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(repr, names[:most])) + more
+    return ", ".join(map(written, names[:most])) + more
 
 
 def spelling(table: ScoreTable, function: str) -> Findings:
@@ -300,19 +331,17 @@ def spelling(table: ScoreTable, function: str) -> Findings:
     pay.
     """
     spelled = table.texts[table.texts.kind == SPELLING].assign(score=table.scores[function])
-    best = spelled.groupby(["row", "name"], sort=False).score.max().dropna()
-    right, wrong = (
-        best[best.index.get_level_values("name") == name].droplevel("name")
-        for name in (RIGHT, WRONG)
-    )
-    if not right.max() > wrong.max() + _CLOSE:
+    best = spelled.groupby(["row", "name"], sort=False).score.max().unstack()
+    if best.empty or not best[RIGHT].max() > best[WRONG].max() + _CLOSE:
         return  # it does not look at the answer
-    ways: dict[str, str] = {}  # one example of each way that is not paid somewhere
-    for (row, name), score in best.drop(WRONG, level="name").items():
-        if score <= wrong.get(row, np.inf) + _CLOSE < right.get(row, -np.inf):
-            ways.setdefault(next((mark for mark in (".0", "$", ",") if mark in name), "."), name)
+    pays = best[RIGHT] > best[WRONG] + _CLOSE
+    unpaid = best.le(best[WRONG] + _CLOSE, axis=0).mul(pays, axis=0).drop(columns=WRONG)
+    written = spelled.groupby(["name", "row"]).answer.first()
+    # one example of each way that is not paid somewhere
+    ways = {way: written[way, unpaid[way].idxmax()] for way in unpaid if unpaid[way].any()}
     if ways:
-        yield finding("spelling", function, ways=" or ".join(ways.values()))
+        rule = "spelling.sentence" if any(map(str.isalpha, "".join(ways))) else "spelling"
+        yield finding(rule, function, ways=" or ".join(ways.values()))
 
 
 def overlaps(table: ScoreTable) -> Findings:

@@ -5,14 +5,13 @@ back.
 from __future__ import annotations
 
 import inspect
-import itertools
 import re
 from collections.abc import Sequence
 
 import numpy as np
 import pandas
 
-from workbench.audit.completions import CompletionBuilder
+from workbench.audit.completions import WORDS_ONCE, CompletionBuilder
 from workbench.audit.findings import Finding, Findings, finding
 from workbench.data.template import template_card
 from workbench.kinds import Tokenizer
@@ -21,9 +20,6 @@ from workbench.rewards.suite import RewardSuite
 
 _LENGTHS = (1, 5, 10, 15, 20, 25, 30, 40, 50, 80, 120, 200, 400)  # characters
 _TOKENS = (1, 8, 64, 256, 512, 1024, 4096)
-_SYLLABLES = ("lo", "ra", "mi", "tu", "ne", "sa", "ko", "vi", "pe", "du")
-# No word twice, so that what counts repetitions counts none.
-_WORDS_ONCE = " ".join(map("".join, itertools.product(_SYLLABLES, repeat=2)))
 
 
 def length_findings(
@@ -37,7 +33,7 @@ def length_findings(
     """
     words = [" ".join(f"w{number}" for number in range(count)) for count in (0, 8, 16, 32, 64, 128)]
     inside = [to.format.write(f"Step by step: {more}".strip(), to.answer) for more in words]
-    texts, ids = inside + [_WORDS_ONCE[:count] for count in _LENGTHS], [*range(16)]
+    texts, ids = inside + [WORDS_ONCE[:count] for count in _LENGTHS], [*range(16)]
     by_token = [[*range(count)] for count in _TOKENS]
     batches = [(texts + [inside[1]] * len(_TOKENS), [ids] * len(texts) + by_token)]
     # Each alone: a function that scales its scores over the batch would lay these on one line.

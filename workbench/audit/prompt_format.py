@@ -43,6 +43,13 @@ _VALUES = {
 _BLANK = rf"<[^<>{{}}\n]{{1,60}}>|\.\.\.|…|\b(?:{'|'.join(_VALUES)})\b"
 _IS_BLANK = re.compile(_BLANK)
 _BLANKS = re.compile(rf'("\s*:\s*)({_BLANK})(?=\s*[,}}])')
+_GAP = (
+    r"""\.\.\.|…|<[^<>\n]+>|\[[^\]\n]+\]|\{[^{}\n]*\}|\$?[A-Z][A-Z_]{3,}\b|_{2,}|\\boxed|[XNx]\b"""
+)
+_LABEL = re.compile(
+    r"(?i:(?:\*\*)?\b(?:the )?(?:final |correct )?answer(?: is)?:(?:\*\*)?)"
+    rf"""(?=\s*(?:{_GAP}|["'`]))"""
+)
 _CHOICE = re.compile(r'(?<=\w)"\s*\|\s*"(?=\w)')
 
 
@@ -65,7 +72,7 @@ class ExpectedFormat(NamedTuple):
     blocks: tuple[TagBlock, ...]
     answer_tag: str | None  # None: the answer stands outside of the blocks
     boxed: bool
-    mark: bool
+    mark: str  # that the answer's line begins with: "####", "Answer:"; empty: none
     json: bool
     # as it is to be written; False: the tags are only named, and where lines break is a guess
     shown: bool = True
@@ -78,9 +85,9 @@ class ExpectedFormat(NamedTuple):
         return bool(self.blocks or self.boxed or self.mark or self.json)
 
     def __str__(self) -> str:
-        there = {MARK: self.mark, "\\boxed{}": self.boxed, "JSON": self.json}
         parts = [block.opening for block in self.blocks]
-        return " ".join([*parts, *(name for name in there if there[name])]) or "no format"
+        parts += [self.mark, "\\boxed{}" * self.boxed, "JSON" * self.json]
+        return " ".join(filter(None, parts)) or "no format"
 
     def write(self, reasoning: str, answer: str, *, compact: bool = False) -> str:
         """A completion in this format; `compact`: without the line breaks inside and between the
@@ -92,7 +99,7 @@ class ExpectedFormat(NamedTuple):
         elif self.boxed:
             final = f"\\boxed{{{answer}}}"
         if self.mark:
-            final = f"{MARK} {final}"
+            final = f"{self.mark} {final}"
         if not self.blocks:
             return final if self.json else f"{reasoning}\n{final}"
         text = ""
@@ -165,7 +172,8 @@ def parse_format(
         blocks.append(TagBlock(name, opening, closing, before, after, between))
     if not shown:  # named in words, in whatever order: one thinks first
         blocks.sort(key=lambda block: block.name == answer_tag)
-    schema, other = row.get("schema") is not None, "\\boxed" in text or MARK in text
+    mark = MARK if MARK in text else _label(text)
+    schema, other = row.get("schema") is not None, "\\boxed" in text or mark
     shown_in = inner if blocks else text
     shapes, asked_by_user = [] if schema or other else _objects(shown_in), False
     # What a question shows may be data, unless its values are left blank.
@@ -181,7 +189,7 @@ def parse_format(
         tuple(blocks),
         answer_tag,
         not as_json and "\\boxed" in text,
-        not as_json and MARK in text,
+        "" if as_json else mark,
         as_json,
         shown or not apart,
         tuple(shapes),
@@ -281,8 +289,18 @@ def _asking(prompt: Any) -> str:
     first = prompt[0] if not isinstance(prompt, str) and prompt else {}
     system = str(first["content"]) if first.get("role") == "system" else ""
     whole = asking_text(prompt)
-    tagged, shown = (_marks(each) or "\\boxed" in each or MARK in each for each in (system, whole))
+    tagged, shown = (
+        _marks(each) or "\\boxed" in each or MARK in each or _label(each)
+        for each in (system, whole)
+    )
     return system if tagged or (_objects(system) and not shown) else whole
+
+
+def _label(text: str) -> str:
+    # "Answer:", where the prompt shows it with a gap to fill, or in quotes; empty: nowhere. In a
+    # question, or at the prompt's end, it is no more than a heading.
+    found = _LABEL.findall(text)
+    return found[-1].strip() if found and not any(_marks(text)) else ""
 
 
 def _marks(text: str) -> list[tuple[str, str, str]]:
@@ -346,7 +364,7 @@ def grader_for(
         grader = library.correctness_reward
     elif expected.boxed:
         grader = library.boxed_correctness_reward
-    elif expected.mark:
+    elif expected.mark == MARK:
         grader = library.mark_correctness_reward
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
     honest = expected.write("Step by step:", answer)

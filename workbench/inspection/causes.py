@@ -336,7 +336,7 @@ def _tags(form: ExpectedFormat, text: str) -> str:
     if form.boxed:
         marks.append("\\boxed")
     if form.mark:
-        marks.append("####")
+        marks.append(form.mark)
     there = [mark in text for mark in marks]
     return "" if all(there) else "tags incomplete" if any(there) else "no tags"
 

@@ -247,6 +247,20 @@ def calls_of(function: Function, names: Iterable[str]) -> list[str]:
     )
 
 
+def keywords_of(function: Function) -> list[str]:
+    """The names that a function takes out of its `**kwargs` by `get` or in brackets, in order."""
+    found: list[str] = []
+    for _, node in _definitions(function):
+        spare = getattr(vars(node)["args"].kwarg, "arg", "")
+        for each in ast.walk(node):
+            match each:
+                case ast.Call(
+                    ast.Attribute(ast.Name(holder), "get" | "pop"), [ast.Constant(key), *_]
+                ) | ast.Subscript(ast.Name(holder), ast.Constant(key)) if holder == spare:
+                    found.append(str(key))
+    return [*dict.fromkeys(found)]
+
+
 def _places(function: Function, wanted: Callable[[ast.AST], bool]) -> list[str]:
     lines = [
         f"{Path(code.co_filename).name}:{vars(each)['lineno']}"
