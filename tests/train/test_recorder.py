@@ -40,7 +40,7 @@ def test_the_end_line_names_the_functions(home):
     states = ["warning", "warning", "warning", "ok"]
     watchdog.verdicts = [Verdict(name, state, "", function=own) for (name, own), state in zip(kinds, states, strict=True)]
     words = words_of(watchdog, "r")
-    assert words.startswith("; warning: rewards that never fire (tag, right), warning: runaway KL (`workbench watch")
+    assert words.startswith("; warning: rewards that add nothing (tag, right), warning: runaway KL (`workbench watch")
 
 
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1), "prompt_id": f"p{n}"} for n in range(4)]
