@@ -240,7 +240,7 @@ def taught_or_sharpened(before: np.ndarray, after: np.ndarray) -> tuple[str, str
     if n < TRIES or prompts < 2:
         return (
             "cannot be told",
-            f"whether it was taught or sharpened takes {TRIES} completions per prompt or more",
+            f"that takes {TRIES} completions per prompt or more",
         )
     gain, rose, _ = paired_difference(before, after)
     old, new = (np.asarray(right.any(axis=1, keepdims=True)) for right in (before, after))
