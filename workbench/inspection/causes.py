@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 from typing import Any
-
-import numpy as np
 
 from workbench.audit.prompt_format import ExpectedFormat, parse_format
 from workbench.data.prompts import question
@@ -24,7 +22,6 @@ from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import qualified, query, read_batches, unstated_right
 from workbench.run.turns import Turn
-from workbench.training.transcribing import NOT_CALLED, NOT_READ
 
 # of a rollout of several turns
 ANSWERED, NO_CALL = "not right, although each call was answered", "no call"
@@ -69,7 +66,15 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
     columns, column = (), ""
     for of, row, text, right, ended, turns, kept in _completions(source):
         if columns != (columns := tuple(row)):
-            column = _answer_column(row, answer_column, manifest, bool(turns))
+            known = sorted(row.keys() - {"prompt", "prompt_id"})
+            column = answer_column or answer_column_of(known, manifest) or "answer"
+            if known and column not in known and (answer_column or not turns):
+                choose = "choose one of them (answer_column=, --answer-column)"
+                raise RunError(
+                    f"no column {column!r}; there are {', '.join(known)}",
+                    rule="causes are read against the right answer",
+                    remedy=nearest(column, known, choose),
+                )
         if right is None:  # no function says so
             continue
         sizes.update(of)
@@ -106,33 +111,16 @@ def _of_turns(turns: Sequence[Turn]) -> str:
         if turn.unparsed:
             return f"a call that nobody parsed: {turn.unparsed}"
         for call in turn.calls:
-            if call.error in (NOT_CALLED, NOT_READ):
-                return f"a call: {call.error}"
             if call.error:
-                return f"a call that failed: {call.error[:80]}"
+                return f"a call that failed: {call.error[:90]}"
     return ""
-
-
-def _answer_column(row: Fields, asked: str | None, manifest: Fields, turns: bool) -> str:
-    known = sorted(row.keys() - {"prompt", "prompt_id"})
-    column = asked or answer_column_of(known, manifest) or "answer"
-    if turns and not asked:
-        return column
-    if known and column not in known:
-        choose = "choose one of them (answer_column=, --answer-column)"
-        raise RunError(
-            f"no column {column!r}; there are {', '.join(known)}",
-            rule="causes are read against the right answer",
-            remedy=nearest(column, known, choose),
-        )
-    return column
 
 
 def _silence(run: RunDirectory, manifest: Fields) -> str:
     # Of how many completions the function that says what is right says nothing, and what does.
     about = manifest.get("task") or {}
     weights = (manifest.get("rewards") or {}).get("weights") or {}
-    if (by := about.get("right_by")) not in weights or manifest.get("stages"):
+    if (by := about.get("right_by", "")) not in weights or manifest.get("stages"):
         return ""
     scored = f'select step, "group" from rollouts where {quoted("score." + by)} is not null'
     counted = 'select count("right"), count(*) from rollouts where (step, "group") not in'
@@ -149,11 +137,11 @@ def _completions(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]
     # (None: not measured).
     if isinstance(source, Evaluation):
         rows = source.rows or [{"prompt": prompt} for prompt in source.prompts]
-        columns = dict.fromkeys(itertools.chain.from_iterable(rows))  # not every row may have all
+        columns = dict.fromkeys(chain.from_iterable(rows))  # not every row may have all
         for of, own in (({"first"}, source.before), ({"all", "last"}, source.after)):
-            kept = np.full(own.lenient.shape, None) if own.format is None else own.format
-            turns = own.turns or [[[] for _ in group] for group in own.completions]
-            arrays = own.completions, own.correct.tolist(), own.finished, turns, kept.tolist()
+            kept = repeat(repeat(None)) if own.format is None else own.format.tolist()
+            turns = own.turns or repeat(repeat(()))
+            arrays = own.completions, own.correct.tolist(), own.finished, turns, kept
             for row, *group in zip(rows, *arrays):
                 yield from ((of, columns | row, *each) for each in zip(*group))
         return
@@ -165,9 +153,9 @@ def _completions(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]
             of.add("first")
         if batch.step >= first + 0.75 * (last - first):
             of.add("last")
-        turns = batch.turns or [[] for _ in batch.completions]
-        own = batch.rows, batch.completions, batch.right.tolist(), [*batch.finished], turns
-        yield from ((of, *each, None) for each in zip(*own))
+        arrays: Any = batch.completions, batch.right.tolist(), batch.finished
+        own = zip(batch.rows, *arrays, batch.turns or repeat(()))
+        yield from ((of, *each, None) for each in own)
 
 
 def cause(
