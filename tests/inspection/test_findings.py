@@ -22,7 +22,7 @@ from workbench import inspection
 from workbench.display import view_of
 from workbench.errors import DataError, RunError
 from workbench.health import examine_run
-from workbench.inspection.causes import _choices, _clusters, cause
+from workbench.inspection.causes import cause
 from workbench.inspection.compared import diff_as_text
 from workbench.inspection.measured import Evaluation, Measured
 from workbench.rewards.groups import batch_of
@@ -101,7 +101,7 @@ ROW = rows(1)[0] | {"prompt": [{"role": "system", "content": "Write <answer>the 
         ("<answer>4", False, False, "cut at the limit"),
         ("  \n", True, False, "empty"),
         ("I'm sorry, I can't help with that.", True, False, "refusal"),
-        ("答案是四十二，因为十五加二十七", True, False, "other language"),
+        ("答案是四十二，因为十五加二十七", True, False, "no tags"),
         ("42", True, False, "no tags"),
         ("<answer>42", True, False, "tags incomplete"),
         ("<answer> </answer>", True, True, "no answer in it"),
@@ -115,6 +115,7 @@ ROW = rows(1)[0] | {"prompt": [{"role": "system", "content": "Write <answer>the 
         ("27 + 0 = 27, so <answer>27</answer>", True, True, "wrong number"),
         ("15 + 27 = <answer>27</answer>", True, True, "copied the question"),
         ("<answer>What is 15 + 27?</answer>", True, True, "copied the question"),
+        ("What is 15 + 27? <answer>42</answer>", True, True, "right answer, no reward"),
         ("<answer>77</answer>", True, True, "wrong number"),
         ("<answer>a lot of it</answer>", True, True, "other"),
         ("<answer>nan</answer>", True, True, "other"),
@@ -132,10 +133,11 @@ def test_the_cause_of_a_failure_is_read_off_its_text(text, finished, kept, why):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("Positive: just fine", "right answer, among other words"),
-        ("**Positive**.", "right answer, spelt in another way"),
+        ("Positive: just fine", "names the right answer"),
+        ("**Positive**.", "names the right answer"),
         ("It is unpositive.", "other"),
         ("reserved or wasted", "other"),
+        ("The soup left me smiling. One word: positive or negative?", "copied the question"),
     ],
 )
 def test_an_answer_in_words_is_looked_for_as_words(text, why):
@@ -167,48 +169,6 @@ WORDY = "Tom has 12 apples and 5 pears. He eats 7 apples. How many apples are le
 )
 def test_answers_of_word_problems_are_not_taken_for_slips_of_a_sum(text, answer, why):
     assert cause({"prompt": WORDY}, text, True, None, answer) == why
-
-
-def test_what_no_rule_explains_is_put_together_by_words_that_texts_share(home):
-    def text_of(step, row, draw):
-        return (
-            f"<answer>{draw.choice('abc')} over the hill and far {draw.random()}</answer>" if step % 2 else "<answer>x</answer>"
-        )
-
-    found = inspection.failures(planted("r", text_of, steps=4))
-    assert dict(zip(found.frame["cause"], found.frame["count"])) == {"like '… over the hill and far …'": 64, "other": 64}
-
-
-def test_where_the_answers_are_a_few_words_it_is_told_which_one_a_text_names(home):
-    said = ["It is negative.", "positive\nnegative", "I like soup", "This is Positive, 84 times", "Positive."]
-    asked = [row | {"prompt": [{"role": "user", "content": f"Is review {n} good?"}], "answer": "positive"}
-             for n, row in enumerate(rows(10))]  # fmt: skip
-    asked[-1]["answer"] = "negative"
-
-    def text_of(step, row, draw):
-        return said[step] if row["answer"] == "positive" else "unnegative"
-
-    found = inspection.failures(planted("r", text_of, steps=5, asked=asked))
-    assert dict(zip(found.frame["cause"], found.frame["count"])) == {
-        "another answer, 'negative'": 32, "names several of the answers": 28, "names none of the answers": 16,
-        "like 'i like soup'": 28,
-        "right answer, among other words": 28, "right answer, spelt in another way": 28,
-    }  # fmt: skip
-
-
-def test_a_choice_is_a_few_answers_that_come_again():
-    assert _choices({"yes": "Yes", "no": "No"}, 16) == ["Yes", "No"]
-    assert _choices({"yes": "Yes", "no": "No"}, 3) == []  # seen too seldom to be all there are
-    assert _choices({"4": "4", "5": "5"}, 100) == []  # numbers are read as numbers
-    assert _choices({"yes": "Yes"}, 100) == []
-    assert _choices({str(n) + "x": "x" for n in range(13)}, 1000) == []
-    assert _choices({"yes": "Yes", "": ""}, 100) == []
-
-
-def test_a_cluster_is_called_by_all_that_its_texts_have_in_common():
-    texts = ["The review is positive.", "So the review is positive.", "The review is positive.", "I do not know"]
-    assert _clusters(texts) == dict.fromkeys(texts[:2], "like '… the review is positive.'")
-    assert _clusters([*texts[:2], "this review is bad"]) == {}  # what two share is no cluster
 
 
 def test_causes_are_counted_and_their_trend_told(home):

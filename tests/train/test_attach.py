@@ -288,7 +288,7 @@ def test_a_session_that_cannot_begin_leaves_the_trainer_as_it_was(home, monkeypa
     plan = prepare(recipe, arithmetic(16, 2))
     trainer = make_trainer(plan, load_policy("tiny", load_in_4bit=False))
     with monkeypatch.context() as broken:
-        broken.setattr("workbench.training.features.trackers.tracker_callbacks", unwritable)
+        broken.setattr("workbench.training.features.trackers.check_trackers", unwritable)
         with pytest.raises(OSError, match="disk full"):
             attach(trainer)
     assert not any((home / "runs").iterdir())

@@ -9,7 +9,6 @@ has a price in completions to sample. `benchmarks/rungs.py` tries all of them on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,6 @@ _SETS = {
     "warm start": f"warm_start: {RIGHT}",
     "expert iteration": f"warm_start: {{samples: {RIGHT}, rounds: {ROUNDS}}}",
 }
-_BY_SAMPLING = ("warm start", "expert iteration", "GRPO")
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,45 +34,16 @@ class Rung:
     """What a policy should be trained by next, and what each rung costs; prints as a table."""
 
     name: str
-    why: str
+    words: str  # the verdict in a line or a few
     rate: Interval  # of right completions, 95 %
     alive: float  # share of groups that hold right and wrong completions
-    prompts: int
-    completions: int  # that were measured
-    needed: int | None  # more of them, that would tell whether a warm start can do it; None: told
     prices: dict[str, tuple[str, str]]  # rung -> (completions to sample, what for)
     sets: str  # what goes into the recipe; empty: nothing
-    ideal: bool = False  # the task writes reference completions
-
-    @property
-    def words(self) -> str:
-        """The verdict in a line or a few."""
-        right, low, high = map(_percent, self.rate)
-        lines = [
-            f"next rung: {self.name}; of {self.completions:,} completions {right} % ({low} to"
-            f" {high}) are right: {self.why}"
-        ]
-        if self.needed is not None:
-            lines.append(
-                f"{self.completions:,} completions cannot rule out a warm start: about"
-                f" {_round(self.needed):,} more would. To try one rules it out, too: it stops if it"
-                " finds too few right completions"
-            )
-        if self.sets:
-            lines.append(f"in the recipe: {self.sets}")
-        if self.ideal and self.name in _BY_SAMPLING:
-            lines.append(
-                "or first, at no sampling, on the reference completions that the task writes:"
-                f" {_SETS['demonstrations']}"
-            )
-        return "\n".join(lines)
 
     def __str__(self) -> str:
-        rows = [("rung", "completions", "")]
-        rows += [
-            (("> " if name == self.name else "  ") + name, *price)
-            for name, price in self.prices.items()
-        ]
+        marks = {self.name: "> "}
+        rows = [(marks.get(name, "  ") + name, *price) for name, price in self.prices.items()]
+        rows.insert(0, ("rung", "completions", ""))
         table = [f"{name:<18}  {count:>14}  {words}".rstrip() for name, count, words in rows]
         return "\n".join([self.words, *table])
 
@@ -113,54 +82,68 @@ def which_rung(
         DataError: if nothing was measured, or `measured` is something else.
     """
     solved = _solved(measured)
-    turns |= "played" in getattr(measured, "settings", {})
-    right, of = sum(one.right for one in solved), sum(one.of for one in solved)
-    if not of:
-        raise DataError(
-            "no completions",
-            rule="the rung follows from how often the policy is right",
-            remedy="measure it: wb.profile_difficulty in notebook 01, or wb.evaluate",
-        )
     if num_generations < 2:
         raise DataError(
             f"num_generations = {num_generations}",
             rule="a group compares two completions or more",
             remedy="give what GRPO will train with, such as 8",
         )
+    right, of = sum(one.right for one in solved), sum(one.of for one in solved)
     rate = share(right, of, Z_95)
     alive = 1 - expected_dead_share(solved, num_generations)
     name, why = _chosen(solved, rate, alive, budget, warmed=warmed)
-    if name in _SETS and turns:
-        name, why = "stop", f"{why}; rollouts of several turns have no warm start: take easier ones"
-    needed = None
+    sets, prices = _SETS.get(name, ""), _prices(rate, alive, num_generations, ideal=ideal)
+    if turns or "played" in getattr(measured, "settings", {}):
+        prices = {rung: price for rung, price in prices.items() if rung not in _SETS}
+        if sets:
+            name, sets = "stop", ""
+            why += "; rollouts of several turns have no warm start: take easier ones"
+    shares = (
+        f"{100 * own:.1f}" if own >= 0.0005 or not own else f"{100 * own:.1g}" for own in rate
+    )
+    words = "next rung: {}; of {:,} completions {} % ({} to {}) are right: {}"
+    lines = [words.format(name, of, *shares, why)]
+    needed = 0
     if not right and RIGHT / rate.high < budget:
         # none of so many would rule it out
         needed = math.ceil(Z_95**2 * (budget / RIGHT - 1)) - of
     elif name == "demonstrations" and sum(one.right > 0 for one in solved) == 1:
         needed = 2 * of  # at this rate, right ones on three prompts
-    sets = _SETS.get(name, "")
+    if needed:
+        lines.append(
+            f"{of:,} completions cannot rule out a warm start: about {_count(needed)} more would."
+            " To try one rules it out, too: it stops if it finds too few right completions"
+        )
     if name == "demonstrations" and not ideal:
         sets += ", and in the task Task(..., ideal=lambda row: ...)"
-    prices = _prices(rate, alive, num_generations, ideal=ideal)
-    if turns:
-        prices = {rung: price for rung, price in prices.items() if rung not in _SETS}
-    return Rung(name, why, rate, alive, len(solved), of, needed, prices, sets, ideal)
+    if sets:
+        lines.append(f"in the recipe: {sets}")
+    if ideal and name not in ("demonstrations", "stop"):
+        lines.append(
+            "or first, at no sampling, on the reference completions that the task writes:"
+            f" {_SETS['demonstrations']}"
+        )
+    return Rung(name, "\n".join(lines), rate, alive, prices, sets)
 
 
 def _solved(measured: Any) -> list[Solved]:
     solved = getattr(measured, "solved", measured)
-    solved = solved.values() if isinstance(solved, dict) else solved
-    if not isinstance(solved, Iterable) or not all(isinstance(one, Solved) for one in solved):
+    try:
+        each = solved.values() if isinstance(solved, dict) else solved
+        solved = [one for one in each if one.of]
+    except (AttributeError, TypeError):
+        solved = []
+    if not solved:
         raise DataError(
-            f"a {type(measured).__name__}",
+            f"a {type(measured).__name__}: no completions",
             rule="the rung follows from a profile, an evaluation, or a `Solved` for each prompt",
             remedy="measure it: wb.profile_difficulty in notebook 01, or wb.evaluate",
         )
-    return [one for one in solved if one.of]
+    return solved
 
 
 def _chosen(
-    solved: Sequence[Solved], rate: Interval, alive: float, budget: int, *, warmed: bool
+    solved: list[Solved], rate: Interval, alive: float, budget: int, *, warmed: bool
 ) -> tuple[str, str]:
     # (the rung, why)
     ever = [one for one in solved if one.right]
@@ -179,7 +162,7 @@ def _chosen(
         why = f"{few}: of {len(solved)} prompts {never} were never solved, most others always"
         return "stop", f"{why}; take prompts between, or write answers for the first"
     if RIGHT / rate.value > budget:
-        tries = f"{RIGHT} right ones would take about {_round(RIGHT / rate.value):,} tries"
+        tries = f"{RIGHT} right ones would take about {_count(RIGHT / rate.value)} tries"
         return "demonstrations", f"{tries}, and at most {budget:,} may be sampled"
     if warmed:
         return "expert iteration", f"{few}, after a warm start: the next round finds more, sooner"
@@ -188,31 +171,21 @@ def _chosen(
 
 def _prices(rate: Interval, alive: float, size: int, *, ideal: bool) -> dict[str, tuple[str, str]]:
     first = RIGHT / rate.value if rate.value else math.inf
-    most = f"to {_round(RIGHT / rate.low):,}" if rate.value else "or more"
+    most = f"to {_count(RIGHT / rate.low)}" if rate.value else "or more"
     writes = "that the task writes (`ideal`)" if ideal else "to write"
+    wait = f"until {RIGHT} are right: {_count(RIGHT / rate.high)} {most}"
+    teaches = f"for each group of {size} that teaches; {size} if all did"
     return {
         "demonstrations": ("0", f"about {WRITTEN} reference completions {writes}"),
-        "warm start": (
-            _count(first),
-            f"until {RIGHT} are right: {_round(RIGHT / rate.high):,} {most}",
-        ),
+        "warm start": (_count(first), wait),
         "expert iteration": (_count(ROUNDS * first), f"{ROUNDS} such rounds, at most"),
-        "GRPO": (
-            _count(size / alive if alive > 0 else math.inf),
-            f"for each group of {size} that teaches; {size} if all did",
-        ),
+        "GRPO": (_count(size / alive if alive > 0 else math.inf), teaches),
         "stop": ("0", "harder prompts, or export"),
     }
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}" if share >= 0.0005 or not share else f"{100 * share:.1g}"
-
-
 def _count(number: float) -> str:
-    return f"{_round(number):,}" if math.isfinite(number) else "none found"
-
-
-def _round(number: float) -> int:
     # to two digits: it is an estimate
-    return int(float(f"{number:.1e}")) if number > 10 else math.ceil(number)
+    if math.isinf(number):
+        return "none found"
+    return f"{int(float(f'{number:.1e}')) if number > 10 else math.ceil(number):,}"
