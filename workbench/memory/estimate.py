@@ -122,7 +122,7 @@ def estimate(
         shape: the policy's; None: read from its config.json, which may need the hub.
         longest_prompt_tokens: of the task; None: `max_prompt_length`, or else all that
             `max_seq_length` leaves.
-        vram_gb: of the card, in 10^9 bytes (`card()` knows that of this machine); None: no verdict.
+        vram_gb: of the card, in 10^9 bytes (a `Machine` has this one's); None: no verdict.
         device: "cuda"; or "cpu", where Unsloth's kernels do not run: then `peak` is the resident
             memory of the process, and `vram_gb` that of the machine.
 
@@ -145,13 +145,3 @@ def measured_peak() -> int | None:
     import torch
 
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-
-
-def card() -> tuple[str, int] | None:
-    """(name, total bytes) of this machine's GPU; None without one. Imports torch."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    properties = torch.cuda.get_device_properties(0)
-    return properties.name, properties.total_memory

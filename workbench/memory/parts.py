@@ -34,7 +34,6 @@ _UNSLOTH_ROWS = 512  # Unsloth's decoding buffer grows by this many tokens
 _LIBRARIES = (GB, 8 * GB // 10, 15 * GB // 10)
 # Unsloth's chunk of log-probabilities: least rows, most bytes
 _LOGPROB_ROWS, _LOGPROB_BYTES = 512, 2 * 2**30
-_LIGER_TILE = (2048, 8192)  # tokens x vocabulary at a time, with use_liger_kernel
 
 Phase = Literal["always", "generation", "training"]
 PHASES: tuple[Phase, Phase] = ("generation", "training")
@@ -228,8 +227,6 @@ def _adapter(name: str, phase: Phase, inputs: Inputs) -> Part:
 def _optimiser(inputs: Inputs) -> Part:
     requested = inputs.settings.get("optim") or "adamw_torch"
     optim = str(getattr(requested, "value", requested))
-    if inputs.cpu and inputs.unsloth and "8bit" in optim:
-        optim = "adamw_torch"  # Unsloth's CPU backend puts it in place
     states = optimizer_bytes(inputs.adapter, optim)
     if states is None or inputs.experts or optim.startswith("paged"):
         # what is not counted is taken as Adam's
@@ -325,16 +322,13 @@ def _activations(inputs: Inputs) -> Part:
 
 
 def _logprobs(inputs: Inputs) -> int:
-    hidden, vocab = inputs.shape.hidden_size, inputs.shape.vocab_size
+    vocab = inputs.shape.vocab_size
     scored = inputs.rows * (inputs.completion + 1)
     if inputs.kernels == "unsloth":
         most = max(_LOGPROB_BYTES // (8 * vocab), 2)
         return (
             min(most, max(_LOGPROB_ROWS, math.ceil(inputs.tokens / 8)), inputs.tokens) * vocab * 8
         )
-    if inputs.settings.get("use_liger_kernel"):
-        rows, columns = min(scored, _LIGER_TILE[0]), min(vocab, _LIGER_TILE[1])
-        return rows * columns * 18 + hidden * 4 * (columns + scored)
     # float32, and its gradients in 16 bits. On a CPU, measured in TRL's function: autocast's logits
     # are copied to float32, whose gradients are there several times.
     on_cpu = 26 if inputs.element == 2 else 14

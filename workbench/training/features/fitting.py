@@ -28,21 +28,16 @@ class MemoryFit(Feature):
     key = "memory"
     of_recipe = True
 
-    @classmethod
-    def memory(cls, vram_gb: float | None, estimates: bool) -> Memory | None:
-        return memory_on(vram_gb, estimates=estimates)
-
     def begin_stage(self, stage: Stage) -> None:
-        card = memory.card()
         self.stage, self.measured = stage, False
         self.estimate: memory.MemoryEstimate | None = None
+        part = stage.recipe, stage.settings, max(stage.lengths_tokens, default=None)
+        if (room := Machine.here().card_gb) is None:
+            return
         # Where the shape of this model is not known, the run is the measurement.
         with contextlib.suppress(WorkbenchError):
-            on = stage.settings["gradient_checkpointing"]
-            part = stage.recipe, stage.settings, max(stage.lengths_tokens, default=None)
-            for _, size in [card] if card else []:
-                [self.estimate] = _estimates([part], on, size / 1e9)
-                print(self.estimate.verdict)
+            [self.estimate] = _estimates([part], stage.settings["gradient_checkpointing"], room)
+            print(self.estimate.verdict)
 
     def on_step_end(self, *_: object, **__: object) -> None:
         """Record what the first whole step needed, beside the estimate."""
