@@ -232,13 +232,13 @@ def _predicted(setting: Setting, recipe: Any, settings: dict[str, Any]) -> dict[
     """
     from workbench import memory
     from workbench.memory.parts import kv_bytes, weight_bytes
+    from workbench.training.settings.device import Machine
 
-    card = memory.card() if setting.cuda else None
     made = memory.estimate(
         recipe,
         settings,
         longest_prompt_tokens=setting.sizes.prompt,
-        vram_gb=card[1] / 1e9 if card else None,
+        vram_gb=Machine.here().card_gb if setting.cuda else None,
         device=setting.device,
     )
     # A tied embedding is read whole, for the logits; of one that is not tied a few rows are read.

@@ -14,6 +14,7 @@ from workbench.run.directory import open_run
 from workbench.tiny.task import task as arithmetic
 from workbench.training.features import fitting
 from workbench.training.policy import load_policy
+from workbench.training.settings.device import Machine
 from workbench.training.settings.values import DEFAULTS
 from workbench.training.trainer import train
 
@@ -55,7 +56,8 @@ def test_running_out_of_memory_names_what_helps(home, policy):
 
 def test_on_a_gpu_the_first_steps_peak_is_kept_beside_the_estimate(home, policy, monkeypatch):
     """No GPU here: what the card and the allocator would say is given, the rest is the run's own."""
-    monkeypatch.setattr(memory, "card", lambda: ("a card", 16 * 10**9))
+    here = Machine.here()
+    monkeypatch.setattr(Machine, "here", classmethod(lambda cls, for_vllm=False: here._replace(card_gb=16)))
     monkeypatch.setattr(memory, "measured_peak", lambda: 3 * 10**9)
     run = train(recipe(), policy=policy, task=arithmetic(32, 4))
     found = run.manifest()["memory"]

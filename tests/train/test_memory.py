@@ -13,7 +13,6 @@ from workbench import memory
 from workbench.errors import RecipeError, WorkbenchError
 from workbench.memory import (
     OutOfMemory,
-    card,
     estimate,
     explain_oom,
     hints,
@@ -358,7 +357,6 @@ def test_the_peak_is_the_larger_phase_and_not_the_sum():
 def test_exact_parts_have_no_range_and_the_rest_has_one():
     for p in made(policy={"backend": "transformers"}).parts:
         assert (p.low == p.bytes == p.high) == p.exact
-        assert p.formula
         if not p.exact and p.allocated:
             assert (p.low, p.high) == pytest.approx((LOW * p.bytes, HIGH * p.bytes), abs=1)
         assert p.low <= p.bytes <= p.high
@@ -399,8 +397,6 @@ def test_settings_move_what_they_should():
     plain = made(policy={"backend": "transformers"})
     assert part(plain, "activations").bytes > part(base, "activations").bytes
     assert part(plain, "log-probabilities").bytes == 8 * 513 * 151_936 * 10
-    liger = made(policy={"backend": "transformers"}, use_liger_kernel=True)
-    assert part(liger, "log-probabilities").bytes < part(plain, "log-probabilities").bytes / 5
     assert not part(made(optim="adafactor"), "optimiser").exact
     assert not part(made(optim="paged_adamw_8bit"), "optimiser").exact
     assert not part(made(policy={}, how={}), "weights").exact  # Unsloth may load its own repository of this model
@@ -490,19 +486,16 @@ def test_without_a_gpu_there_is_nothing_to_measure():
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    assert card() is None
     assert measured_peak() is None
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_card_and_its_peak_are_read():
+def test_on_a_gpu_the_peak_is_read():
     import torch
 
-    name, total = card()
-    assert name
     torch.cuda.reset_peak_memory_stats()
     held = torch.zeros(10**8, dtype=torch.uint8, device="cuda")
-    assert len(held) <= measured_peak() < total
+    assert len(held) <= measured_peak() < torch.cuda.get_device_properties(0).total_memory
 
 
 # ------------------------------------------------------------------------------------------------------------------ hints

@@ -2,20 +2,11 @@
 not fit.
 """
 
-from workbench.memory.advice import (
-    OutOfMemory,
-    Trained,
-    choose_checkpointing,
-    explain_oom,
-    hints,
-    idle_checkpointing,
-    is_oom,
-)
-from workbench.memory.estimate import UNCALIBRATED, MemoryEstimate, card, estimate, measured_peak
+from workbench.memory.advice import OutOfMemory, explain_oom, hints, is_oom
+from workbench.memory.estimate import UNCALIBRATED, MemoryEstimate, estimate, measured_peak
 from workbench.memory.parts import in_gb
 
 __all__ = [
-    "UNCALIBRATED", "MemoryEstimate", "OutOfMemory", "Trained", "card", "choose_checkpointing",
-    "estimate", "explain_oom",
-    "hints", "idle_checkpointing", "in_gb", "is_oom", "measured_peak",
+    "UNCALIBRATED", "MemoryEstimate", "OutOfMemory", "estimate", "explain_oom", "hints", "in_gb",
+    "is_oom", "measured_peak",
 ]  # fmt: skip

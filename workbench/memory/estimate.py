@@ -14,8 +14,6 @@ run's manifest keeps what its first step measured beside it. GB is 10^9 bytes.
 
 from __future__ import annotations
 
-import dataclasses
-import sys
 from collections.abc import Sequence
 
 from workbench.kinds import Fields
@@ -26,11 +24,11 @@ from workbench.memory.parts import (
     Phase,
     Span,
     add,
+    always,
     generation,
     in_gb,
     overhead,
     process,
-    static_parts,
     training,
 )
 from workbench.memory.shapes import ModelShape, shape_of
@@ -55,9 +53,8 @@ class MemoryEstimate:
         self.vram_bytes = card = inputs.vram_bytes  # of the card; None: not known
         self.peak_phase: Phase = max(PHASES, key=lambda phase: self.total(phase).bytes)
         self.peak = Span(*map(max, zip(*map(self.total, PHASES), strict=True)))
-        self.fits: bool | None = None
-        if card is not None and not self.peak.low <= card < self.peak.high:
-            self.fits = self.peak.high <= card
+        doubtful = card is None or self.peak.low <= card < self.peak.high
+        self.fits: bool | None = None if doubtful else self.peak.high <= card
 
     def of(self, phase: Phase) -> list[Part]:
         """The parts present in a phase, the lasting ones first."""
@@ -88,7 +85,7 @@ class MemoryEstimate:
             "vram_bytes": self.vram_bytes,
             "peak_phase": self.peak_phase,
             "phases": {phase: self.total(phase)._asdict() for phase in PHASES},
-            "parts": list(map(dataclasses.asdict, self.parts)),
+            "parts": [{**part._asdict(), "exact": part.exact} for part in self.parts],
             "sequences": inputs.sequences,
             "rows": inputs.rows,
             "prompt_tokens": inputs.prompt,
@@ -101,11 +98,9 @@ class MemoryEstimate:
         lines = [f"{self.shape.name} ({kernels}): {self.verdict}"]
         width = max(len(part.name) for part in self.parts)
         for part in self.parts:
-            mark, ends = "~", f"{in_gb(part.low)} to {in_gb(part.high)}"
-            if part.exact:
-                mark, ends = " ", "exact"
-            size = f"{in_gb(part.bytes):>9}"
-            lines.append(f"  {mark}{size}  {part.name:{width}}  {part.phase}, {ends}")
+            ends = "exact" if part.exact else f"{in_gb(part.low)} to {in_gb(part.high)}"
+            size = f"{' ' if part.exact else '~'}{in_gb(part.bytes):>9}"
+            lines.append(f"  {size}  {part.name:{width}}  {part.phase}, {ends}")
         lines += [f"  {phase}: {self.total(phase)}" for phase in PHASES]
         return "\n".join([*lines, f"  ~ {UNCALIBRATED}"])
 
@@ -127,7 +122,7 @@ def estimate(
         shape: the policy's; None: read from its config.json, which may need the hub.
         longest_prompt_tokens: of the task; None: `max_prompt_length`, or else all that
             `max_seq_length` leaves.
-        vram_gb: of the card, in 10^9 bytes (`card()` knows that of this machine); None: no verdict.
+        vram_gb: of the card, in 10^9 bytes (a `Machine` has this one's); None: no verdict.
         device: "cuda"; or "cpu", where Unsloth's kernels do not run: then `peak` is the resident
             memory of the process, and `vram_gb` that of the machine.
 
@@ -138,7 +133,7 @@ def estimate(
     """
     shape = shape or shape_of(recipe.policy.name)
     inputs = Inputs(recipe, settings, shape, longest_prompt_tokens, vram_gb, device)
-    parts = [*static_parts(inputs), *generation(inputs), *training(inputs)]
+    parts = [*always(inputs), *generation(inputs), *training(inputs)]
     parts += overhead(parts) if device == "cuda" else process(inputs)
     return MemoryEstimate(inputs, parts)
 
@@ -147,17 +142,6 @@ def measured_peak() -> int | None:
     """Peak bytes that torch has allocated on this GPU since `torch.cuda.reset_peak_memory_stats()`;
     None without a GPU.
     """
-    torch = sys.modules.get("torch")  # what has not been imported has allocated nothing
-    if torch is None or not torch.cuda.is_available():
-        return None
-    return torch.cuda.max_memory_allocated()
-
-
-def card() -> tuple[str, int] | None:
-    """(name, total bytes) of this machine's GPU; None without one. Imports torch."""
     import torch
 
-    if not torch.cuda.is_available():
-        return None
-    properties = torch.cuda.get_device_properties(0)
-    return properties.name, properties.total_memory
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None

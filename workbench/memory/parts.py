@@ -1,21 +1,21 @@
 """The parts of a recipe's memory: what follows from shapes to the byte, and the rest as one range.
 
 What is materialised was read in the sources of TRL 1.14.2, Unsloth 2026.10.9, PEFT 0.21.2 and
-transformers 5.17.0, and each part's formula says it in words. The functions that end in `_bytes`
-load nothing, and all but the activations' are exact: tests/train/test_memory.py compares them with
-what bitsandbytes, PEFT, torch and transformers make.
+transformers 5.17.0. The functions that end in `_bytes` load nothing, and all but the activations'
+are exact: tests/train/test_memory.py compares them with what bitsandbytes, PEFT, torch and
+transformers make.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from workbench.errors import RecipeError
 from workbench.kinds import Fields
-from workbench.memory.shapes import ModelShape, adapter_on, unquantised
+from workbench.memory.shapes import ModelShape, adapter_on
 from workbench.processes import count
 from workbench.recipe import Recipe
 
@@ -34,7 +34,6 @@ _UNSLOTH_ROWS = 512  # Unsloth's decoding buffer grows by this many tokens
 _LIBRARIES = (GB, 8 * GB // 10, 15 * GB // 10)
 # Unsloth's chunk of log-probabilities: least rows, most bytes
 _LOGPROB_ROWS, _LOGPROB_BYTES = 512, 2 * 2**30
-_LIGER_TILE = (2048, 8192)  # tokens x vocabulary at a time, with use_liger_kernel
 
 Phase = Literal["always", "generation", "training"]
 PHASES: tuple[Phase, Phase] = ("generation", "training")
@@ -48,34 +47,34 @@ class Span(NamedTuple):
     high: int
 
     def __str__(self) -> str:
-        ends = "" if self.low == self.high else f" ({self.low / GB:.1f} to {self.high / GB:.1f})"
-        return in_gb(self.bytes) + ends
+        return f"{in_gb(self.bytes)} ({self.low / GB:.1f} to {self.high / GB:.1f})"
 
 
-@dataclass(frozen=True)
-class Part:
-    """One use of memory. `exact`: counted to the byte, so low = bytes = high."""
+class Part(NamedTuple):
+    """One use of memory. What is counted to the byte has low = bytes = high."""
 
     name: str
     phase: Phase
     bytes: int
     low: int
     high: int
-    exact: bool
-    formula: str
     allocated: bool = True  # torch.cuda.max_memory_allocated() sees it
 
+    @property
+    def exact(self) -> bool:
+        return self.low == self.high
 
-def _counted(name: str, phase: Phase, size: int, formula: str, more: int = 0) -> Part:
+
+def _counted(name: str, phase: Phase, size: int, more: int = 0) -> Part:
     # `more`: bytes that a library may add, at the high end alone; with them, the part is not exact.
-    return Part(name, phase, size, size, size + more, not more, formula)
+    return Part(name, phase, size, size, size + more)
 
 
-def _rough(name: str, phase: Phase, size: float, formula: str, more: int = 0) -> Part:
-    low, high = round(LOW * size), round(HIGH * size) + more
-    return Part(name, phase, round(size), low, high, False, formula)
+def _rough(name: str, phase: Phase, size: float, more: int = 0, allocated: bool = True) -> Part:
+    return Part(name, phase, round(size), round(LOW * size), round(HIGH * size) + more, allocated)
 
 
+@dataclass
 class Inputs:
     """What the parts of a recipe are computed from; lengths in tokens, sizes in bytes.
 
@@ -83,20 +82,16 @@ class Inputs:
     or the card has no memory.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        settings: Fields,
-        shape: ModelShape,
-        longest_prompt_tokens: int | None,
-        vram_gb: float | None,
-        device: str,
-    ) -> None:
-        policy = recipe.policy
-        self.recipe = recipe
-        self.settings = settings
-        self.shape = shape
-        self.cpu = device == "cpu"
+    recipe: Recipe
+    settings: Fields
+    shape: ModelShape
+    longest_prompt_tokens: int | None
+    vram_gb: float | None
+    device: str
+
+    def __post_init__(self) -> None:
+        policy, settings, shape = self.recipe.policy, self.settings, self.shape
+        self.cpu = self.device == "cpu"
         self.completion: int = settings["max_completion_length"]
         room = policy.max_seq_length - self.completion
         if room < 1:
@@ -104,13 +99,12 @@ class Inputs:
             rule = "max_seq_length holds prompt and completion together"
             remedy = "lower the first or raise the second"
             raise RecipeError(f"{lengths} {policy.max_seq_length}", rule=rule, remedy=remedy)
-        if vram_gb is not None and not vram_gb > 0:
-            remedy = "give its memory, or leave it out"
-            raise RecipeError(
-                f"vram_gb = {vram_gb}", rule="a card has more than 0 GB", remedy=remedy
-            )
-        self.vram_bytes = None if vram_gb is None else round(vram_gb * GB)
-        self.prompt: int = longest_prompt_tokens or min(recipe.max_prompt_length or room, room)
+        if self.vram_gb is not None and not self.vram_gb > 0:
+            rule, remedy = "a card has more than 0 GB", "give its memory, or leave it out"
+            raise RecipeError(f"vram_gb = {self.vram_gb}", rule=rule, remedy=remedy)
+        self.vram_bytes = None if self.vram_gb is None else round(self.vram_gb * GB)
+        shorter = min(self.recipe.max_prompt_length or room, room)
+        self.prompt: int = self.longest_prompt_tokens or shorter
         self.rows: int = settings["per_device_train_batch_size"]  # of one forward pass
         steps = settings.get("steps_per_generation") or settings["gradient_accumulation_steps"]
         whole = settings.get("generation_batch_size") or self.rows * steps * count()
@@ -118,20 +112,19 @@ class Inputs:
         self.tokens = self.rows * (self.prompt + self.completion)
         self.four_bit = policy.load_in_4bit or shape.quantised
         self.unsloth = policy.backend == "unsloth"
-        self.kernels = "unsloth" if self.unsloth and device == "cuda" else "torch"
+        self.kernels = "unsloth" if self.unsloth and not self.cpu else "torch"
         # Of a weight that is not quantised, and of an activation. On a CPU the plain backend's
         # default is float32.
-        wide = policy.dtype is None and not self.unsloth and device == "cpu"
+        wide = policy.dtype is None and not self.unsloth and self.cpu
         self.element = 4 if wide or policy.dtype == "float32" else 2
         # On a GPU, Unsloth also trains stacked experts that PEFT leaves out for these target
         # modules; seen on no GPU.
         self.experts = self.kernels == "unsloth" and shape.stacked > 0
         # elements of each of the adapter's tensors
-        self.adapter = adapter_on(shape, recipe.lora, experts=self.experts).sizes
+        self.adapter = adapter_on(shape, self.recipe.lora, experts=self.experts).sizes
         self.lora = sum(self.adapter)
         # The largest matrix that is kept in NF4, in 16 bits while it is used.
-        sizes = [matrix.weights for matrix in shape.matrices] if self.four_bit else []
-        largest = max(sizes, default=0)
+        largest = max((one.weights for one in shape.matrices if self.four_bit), default=0)
         self.unpacked = largest * self.element + 4 * math.ceil(largest / _NF4_BLOCK)
 
 
@@ -200,15 +193,18 @@ def activation_bytes_per_token(
     return norms + residuals + element_bytes * (2 * hidden + attention + 4 * inner + adapters)
 
 
-def static_parts(inputs: Inputs) -> list[Part]:
+def always(inputs: Inputs) -> list[Part]:
     """The parts of both phases. Raises RecipeError if vLLM takes a share of an unknown card, or one
     too small.
     """
-    settings, size = inputs.settings, inputs.lora * ADAPTER_BYTES
-    weights = _weights(inputs)
+    shape, settings, unsloth = inputs.shape, inputs.settings, inputs.kernels == "unsloth"
+    size = weight_bytes(shape, inputs.four_bit, inputs.element)
+    own = unsloth and inputs.four_bit and not shape.quantised and not shape.local
+    # Unsloth may load its own repository instead, which keeps more at 16 bits.
+    weights = _counted("weights", "always", size, round(0.3 * size) if own else 0)
     parts = [weights, _adapter("LoRA", "always", inputs)]
-    if settings.get("beta") and inputs.kernels == "torch":
-        parts.append(_counted("reference adapter", "always", size, "TRL's frozen copy for the KL"))
+    if settings.get("beta") and not unsloth:  # TRL's frozen copy for the KL
+        parts.append(_counted("reference adapter", "always", inputs.lora * ADAPTER_BYTES))
     parts.append(_optimiser(inputs))
     if settings.get("use_vllm") and (
         inputs.unsloth or settings.get("vllm_mode", "colocate") == "colocate"
@@ -217,48 +213,25 @@ def static_parts(inputs: Inputs) -> list[Part]:
     return parts
 
 
-def _weights(inputs: Inputs) -> Part:
-    shape = inputs.shape
-    size, more = weight_bytes(shape, inputs.four_bit, inputs.element), 0
-    formula = (
-        f"NF4 with nested scales in {len(shape.matrices)} layers, {inputs.element} bytes for each"
-        " of the rest"
-    )
-    if not inputs.four_bit:
-        formula = f"{shape.parameters:,} parameters x {inputs.element} bytes"
-    elif inputs.kernels == "unsloth" and not shape.quantised and not shape.local:
-        formula += "; Unsloth may load its own repository instead, which keeps more at 16 bits"
-        more = round(0.3 * size)
-    if inputs.four_bit and shape.stacked:
-        formula += f"; {unquantised(shape.stacked, shape.parameters)}"
-    return _counted("weights", "always", size, formula, more)
-
-
 def _adapter(name: str, phase: Phase, inputs: Inputs) -> Part:
     # The adapter, or its gradients.
-    shape, size = inputs.shape, inputs.lora * ADAPTER_BYTES
-    formula = f"{inputs.lora:,} parameters of LoRA x {ADAPTER_BYTES} bytes"
+    shape, size, more = inputs.shape, inputs.lora * ADAPTER_BYTES, 0
     if inputs.experts:
-        return _rough(name, phase, size, f"{formula}, if Unsloth trains all experts")
-    more = 0
+        return _rough(name, phase, size)
     if {"lm_head", "embed_tokens"} & set(inputs.recipe.lora.target_modules):
-        formula += "; Unsloth trains the embedding or output layer whole, in float32"
+        # Unsloth trains the embedding or output layer whole, in float32.
         more = 4 * shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
-    return _counted(name, phase, size, formula, more)
+    return _counted(name, phase, size, more)
 
 
 def _optimiser(inputs: Inputs) -> Part:
     requested = inputs.settings.get("optim") or "adamw_torch"
     optim = str(getattr(requested, "value", requested))
-    if inputs.kernels == "torch" and inputs.unsloth and "8bit" in optim:
-        optim = "adamw_torch"  # Unsloth's CPU backend puts it in place
     states = optimizer_bytes(inputs.adapter, optim)
-    formula = f"{optim}: two moments of {inputs.lora:,} parameters"
-    if states is None:
-        states, formula = 8 * inputs.lora, f"{optim} is not counted here: taken as Adam's"
-    elif not inputs.experts and not optim.startswith("paged"):
-        return _counted("optimiser", "always", states, formula)
-    return _rough("optimiser", "always", states, formula)
+    if states is None or inputs.experts or optim.startswith("paged"):
+        # what is not counted is taken as Adam's
+        return _rough("optimiser", "always", 8 * inputs.lora if states is None else states)
+    return _counted("optimiser", "always", states)
 
 
 def _vllm(inputs: Inputs, weights: Part) -> Part:
@@ -270,24 +243,21 @@ def _vllm(inputs: Inputs, weights: Part) -> Part:
         rule = f"vLLM takes a share of the card ({share:.0%}) for its own weights and cache"
         remedy = "give vram_gb, what the card has in GB"
         raise RecipeError("use_vllm = True, and the card is not known", rule=rule, remedy=remedy)
-    size = round(share * card)
-    high = size + round(0.1 * share * card)
+    size, more = round(share * card), round(0.1 * share * card)
+    phase: Phase = "always"
     if not inputs.unsloth:
-        phase = "generation" if settings.get("vllm_enable_sleep_mode") else "always"
-        formula = f"{share:.0%} of the card: vllm_gpu_memory_utilization"
-        return Part("vLLM", phase, size, size, high, False, formula, allocated=False)
-    # Unsloth trains on the very weights that vLLM holds in its share, so what is left of it is
-    # vLLM's own. Taken as if the whole card were free when the model is loaded, and as if vLLM
-    # kept its share while the policy trains.
-    if weights.low > size:
+        phase = "generation" if settings.get("vllm_enable_sleep_mode") else phase
+    elif weights.low > size:
         value = f"policy.gpu_memory_utilization = {share:g}, {in_gb(size)} of the card"
         held = f"vLLM's share holds the weights ({in_gb(weights.low)})"
         remedy = "raise it, or set policy.fast_inference: false"
         raise RecipeError(value, rule=f"{held}, and keys and values beside them", remedy=remedy)
-    formula = f"{share:.0%} of the card (policy.gpu_memory_utilization), less the shared weights"
-    own = max(size - weights.bytes, 0)
-    high += own - size
-    return Part("vLLM", "always", own, own, high, False, formula, allocated=False)
+    else:
+        # Unsloth trains on the very weights that vLLM holds in its share, so what is left of it is
+        # vLLM's own. Taken as if the whole card were free when the model is loaded, and as if vLLM
+        # kept its share while the policy trains.
+        size -= weights.bytes
+    return _counted("vLLM", phase, size, more)._replace(allocated=False)
 
 
 def generation(inputs: Inputs) -> list[Part]:
@@ -297,44 +267,42 @@ def generation(inputs: Inputs) -> list[Part]:
         return []
     tokens = inputs.prompt + inputs.completion - 1  # the last token is not fed back
     cache = kv_bytes(shape, sequences, tokens, element)
-    heads = f"{shape.layers} layers x {shape.kv_heads} heads x {shape.head_dim}"
-    formula = f"{sequences} sequences x {tokens} tokens x {heads} x 2 x {element} bytes"
     # A layer's keys or values, copied to add a token.
     growth, more = cache // (2 * shape.layers), 0
     if inputs.kernels == "unsloth":
         rows = (max(inputs.completion - 2, 0) // _UNSLOTH_ROWS + 1) * _UNSLOTH_ROWS
         buffer = kv_bytes(shape, sequences, inputs.prompt + 1 + rows, element)
+        growth = max(buffer - cache, 0)
         # The prompts' own are copied into the buffer.
-        growth, more = (
-            max(buffer - cache, 0),
-            kv_bytes(shape, sequences, inputs.prompt, element),
-        )
+        more = kv_bytes(shape, sequences, inputs.prompt, element)
+    # one layer's values of every prompt
     per_token = element * 3 * shape.intermediate_size + (8 + element) * shape.hidden_size
     reading = sequences * inputs.prompt * per_token
-    # In 32 bits, with what is computed of them; on a CPU also the draw, in 64 bits.
+    # Of one token per sequence, in 32 bits, with what is computed of them; on a CPU also the draw,
+    # in 64 bits.
     logits = sequences * shape.vocab_size * (14 + 8 * inputs.cpu)
-    said = "the growing cache, one layer's values of every prompt, logits of one token per sequence"
+    scratch = growth + reading + logits + inputs.unpacked
     return [
-        _counted("keys and values", "generation", cache, formula),
-        _rough("scratch", "generation", growth + reading + logits + inputs.unpacked, said, more),
+        _counted("keys and values", "generation", cache),
+        _rough("scratch", "generation", scratch, more),
     ]
 
 
 def training(inputs: Inputs) -> list[Part]:
     """What the forward and backward pass of one `per_device_train_batch_size` adds."""
     shape = inputs.shape
+    # gradients of one layer's values, and the largest layer unpacked
     back = inputs.tokens * inputs.element * (3 * shape.intermediate_size + 4 * shape.hidden_size)
-    said = "gradients of one layer's values, the largest layer unpacked"
     return [
         _adapter("gradients", "training", inputs),
         _activations(inputs),
-        _logprobs(inputs),
-        _rough("scratch", "training", back + inputs.unpacked, said),
+        _rough("log-probabilities", "training", _logprobs(inputs)),
+        _rough("scratch", "training", back + inputs.unpacked),
     ]
 
 
 def _activations(inputs: Inputs) -> Part:
-    shape, element = inputs.shape, inputs.element
+    shape, element, more = inputs.shape, inputs.element, 0
     layer = inputs.tokens * activation_bytes_per_token(
         shape, kernels=inputs.kernels, r=inputs.recipe.lora.r, element_bytes=element
     )
@@ -344,57 +312,38 @@ def _activations(inputs: Inputs) -> Part:
         layer += inputs.tokens * 2 * shape.heads * shape.head_dim * element
     ends = inputs.tokens * shape.hidden_size * 8  # the embedding's output and the last norm
     one_input = inputs.tokens * shape.hidden_size * element
-    more = 0
     if not inputs.settings.get("gradient_checkpointing"):
-        size, said = shape.layers * layer, "every layer's values"
-    elif inputs.kernels == "unsloth":
-        size = layer + 2 * one_input
-        said = "one layer's values; Unsloth keeps the layers' inputs in the host's memory"
-        more = shape.layers * one_input
+        size = shape.layers * layer
+    elif inputs.kernels == "unsloth":  # keeps the layers' inputs in the host's memory
+        size, more = layer + 2 * one_input, shape.layers * one_input
     else:
         size = layer + shape.layers * one_input
-        said = "every layer's input, one layer's values"
-    formula = f"{inputs.rows} x {inputs.prompt + inputs.completion} tokens: {said}"
-    return _rough("activations", "training", size + ends, formula, more)
+    return _rough("activations", "training", size + ends, more)
 
 
-def _logprobs(inputs: Inputs) -> Part:
-    shape, vocab = inputs.shape, inputs.shape.vocab_size
+def _logprobs(inputs: Inputs) -> int:
+    vocab = inputs.shape.vocab_size
     scored = inputs.rows * (inputs.completion + 1)
     if inputs.kernels == "unsloth":
         most = max(_LOGPROB_BYTES // (8 * vocab), 2)
-        rows = min(most, max(_LOGPROB_ROWS, math.ceil(inputs.tokens / 8)), inputs.tokens)
-        size = rows * vocab * 8
-        formula = f"Unsloth's chunk: {rows:,} tokens x vocabulary {vocab:,} x 8 bytes"
-    elif inputs.settings.get("use_liger_kernel"):
-        rows, columns = min(scored, _LIGER_TILE[0]), min(vocab, _LIGER_TILE[1])
-        size = rows * columns * 18 + shape.hidden_size * 4 * (columns + scored)
-        formula = f"tiles of {rows:,} x {columns:,} logits"
-    else:
-        each, kinds = 10, "float32, 16-bit gradients"
-        if inputs.cpu:
-            # Measured in TRL's function: autocast's logits are copied to float32, whose gradients
-            # are there several times.
-            each, kinds = (26, "16 bit and float32") if inputs.element == 2 else (14, "float32")
-            kinds += ", and gradients"
-        size = scored * vocab * each
-        formula = f"{scored:,} tokens x vocabulary {vocab:,} x {each} bytes ({kinds})"
-    return _rough("log-probabilities", "training", size, formula)
+        return (
+            min(most, max(_LOGPROB_ROWS, math.ceil(inputs.tokens / 8)), inputs.tokens) * vocab * 8
+        )
+    # float32, and its gradients in 16 bits. On a CPU, measured in TRL's function: autocast's logits
+    # are copied to float32, whose gradients are there several times.
+    on_cpu = 26 if inputs.element == 2 else 14
+    return scored * vocab * (on_cpu if inputs.cpu else 10)
 
 
 def overhead(parts: Sequence[Part]) -> list[Part]:
     """Memory that torch's counter does not see: the CUDA context, and what the allocator holds and
-    cannot use.
+    cannot use (5 % of what is allocated; at the high end up to 10 % more).
     """
-    formula = (
-        "driver and kernels, and 5 % of what is allocated; at the high end, up to 10 % more of it"
-    )
     unseen = []
     for phase in PHASES:
         held = add([one for one in parts if one.phase in ("always", phase) and one.allocated]).bytes
         size = GB // 2 + held // 20
-        part = _rough("CUDA and its allocator", phase, size, formula, held // 10)
-        unseen.append(replace(part, allocated=False))
+        unseen.append(_rough("CUDA and its allocator", phase, size, held // 10, allocated=False))
     return unseen
 
 
@@ -402,19 +351,15 @@ def process(inputs: Inputs) -> list[Part]:
     """What a process holds besides on a CPU, in resident memory: libraries, and copies of the
     weights.
     """
-    shape, (size, low, high) = inputs.shape, _LIBRARIES
-    said = "Python, torch, transformers, TRL"
-    packed = [one for one in shape.matrices if inputs.four_bit and shape.is_quantised(one)]
-    if packed:
+    shape, (size, low, high), copied = inputs.shape, _LIBRARIES, 0
+    if inputs.four_bit:
         # `lean_adapters`: once for each batch of completions, where there is room for it.
-        size += sum(one.weights for one in packed) * inputs.element
-        said += "; the weights, unpacked while completions are sampled"
-    if packed or inputs.element == 4:
+        copied = sum(one.weights for one in shape.matrices if shape.is_quantised(one))
+    if copied or inputs.element == 4:
         # Read from a mapped file of 16 bits, whose pages count until somebody needs them.
         high += 2 * shape.parameters
-        said += "; at the high end, the file that they are read from"
-    high += size - _LIBRARIES[0]
-    return [Part("process", "always", size, low, high, False, said, allocated=False)]
+    copied *= inputs.element
+    return [Part("process", "always", size + copied, low, high + copied, allocated=False)]
 
 
 def add(parts: Sequence[Part]) -> Span:

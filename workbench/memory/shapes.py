@@ -87,18 +87,19 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
     """
     text = str(name)
     folder = policies.folder_of(text) or find(text)
-    if folder.is_dir():
-        return from_config(_of_folder(folder, text), text, local=True)
-    if text.startswith((".", "/", "~")) or text.count("/") != 1:
+    if local := folder.is_dir():
+        config = _of_folder(folder, text)
+    elif text.startswith((".", "/", "~")) or text.count("/") != 1:
         rule = f"a policy is {policies.CHOICES}"
         remedy = "check the path, or write the hub name with its owner"
         raise PolicyError(f"policy {text!r}: no such folder", rule=rule, remedy=remedy)
-    if (cached := _cached(text)) is not None:
-        return from_config(_of_folder(cached.parent, text), text)
-    if (known := _known(text)) is None:
+    elif (cached := _cached(text)) is not None:
+        config = _of_folder(cached.parent, text)
+    elif (config := _known(text)) is None:
         # a download tries five times over half a minute, and writes a line each time
         check_hub(text)
-    return from_config(known or _read(text, text), text)
+        config = _read(text, text)
+    return from_config(config, text, local=local)
 
 
 def from_config(
@@ -135,17 +136,19 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
             raise ValueError(f"{wrong[0]} = {sizes[wrong[0]]!r}")
         cache = DynamicCache(config=full).layers
     except Exception as error:
-        value = f"policy {name!r}: model_type = {kind!r}: {_first_line(error)[:200]}"
-        rule = (
-            "memory is estimated of models that the installed transformers builds from their"
-            " config.json"
-        )
-        remedy = "check config.json, or measure one step instead"
-        raise PolicyError(value, rule=rule, remedy=remedy) from error
+        raise PolicyError(
+            f"policy {name!r}: model_type = {kind!r}: {_first_line(error)[:200]}",
+            rule="memory is estimated of models that the installed transformers builds from their"
+            " config.json",
+            remedy="check config.json, or measure one step instead",
+        ) from error
     modules = {path.removeprefix("model."): module for path, module in model.named_modules()}
     output = model.get_output_embeddings()
-    first_layer = [path for path in modules if "layers.0." in path]
-    norms = [path for path in first_layer if "Norm" in type(modules[path]).__name__]
+    norms = [
+        path
+        for path, module in modules.items()
+        if "layers.0." in path and "Norm" in type(module).__name__
+    ]
     of_heads = [path for path in norms if path.endswith(("q_norm", "k_norm"))]
     quantised = content.get("quantization_config") or {}
     in_4bit = bool(quantised.get("load_in_4bit") or quantised.get("_load_in_4bit"))

@@ -36,16 +36,15 @@ def memory_picture(estimate: MemoryEstimate) -> Picture:
         for phase, span in zip(PHASES, spans)
     ]
     stacked_bars(axis, labels, parts, colours)
-    low, size, high = np.array([(span.low, span.bytes, span.high) for span in spans]).T / GB
+    size, low, high = np.array(spans).T / GB
     ends = {"xerr": [size - low, high - size], "elinewidth": 1.2, "capsize": 5, "capthick": 1.2}
     axis.errorbar(size, range(len(PHASES)), fmt="none", ecolor=INK, **ends)
-    limit = (estimate.vram_bytes or 0) / GB
-    widest = 1.12 * max(limit, *high)
+    card = estimate.vram_bytes or 0
+    widest = 1.12 * max(card / GB, *high)
     axis.set_xlim(0, widest)
-    if estimate.vram_bytes is not None:
-        card = f"the card: {in_gb(estimate.vram_bytes)}"
-        axis.axvline(limit, color=RED, linewidth=1.8, label=card)
-        axis.axvspan(limit, widest, color=RED, alpha=0.06)
+    if card:
+        axis.axvline(card / GB, color=RED, linewidth=1.8, label=f"the card: {in_gb(card)}")
+        axis.axvspan(card / GB, widest, color=RED, alpha=0.06)
     unit = f"GB, estimated: {UNCALIBRATED}"
     title = f"{estimate.shape.name}: {estimate.verdict}"
     return Picture(with_legend(figure, axis, x=unit, title=title), str(estimate))

@@ -11,7 +11,6 @@ from typing import Any
 
 from workbench import memory
 from workbench.errors import WorkbenchError
-from workbench.kinds import Fields
 from workbench.training import settings as settings_of
 from workbench.training.feature import Feature
 from workbench.training.plan import Memory, Part, Stage
@@ -29,32 +28,24 @@ class MemoryFit(Feature):
     key = "memory"
     of_recipe = True
 
-    @classmethod
-    def memory(cls, vram_gb: float | None, estimates: bool) -> Memory | None:
-        return memory_on(vram_gb, estimates=estimates)
-
     def begin_stage(self, stage: Stage) -> None:
-        card = memory.card()
         self.stage, self.measured = stage, False
         self.estimate: memory.MemoryEstimate | None = None
-        if card:
-            how: Fields = {
-                "longest_prompt_tokens": max(stage.lengths_tokens, default=None),
-                "vram_gb": card[1] / 1e9,
-            }
-            # Where the shape of this model is not known, the run is the measurement.
-            with contextlib.suppress(WorkbenchError):
-                self.estimate = memory.estimate(stage.recipe, stage.settings, **how)
-        if self.estimate and self.estimate.verdict:
+        part = stage.recipe, stage.settings, max(stage.lengths_tokens, default=None)
+        if (room := Machine.here().card_gb) is None:
+            return
+        # Where the shape of this model is not known, the run is the measurement.
+        with contextlib.suppress(WorkbenchError):
+            [self.estimate] = _estimates([part], stage.settings["gradient_checkpointing"], room)
             print(self.estimate.verdict)
 
     def on_step_end(self, *_: object, **__: object) -> None:
         """Record what the first whole step needed, beside the estimate."""
-        peak = None if self.measured else memory.measured_peak()
-        self.measured = True
-        if peak is not None and self.estimate is not None:
+        if self.estimate is not None and not self.measured:
+            peak = memory.measured_peak()
             report = {"estimate": self.estimate.found(), "measured_peak_bytes": peak}
             self.session.run.update_manifest(memory=report)
+        self.measured = True
 
     def explained(self, error: Exception) -> Exception:
         if not memory.is_oom(error):
@@ -73,37 +64,67 @@ def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory
     def look(
         parts: Sequence[Part], machine: Machine, on: bool | None
     ) -> tuple[bool, list[str], Any]:
-        room, lines, made = vram_gb or machine.card_gb, [], []
+        room, lines = vram_gb or machine.card_gb, []
         if room is None and not estimates:
             return bool(on), [], None
         there = parts
         if not machine.cuda:
             there = [_on_a_gpu(part, vllm=room is not None) for part in parts]
-        trained = [memory.Trained(*part) for part in there]
-        if room is not None and any("gradient_checkpointing" in one.recipe.grpo for one in trained):
-            lines.append(memory.idle_checkpointing(trained, room))
-        elif room is not None and on is None:
-            on, line = memory.choose_checkpointing(trained, room)
-            lines.append(line)
-        for recipe, settings, longest in there if estimates else ():
-            settings = {**settings, "gradient_checkpointing": bool(on)}
-            how: Fields = {"longest_prompt_tokens": longest, "vram_gb": room}
-            made.append(memory.estimate(recipe, settings, **how))
-        vllm = [any(settings.get("use_vllm") for _, settings, _ in some) for some in (parts, there)]
-        if estimates and vllm == [False, True]:
+        if room is not None and on is None:
+            on, lines = choose_checkpointing(there, room)
+        if not estimates:
+            return bool(on), lines, None
+        if not machine.cuda and vram_gb is None:
+            lines += _on_this_cpu(parts, bool(on))
+        elif not machine.cuda:
             lines.append(
-                "memory is estimated as on a GPU where vLLM is installed, since the recipe asks"
-                " for it"
-            )
-        if estimates and not machine.cuda:
-            only = (
                 "memory and gradient checkpointing are a card's; the rest is as here, without a GPU"
             )
-            lines.append(_on_this_cpu(parts, bool(on)) if vram_gb is None else only)
-        most = max(made, key=lambda one: one.peak.high, default=None)
-        return bool(on), [line for line in lines if line], most
+        return bool(on), lines, _largest(_estimates(there, bool(on), room))
 
     return look
+
+
+def choose_checkpointing(parts: Sequence[Part], vram_gb: float) -> tuple[bool, list[str]]:
+    """Whether to checkpoint a run on a card of `vram_gb`, with a line if so: a run that is a little
+    slower is better than one that dies in its third hour, when the completions have grown long.
+
+    By the high end of the training phase alone; on if one of the stages needs it, off also where
+    no estimate can be made.
+    """
+    try:
+        made = [_estimates(parts, on, vram_gb) for on in (False, True)]
+    except (WorkbenchError, ValueError):
+        return False, []
+    phases = [[one.total("training") for one in each] for each in made]
+    without, checkpointed = max(zip(*phases, strict=True), key=lambda pair: pair[0].high)
+    room = round(vram_gb * 1e9)
+    if without.high <= room or checkpointed.high >= without.high:
+        return False, []
+    return True, [
+        f"gradient_checkpointing = True, by the memory estimate: training takes {without} without"
+        f" it, and the card has {memory.in_gb(room)}; with it {checkpointed}. It is slower;"
+        " grpo.gradient_checkpointing overrides this"
+    ]
+
+
+def _estimates(
+    parts: Sequence[Part], on: bool, vram_gb: float | None, device: str = "cuda"
+) -> list[memory.MemoryEstimate]:
+    return [
+        memory.estimate(
+            recipe,
+            {**settings, "gradient_checkpointing": on},
+            longest_prompt_tokens=longest,
+            vram_gb=vram_gb,
+            device=device,
+        )
+        for recipe, settings, longest in parts
+    ]
+
+
+def _largest(made: Sequence[memory.MemoryEstimate]) -> memory.MemoryEstimate:
+    return max(made, key=lambda one: one.peak.high)
 
 
 LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of a container: cgroup 2, cgroup 1
@@ -120,29 +141,18 @@ def _ram_bytes(cgroup: str = "/sys/fs/cgroup") -> int:
     return ram
 
 
-def _on_this_cpu(parts: Sequence[Part], on: bool) -> str:
-    """A line where the process may need more resident memory than this machine has; else empty."""
+def _on_this_cpu(parts: Sequence[Part], on: bool) -> list[str]:
+    """A line where the process may need more resident memory than this machine has."""
     ram = _ram_bytes()
-    how: Fields = {"vram_gb": ram / 1e9, "device": "cpu"}
-    made = [
-        memory.estimate(
-            recipe,
-            {**settings, "gradient_checkpointing": on},
-            longest_prompt_tokens=longest,
-            **how,
-        )
-        for recipe, settings, longest in parts
-    ]
-    most = max(made, key=lambda one: one.peak.high)
-    if most.fits:
-        return ""
-    part = parts[made.index(most)]
+    most = _largest(_estimates(parts, on, ram / 1e9, "cpu"))
     word = "may not" if most.fits is None else "does not"
-    return (
+    hint, *_ = memory.hints(most.inputs.recipe, most.inputs.settings)
+    line = (
         f"the run {word} fit into this machine's memory: the process needs about {most.peak}"
         f" resident, of {memory.in_gb(ram)}; {most.peak_phase} decides. What saves memory:"
-        f" {memory.hints(part[0], {**part[1], 'gradient_checkpointing': on})[0]}"
+        f" {hint}"
     )
+    return [] if most.fits else [line]
 
 
 def _on_a_gpu(part: Part, *, vllm: bool) -> Part:
