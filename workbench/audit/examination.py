@@ -435,8 +435,7 @@ def _of_function(
 
     payment = list(paying(table, name, never_reached, varies, failed=measured.failure is not None))
     unpaid = next((each for each in payment if each.kind in _UNPAID), None)
-    surely = unpaid is not None and unpaid.severity == "error"
-    if unpaid and not measured.late and (cause := _cause(trial, table, name, surely)):
+    if unpaid and not measured.late and (cause := _cause(trial, table, name, unpaid)):
         payment = [replace(cause, kind=unpaid.kind, text=f"{unpaid.text}; {cause.text}")]
     for each in payment:
         # with the weight 0 it decides nothing, so it need not pay
@@ -466,9 +465,9 @@ def _has_state(function: Function) -> bool:
     return not inspect.isroutine(function) and not isinstance(function, functools.partial)
 
 
-def _cause(trial: _Trial, table: ScoreTable, name: str, surely: bool) -> Finding | None:
+def _cause(trial: _Trial, table: ScoreTable, name: str, unpaid: Finding) -> Finding | None:
     # Why it does not pay: what it is handed is changed, one thing at a time, until it pays the
-    # reference. `surely`: it is no penalty, and no guess.
+    # reference.
     function = trial.suite.functions[name]
     first, rows = trial.builders[0], trial.rows
     texts = [builder.reference for builder in trial.builders]
@@ -514,7 +513,8 @@ def _cause(trial: _Trial, table: ScoreTable, name: str, surely: bool) -> Finding
         paid = table.by_row(scores, REFERENCE, AS_ASKED)
         low, high, more = int(paid.argmin()), int(paid.argmax()), f"{texts[0]} {WORDS_ONCE * 200}"
         rounds = calls_of(function, ("round",))
-        if not surely or not table.flat(scores):
+        # a penalty, or a guess, is no error
+        if unpaid.severity != "error" or not table.flat(scores):
             return None
         if rounds and earned(rows[:1], [more]) != paid.iloc[0]:
             return finding("cause.rounding", name, place=rounds[0])
