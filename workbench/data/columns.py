@@ -285,9 +285,11 @@ class Writing:
         notes, rows = [], self.labels.total()
         if 0 < len(self.labels) <= min(LABELS, rows // 4) and None not in self.labels:
             counted = ", ".join(f"{label!r:.40} ({n})" for label, n in self.labels.most_common())
-            several = f"one of {len(self.labels)}: {counted}"
-            none = f"every row has {counted}, which is no answer: choose another column, or none"
-            notes.append(f"answer: {several if len(self.labels) > 1 else none}")
+            found = f"one of {len(self.labels)}: {counted}"
+            if len(self.labels) == 1:
+                only = f"every row has {[*self.labels][0]!r:.40}"
+                found = f"{only}, which is no answer: choose another column, or none"
+            notes.append(f"answer: {found}")
         units = self.counts.copy()
         bare = units.pop("", 0)
         if units and len(units) + bool(bare) > 1:
