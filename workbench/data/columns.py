@@ -287,7 +287,7 @@ class Writing:
             counted = ", ".join(f"{label!r:.40} ({n})" for label, n in self.labels.most_common())
             found = f"one of {len(self.labels)}: {counted}"
             if len(self.labels) == 1:
-                only = f"every row has {[*self.labels][0]!r:.40}"
+                only = f"every row has {next(iter(self.labels))!r:.40}"
                 found = f"{only}, which is no answer: choose another column, or none"
             notes.append(f"answer: {found}")
         units = self.counts.copy()
