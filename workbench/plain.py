@@ -37,11 +37,17 @@ def plain(value: Any, odd: Callable[[Any], Any]) -> Any:
         return {str(key): plain(inner, odd) for key, inner in value.items()}
     if kind.__name__ in ("NAType", "NaTType"):
         return odd(None)
+    own = listed(value)
+    return odd(value) if own is value else plain(own, odd)
+
+
+def listed(value: Any) -> Any:
+    """An array as a list, a value of numpy's as Python's own; any other as it is."""
     if not hasattr(value, "tolist"):
-        return odd(value)
+        return value
     if getattr(value.dtype, "kind", "") in ("M", "m"):  # in nanoseconds: they would become integers
         value = value.astype(f"{value.dtype.kind}8[us]")
-    return plain(value.tolist(), odd)
+    return value.tolist()
 
 
 def plain_rows(where: str, given: Any, made_plain: Counter[str]) -> list[Fields]:
@@ -69,9 +75,14 @@ def plain_rows(where: str, given: Any, made_plain: Counter[str]) -> list[Fields]
         rows.append({})
         for name, value in row.items():
             rows[-1][str(name)] = plain(value, odd)
-        prompt = rows[-1].get("prompt", "")
-        chat = isinstance(prompt, list) and prompt
-        if not isinstance(prompt, str) and not (chat and all("role" in each for each in prompt)):
+        if "prompt" not in rows[-1]:
+            remedy = "rename your column, e.g. {'prompt': row.pop('question'), **row}"
+            value = f"{place} has the columns {', '.join(rows[-1])}"
+            raise TaskError(value, rule="the prompt is the column named `prompt`", remedy=remedy)
+        prompt = rows[-1]["prompt"]
+        said = prompt if isinstance(prompt, list) else []
+        roles = [isinstance(each, dict) and "role" in each for each in said]
+        if not isinstance(prompt, str) and not (said and all(roles)):
             rule = "a prompt is text, or messages such as {'role': 'user', 'content': '...'}"
             remedy = "rows=wb.check(rows).require() makes prompts of them, and says why not"
             raise TaskError(f"{place}: prompt = {prompt!r:.80}", rule=rule, remedy=remedy)

@@ -164,12 +164,6 @@ class Task:
             value = f"answer_column = {column!r}, and no row has such a column"
             rule = "it names the column of the right answer"
             yield value, rule, nearest(column, map(str, self.rows[0]), "name one that they have")
-        for part, rows in (("rows", self.rows), ("held_out", self.held_out)):
-            for number, row in enumerate(rows):
-                if "prompt" not in row:
-                    value = f"{part}[{number}] has the columns {', '.join(map(str, row))}"
-                    remedy = "rename your column, e.g. {'prompt': row.pop('question'), **row}"
-                    yield value, "the prompt is the column named `prompt`", remedy
         if reserved := RESERVED_COLUMNS.intersection({name for row in self.rows for name in row}):
             rule = "TRL passes its own argument of that name to every reward function"
             yield f"the rows have a column {min(reserved)!r}", rule, "rename the column"
@@ -219,9 +213,8 @@ class Task:
     @property
     def right_words(self) -> str:
         """Both in words: "correctness_reward > 0", "score >= 1"."""
-        return (
-            f"{self.right_function} {'> 0' if self.right_at is None else f'>= {self.right_at:g}'}"
-        )
+        least = "> 0" if self.right_at is None else f">= {self.right_at:g}"
+        return f"{self.right_function} {least}"
 
     @property
     def right_rule(self) -> str:

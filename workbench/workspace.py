@@ -389,6 +389,14 @@ def append_line(file: Path, content: Fields) -> None:
         lines.write(line)
 
 
+def object_in(text: bytes) -> Fields | None:
+    """The JSON object that a text is; None if it is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        content = json.loads(text)
+        return content if isinstance(content, dict) else None
+    return None
+
+
 def read_lines(file: Path, being_written: bool = False) -> Iterator[Fields]:
     """The objects in a JSON-lines file; a line torn by a kill is skipped, with a warning that names
     it.
@@ -402,10 +410,7 @@ def read_lines(file: Path, being_written: bool = False) -> Iterator[Fields]:
         for number, line in enumerate(lines, start=1):
             if being_written and not line.endswith(b"\n"):
                 return  # to read on would find the rest of this line and take it for another
-            content = None
-            with contextlib.suppress(ValueError, RecursionError):
-                content = json.loads(line)
-            if isinstance(content, dict):
+            if (content := object_in(line)) is not None:
                 yield content
             else:
                 warnings.warn(f"{shown(file)}, line {number}: torn, skipped", stacklevel=2)
@@ -441,8 +446,4 @@ class Tail:
 
     def take(self) -> list[Fields]:
         """The objects since the last call; a line without an object is left out."""
-        found = []
-        for line in self.lines():
-            with contextlib.suppress(ValueError, RecursionError):
-                found.append(json.loads(line))
-        return [entry for entry in found if isinstance(entry, dict)]
+        return [own for line in self.lines() if (own := object_in(line)) is not None]

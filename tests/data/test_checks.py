@@ -16,6 +16,7 @@ from workbench.data import reasons
 from workbench.data.checks import Checked, check
 from workbench.data.prompts import SYSTEM_PROMPT
 from workbench.errors import DataError
+from workbench.training.trainer import _for_arrow
 
 
 def check_rows(rows, answer_column="answer", **options):
@@ -94,11 +95,6 @@ def test_repairs_are_stated_and_the_row_is_kept(odd, rule, prompt, answer):
     ("odd", "said"),
     [
         ({"prompt": "caf\ufffd", "answer": "4"}, reasons.REPLACED),
-        ({"prompt": "cafÃ©", "answer": "4"}, reasons.MOJIBAKE),
-        (
-            {"prompt": "It says: the quick brown fox jumps. What says it?", "answer": "the quick brown fox jumps"},
-            reasons.VERBATIM,
-        ),
     ],
 )
 def test_what_looks_odd_is_kept_and_said(odd, said):
@@ -123,11 +119,18 @@ def test_columns_of_other_types_can_be_written(home):
     assert "column 'raw': bytes left out of the row" in report.repairs
 
 
-def test_objects_whose_keys_differ_are_said():
-    rows = [{"prompt": f"q{n}", "answer": "1", "meta": {"a": 1} if n else {"b": 1}} for n in range(3)]
+def test_a_date_of_numpys_is_an_answer_as_text():
+    import numpy as np
+
+    [row] = check_rows([{"prompt": "When?", "answer": np.datetime64("2026-01-02", "ns")}]).kept
+    assert row["answer"] == "2026-01-02 00:00:00"
+
+
+def test_columns_may_hold_what_the_trainer_keeps_aside():
+    rows = [{"prompt": f"q{n}", "answer": "1", "meta": meta} for n, meta in enumerate([{"a": 1}, {"b": 1}, "x", [2**70]])]
     report = check_rows(rows)
-    assert report.kept_rows == 3
-    assert report.warnings == {"column 'meta' is an object with other keys than before": 2}
+    assert [row["meta"] for row in report.kept] == [row["meta"] for row in rows]
+    assert not report.warnings
 
 
 @pytest.mark.parametrize(
@@ -244,7 +247,7 @@ def test_any_rows_add_up_and_those_kept_can_be_written_and_trained_on(rows):
     report = check_rows([GOOD, *rows])
     assert report.read == len(rows) + 1 == report.kept_rows + len(report.left_out)
     assert json.dumps(report.kept, ensure_ascii=False).encode()
-    pyarrow.Table.from_pylist(report.kept)  # what a trainer's dataset is made of
+    pyarrow.Table.from_pylist(_for_arrow(report.kept)[0])  # what a trainer's dataset is made of
     for kept in report.kept:
         assert kept["answer"].strip() == kept["answer"] != ""
 
@@ -264,9 +267,8 @@ def test_the_checks_are_linear_in_the_text():
     assert min(seconds(8_000) for _ in range(3)) < 0.5
 
 
-def test_a_worked_example_in_the_prompt_is_no_leak_but_is_said():
-    report = check_rows([{"prompt": "Example. 2 + 2? Answer: 4\nNow: 4 * 1?", "answer": "4"}])
-    assert report.warnings == {reasons.EARLIER: 1}
+def test_a_worked_example_in_the_prompt_is_no_leak():
+    assert check_rows([{"prompt": "Example. 2 + 2? Answer: 4\nNow: 4 * 1?", "answer": "4"}]).kept_rows == 1
     labels = [{"prompt": f"Is {n} prime? Answer: yes or no", "answer": ("yes", "no")[n % 2]} for n in range(10)]
     assert check_rows(labels).kept_rows == 10
 
@@ -382,9 +384,7 @@ def test_an_answer_that_stands_for_none_is_said(word):
     words = [{"prompt": f"q{n}", "answer": answer} for n, answer in enumerate(["red", "blue", "green"] * 5 + [word])]
     report = check_rows(words)
     assert report.kept_rows == 16, "it may be the right answer"
-    assert report.warnings == {reasons.PLACEHOLDER_KEPT: 1}
-    numbers = [{"prompt": f"q{n}", "answer": answer} for n, answer in enumerate([*map(str, range(15)), "3 kg", word])]
-    assert check_rows(numbers).left_out == [(16, reasons.PLACEHOLDER)]
+    assert report.warnings == {reasons.PLACEHOLDER: 1}
     assert "fill it in" in reasons.PLACEHOLDER.remedy
 
 
@@ -399,12 +399,6 @@ def test_answers_that_are_not_written_alike_are_said():
     assert "of 2 units" in Checked(rows[1:3] + rows[4:]).collect().notes[0]
     for alike in (rows[1:3], rows[:1], [{"prompt": "q", "answer": "Paris"}, {"prompt": "r", "answer": "7"}]):
         assert Checked(alike).collect().notes == []
-
-
-def test_decimals_with_a_comma_are_said():
-    rows = [{"prompt": f"q{n}", "answer": answer} for n, answer in enumerate(["0,75", "0,5", "1,000", "Paris"])]
-    [note] = Checked(rows).collect().notes
-    assert note.startswith("2 of the answers hold a comma as in 0,75 ('0,75', row 0): rewards take them for two numbers")
 
 
 def test_reasons_of_one_size_stand_in_the_order_of_the_rows(home):

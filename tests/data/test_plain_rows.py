@@ -66,7 +66,7 @@ def test_what_json_cannot_hold_is_refused_by_row_and_column(value):
         rows_of({"prompt": "q"}, held_out=[{"prompt": "r", "odd": value}])
 
 
-@pytest.mark.parametrize("prompt", [5, None, [], ["hello"], [{"from": "human", "value": "q"}], {"a": 1}])
+@pytest.mark.parametrize("prompt", [5, None, [], [1, 2], ["hello"], ["my role"], [{"from": "human", "value": "q"}], {"a": 1}])
 def test_a_prompt_is_text_or_messages(prompt):
     with pytest.raises(TaskError, match="rows\\[0\\]: prompt = ") as caught:
         rows_of({"prompt": prompt})

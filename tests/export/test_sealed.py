@@ -192,6 +192,15 @@ def test_a_recipe_or_a_task_that_was_changed_after_training_is_not_exported_as_t
     assert sealed.retold(run) == ""
 
 
+@pytest.mark.filterwarnings("ignore:manifest.json. saved:UserWarning")
+@pytest.mark.parametrize("sums", ["x", {}, None])
+def test_an_odd_record_of_one_adapter_s_sums_is_as_none(home, sums):
+    run = made_run()
+    run.update_manifest(saved={"final": sums})
+    assert sealed.recorded(run.final) is None
+    assert sealed.unsummed(run)
+
+
 def test_an_odd_record_of_sums_is_no_traceback(home):
     run = made_run()
     run.update_manifest(saved=[1])

@@ -136,7 +136,6 @@ KNOWN_FLAWS = {
         "combination",
         (),
         {
-            "overlap": "format_reward: ranks the probes much as incremental_format_reward does",
             "cannot_pay": NEVER_2,
             "hackable": "a reward hack earns 2, the reference completion 2",
         },

@@ -388,7 +388,6 @@ CASES: dict[str, tuple[Case, Case]] = {
     "silence.row": ({"functions": unreadable_is_right, "answers": ["42", "x", "7"]}, {"functions": exact}),
     "long": ({"functions": short_and_right}, {"functions": bounded_and_right}),
     "right_by": ({"functions": [lenient, exact]}, {"right_by": "exact"}),
-    "overlap": ({"functions": [exact, sound]}, {"functions": [sound, brief_with_answer]}),
     "scale": ({"functions": exact, "weights": {"exact": 3.0}}, {"weights": {"exact": 1.0}}),
     "random": ({"functions": draws}, {"functions": exact}),
     "unit": ({"functions": length}, {"functions": length_in_characters}),

@@ -180,6 +180,13 @@ def test_a_lock_that_cannot_be_taken_away_hides_no_other_error(home):
     run.release()
 
 
+def test_a_lock_that_was_made_before_a_fork_is_whose_takes_it(tmp_path):
+    lock = Lock(tmp_path)
+    if (child := os.fork()) == 0:
+        os._exit(0 if lock.take() and lock.mine else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_fork_of_the_owner_does_not_own_the_run(home):
     lock = Lock(home)
     assert lock.take()

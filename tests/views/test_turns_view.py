@@ -12,11 +12,11 @@ from recording import record
 from workbench.inspection.reading import RecordedGroup, best_first, explain_group
 from workbench.reporting import write_report
 from workbench.rewards.groups import batch_of, explain_in
-from workbench.run.deciding import deciding_turn
 from workbench.run.turns import ENVIRONMENT, POLICY, TOOL, ToolCall, Turn
 from workbench.task import Task
 from workbench.training.recorder import Recorder
 from workbench.views.browser import Browser
+from workbench.views.deciding import deciding_turn
 from workbench.views.groups import group_html, group_of, group_text
 from workbench.views.results import group_view
 from workbench.views.run_view import FollowedRun

@@ -202,7 +202,7 @@ class CompletionBuilder:
             text = _text_of("ideal", ideal, {**self.row, self.column: value})
         if text is not None and (answer == self.answer or text != self.reference):
             return text
-        if swapped := self.in_json(lambda value: _swapped(value, self.answer, answer)):
+        if swapped := self.in_json(lambda own: _swapped(own, self.answer, answer)):
             return swapped
         # A 0 in the middle of a program is no answer.
         found = list(
@@ -214,34 +214,33 @@ class CompletionBuilder:
         return self.reference[:start] + answer + self.reference[end:]
 
     def in_json(self, changed: Callable[[Any], Any]) -> str:
-        """The reference with its JSON object changed; empty: it has none, or it stays the same."""
+        """The reference with the plain values of its JSON object changed; empty: it has none, or it
+        stays the same.
+        """
         start = self.reference.find("{")
         with contextlib.suppress(ValueError, RecursionError):
             value, end = json.JSONDecoder().raw_decode(self.reference, max(0, start))
-            if (other := changed(value)) != value:
+            if (other := _mapped(value, changed)) != value:
                 text = json.dumps(other, ensure_ascii=False)
                 return f"{self.reference[:start]}{text}{self.reference[end:]}"
         return ""
 
 
-def _swapped(value: Any, right: str, other: str) -> Any:
-    # JSON with another answer wherever the right one stands; a number becomes a number, or text
-    # where the other is none.
+def _mapped(value: Any, other: Callable[[Any], Any]) -> Any:
+    # JSON of the same shape, each plain value of it another one.
     if isinstance(value, dict):
-        return {key: _swapped(item, right, other) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_swapped(item, right, other) for item in value]
-    if isinstance(value, str):
-        return other if value == right else value
+        return {key: _mapped(item, other) for key, item in value.items()}
+    return [_mapped(item, other) for item in value] if isinstance(value, list) else other(value)
+
+
+def _swapped(value: Any, right: str, other: str) -> Any:
+    # Another answer for the right one; a number becomes a number, or text where the other is none.
     if answer_of({"answer": value}) != right:
         return value
-    return next(iter(as_numbers([other])), other)
+    return other if isinstance(value, str) else next(iter(as_numbers([other])), other)
 
 
 def _emptied(value: Any) -> Any:
-    # JSON whose texts are empty, as deep as its objects go.
-    if isinstance(value, dict):
-        return {key: _emptied(item) for key, item in value.items()}
     return "" if isinstance(value, str) else value
 
 
@@ -288,7 +287,7 @@ def wrong_answer(answer: str, others: Sequence[str] = ()) -> str:
         return "999999"
     if answer.lstrip()[:1] in ("{", "["):
         with contextlib.suppress(ValueError):
-            return json.dumps(_other(json.loads(answer)), ensure_ascii=False)
+            return json.dumps(_mapped(json.loads(answer), _other), ensure_ascii=False)
     known = answer.strip().casefold()
     return next(
         (other for other in others if other.strip().casefold() not in ("", known)), f"not {answer}"
@@ -296,11 +295,7 @@ def wrong_answer(answer: str, others: Sequence[str] = ()) -> str:
 
 
 def _other(value: object) -> object:
-    # The same shape with other values, so that it still keeps to a schema.
-    if isinstance(value, dict):
-        return {key: _other(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_other(item) for item in value]
+    # Of the same type, so that it still keeps to a schema.
     if isinstance(value, bool) or value is None:
         return not value
     return value + 1 if isinstance(value, (int, float)) else "something else"

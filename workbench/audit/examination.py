@@ -45,7 +45,6 @@ from workbench.audit.findings import (
     finding,
     hackable,
     leaderboard,
-    overlaps,
     paying,
     spelling,
 )
@@ -53,7 +52,7 @@ from workbench.audit.lengths import length_findings, token_findings
 from workbench.audit.prompt_format import asking_text, format_advice
 from workbench.audit.regression_cases import RegressionCase, failed_cases, load_cases
 from workbench.audit.starts import start_findings
-from workbench.data.answer_column import is_number
+from workbench.data.answer_column import LABELS, folded, is_number
 from workbench.data.prompts import to_messages
 from workbench.errors import RewardError, TaskError, WorkbenchError
 from workbench.kinds import Fields, Function, Tokenizer
@@ -68,7 +67,6 @@ from workbench.task import Row, Task, load_task
 from workbench.workspace import encodable
 
 _UNPAID = {"cannot_pay", "constant"}  # kinds of findings
-_MOST_LISTED = 20  # values of a field of a schema, of which as many are looked at
 SLOW_S = 0.05  # per completion, from which a function is worth a word
 
 
@@ -437,8 +435,7 @@ def _of_function(
 
     payment = list(paying(table, name, never_reached, varies, failed=measured.failure is not None))
     unpaid = next((each for each in payment if each.kind in _UNPAID), None)
-    surely = unpaid is not None and unpaid.severity == "error"
-    if unpaid and not measured.late and (cause := _cause(trial, table, name, surely)):
+    if unpaid and not measured.late and (cause := _cause(trial, table, name, unpaid)):
         payment = [replace(cause, kind=unpaid.kind, text=f"{unpaid.text}; {cause.text}")]
     for each in payment:
         # with the weight 0 it decides nothing, so it need not pay
@@ -468,9 +465,9 @@ def _has_state(function: Function) -> bool:
     return not inspect.isroutine(function) and not isinstance(function, functools.partial)
 
 
-def _cause(trial: _Trial, table: ScoreTable, name: str, surely: bool) -> Finding | None:
+def _cause(trial: _Trial, table: ScoreTable, name: str, unpaid: Finding) -> Finding | None:
     # Why it does not pay: what it is handed is changed, one thing at a time, until it pays the
-    # reference. `surely`: it is no penalty, and no guess.
+    # reference.
     function = trial.suite.functions[name]
     first, rows = trial.builders[0], trial.rows
     texts = [builder.reference for builder in trial.builders]
@@ -516,7 +513,8 @@ def _cause(trial: _Trial, table: ScoreTable, name: str, surely: bool) -> Finding
         paid = table.by_row(scores, REFERENCE, AS_ASKED)
         low, high, more = int(paid.argmin()), int(paid.argmax()), f"{texts[0]} {WORDS_ONCE * 200}"
         rounds = calls_of(function, ("round",))
-        if not surely or not table.flat(scores):
+        # a penalty, or a guess, is no error
+        if unpaid.severity != "error" or not table.flat(scores):
             return None
         if rounds and earned(rows[:1], [more]) != paid.iloc[0]:
             return finding("cause.rounding", name, place=rounds[0])
@@ -541,7 +539,6 @@ def _of_all(trial: _Trial, table: ScoreTable, formats: dict[str, InputFormat]) -
         if style:
             yield finding("signature.style", name, style=style)
     yield from hackable(table)
-    yield from overlaps(table)
     applies = table.scores.loc[:, table.weights != 0].notna().any(axis=1)
     served = applies.groupby(table.texts.row).any()
     of_runs = any(map(takes_environments, trial.task.reward_funcs))
@@ -582,10 +579,10 @@ def _labels(trial: _Trial, names: Sequence[str]) -> Findings:
     plain = [each for each in counts if each == each.strip()]
     said = [each for each in plain if all(_words(each) in text for text in asked)]
     fields = [{str(shape.get(key)) for shape in shapes} for key in {**shapes[0]}] if shapes else []
-    lists = [("the JSON that is asked for", each) for each in fields if len(each) < _MOST_LISTED]
+    lists = [("the JSON that is asked for", each) for each in fields if len(each) < LABELS]
     for where, listed in [*lists, ("the prompt's list", said)]:
-        plain = {each.strip().casefold(): each for each in listed}
-        meant = [plain.get(each.strip().casefold(), "") for each in answers]
+        plain = {folded(each): each for each in listed}
+        meant = [plain.get(folded(each), "") for each in answers]
         if len(listed) < 2 or meant.count("") * 2 > len(answers):
             continue  # it lists something else, or examples
         odd = [place for place, each in enumerate(answers) if each not in listed]
@@ -596,9 +593,10 @@ def _labels(trial: _Trial, names: Sequence[str]) -> Findings:
                 to = builders(task, [task.rows[spelt], *trial.rows])[0]
                 texts = [to.write(to.reasoning(each), each) for each in (meant[spelt], to.answer)]
                 scored = suite.score_each([to.row] * 2, texts, names=names, quiet=True).values()
-                paid = f"; {meant[spelt]!r} is paid less on row {spelt}"
-                if not any(np.ptp(np.nan_to_num(each.scores)) for each in scored):
-                    odd, paid = [place for place in odd if not meant[place]], ""
+                if any(np.ptp(np.nan_to_num(each.scores)) for each in scored):
+                    paid = f"; {meant[spelt]!r} is paid less on row {spelt}"
+                else:
+                    odd = [place for place in odd if not meant[place]]
         if odd:
             shown = ", ".join(f"{answers[place]!r} (row {place})" for place in odd[:3])
             values = {"count": len(odd), "rows": len(answers), "where": where}

@@ -20,7 +20,6 @@ from workbench.rewards.tracing import Unreached
 REFERENCE, PROBE, SPELLING = "reference", "probe", "spelling"
 RIGHT, WRONG = "right", "wrong"  # among the spellings
 _CLOSE = 1e-6
-_ALIKE = 0.8  # rank correlation over the probes, from which two functions pay for one thing
 _POOR = 0.5  # of the way to the highest score of all
 # of the way from the lowest score to the reference's highest, where a function declares no maximum
 _PAID = 0.9
@@ -342,13 +341,3 @@ def spelling(table: ScoreTable, function: str) -> Findings:
     if ways:
         rule = "spelling.sentence" if any(map(str.isalpha, "".join(ways))) else "spelling"
         yield finding(rule, function, ways=" or ".join(ways.values()))
-
-
-def overlaps(table: ScoreTable) -> Findings:
-    """Functions that rank the probes alike, and so pay twice for one thing."""
-    weighted = table.scores.loc[table.texts.kind == PROBE, table.weights != 0]
-    alike = weighted.corr("spearman", min_periods=3)
-    for number, second in enumerate(alike):
-        for first in alike.columns[:number]:
-            if alike.loc[first, second] >= _ALIKE:
-                yield finding("overlap", second, other=first, alike=alike.loc[first, second])

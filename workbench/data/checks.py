@@ -7,7 +7,6 @@ plain.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,6 @@ from workbench.data.answer_column import (
     folded,
     is_number,
     labels_of,
-    unit_of,
     unwrapped,
 )
 from workbench.data.columns import LAST_TURN, PLACEHOLDERS, answer_as_text, says
@@ -123,15 +121,8 @@ class Checked:
             raise DataError(value, rule=rule, remedy=remedy)
         self.source = opened = open_source(self.source)
         wanted = (self.prompt_column, self.answer_column)
-        if fields := [name for name in wanted if name and re.search(r"[{.]", name)]:
-
-            def rows() -> Iterator[Any]:
-                for row in opened:
-                    for name in fields if isinstance(row, dict) else ():
-                        row = columns.made(row, name) | row
-                    yield row
-
-            self.source = replace(opened, open=rows)
+        fields = [name for name in wanted if name and re.search(r"[{.]", name)]
+        self.source = replace(opened, open=lambda: (columns.whole(row, fields) for row in opened))
         first = self.source.first()
         self.notes = list(self.source.notes)
         self.beside, self.joins = (), ""
@@ -159,22 +150,20 @@ class Checked:
         if self.auto:
             answers, self.mark = self._unwrapped(answers)
             self.labels = labels_of(answers)
-        elif self.mark is not None:
-            answers = [extract_answer(each, self.mark) for each in answers]
-        self.numeric = _numeric(answers)
         self.elsewhere = self._elsewhere()
         self.report = Report(self.source.name)
 
     def _unwrapped(self, answers: Sequence[object]) -> tuple[list[object], str | None]:
         # The answers alone, and what most of them stand in, if that is the end of a worked answer.
-        found, marks = [], Counter()
+        found, marks = [], Counter[str]()
         for text in answers:
-            own = unwrapped(text) if isinstance(text, str) else (text, [])
-            found.append(own[0])
-            before = str(text).lower().rpartition(own[1][0][:6])[0].lstrip() if own[1] else ""
-            marks[own[1][0] if "\n" in before or len(before.split()) > 5 else None] += 1
-        mark, most = next(iter(marks.most_common(1)), (None, 0))
-        if mark is None or most * 2 <= len(answers):
+            alone, stood_in = unwrapped(text) if isinstance(text, str) else (text, [])
+            found.append(alone)
+            for mark in stood_in[:1]:
+                before = str(text).lower().rpartition(mark[:6])[0].lstrip()
+                marks[mark] += "\n" in before or len(before.split()) > 5
+        mark, most = next(iter(marks.most_common(1)), ("", 0))
+        if most * 2 <= len(answers):
             return found, None
         where = "in" if mark in ("<answer>", "\\boxed{}") else "after"
         kept_as = f"the whole text is kept as {self.names['']!r}"
@@ -224,10 +213,8 @@ class Pass:
         self.options = options
         # prompt -> answer, and what stands beside the prompt, as hashes
         self.seen: dict[int, tuple[int, int | None]] = {}
-        # The kind of value in each column and at each place inside it (`meta.level`, `tags[]`):
-        # Arrow takes only one.
+        # The kind of value at each place in the prompts (`prompt[].weight`): Arrow takes only one.
         self.kinds: dict[str, str] = {}
-        self.keys: dict[str, set] = {}  # of a column's objects
         self.chat: bool | None = None
 
     def row(self, raw: object) -> tuple[Row, list[str]]:
@@ -248,17 +235,10 @@ class Pass:
         row: Row = {"prompt": prompt}
         if options.answer_column is not None:
             self._answer(raw.get(options.answer_column), row, oddities)
-        kinds: dict[str, str] = {}
         for name, value in raw.items():
             if name not in (options.prompt_column, options.answer_column):
-                value = prompts.plain_words(name, value, oddities)
-                row[options.names.get(name, name)] = value
-                if type(value) is dict and self.keys.setdefault(name, set(value)) != set(value):
-                    oddities.append(reasons.other_keys(name))
-                self._one_kind(name, value, kinds)
-        for message in () if isinstance(prompt, str) else prompt:
-            for name in message.keys() - {"role", "content"}:
-                self._one_kind(f"prompt.{name}", message[name], kinds)
+                row[options.names.get(name, name)] = prompts.plain_words(name, value, oddities)
+        self._one_kind(prompt)
         if options.elsewhere and hash(comparable(prompt, system=False)) in options.elsewhere:
             raise LeftOut(reasons.CONTAMINATED)
         key, answer = hash(comparable(prompt)), hash(row.get("answer"))
@@ -269,21 +249,16 @@ class Pass:
             if first[1] != mine[1]:
                 raise LeftOut(reasons.differs(options.beside, options.joins))
             raise LeftOut(reasons.DUPLICATE if first == mine else reasons.CONTRADICTS)
-        self.kinds |= kinds
         self.chat = not isinstance(prompt, str)
         return row, oddities
 
     def _prompt(self, value: Any, oddities: list[str]) -> Any:
         options = self.options
-        if hasattr(value, "tolist"):  # a frame's array of messages
-            value = value.tolist()
         if isinstance(value, str):
             prompt: Any = prompts.clean_text(value, oddities)
-            size = len(prompt)
+            said = [prompt]
             if not prompt.strip():
                 raise LeftOut(reasons.EMPTY)
-            if prompts.about_picture(prompt):
-                raise LeftOut(reasons.PICTURE)
             if options.chat:
                 shown = options.examples
                 prompt = prompts.to_messages(
@@ -291,16 +266,16 @@ class Pass:
                 )
         else:
             prompt = prompts.messages_of(value, oddities)
-            size = sum(len(message["content"]) for message in prompt)
-            if any(prompts.about_picture(message["content"]) for message in prompt):
-                raise LeftOut(reasons.PICTURE)
+            said = [message["content"] for message in prompt]
             if options.examples:
                 oddities.append(reasons.NO_EXAMPLE)
             if options.system and prompt[0]["role"] != "system":
                 prompt = [{"role": "system", "content": options.system}, *prompt]
             elif options.system and prompt[0]["content"] != options.system:
                 oddities.append(reasons.OWN_SYSTEM)
-        if size > reasons.LONGEST_CHARACTERS:
+        if any(map(prompts.about_picture, said)):
+            raise LeftOut(reasons.PICTURE)
+        if sum(map(len, said)) > reasons.LONGEST_CHARACTERS:
             raise LeftOut(reasons.TOO_LONG)
         if self.chat is not None and isinstance(prompt, str) is self.chat:
             raise LeftOut(reasons.MIXED)
@@ -313,9 +288,9 @@ class Pass:
         if (said := stored(value)) is not value:
             oddities.append("answer: what the assistant says last")
         text = whole = answer_as_text(said, oddities)
-        found = [mark]
+        found, question = [mark], prompts.question_text(row["prompt"])
         if options.auto:
-            text, found = unwrapped(whole, prompts.question_text(row["prompt"]))
+            text, found = unwrapped(whole, question)
             if found and not mark:
                 oddities.append(Repair(f"answer: taken out of {found[0]}", whole, text))
         elif mark is not None:
@@ -331,42 +306,28 @@ class Pass:
         if options.numbers and not is_number(text):
             raise LeftOut(reasons.NO_NUMBER)
         if text.casefold() in PLACEHOLDERS:
-            if options.numeric:
-                raise LeftOut(reasons.PLACEHOLDER)
-            oddities.append(reasons.PLACEHOLDER_KEPT)
+            oddities.append(reasons.PLACEHOLDER)
         row["answer"] = answer = prompts.clean_text(text, oddities).strip()
         if not answer:
             raise LeftOut(reasons.EMPTY_ANSWER)
-        _given_away(prompts.question_text(row["prompt"]), answer, oddities)
+        if says(question.rstrip().rpartition("\n")[2], answer):
+            raise LeftOut(reasons.LEAK)
 
-    def _one_kind(self, column: str, value: object, kinds: dict[str, str]) -> None:
-        for place, inner in _parts(column, value):
+    def _one_kind(self, prompt: object) -> None:
+        kinds = self.kinds.copy()
+        for place, inner in _parts("prompt", prompt):
             kind = _KINDS[type(inner)]
-            known = self.kinds.get(place) or kinds.setdefault(place, kind)
-            if known != kind:
+            if (known := kinds.setdefault(place, kind)) != kind:
                 raise LeftOut(reasons.column_is(place, f"is {kind}, and {known} in earlier rows"))
             if type(inner) is int and not -(2**63) <= inner < 2**63:
                 raise LeftOut(reasons.column_is(place, "holds a whole number beyond 64 bits"))
+        self.kinds = kinds
 
 
 def stored(value: Any) -> Any:
     """An answer's value; of a chat that ends with the assistant's turn, what that says."""
     said = last_turn(value, [])[1]
     return value if said is None else said
-
-
-def _given_away(question: str, answer: str, oddities: list[str]) -> None:
-    # LeftOut where the question ends with its answer; a warning where it holds it elsewhere.
-    folded, wanted = question.casefold(), answer.casefold()
-    if wanted not in folded and wanted not in folded.replace(",", ""):
-        return
-    *earlier, last = question.rstrip().splitlines()
-    if says(last, answer):
-        raise LeftOut(reasons.LEAK)
-    if any(says(line, answer) for line in earlier):
-        oddities.append(reasons.EARLIER)
-    elif len(answer) >= 20:  # characters: shorter ones stand in many a question by chance
-        oddities.append(reasons.VERBATIM)
 
 
 def _free_names(taken: set[str], own: set[str | None]) -> dict[str, str]:
@@ -380,17 +341,6 @@ def _free_names(taken: set[str], own: set[str | None]) -> dict[str, str]:
                 name += "_2"
             names[old] = name
     return names
-
-
-def _numeric(answers: Sequence[object]) -> bool:
-    # Nearly all are numbers, with a unit or without, and there are enough to tell.
-    texts = []
-    for answer in answers:
-        with contextlib.suppress(LeftOut):
-            texts.append(answer_as_text(answer, []))
-    texts = [text for text in texts if text and text.casefold() not in PLACEHOLDERS]
-    numbers = sum(is_number(text) or unit_of(text) is not None for text in texts)
-    return len(texts) >= 10 and numbers >= 0.9 * len(texts)
 
 
 def _parts(place: str, value: Any) -> Iterator[tuple[str, object]]:

@@ -26,6 +26,7 @@ from workbench.data.answer_column import (
 from workbench.data.prompts import is_picture, last_turn
 from workbench.data.reasons import LeftOut, answer_is
 from workbench.errors import DataError, nearest
+from workbench.plain import listed
 from workbench.progress import in_kernel
 from workbench.task import RESERVED_COLUMNS, Row
 
@@ -33,7 +34,6 @@ _LONGEST = 60  # digits of an answer that is a number
 _NOUNS = ("answer", "solution", "result")
 # words that often stand for "there is none"
 PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}
-_DECIMAL_COMMA = re.compile(r"[+-]?\d+,(?!\d{3}$)\d+", re.ASCII)  # 0,75; no thousands
 PROMPT_ALIASES = (
     "query",
     "question",
@@ -143,13 +143,21 @@ def _beside(first: Sequence[Row], names: Sequence[str], prompt: str) -> dict[str
 
 def _texts(value: Any) -> Iterator[str]:
     # every text in a value, white space as one space
-    if hasattr(value, "tolist"):
-        value = value.tolist()
     if isinstance(value, str) and value.strip():
         yield " ".join(value.split())
     elif isinstance(value, (list, tuple, dict)):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _texts(inner)
+
+
+def whole(row: Any, fields: Sequence[str]) -> Any:
+    """A row with these fields as columns, its arrays as lists; what is no row as it is."""
+    if not isinstance(row, dict):
+        return row
+    row = {name: listed(value) for name, value in row.items()}
+    for name in fields:
+        row = made(row, name) | row
+    return row
 
 
 def made(row: Row, wanted: str) -> dict[str, Any]:
@@ -176,8 +184,6 @@ def made(row: Row, wanted: str) -> dict[str, Any]:
 
 
 def _in_words(name: str, value: Any) -> str:
-    if hasattr(value, "tolist"):
-        value = value.tolist()
     numbered = "{}) {}".format
     if isinstance(value, dict) and value.keys() >= {"text", "label"}:  # ARC's choices
         return "\n".join(map(numbered, value["label"], value["text"]))
@@ -256,11 +262,11 @@ def _typed(role: str, name: str) -> str:
 
 
 class Writing:
-    """How a dataset's numeric answers are written: bare, with units, with decimal commas."""
+    """How a dataset's answers are written: a few labels, numbers with units or bare."""
 
     def __init__(self) -> None:
         self.labels: Counter[str | None] = Counter()  # of the first, until they are too many
-        self.counts: Counter[str] = Counter()  # by unit; "": a bare number; "0,75"
+        self.counts: Counter[str] = Counter()  # by unit; "": a bare number
         self.first: dict[str, str] = {}
 
     def count(self, number: int, answer: str | None) -> None:
@@ -270,25 +276,21 @@ class Writing:
         if answer is None:
             return
         unit = "" if answer.isdigit() or is_number(answer) else unit_of(answer)
-        for kind in (unit, "0,75" if _DECIMAL_COMMA.fullmatch(answer) else None):
-            if kind is not None:
-                self.counts[kind] += 1
-                self.first.setdefault(kind, f"{answer!r}, row {number}")
+        if unit is not None:
+            self.counts[unit] += 1
+            self.first.setdefault(unit, f"{answer!r}, row {number}")
 
     def notes(self) -> list[str]:
-        """Lines about answers that are not all written alike, or that a comma makes doubtful."""
+        """Lines about answers that are not all written alike."""
         notes, rows = [], self.labels.total()
         if 0 < len(self.labels) <= min(LABELS, rows // 4) and None not in self.labels:
             counted = ", ".join(f"{label!r:.40} ({n})" for label, n in self.labels.most_common())
-            several = f"one of {len(self.labels)}: {counted}"
-            none = f"every row has {counted}, which is no answer: choose another column, or none"
-            notes.append(f"answer: {several if len(self.labels) > 1 else none}")
+            found = f"one of {len(self.labels)}: {counted}"
+            if len(self.labels) == 1:
+                only = f"every row has {next(iter(self.labels))!r:.40}"
+                found = f"{only}, which is no answer: choose another column, or none"
+            notes.append(f"answer: {found}")
         units = self.counts.copy()
-        if commas := units.pop("0,75", 0):
-            notes.append(
-                f"{commas} of the answers hold a comma as in 0,75 ({self.first['0,75']}): rewards"
-                " take them for two numbers; write 0.75 if they are decimals"
-            )
         bare = units.pop("", 0)
         if units and len(units) + bool(bare) > 1:
             examples = "; ".join(self.first[unit] for unit, _ in units.most_common(3))
@@ -328,8 +330,6 @@ def answer_as_text(answer: Any, repairs: list[str]) -> str:
     """The answer as text, which rewards compare and Arrow takes in every row, or LeftOut; what was
     repaired is added to `repairs`.
     """
-    if hasattr(answer, "tolist"):  # numpy's numbers and arrays
-        answer = answer.tolist()
     match answer:
         case None:
             raise LeftOut(reasons.NO_ANSWER)

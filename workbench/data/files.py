@@ -191,7 +191,11 @@ def csv_file(path: Path) -> Opened:
         rule = "the first line names the columns, each once"
         raise DataError(f"{shown(path)}: {fault}", rule=rule, remedy="correct the header line")
 
-    first = [cells for _, cells in itertools.islice(records(), 1, 101) if len(cells) == len(names)]
+    first = [
+        cells
+        for _, cells in itertools.islice(records(), 1, 101)
+        if isinstance(cells, list) and len(cells) == len(names)
+    ]
     meant: dict[str, Callable[[str], Any]] = {}
     numbers: list[str] = []
     for name, column in zip(names, zip(*first, strict=True), strict=False):

@@ -65,8 +65,7 @@ _PICTURE = re.compile(
 )
 # What stands for a picture at either end of a question.
 _SEEN = ("<image>", "<|image|>", "<|image_1|>", "<|vision_start|>", "<|vision_end|>")
-_MISREAD = "Ã[\x80-\xbf‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|â€"
-_ODD = re.compile(f"[\x00-\x08\x0b-\x1f\x7f\ufeff\u200b\u2060\ud800-\udfff\ufffd]|{_MISREAD}")
+_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f\ufeff\u200b\u2060\ud800-\udfff\ufffd]")
 # A terminal's sequence goes as a whole: without its ESC, `[2J5` would be a wrong answer.
 _CONTROL = re.compile(
     r"\x1b\][^\x07\x1b]*+(?:\x07|\x1b\\)?|\x1b\[[0-?]*+["
@@ -143,8 +142,6 @@ def clean_text(text: str, oddities: list[str]) -> str:
     text = encodable_text(text, oddities)
     if "\ufffd" in text:
         oddities.append(reasons.REPLACED)
-    if re.search(_MISREAD, text):
-        oddities.append(reasons.MOJIBAKE)
     return text
 
 
@@ -211,8 +208,6 @@ def last_turn(value: Any, oddities: list[str]) -> tuple[object, str | None]:
     """(a chat without the assistant's last turn, what that turn says); `value` itself and None
     where it ends otherwise.
     """
-    if hasattr(value, "tolist"):
-        value = value.tolist()
     if isinstance(value, (list, tuple)) and value:
         with contextlib.suppress(LeftOut):
             message = _message(value[-1], oddities)

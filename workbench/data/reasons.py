@@ -88,14 +88,6 @@ def differs(names: Sequence[str], joins: str) -> Reason:
     return Reason(f"prompt is one of an earlier row, which differs in {many}", joins)
 
 
-def other_keys(column: str) -> Reason:
-    remedy = (
-        "`datasets` gives every row all keys, the missing ones as None: keep such a column as JSON"
-        " text"
-    )
-    return column_is(column, "is an object with other keys than before", remedy)
-
-
 _AS_TEXT = " written as text"
 
 

@@ -11,35 +11,21 @@ generated under the change.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import sys
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import NamedTuple
 
 from workbench.errors import RequestError, WorkbenchError, nearest
 from workbench.kinds import Fields
+from workbench.recipe import packaged
 from workbench.run.batch import LARGEST_WEIGHT
 from workbench.run.directory import RunDirectory, now
-from workbench.workspace import Tail, append_line
+from workbench.workspace import Tail, append_line, object_in
 
 # Action -> (what it does, the details that it needs).
-ACTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "stop": ("end after the step in flight, with a checkpoint; the run can be continued", ()),
-    "pause": (
-        "wait at the step boundary, holding the GPU memory, until it is resumed or stopped",
-        (),
-    ),
-    "resume": ("continue after a pause", ()),
-    "checkpoint": ("save a checkpoint now", ()),
-    "sample": ("write completions of a few prompts to samples.jsonl", ()),
-    "weight": ("change a reward function's weight", ("function", "value")),
-    "mute": ("set a reward function's weight to 0; it is still scored and drawn", ("function",)),
-    "unmute": ("restore the weight of a muted reward function", ("function",)),
-    "reload": ("reload the reward functions from the edited task file", ()),
-    "beta": ("change the weight of the KL term", ("value",)),
-    "learning_rate": ("change the learning rate; its schedule keeps its shape", ("value",)),
-}
+ACTIONS: dict[str, tuple[str, list[str]]] = packaged(Path(__file__).with_name("actions.yaml"))
 # Action -> the least and the greatest value that it takes, and what it takes in words.
 _LARGEST = sys.float_info.max
 _RANGES = {
@@ -174,10 +160,8 @@ class ControlReader:
 
 
 def _request(line: bytes) -> Request:
-    content = None
-    with contextlib.suppress(ValueError, RecursionError):
-        content = json.loads(line)
-    if not isinstance(content, dict) or "action" not in content:
+    content = object_in(line) or {}
+    if "action" not in content:
         return Request("", "?", "", {"line": line.decode("utf-8", "replace")[:200]})
     action, by, identity, _ = (content.pop(name, "") for name in ("action", "by", "id", "time"))
     return Request(str(action), str(by or "?"), str(identity), content)

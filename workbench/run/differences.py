@@ -4,56 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import NamedTuple
 
 from workbench.kinds import Fields
+from workbench.recipe import packaged
 
-SHOWN, REFUSED, HELD = "shown", "refused", "held"
 NOT_SET = "not set"
-_PLAIN = "{name}: {} -> {}"
-_QUOTED = "{name}: {!r} -> {!r}"
 
 
 class Rule(NamedTuple):
     """What a difference means for a resumed run; the first rule whose pattern matches decides."""
 
     pattern: str  # of a dotted name; * stands for any letters
-    kind: str
-    words: str = _PLAIN  # name: without its first part; leaf: its last part; {} then, {} now
+    kind: str  # a field of `Differences`
+    words: str  # name: without its first part; leaf: its last part; {} then, {} now
     missing: str | None = None  # what to call an absent value; None: compare only what both have
 
 
-# Asked for again whenever a run resumes: how far, how often it saves and logs, and what guards it.
-_FREE = (
-    "run_name", "grpo.max_steps", "grpo.num_train_epochs", "grpo.save_steps",
-    "grpo.save_total_limit",
-    "grpo.logging_steps", "grpo.report_to", "rewards.", "eval_", "policy.gpu_memory_utilization",
-    "generation",
-    "algorithm", "stages.*.steps",
-)  # fmt: skip
-# The checkpoint's optimiser and schedule hold them.
-_HELD = (
-    "grpo.learning_rate", "grpo.lr_scheduler", "grpo.warmup", "grpo.weight_decay", "grpo.optim",
-    "grpo.adam",
-)  # fmt: skip
-RULES = (
-    *(Rule(f"recipe.{name}*", SHOWN, _QUOTED, NOT_SET) for name in _FREE),
-    *(Rule(f"recipe.{name}*", HELD, _QUOTED, NOT_SET) for name in _HELD),
-    Rule("recipe.*", REFUSED, _QUOTED, NOT_SET),
-    Rule("*.functions.*", REFUSED, "reward function {leaf} was changed: {} -> {}", "none"),
-    Rule("*.weights.*", REFUSED, "weight of {leaf}: {:g} -> {:g}"),
-    Rule("*.rows", REFUSED, "the training rows were changed"),
-    Rule(
-        "processes", REFUSED, f"{_PLAIN}, so a step learns from a different number of completions"
-    ),
-    Rule("template", REFUSED, "the policy's chat template was changed"),
-    Rule("policy.device", SHOWN),
-    Rule("policy.compute_dtype", SHOWN),
-    Rule("policy.backend", SHOWN),
-    Rule("versions.*", SHOWN),
-    Rule("environment.*", SHOWN, missing=NOT_SET),
-    Rule("in_force.*", SHOWN, "effective {name}: {} -> {}", "no such setting"),
-)
+RULES = [
+    Rule(pattern, *meaning)
+    for pattern, meaning in packaged(Path(__file__).with_suffix(".yaml")).items()
+]
 
 
 @dataclass(frozen=True)

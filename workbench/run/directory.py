@@ -76,10 +76,7 @@ class RunDirectory(RunRecord):
             " grpo.save_steps"
         )
         if self.manifest().get("attached"):
-            rule = (
-                "a run of your own trainer keeps the final adapter; a fully trained model is not"
-                " kept"
-            )
+            rule = "a run of your own trainer keeps the final adapter, and no whole model"
             remedy = (
                 "trainer.save_model(folder) saves the model; evaluate and export that with your own"
                 " tools"

@@ -12,12 +12,14 @@ a manifest's `settings.in_force`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.kinds import Fields
+from workbench.recipe import packaged
 from workbench.run.metrics import (
     CLIPPED,
     GRAD_NORM,
@@ -28,6 +30,7 @@ from workbench.run.metrics import (
 )
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+_TABLE = Path(__file__).with_suffix(".yaml")
 _ROUNDING = 1e-3  # of a ratio whose two log-probabilities were computed apart
 
 Settings = Fields
@@ -203,10 +206,6 @@ def _is(name: str, *wanted: object) -> Condition:
     return lambda given: given[name] in wanted
 
 
-def _is_not(name: str, *unwanted: object) -> Condition:
-    return lambda given: given[name] not in unwanted
-
-
 clips = _is("loss_type", *CLIPPED_LOSSES)
 by_sequence = _is("importance_sampling_level", "sequence")
 _caps = _is("loss_type", "cispo")
@@ -223,7 +222,17 @@ def _level_is_same(given: Settings) -> bool:
 
 _OTHER_LOSS = "loss_type = '{loss_type}' does not read it"
 _DAPO = "loss_type = 'dapo'"
-_VLLM = "use_vllm = true"
+
+
+def _in_table() -> Iterator[Switch]:
+    # Those of settings that are read where one other has certain values, as inert.yaml has them.
+    def reads(where: str, values: list[object], wanted: bool) -> Condition:
+        return lambda given: (given[where] in values) is wanted
+
+    for names, (where, values, wanted, *texts) in packaged(_TABLE).items():
+        yield Switch(names, reads(where, values, wanted), *texts)
+
+
 SWITCHES = (
     Switch("epsilon", lambda given: clips(given) or (_caps(given) and not given["epsilon_high"]),
         _OTHER_LOSS, _DAPO, exact=clips, watched=clips,
@@ -242,7 +251,7 @@ SWITCHES = (
     Switch("off_policy_mask_threshold",
         exact=lambda given: (given["off_policy_mask_threshold"] or 0) >= 0
         and not given["use_vllm"],
-        watched=_is_not("off_policy_mask_threshold", None),
+        watched=lambda given: given["off_policy_mask_threshold"] is not None,
         measured=lambda run: run.steps("masked", RATIO_MASKED, run.reach, "a smaller threshold")),
     Switch("sapo_temperature_neg sapo_temperature_pos", _is("loss_type", "sapo"),
         _OTHER_LOSS, "loss_type = 'sapo'", rounded=_is("loss_type", "sapo")),
@@ -264,45 +273,15 @@ SWITCHES = (
     Switch("max_grad_norm", watched=itemgetter("max_grad_norm"), measured=MeasuredRun.shortened),
     Switch("mask_truncated_completions", watched=itemgetter("mask_truncated_completions"),
         measured=MeasuredRun.cut),
-    Switch("scale_rewards", _is_not("multi_objective_aggregation", "normalize_then_sum"),
-        "multi_objective_aggregation = 'normalize_then_sum' scales each function separately",
-        "multi_objective_aggregation = 'sum_then_normalize'"),
-    Switch("warmup_steps", _is_not("lr_scheduler_type", "constant"),
-        "lr_scheduler_type = 'constant' has no warmup",
-        "lr_scheduler_type = 'constant_with_warmup'"),
-    Switch("lr_scheduler_kwargs", _is_not("lr_scheduler_type", "constant", "constant_with_warmup"),
-        "a constant learning_rate takes no arguments",
-        "a scheduler that takes them, such as lr_scheduler_type = 'cosine_with_min_lr'"),
     Switch("adam_*", lambda given: "adam" in str(given["optim"]),
         "optim is not Adam", "optim = 'adamw_torch'"),
-    Switch("eval_steps eval_delay eval_do_concat_batches eval_use_gather_object do_eval"
-        " eval_accumulation_steps *_eval_batch_size num_generations_eval *_full_eval"
-        " prediction_loss_only include_for_metrics batch_eval_metrics metric_for_best_model"
-        " greater_is_better",
-        _is_not("eval_strategy", "no"), "the trainer evaluates nothing",
-        "eval_every in the recipe, which measures held-out prompts"),
-    Switch("label_smoothing_factor data_seed train_sampling_strategy length_column_name label_names"
-        " dataloader_drop_last do_train do_predict restore_callback_states_from_checkpoint",
-        lambda given: False, "GRPOTrainer does not read it"),
     Switch("optim_args optim_target_modules",
         lambda given: "adamw_torch" not in str(given["optim"]),
         "optim = 'adamw_torch' takes none", "an optim that does, such as 'galore_adamw'"),
-    Switch("gradient_checkpointing_kwargs", itemgetter("gradient_checkpointing"),
-        "gradient_checkpointing is off", "gradient_checkpointing = true"),
-    Switch("liger_kernel_config", itemgetter("use_liger_kernel"), "use_liger_kernel is off"),
-    Switch("transformers_continuous_batching_config",
-        itemgetter("use_transformers_continuous_batching"),
-        "use_transformers_continuous_batching is off"),
-    Switch("logging_first_step", lambda given: given["logging_steps"] != 1,
-        "logging_steps = 1 logs every step"),
-    Switch("ref_model_*", _is("sync_ref_model", True),
-        "sync_ref_model is off, as an adapter has no copy of the reference"),
-    Switch("use_bias_correction_kl", itemgetter("beta"), "beta = 0", "beta = 0.001"),
-    Switch("entropy_target entropy_coef_*", _is("use_adaptive_entropy", True),
-        "use_adaptive_entropy is off", "use_adaptive_entropy = true"),
     Switch("vllm_*_sampling_mode vllm_*_sampling_clip_* vllm_*_sampling_cap", corrects_vllm,
-        "vLLM's samples are not corrected", f"{_VLLM}, with vllm_importance_sampling_correction"),
-    Switch("vllm_*", _is("use_vllm", True), "use_vllm is off", _VLLM),
+        "vLLM's samples are not corrected",
+        "use_vllm = true, with vllm_importance_sampling_correction"),
+    *_in_table(),
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from workbench.errors import RunError
 from workbench.kinds import Fields
+from workbench.workspace import object_in
 
 SILENT_S = 900.0  # an owner elsewhere that has written nothing for so long is gone
 _SIGNS = ("metrics.jsonl", "events.jsonl", "rollouts", "checkpoints")
@@ -65,7 +66,6 @@ class Lock:
 
     def __init__(self, folder: Path, name: str = "lock") -> None:
         self.file, self._handle, self._mine = folder / name, -1, b""
-        self._process = os.getpid()
 
     def take(self, over: bool = False) -> bool:
         """Whether this process has become the owner. `over`: even from an owner elsewhere that may
@@ -168,17 +168,15 @@ class Lock:
         """Whether another process has taken it from this one, or this one is a fork of its
         owner.
         """
-        forked = self._process != os.getpid()
-        return bool(self._mine) and (forked or self._content() not in (None, b"", self._mine))
+        if not self._mine:
+            return False
+        forked = json.loads(self._mine)["pid"] != os.getpid()
+        return forked or self._content() not in (None, b"", self._mine)
 
     @property
     def owner(self) -> Fields:
         """What the owner wrote about itself; empty if there is none, or the file is torn."""
-        try:
-            found = json.loads(self._content() or b"{}")
-        except (ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return object_in(self._content() or b"") or {}
 
     @property
     def elsewhere(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from workbench.recipe import Recipe
 from workbench.run.held_out import best_of, held_out
 from workbench.run.lines import fitting
 from workbench.run.lock import Lock
-from workbench.workspace import read_lines, shown, written
+from workbench.workspace import object_in, read_lines, shown, written
 
 # What a manifest's parts are, where they are there.
 _SHAPE: dict[str, type] = {
@@ -144,12 +143,11 @@ class RunRecord:
 
     def read_json(self, name: str) -> Fields:
         """Read one of the run's JSON files. Raises RunError if it is missing or torn."""
-        file, content = self.path / name, None
-        with contextlib.suppress(OSError, ValueError, RecursionError):
+        file = self.path / name
+        with contextlib.suppress(OSError):
             # also with a byte order mark, as some editors leave it
-            content = json.loads(file.read_bytes())
-        if isinstance(content, dict):
-            return content
+            if (content := object_in(file.read_bytes())) is not None:
+                return content
         remedy = "run the notebook that writes it first"
         if name == "manifest.json":
             remedy = f"put it back, then {self.again}"

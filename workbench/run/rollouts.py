@@ -21,6 +21,7 @@ import numpy as np
 
 from workbench.errors import RunError
 from workbench.kinds import Fields, Prompt
+from workbench.recipe import packaged
 from workbench.run.batch import Groups, ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import MOVE_IT, STORED, WHOLE, part_tables, parts, runs_of, span
@@ -31,25 +32,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 _BULKY = ("prompt", "columns", "reward_hash")  # what no number of a batch is made from
-# Column -> type in Arrow's words.
-_FIXED = {
-    "step": "int32",
-    "stage": "string",
-    "group": "int32",  # index of the prompt within its step
-    "prompt_id": "string",
-    "generation": "int32",  # index within the group
-    "prompt": "string",  # JSON of the messages, or the text
-    "completion": "string",
-    "length_tokens": "int32",
-    "finish_reason": "string",  # "stop" or "length"
-    "columns": "string",  # JSON of the dataset columns that the rewards saw
-    "total": "float64",
-    "group_mean": "float64",
-    "group_std": "float64",
-    "advantage": "float64",
-    "right": "bool",  # null: no function says so of its group
-    "reward_hash": "string",
-}
+# Column -> type, in Arrow's words.
+_FIXED: dict[str, str] = packaged(Path(__file__).with_suffix(".yaml"))
 TURNS = "turns"  # JSON of them (turns.py); only where rollouts have some
 _LATER = ("stage", "reward_hash")  # which parts of the first versions lack
 KEY = "coalesce(nullif(prompt_id, ''), prompt)"  # SQL: which prompt a completion answers

@@ -54,8 +54,8 @@ def recorded(folder: Path) -> tuple[Sums, int | None] | None:
     """
     with contextlib.suppress(RunError):
         saved = RunRecord(folder.parent.parent).manifest().get("saved") or {}
-        if folder.parent.name == "checkpoints" and folder.name in saved:
-            return saved[folder.name], None
+        if folder.parent.name == "checkpoints" and (sums := saved.get(folder.name)):
+            return sums, None
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         sums = {name: own for name, own in state["files"].items() if "optimizer" not in name}
@@ -113,20 +113,18 @@ def check_told(run: RunRecord) -> None:
 
 def as_saved(folder: Path) -> Path:
     """A folder with an adapter; RunError if it is a run's, and not what training saved."""
-    if lines := unlike_saved(folder):
+    for changed in unlike_saved(folder):
         sums, _ = recorded(folder) or ({}, None)
         copies = (
-            other / name
+            f"copy {shown(copy)} there, which has the bytes that were saved"
             for name, own in sums.items()
-            for other in sorted(folder.parent.iterdir())
-            if name in lines[0] and (other / name).is_file() and size_and_sum(other / name) == own
+            for copy in sorted(folder.parent.glob(f"*/{name}"))
+            if name in changed and size_and_sum(copy) == own
         )
-        copy = next(copies, None)
-        remedy = f"copy {shown(copy)} there, which has the bytes that were saved" if copy else ""
         raise RunError(
-            lines[0],
+            changed,
             rule="a saved adapter is used as training saved it, to the byte",
-            remedy=f"{remedy or 'put the file back from a copy'}; or train again",
+            remedy=f"{next(copies, 'put the file back from a copy')}; or train again",
         )
     return folder
 
@@ -134,6 +132,6 @@ def as_saved(folder: Path) -> Path:
 def unsummed(run: RunRecord) -> str:
     """A line, where a run's adapter cannot be compared with what training saved; else empty."""
     saved = run._saved_adapter()
-    if saved is None or recorded(saved) is not None:
+    if saved is None or recorded(saved):
         return ""
     return f"{shown(saved)}: recorded without a sum, cannot be compared with what training saved"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workbench.run.deciding import deciding_turn
 from workbench.run.turns import POLICY, TOOL, ToolCall, Turn
+from workbench.views.deciding import deciding_turn
 from workbench.views.look import BAD, MUTED, OWN_LINE, READ_LINE, WARNING
 from workbench.views.tables import Html, as_html, middle_cut, one_line
 
