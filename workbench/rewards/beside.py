@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from workbench.kinds import Fields, Function
 from workbench.rewards.code import beneath, held_by
@@ -30,25 +30,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GRACE_S = 0.5  # in which a coroutine that was cancelled has to end
 
 
-class Answer(NamedTuple):
-    """How a call of a coroutine function ended: a result, an error, or late."""
-
-    result: Any = None
-    error: BaseException | None = None
-    # why the loop is still busy; empty if it is free again, None if the call was in time
-    late: str | None = None
-
-    def value(self, deadline_s: float | None) -> Any:
-        """The result, or its error raised: TimeoutError as from the `door`."""
-        if self.late is not None:
-            raise TimeoutError(f"took longer than {deadline_s:g} s{self.late}") from Late()
-        if self.error is not None:
-            raise self.error
-        return self.result
-
-
-async def answer_of(function: Function, call: Fields, deadline_s: float | None) -> Answer:
-    """Await a coroutine function in its own loop, for `deadline_s` at most (None: no limit)."""
+async def answer_of(function: Function, call: Fields, deadline_s: float | None) -> Any:
+    """Await a coroutine function in its own loop, for `deadline_s` at most (None: no limit); raises
+    as the `door`.
+    """
     # In a separate loop: one that blocks, or stops its loop, takes neither the trainer's along nor
     # that of another function.
     loop = CoroutineLoop.of(function)
@@ -65,15 +50,20 @@ async def answer_of(function: Function, call: Fields, deadline_s: float | None) 
                 # Left behind, with its thread, for ever: what swallows its cancellation would
                 # swallow its deletion, too, and never come back from it.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(loop.left_behind()))
-    return task.result() if late is None else Answer(late=late)
+    if late is not None:
+        raise TimeoutError(f"was not back after {deadline_s:g} s{late}") from Late()
+    result, error = task.result()
+    if error is not None:
+        raise error
+    return result
 
 
-async def _caught(function: Function, call: Fields) -> Answer:
+async def _caught(function: Function, call: Fields) -> tuple[Any, BaseException | None]:
     try:
         with door():
-            return Answer(plain_result(await function(**call)))
+            return plain_result(await function(**call)), None
     except BaseException as error:
-        return Answer(error=error)
+        return None, error
 
 
 def run_alone(coroutine: Coroutine[object, object, Any]) -> Any:

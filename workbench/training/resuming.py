@@ -122,23 +122,18 @@ def not_numbers(run: RunDirectory, what: str, updates: int | None = None) -> Run
     """The error of a run whose weights, or what they compute, are nan or inf: such weights are
     never saved. `updates` of the weights so far: after none the policy itself is damaged.
     """
-    good = next(iter(run.saved()), None)
+    rule = "a policy whose weights are not numbers learns nothing more"
     again = "no checkpoint was saved before"
-    if good:
+    if good := next(iter(run.saved()), None):
         again = f"`workbench continue {run.name}` resumes from {good.name}"
-    elif updates == 0:
-        return RunError(
-            f"{run.name}: {what}, and nothing has been updated yet",
-            rule="a policy's weights are numbers before it is trained",
-            remedy="download or copy the weights again, or, if they were trained before, take an"
-            " earlier checkpoint: a file of the policy or of its adapter holds nan or inf",
-        )
-    return RunError(
-        f"{run.name}: {what}",
-        rule="a policy whose weights are not numbers learns nothing more",
-        remedy=f"{again}; what helps: a lower learning_rate or max_grad_norm, bfloat16 instead of"
-        " float16",
-    )
+    remedy = f"{again}; what helps: a lower learning_rate or max_grad_norm, bfloat16 instead of"
+    remedy += " float16"
+    if not good and updates == 0:
+        what += ", and nothing has been updated yet"
+        rule = "a policy's weights are numbers before it is trained"
+        remedy = "download or copy the weights again, or, if they were trained before, take an"
+        remedy += " earlier checkpoint: a file of the policy or of its adapter holds nan or inf"
+    return RunError(f"{run.name}: {what}", rule=rule, remedy=remedy)
 
 
 def check_room(run: RunDirectory, model: Module, args: Any = None, steps: int = 1) -> None:
@@ -282,29 +277,6 @@ def save_adapter(
     # PEFT's model card is a form that nobody has filled in.
     (folder / "README.md").unlink(missing_ok=True)
     return folder
-
-
-def load_adapter(model: Model, folder: Path) -> None:
-    """Put a checkpoint's adapter weights into a model's own adapter; RunError if they are another
-    adapter's.
-    """
-    from peft import set_peft_model_state_dict
-    from safetensors.torch import load_file
-
-    weights = load_file(str(folder / "adapter_model.safetensors"))
-    cause = None
-    try:
-        strange = set_peft_model_state_dict(model, weights, adapter_name="default").unexpected_keys
-        what = f"{len(strange)} of its weights fit nowhere, {' '.join(strange[:1])} first"
-    except RuntimeError as error:  # torch's word for a wrong shape
-        strange, cause = ["shape"], error
-        what = f"its weights do not fit: {' '.join(str(error).split(chr(10))[:2])}"
-    if strange:
-        raise RunError(
-            f"{shown(folder)}: {what}",
-            rule="a run resumes with the LoRA shape that it started with",
-            remedy="load the policy as recipe.yaml says",
-        ) from cause
 
 
 class Restored:

@@ -94,7 +94,7 @@ class Session:
         self.at_end.callback(atexit.unregister, atexit.register(unused))
 
     def replace(self, name: str, value: object) -> None:
-        """Replace a method of the trainer, one of `around.REPLACED`, until the session is over."""
+        """Replace a method of the trainer until the session is over."""
         own = vars(self.trainer)
         if name in own:
             self.at_end.callback(own.update, {name: own[name]})
