@@ -90,7 +90,6 @@ class CoroutineLoop:
         self.loop, self._ended = asyncio.new_event_loop(), False
         # functions that live; ids of those and of the objects that they use
         self._users, self._used = 0, set[int]()
-        threading.Thread(target=self._run, name="reward coroutine", daemon=True).start()
 
     @classmethod
     def of(cls, function: Function) -> CoroutineLoop:
@@ -102,7 +101,7 @@ class CoroutineLoop:
         used = {id(owner), *(id(value) for value in held if _keeps_state(value))}
         with cls._lock:
             loop = next((each for each in cls._all if each._used & used), None)
-            if loop is None:
+            if new := loop is None:
                 cls._all.append(loop := cls())
             if id(owner) not in loop._used:
                 # it takes no weak references, and the loop stays
@@ -110,6 +109,8 @@ class CoroutineLoop:
                     loop._users += 1
                     weakref.finalize(owner, loop._forget, id(owner)).atexit = False
             loop._used |= used
+        if new:  # without the lock: a thread that begins may collect a function, which waits for it
+            threading.Thread(target=loop._run, name="reward coroutine", daemon=True).start()
         return loop
 
     def _forget(self, owner: int) -> None:
@@ -184,18 +185,15 @@ class ProcessState:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
-                self._streams = [(put, read()) for read, put in _random_streams()]
+                self._streams = [(put, read()) for read, put, _ in _random_streams()]
                 self._states.close()
 
     def begin(self, seed: str) -> None:
         """Let the random streams begin as `seed` says: the same ones after a resume."""
         number = random.Random(seed).getrandbits(32)
         with self:
-            random.seed(number)
-            if (numpy := sys.modules.get("numpy")) is not None:
-                numpy.random.seed(number)
-            if (torch := sys.modules.get("torch")) is not None:
-                torch.manual_seed(number)
+            for _, _, put_seed in _random_streams():
+                put_seed(number)
 
     def _keep(self, states: contextlib.ExitStack) -> None:
         states.enter_context(names_kept())
@@ -204,7 +202,7 @@ class ProcessState:
         for read, put in _settings():
             with contextlib.suppress(OSError):  # a folder that is gone
                 states.callback(_put_back, read, put, read())
-        for read, put in _random_streams():
+        for read, put, _ in _random_streams():
             states.callback(put, read())
         for put, state in self._streams:
             put(state)
@@ -240,15 +238,18 @@ def _settings() -> list[_Setting]:
     return settings
 
 
-def _random_streams() -> list[_Setting]:
-    # torch only where it is loaded: the policy has to bring it in first
-    streams: list[_Setting] = [(random.getstate, random.setstate)]
+def _random_streams() -> list[tuple[*_Setting, Callable[[int], object]]]:
+    # (what reads a stream, what sets it, what seeds it); torch's only where it is loaded: the
+    # policy has to bring it in first
+    streams: list[Any] = [(random.getstate, random.setstate, random.seed)]
     if (numpy := sys.modules.get("numpy")) is not None:
-        streams.append((numpy.random.get_state, numpy.random.set_state))
+        own = numpy.random
+        streams.append((own.get_state, own.set_state, own.seed))
     if (torch := sys.modules.get("torch")) is not None:
-        streams.append((torch.get_rng_state, torch.set_rng_state))
+        streams.append((torch.get_rng_state, torch.set_rng_state, torch.manual_seed))
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            streams.append((torch.cuda.get_rng_state, torch.cuda.set_rng_state))
+            own = torch.cuda
+            streams.append((own.get_rng_state, own.set_rng_state, own.manual_seed))
     return streams
 
 

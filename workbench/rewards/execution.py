@@ -197,7 +197,8 @@ class RewardExecutor:
         except BudgetError:
             raise  # skipped, it would come back at every step
         except Exception as error:
-            failure = _raised(error)
+            late = isinstance(error.__cause__, Late)
+            failure = RewardFailure(str(error), in_time=False) if late else _raised(error)
         else:
             result = _unchanged(name, result, _changed(call, own))
             return check_scores(name, result, prompts, completions, self.skip)
@@ -393,8 +394,7 @@ def _run(function: Function, call: Call, follow: bool, copied: bool = True) -> t
 
 
 def _raised(error: Exception) -> RewardFailure:
-    in_time = not isinstance(error.__cause__, Late)
-    failure = RewardFailure(f"raised {said(error)}" if in_time else str(error), in_time)
+    failure = RewardFailure(f"raised {said(error)}")
     failure.__cause__ = error
     return failure
 
@@ -489,7 +489,7 @@ def check_scores(
             continue
         scored.errors[index] = failed.value
         if not skip:
-            value = f"{name} {failed.value}, for {quote(prompts[index], completions[index])}"
+            value = f"{name} {failed.value} for {quote(prompts[index], completions[index])}"
             raise RewardError(value, rule=failed.rule, remedy=failed.remedy) from failed
     return scored
 
