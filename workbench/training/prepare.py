@@ -172,16 +172,16 @@ def _begun(recipe: Recipe, run: RunDirectory | None) -> tuple[Recipe, list[str]]
 
 
 def _warned(task: Task | None) -> list[str]:
-    lines = []
-    if task is not None:
-        lines += [f"rows: {what} ({count})" for what, count in task.made_plain.items()]
-    if task is not None and task.right_by is None:
+    if task is None:
+        return []
+    lines = [f"rows: {what} ({count})" for what, count in task.made_plain.items()]
+    if task.right_by is None:
         lines.append(
             "WARNING: the task names no right_by: a completion counts as right when"
             f" {task.right_function} > 0 (the first function); this only decides the groups panel"
             " and the measurement in 04"
         )
-    if task is not None and not len(task.held_out):
+    if not len(task.held_out):
         lines.append(
             "WARNING: the task has no held_out prompts: what training gained cannot be measured"
             " (notebook 04)"

@@ -279,6 +279,29 @@ def save_adapter(
     return folder
 
 
+def load_adapter(model: Model, folder: Path) -> None:
+    """Put a checkpoint's adapter weights into a model's own adapter; RunError if they are another
+    adapter's.
+    """
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    weights = load_file(str(folder / "adapter_model.safetensors"))
+    cause = None
+    try:
+        strange = set_peft_model_state_dict(model, weights, adapter_name="default").unexpected_keys
+        what = f"{len(strange)} of its weights fit nowhere, {' '.join(strange[:1])} first"
+    except RuntimeError as error:  # torch's word for a wrong shape
+        strange, cause = ["shape"], error
+        what = f"its weights do not fit: {' '.join(str(error).split(chr(10))[:2])}"
+    if strange:
+        raise RunError(
+            f"{shown(folder)}: {what}",
+            rule="a run resumes with the LoRA shape that it started with",
+            remedy="load the policy as recipe.yaml says",
+        ) from cause
+
+
 class Restored:
     """Restores a trainer from a checkpoint: call `prepare` before `train()`, and the others as it
     begins.

@@ -13,7 +13,7 @@ from workbench import processes
 from workbench.errors import RunError
 from workbench.kinds import Fields, Model, Trainer, TrainerControl, TrainerState
 from workbench.run.directory import RunDirectory
-from workbench.training.loading import put_on, random_states
+from workbench.training.loading import random_states
 from workbench.training.plan import ONLY_STAGE, Plan, Stage
 from workbench.training.policy import Policy
 from workbench.training.resuming import (
@@ -22,6 +22,7 @@ from workbench.training.resuming import (
     check_finite,
     check_room,
     is_spread,
+    load_adapter,
     recorded,
     save_checkpoint,
     whole_weights,
@@ -97,7 +98,7 @@ class StagedSession(Session):
         self.restored, self._at_step_end, self._before = None, None, (0, {}, {})
         done = 0
         if self.point is not None and stage.number == self.point.stage:
-            put_on(model, self.point.folder)
+            load_adapter(model, self.point.folder)
             if self.point.step:  # else it was saved for a warm start, and training begins as always
                 self.restored = Restored(self.point, stage.steps)
                 self.restored.prepare(trainer)

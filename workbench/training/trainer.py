@@ -21,7 +21,7 @@ from workbench.task import Row, Task
 from workbench.training import around, resuming
 from workbench.training import settings as settings_of
 from workbench.training.attach import attach, go_on
-from workbench.training.loading import hold_reference, put_on
+from workbench.training.loading import hold_reference
 from workbench.training.manifest import (
     changed_policy,
     changed_settings,
@@ -38,6 +38,7 @@ from workbench.training.resuming import (
     Point,
     changed_since_begun,
     latest_point,
+    load_adapter,
     lost_since,
 )
 from workbench.training.staged import Made
@@ -213,7 +214,7 @@ def continue_run(
     trainer = make_trainer(replace(plan, stages=left), policy)
     changed_settings(run, trainer, changed, left[0].number)
     # before the run is touched: it may be another policy's
-    put_on(policy.model, point.folder)
+    load_adapter(policy.model, point.folder)
     before, reached = run.manifest(), run.result()["steps"]
     done = point.done if left[0].number == point.stage else 0
     resuming.check_room(run, policy.model, trainer.args, left[0].steps - done)

@@ -25,11 +25,11 @@ from workbench.progress import progress_line
 from workbench.recipe import Recipe, WarmStartPart
 from workbench.task import Row
 from workbench.training.feature import Asked, Feature
-from workbench.training.loading import put_on, random_kept
+from workbench.training.loading import random_kept
 from workbench.training.plan import Stage
 from workbench.training.policy import Policy
 from workbench.training.precision import adapter_in_float32
-from workbench.training.resuming import Point
+from workbench.training.resuming import Point, load_adapter
 from workbench.training.sampling import Completion, sample
 from workbench.workspace import encodable, replace_file
 
@@ -89,7 +89,7 @@ class WarmStart(Feature):
             session.save_before_first(warm_started=False)
             report = run(session)
             if report is None:
-                put_on(session.policy.model, session.run.checkpoints / "checkpoint-0")
+                load_adapter(session.policy.model, session.run.checkpoints / "checkpoint-0")
                 print(
                     f"stopped in the warm start; `workbench continue {session.run.name}` starts it"
                     " over",
