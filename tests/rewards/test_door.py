@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from workbench.audit.completions import CompletionBuilder, probes
 from workbench.environments import Start, started
 from workbench.errors import RewardError, TaskError
 from workbench.rewards.beside import CoroutineLoop, ProcessState
-from workbench.rewards.door import LONGEST_ERROR, Ended, door, said
+from workbench.rewards.door import LONGEST_ERROR, Ended, Late, alarm, door, said
 from workbench.rewards.guarding import LONGEST_TEXT, guarded, guarded_environment, guarded_tool
 from workbench.rewards.judge_rewards import make_judge_reward
 from workbench.rewards.suite import RewardSuite
@@ -356,3 +357,27 @@ def test_no_thread_begins_while_a_collected_function_would_have_to_wait(monkeypa
     suite = RewardSuite(Task("t", ROWS, [reward]), 1)
     assert suite.score(ROWS, ["a"]).tolist() == [[1.0]]
     assert free == [True]
+
+
+def test_an_alarm_within_an_alarm_leaves_the_outer_one():
+    def sleeps():
+        with alarm(100.0, again_s=0.05):
+            pass
+        time.sleep(10.0)
+
+    began = time.monotonic()
+    with pytest.raises(Late), alarm(0.3):
+        sleeps()
+    assert time.monotonic() - began < 5.0
+
+
+def test_an_alarm_that_was_swallowed_comes_again():
+    def swallows():
+        with contextlib.suppress(BaseException):
+            time.sleep(10.0)
+        time.sleep(10.0)
+
+    began = time.monotonic()
+    with pytest.raises(Late), alarm(0.1, again_s=0.05):
+        swallows()
+    assert time.monotonic() - began < 5.0
