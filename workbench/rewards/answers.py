@@ -224,12 +224,10 @@ def answer_like(text: str, right: object) -> str | None:
 
 def _before_its_rounding(text: str, start: int, right: str) -> str | None:
     # 1/3 of 1/3 ≈ 0.333
-    exact = [
-        found
-        for found in _WITHIN.finditer(text[:start])
-        if _NEARLY.fullmatch(text, found.end(), start)
-    ]
-    return exact[0].group() if exact and quick_same(exact[0].group(), right) else None
+    for found in _WITHIN.finditer(text[:start]):
+        if _NEARLY.fullmatch(text, found.end(), start):
+            return found[0] if quick_same(found[0], right) else None
+    return None
 
 
 def _chosen(text: str) -> str | None:

@@ -122,18 +122,23 @@ def not_numbers(run: RunDirectory, what: str, updates: int | None = None) -> Run
     """The error of a run whose weights, or what they compute, are nan or inf: such weights are
     never saved. `updates` of the weights so far: after none the policy itself is damaged.
     """
-    rule = "a policy whose weights are not numbers learns nothing more"
+    good = next(iter(run.saved()), None)
     again = "no checkpoint was saved before"
-    if good := next(iter(run.saved()), None):
+    if good:
         again = f"`workbench continue {run.name}` resumes from {good.name}"
-    remedy = f"{again}; what helps: a lower learning_rate or max_grad_norm, bfloat16 instead of"
-    remedy += " float16"
-    if not good and updates == 0:
-        what += ", and nothing has been updated yet"
-        rule = "a policy's weights are numbers before it is trained"
-        remedy = "download or copy the weights again, or, if they were trained before, take an"
-        remedy += " earlier checkpoint: a file of the policy or of its adapter holds nan or inf"
-    return RunError(f"{run.name}: {what}", rule=rule, remedy=remedy)
+    elif updates == 0:
+        return RunError(
+            f"{run.name}: {what}, and nothing has been updated yet",
+            rule="a policy's weights are numbers before it is trained",
+            remedy="download or copy the weights again, or, if they were trained before, take an"
+            " earlier checkpoint: a file of the policy or of its adapter holds nan or inf",
+        )
+    return RunError(
+        f"{run.name}: {what}",
+        rule="a policy whose weights are not numbers learns nothing more",
+        remedy=f"{again}; what helps: a lower learning_rate or max_grad_norm, bfloat16 instead of"
+        " float16",
+    )
 
 
 def check_room(run: RunDirectory, model: Module, args: Any = None, steps: int = 1) -> None:
