@@ -245,7 +245,7 @@ class Case(NamedTuple):
     ever: bool = False  # the policy calls in every turn, not only in its first
 
 
-TOOK = f"took longer than {DEADLINE_S:g} s"
+TOOK = f"was not back after {DEADLINE_S:g} s"
 CASES = {
     "constructor_raises": Case("its constructor raises", REFUSED, "OSError: no server", NotMade),
     "constructor_raises_later": Case(

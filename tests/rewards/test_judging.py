@@ -115,7 +115,7 @@ def test_what_cannot_be_read_is_no_score_and_never_0(reply):
 
 
 def test_where_errors_stop_the_error_names_function_completion_and_what_was_answered():
-    with pytest.raises(RewardError, match=r"judge_reward got 'seven' from the judge, for the completion 'red' .*colour") as met:
+    with pytest.raises(RewardError, match=r"judge_reward got 'seven' from the judge for the completion 'red' .*colour") as met:
         scores(lambda text: "seven", ["red"], on_error="stop")
     assert '{"score": 0 to 10}' in met.value.rule
 

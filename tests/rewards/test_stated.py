@@ -15,6 +15,9 @@ from workbench.rewards.library import boxed_correctness_reward, last_line_reward
 # (right answer, completion, does "any" pay, does the last line).
 DENIED = (
     ("17", "It surely isn't 17.", False, False),
+    ("17", "It wouldnt be 17.", False, False),
+    ("17", "The apples werent 17.", False, False),
+    ("17", "The sum didnt come to 17.", False, False),
     ("17", "No, it can't be 17!", False, False),
     ("17", "It is not 17", False, False),
     ("17", "The answer is certainly not: 17", False, False),

@@ -278,6 +278,20 @@ def test_the_hash_sees_what_a_function_was_made_with_and_no_address(make):
     assert reward_hash(make(1.0)) != reward_hash(make(2.0))
 
 
+def test_a_name_that_is_assigned_later_is_hashed_as_not_there():
+    def make():
+        def reward(completions, **columns):
+            return [most for _ in completions]
+
+        found = reward_hash(reward)
+        most = 1.0
+        return found, reward_hash(reward)
+
+    before, after = make()
+    assert len(before) == len(after) == 12
+    assert before != after
+
+
 def test_the_hash_sees_the_functions_beneath(monkeypatch):
     from workbench.rewards import library
 

@@ -143,17 +143,6 @@ def prompt_lengths_tokens(
 Measure = Callable[[Fields, list[Row], Any], tuple[list[str], list[int]]]
 
 
-def measured_with(tokenizer: Tokenizer) -> Measure:
-    """Measures prompts; the tokenizer carries the arguments of its template from then on."""
-
-    def measure(kwargs: Fields, rows: list[Row], tools: Any) -> tuple[list[str], list[int]]:
-        tokenizer.chat_template_kwargs = kwargs
-        lengths = prompt_lengths_tokens(rows, tokenizer, tools=tools)
-        return template_notes(rows, tokenizer) if rows else [], [*lengths]
-
-    return measure
-
-
 @dataclass
 class PromptLengths:
     """The length of each row's prompt in tokens; it displays as a histogram."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import logging
-import signal
-import threading
 from typing import Any
 
 from math_verify import parse, verify
+
+from workbench.rewards.door import Late, alarm
 
 _WARMING = (
     (r"$\frac{1}{2}$", "1/2"),
@@ -54,30 +54,15 @@ def _parsed(text: str) -> Any:
     return parse(text, parsing_timeout=None)  # ty: ignore[invalid-argument-type]  its own docstring offers None
 
 
-class _OutOfTime(BaseException):  # no Exception: sympy and math-verify catch those and go on
-    pass
-
-
 def agrees_within(given: str, right: str, deadline_s: float) -> bool | None:
     """`agrees`, stopped after so many seconds by a TimeoutError, if on the main thread and it
     listens.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return agrees(given, right)
-
-    def stop(*_: object) -> None:
-        raise _OutOfTime
-
-    before = signal.signal(signal.SIGALRM, stop)
     try:
-        # Again and again: a bare `except` may swallow the first.
-        signal.setitimer(signal.ITIMER_REAL, deadline_s, 0.05)
-        return agrees(given, right)
-    except _OutOfTime:
+        with alarm(deadline_s, again_s=0.05):
+            return agrees(given, right)
+    except Late:
         raise TimeoutError from None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 # they warn of every text that they cannot read

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from workbench.kinds import Fields, Function
 from workbench.rewards.code import beneath, held_by
@@ -30,25 +30,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GRACE_S = 0.5  # in which a coroutine that was cancelled has to end
 
 
-class Answer(NamedTuple):
-    """How a call of a coroutine function ended: a result, an error, or late."""
-
-    result: Any = None
-    error: BaseException | None = None
-    # why the loop is still busy; empty if it is free again, None if the call was in time
-    late: str | None = None
-
-    def value(self, deadline_s: float | None) -> Any:
-        """The result, or its error raised: TimeoutError as from the `door`."""
-        if self.late is not None:
-            raise TimeoutError(f"took longer than {deadline_s:g} s{self.late}") from Late()
-        if self.error is not None:
-            raise self.error
-        return self.result
-
-
-async def answer_of(function: Function, call: Fields, deadline_s: float | None) -> Answer:
-    """Await a coroutine function in its own loop, for `deadline_s` at most (None: no limit)."""
+async def answer_of(function: Function, call: Fields, deadline_s: float | None) -> Any:
+    """Await a coroutine function in its own loop, for `deadline_s` at most (None: no limit); raises
+    as the `door`.
+    """
     # In a separate loop: one that blocks, or stops its loop, takes neither the trainer's along nor
     # that of another function.
     loop = CoroutineLoop.of(function)
@@ -65,15 +50,20 @@ async def answer_of(function: Function, call: Fields, deadline_s: float | None) 
                 # Left behind, with its thread, for ever: what swallows its cancellation would
                 # swallow its deletion, too, and never come back from it.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(loop.left_behind()))
-    return task.result() if late is None else Answer(late=late)
+    if late is not None:
+        raise TimeoutError(f"was not back after {deadline_s:g} s{late}") from Late()
+    result, error = task.result()
+    if error is not None:
+        raise error
+    return result
 
 
-async def _caught(function: Function, call: Fields) -> Answer:
+async def _caught(function: Function, call: Fields) -> tuple[Any, BaseException | None]:
     try:
         with door():
-            return Answer(plain_result(await function(**call)))
+            return plain_result(await function(**call)), None
     except BaseException as error:
-        return Answer(error=error)
+        return None, error
 
 
 def run_alone(coroutine: Coroutine[object, object, Any]) -> Any:
@@ -100,7 +90,6 @@ class CoroutineLoop:
         self.loop, self._ended = asyncio.new_event_loop(), False
         # functions that live; ids of those and of the objects that they use
         self._users, self._used = 0, set[int]()
-        threading.Thread(target=self._run, name="reward coroutine", daemon=True).start()
 
     @classmethod
     def of(cls, function: Function) -> CoroutineLoop:
@@ -112,7 +101,7 @@ class CoroutineLoop:
         used = {id(owner), *(id(value) for value in held if _keeps_state(value))}
         with cls._lock:
             loop = next((each for each in cls._all if each._used & used), None)
-            if loop is None:
+            if new := loop is None:
                 cls._all.append(loop := cls())
             if id(owner) not in loop._used:
                 # it takes no weak references, and the loop stays
@@ -120,6 +109,8 @@ class CoroutineLoop:
                     loop._users += 1
                     weakref.finalize(owner, loop._forget, id(owner)).atexit = False
             loop._used |= used
+        if new:  # without the lock: a thread that begins may collect a function, which waits for it
+            threading.Thread(target=loop._run, name="reward coroutine", daemon=True).start()
         return loop
 
     def _forget(self, owner: int) -> None:
@@ -194,18 +185,15 @@ class ProcessState:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
-                self._streams = [(put, read()) for read, put in _random_streams()]
+                self._streams = [(put, read()) for read, put, _ in _random_streams()]
                 self._states.close()
 
     def begin(self, seed: str) -> None:
         """Let the random streams begin as `seed` says: the same ones after a resume."""
         number = random.Random(seed).getrandbits(32)
         with self:
-            random.seed(number)
-            if (numpy := sys.modules.get("numpy")) is not None:
-                numpy.random.seed(number)
-            if (torch := sys.modules.get("torch")) is not None:
-                torch.manual_seed(number)
+            for _, _, put_seed in _random_streams():
+                put_seed(number)
 
     def _keep(self, states: contextlib.ExitStack) -> None:
         states.enter_context(names_kept())
@@ -214,7 +202,7 @@ class ProcessState:
         for read, put in _settings():
             with contextlib.suppress(OSError):  # a folder that is gone
                 states.callback(_put_back, read, put, read())
-        for read, put in _random_streams():
+        for read, put, _ in _random_streams():
             states.callback(put, read())
         for put, state in self._streams:
             put(state)
@@ -250,15 +238,18 @@ def _settings() -> list[_Setting]:
     return settings
 
 
-def _random_streams() -> list[_Setting]:
-    # torch only where it is loaded: the policy has to bring it in first
-    streams: list[_Setting] = [(random.getstate, random.setstate)]
+def _random_streams() -> list[tuple[*_Setting, Callable[[int], object]]]:
+    # (what reads a stream, what sets it, what seeds it); torch's only where it is loaded: the
+    # policy has to bring it in first
+    streams: list[Any] = [(random.getstate, random.setstate, random.seed)]
     if (numpy := sys.modules.get("numpy")) is not None:
-        streams.append((numpy.random.get_state, numpy.random.set_state))
+        own = numpy.random
+        streams.append((own.get_state, own.set_state, own.seed))
     if (torch := sys.modules.get("torch")) is not None:
-        streams.append((torch.get_rng_state, torch.set_rng_state))
+        streams.append((torch.get_rng_state, torch.set_rng_state, torch.manual_seed))
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            streams.append((torch.cuda.get_rng_state, torch.cuda.set_rng_state))
+            own = torch.cuda
+            streams.append((own.get_rng_state, own.set_rng_state, own.manual_seed))
     return streams
 
 

@@ -52,12 +52,12 @@ def door(
     """
     process = os.getpid()
     try:
-        with kept, _alarm(deadline_s):
+        with kept, alarm(deadline_s):
             yield
     except BaseException as error:
         _ends_if_forked(process, error)
         if isinstance(error, Late):
-            raise TimeoutError(f"took longer than {deadline_s:g} s") from error
+            raise TimeoutError(f"was not back after {deadline_s:g} s") from error
         if _may_pass(error):
             raise
         # contextlib takes the cause of a RuntimeError for what ended this generator
@@ -118,7 +118,10 @@ def _ends_if_forked(own: int, error: BaseException | None = None) -> None:
 
 
 @contextlib.contextmanager
-def _alarm(deadline_s: float | None) -> Generator[None]:
+def alarm(deadline_s: float | None, again_s: float = 0.0) -> Generator[None]:
+    """`Late` after that, in the main thread, and then again and again, if `again_s`: a bare
+    `except` may swallow the first. Afterwards the alarms are as they were before.
+    """
     main = threading.current_thread() is threading.main_thread()
     if not main or not hasattr(signal, "setitimer"):
         yield
@@ -130,7 +133,7 @@ def _alarm(deadline_s: float | None) -> Generator[None]:
     handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
     if deadline_s is not None:
         signal.signal(signal.SIGALRM, late)
-        signal.setitimer(signal.ITIMER_REAL, deadline_s)
+        signal.setitimer(signal.ITIMER_REAL, deadline_s, again_s)
     try:
         yield
     finally:

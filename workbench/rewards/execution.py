@@ -14,6 +14,7 @@ import functools
 import inspect
 import io
 import math
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
 from workbench.rewards.code import Trace, beneath, held_by, is_ours, judge_of
 from workbench.rewards.compare import watched
-from workbench.rewards.door import door, said
+from workbench.rewards.door import Late, door, said
 from workbench.rewards.worker import (
     NO_LIST,
     OTHER_ORDER,
@@ -59,14 +60,11 @@ UNJUDGED = (
     "its formula was not judged in time, or math-verify failed on it (left unscored; training"
     " continues)"
 )
-_TO_POOLS = (
-    "processes import what they are handed by its name: define it at the top of a file; a script"
-    ' that spawns some begins its work under `if __name__ == "__main__":`'
-)
 _REMEDIES = {
-    "an't pickle": _TO_POOLS,
-    "annot pickle": _TO_POOLS,
-    "BrokenProcessPool": _TO_POOLS,
+    "an('|no)t pickle|BrokenProcessPool": (
+        "processes import what they are handed by its name: define it at the top of a file; a"
+        ' script that spawns some begins its work under `if __name__ == "__main__":`'
+    ),
     OTHER_ORDER: "return a list, or the Series after sort_index()",
 }
 _DID: dict[type[Exception], str] = {
@@ -88,7 +86,7 @@ class RewardFailure(Exception):
     def error(self, name: str, where: str) -> RewardError:
         """The error to raise where it may not be skipped."""
         rule = "a reward function scores every completion in time; an exception never becomes 0"
-        others = (other for words, other in _REMEDIES.items() if words in self.value)
+        others = (other for words, other in _REMEDIES.items() if re.search(words, self.value))
         remedy = next(
             others,
             "handle it in the function, return None where it does not apply, or let on_error be"
@@ -193,18 +191,16 @@ class RewardExecutor:
         function = self.functions[name]
         # A judge has a deadline for each call; the batch's would cut its retries short.
         deadline_s = None if hasattr(beneath(function), "judge") else self.deadline_s
-        with self._kept:
-            answer = await answer_of(function, own, deadline_s)
-        if answer.late is not None:
-            failure = RewardFailure(
-                f"was not back after {self.deadline_s:g} s{answer.late}", in_time=False
-            )
-        elif isinstance(answer.error, BudgetError):
-            raise answer.error  # skipped, it would come back at every step
-        elif answer.error is not None:
-            failure = _raised(answer.error)
+        try:
+            with self._kept:
+                result = await answer_of(function, own, deadline_s)
+        except BudgetError:
+            raise  # skipped, it would come back at every step
+        except Exception as error:
+            late = isinstance(error.__cause__, Late)
+            failure = RewardFailure(str(error), in_time=False) if late else _raised(error)
         else:
-            result = _unchanged(name, answer.result, _changed(call, own))
+            result = _unchanged(name, result, _changed(call, own))
             return check_scores(name, result, prompts, completions, self.skip)
         count = len(completions)
         if self.skip:
@@ -397,7 +393,7 @@ def _run(function: Function, call: Call, follow: bool, copied: bool = True) -> t
     return plain_result(function(**own)), _changed(call, own) if copied else ""
 
 
-def _raised(error: BaseException) -> RewardFailure:
+def _raised(error: Exception) -> RewardFailure:
     failure = RewardFailure(f"raised {said(error)}")
     failure.__cause__ = error
     return failure
@@ -487,37 +483,33 @@ def check_scores(
         raise RewardError(value, rule=rule, remedy=remedy)
     scored = Scored([], {})
     for index, value in enumerate(values):
-        if isinstance(value, RewardError):
-            scored.scores.append(math.nan)
-            scored.errors[index] = value.value
-            if skip:
-                continue
-            where = quote(prompts[index], completions[index])
-            raise RewardError(
-                f"{name} {value.value}, for {where}", rule=value.rule, remedy=value.remedy
-            ) from value
-        try:
-            score = math.nan if value is None else float(value)
-        except Exception:  # of whatever it is
-            score = math.inf
-        if value is not None and (isinstance(value, (str, bytes)) or not abs(score) <= LARGEST):
-            try:
-                text = repr(value)
-            except ValueError:
-                text = f"a {type(value).__name__} of more than 4,300 digits"
-            text = text if len(text) <= 60 else f"{text[:57]}..."
-            score, scored.errors[index] = math.nan, f"returned {text}"
-            if not skip:
-                where = quote(prompts[index], completions[index])
-                raise RewardError(
-                    f"{name} {scored.errors[index]} for {where}",
-                    rule=f"a score is None or a finite number, at most {LARGEST:g} in size: TRL"
-                    " computes advantages in 32 bits",
-                    remedy="correct the function for this completion, or bound its scores with"
-                    " min() and max()",
-                )
-        scored.scores.append(score)
+        failed = value if isinstance(value, RewardError) else _unfit(value)
+        scored.scores.append(math.nan if failed or value is None else float(value))
+        if failed is None:
+            continue
+        scored.errors[index] = failed.value
+        if not skip:
+            value = f"{name} {failed.value} for {quote(prompts[index], completions[index])}"
+            raise RewardError(value, rule=failed.rule, remedy=failed.remedy) from failed
     return scored
+
+
+def _unfit(value: Any) -> RewardError | None:
+    with contextlib.suppress(Exception):  # of whatever it is
+        number = not isinstance(value, (str, bytes))
+        if value is None or (number and abs(float(value)) <= LARGEST):
+            return None
+    try:
+        text = repr(value)
+    except ValueError:
+        text = f"a {type(value).__name__} of more than 4,300 digits"
+    text = text if len(text) <= 60 else f"{text[:57]}..."
+    return RewardError(
+        f"returned {text}",
+        rule=f"a score is None or a finite number, at most {LARGEST:g} in size: TRL computes"
+        " advantages in 32 bits",
+        remedy="correct the function for this completion, or bound its scores with min() and max()",
+    )
 
 
 def quote(prompt: Any, completion: object, limit: int = 200) -> str:

@@ -68,7 +68,7 @@ def guarded(
     async def awaited(**arguments: object) -> object:
         call: Fields = {"function": function, "arguments": arguments, "read": read}
         with telling(), kept:
-            return (await answer_of(_COROUTINES.call, call, deadline_s)).value(deadline_s)
+            return await answer_of(_COROUTINES.call, call, deadline_s)
 
     return awaited if inspect.iscoroutinefunction(function) else called
 

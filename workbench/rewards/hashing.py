@@ -18,7 +18,7 @@ from types import CodeType
 from typing import Any
 
 from workbench.kinds import Function
-from workbench.rewards.code import code_within
+from workbench.rewards.code import cells_of, code_within
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # of a task file's module, which is named after its address: a folder that was moved scores the same
@@ -63,7 +63,7 @@ def _parts_of(value: object, seen: set[int]) -> list[str]:
             if "site-packages" not in file and not file.startswith(_PYTHON):
                 used += [vars(module)[name] for name in names if name in vars(module)]
         beneath = [
-            *(cell.cell_contents for cell in value.__closure__ or ()),
+            *cells_of(value).values(),
             *(value.__defaults__ or ()),
             *(value.__kwdefaults__ or {}).values(),
             *(other for other in used if inspect.isfunction(other) or isinstance(other, _VALUES)),

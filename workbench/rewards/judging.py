@@ -425,11 +425,10 @@ async def _run(call: Function, argument: Any) -> Any:
             with door():
                 answer = call(argument)
             future.set_result(answer)
-        except Ended as error:
-            cause = error.__cause__  # which may say how long to wait
-            future.set_exception(cause if isinstance(cause, Exception) else error)
         except BaseException as error:
-            future.set_exception(error)
+            cause = error.__cause__ if isinstance(error, Ended) else None
+            # which may say how long to wait
+            future.set_exception(cause if isinstance(cause, Exception) else error)
 
     # In its own thread: a call that hangs blocks neither the others nor the exit.
     threading.Thread(target=work, name="judge", daemon=True).start()

@@ -225,27 +225,42 @@ class RewardSuite:
         state = call.get("trainer_state")
         ids = call.get("completion_ids") or [[] for _ in call["completions"]]
         scores = np.array([scored[name].scores for name in self.names], dtype=np.float64).T
-        batch = batch_of(
-            self.names,
-            self.weights,
+        batch = self.batch(
             scores,
-            [completion_text(completion) for completion in call["completions"]],
-            right_under(self, scores, self.num_generations),
-            self.num_generations,
-            self.scale_rewards,
-            self.aggregation,
+            call["completions"],
+            ids,
             step=state.global_step + 1 if state is not None else 0,
             prompts=list(call["prompts"]),
-            completion_ids=ids,
-            lengths=np.array([len(tokens) for tokens in ids]),
             columns={key: value for key, value in call.items() if key not in FROM_TRL},
             format_by=self.task.format_by,
-            reward_hash=self.hash,
             seconds=seconds,
             errors={name: own.errors for name, own in scored.items() if own.errors},
         )
         self._check_in_32_bits(batch)
         return batch
+
+    def batch(
+        self,
+        scores: np.ndarray,
+        completions: Sequence[object],
+        completion_ids: Sequence[Sequence[int]],
+        **more: object,
+    ) -> ScoredBatch:
+        """The batch of these scores, [B, F], under these settings; `more`: of `ScoredBatch`."""
+        return batch_of(
+            self.names,
+            self.weights,
+            scores,
+            list(map(completion_text, completions)),
+            right_under(self, scores, self.num_generations),
+            self.num_generations,
+            self.scale_rewards,
+            self.aggregation,
+            reward_hash=self.hash,
+            completion_ids=list(map(list, completion_ids)),
+            lengths=np.array(list(map(len, completion_ids))),
+            **more,
+        )
 
     def _check_in_32_bits(self, batch: ScoredBatch) -> None:
         size = np.nan_to_num(np.abs(batch.scores)) * np.maximum(np.abs(self.weights), 1.0)  # [B, F]

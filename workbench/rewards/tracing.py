@@ -72,7 +72,7 @@ class _Follower:
         self.start = codes[0] if codes else None
         self.reached: dict[str, set[Place]] = {code.co_filename: set() for code in codes}
         self.matched: dict[str, Spans] = {text: set() for text in texts}
-        self.places = {code: _evaluated(code) for code in codes}
+        self.places: dict[CodeType, dict[int, Place]] = {}
 
     def enter(self, code: CodeType) -> bool:
         """Whether this code is followed."""

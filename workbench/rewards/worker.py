@@ -248,7 +248,7 @@ def sendable(value: Any) -> Any:
     as a number, or `Foreign`.
     """
     kind = type(value)
-    if kind in (int, float, bool, str, bytes, type(None)):
+    if kind in (int, float, bool, str, bytes, type(None), Foreign):
         return value
     if kind in (list, tuple, set, frozenset):
         return kind(map(sendable, value))
@@ -275,16 +275,23 @@ def plain_result(result: Any) -> Any:
     """What a function returned, with tensors, arrays and generators as lists of Python values (at
     most a million). ValueError: a Series in another order than the completions.
     """
-    if isinstance(result, NO_LIST) or not hasattr(result, "__iter__"):
-        return result.tolist() if hasattr(result, "tolist") else result
-    if getattr(result, "ndim", 1) == 2 and result.shape[1] == 1:
+    dimensions = getattr(result, "ndim", 1)
+    if isinstance(result, NO_LIST) or not hasattr(result, "__iter__") or not dimensions:
+        return _as_python(result)
+    if dimensions == 2 and result.shape[1] == 1:
         result = result.reshape(-1)
     if hasattr(index := getattr(result, "index", None), "tolist"):
         order = index.tolist()
         if order != [*range(len(order))]:
             raise ValueError(f"{OTHER_ORDER} but {str(order)[:60]}")
     values = itertools.islice(result, _MOST_VALUES)
-    return [each if isinstance(each, RewardError) else sendable(each) for each in values]
+    return [
+        each if isinstance(each, RewardError) else sendable(_as_python(each)) for each in values
+    ]
+
+
+def _as_python(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def packed(target: object) -> bytes:

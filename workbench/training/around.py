@@ -12,22 +12,6 @@ from workbench.run.batch import ScoredBatch
 from workbench.training.feature import Feature
 from workbench.training.plan import Memory
 
-# Every method of a trainer that is replaced, and by whom; each is put back when the session is
-# over, but for those that decide where a resumed run begins.
-REPLACED = {
-    "train": "session",
-    "_generate": "session, turns",
-    "_save_checkpoint": "session",
-    "_generate_and_score_completions": "theirs, turns, curriculum",
-    "_calculate_rewards": "theirs",
-    "_compute_loss": "ratios",
-    "_get_per_token_logps_and_entropies": "unpadded, ratios",
-    "get_off_policy_mask": "ratios",
-    "create_scheduler": "resuming",
-    "_get_train_sampler": "resuming",
-    "create_model_card": "trainer",
-}
-
 
 def kinds() -> tuple[type[Feature], ...]:
     """All features, in their order."""

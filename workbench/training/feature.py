@@ -100,7 +100,7 @@ class Feature:
 
     def around(self, trainer: Trainer) -> dict[str, Function]:
         """By name, the trainer's methods to replace; they are put back at the end.
-        `around.REPLACED` lists them all.
+        `tests/train/test_trainer_internals.py` lists them all.
         """
         return {}
 

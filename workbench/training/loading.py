@@ -13,13 +13,19 @@ import random
 import re
 import sys
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from workbench.cache import cache_folder, file_states, kept
-from workbench.data.rendering import Measure, measured_with, prompt_text, with_tools
+from workbench.data.rendering import (
+    Measure,
+    prompt_lengths_tokens,
+    prompt_text,
+    template_notes,
+    with_tools,
+)
 from workbench.data.template import template_card
 from workbench.errors import DataError, PolicyError, WorkbenchError
 from workbench.extras import explaining, installed, need, need_train
@@ -212,35 +218,38 @@ def measure_of(name: str, chat_template_kwargs: Fields) -> Measure:
 
 def measuring(tokenizer: Any) -> Measure:
     """Measures prompts, and says what in the first one's rendering would make a reward impossible
-    to earn. PolicyError: a prompt has a token that the policy's embedding lacks.
+    to earn; the tokenizer carries the arguments of its template from then on. PolicyError: a prompt
+    has a token that the policy's embedding lacks.
     """
-    measure = measured_with(tokenizer)
 
     def measured(kwargs: Fields, rows: list[Any], tools: Any) -> tuple[list[str], list[int]]:
-        notes, lengths = measure(kwargs, rows, tools)
-        if len(tokenizer) > (getattr(tokenizer, "embedded", None) or math.inf):
-            for row in rows:
-                text = prompt_text(row["prompt"], with_tools(tokenizer, tools, row))
-                _check_embedded(tokenizer, text, "a prompt")
+        tokenizer.chat_template_kwargs = kwargs
+        lengths = [*prompt_lengths_tokens(rows, tokenizer, tools=tools)]
+        if not rows:
+            return [], lengths
+        texts = (prompt_text(row["prompt"], with_tools(tokenizer, tools, row)) for row in rows)
+        _check_embedded(tokenizer, texts, "a prompt")
+        notes = template_notes(rows, tokenizer)
         with contextlib.suppress(DataError):  # it takes no assistant's turn after this prompt
-            problems = template_card(tokenizer, rows[0]["prompt"]).problems if rows else []
-            notes = [*notes, *(f"WARNING: {problem}" for problem in problems)]
+            problems = template_card(tokenizer, rows[0]["prompt"]).problems
+            notes += [f"WARNING: {problem}" for problem in problems]
         return notes, lengths
 
     return measured
 
 
-def _check_embedded(tokenizer: Any, text: str, what: str) -> None:
+def _check_embedded(tokenizer: Any, texts: Iterable[str], what: str) -> None:
     size = getattr(tokenizer, "embedded", None) or math.inf
-    added = tokenizer.get_added_vocab().items()
-    if lacking := [token for token, number in added if number >= size and token in text]:
-        raise PolicyError(
-            f"{what}: the tokenizer has {len(tokenizer)} tokens, and the embedding {size} rows,"
-            f" none for {', '.join(lacking)}",
-            rule="each token that a policy reads has a row in its embedding",
-            remedy="model.resize_token_embeddings(len(tokenizer)), and save both; or leave these"
-            " tokens out",
-        )
+    beyond = [token for token, number in tokenizer.get_added_vocab().items() if number >= size]
+    for text in texts if beyond else ():
+        if lacking := [token for token in beyond if token in text]:
+            raise PolicyError(
+                f"{what}: the tokenizer has {len(tokenizer)} tokens, and the embedding {size} rows,"
+                f" none for {', '.join(lacking)}",
+                rule="each token that a policy reads has a row in its embedding",
+                remedy="model.resize_token_embeddings(len(tokenizer)), and save both; or leave"
+                " these tokens out",
+            )
 
 
 def tokenizer_files(name: str | Path) -> Fields:
@@ -259,7 +268,7 @@ def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
     write white space, or that pads or ends with a token that the embedding lacks.
     """
     special = f"{tokenizer.pad_token} {tokenizer.bos_token} {tokenizer.eos_token}"
-    _check_embedded(tokenizer, special, f"policy {str(name)!r}")
+    _check_embedded(tokenizer, [special], f"policy {str(name)!r}")
     # It warns of the first prompt that is too long, and of no other: the workbench measures all.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     ids = tokenizer(_SPACED, add_special_tokens=False)["input_ids"]

@@ -114,8 +114,7 @@ def prepare(
     notes += around.lines("plan", Asked(recipe, task, stages, steps, run))
     notes += [*of_shape, *chosen, *begins, *_warned(task), *dict.fromkeys(heard)]
     notes += [*instead, *one_gpu(backend, machine), *settings_of.check_in_force(given, built)]
-    notes += [*_never_saved(recipe, settings, steps), *_of_environment(backend, settings)]
-    notes += sampled_besides(recipe.policy.name, settings)
+    notes += [*_never_saved(recipe, settings, steps), *_from_outside(recipe, backend, settings)]
     generates = [around.asked("generates", stage, machine, shape) for stage in stages]
     words = ". ".join(dict.fromkeys(itertools.chain(*generates)))
     rows = _rows(recipe, stages, given, built)
@@ -129,14 +128,15 @@ def _never_saved(recipe: Recipe, settings: Fields, steps: int) -> list[str]:
     return [f"save_steps {every:g} > max_steps {steps}: {does}"] if beyond else []
 
 
-def _of_environment(backend: str, settings: Fields) -> list[str]:
-    # Of Unsloth's variables and vLLM's, those that decide numbers.
+def _from_outside(recipe: Recipe, backend: str, settings: Fields) -> list[str]:
+    # What decides numbers beside the recipe: variables of Unsloth and vLLM, the policy's own files.
     libraries = ["UNSLOTH"] * (backend == "unsloth") + ["VLLM"] * bool(settings.get("use_vllm"))
     kinds = [kind for kind in ENVIRONMENT if kind.partition("_")[0] in libraries]
     names = environment()
     found = [f"{name} = {names[name]}" for kind in kinds for name in fnmatch.filter(names, kind)]
     does = "set in the environment, and changes how Unsloth or vLLM compute"
-    return [f"{', '.join(found)}: {does}"] if found else []
+    lines = [f"{', '.join(found)}: {does}"] if found else []
+    return lines + sampled_besides(recipe.policy.name, settings)
 
 
 def _reached(call: Callable[[], object], missed: str, offline: bool) -> tuple[Any, list[str]]:
@@ -172,16 +172,16 @@ def _begun(recipe: Recipe, run: RunDirectory | None) -> tuple[Recipe, list[str]]
 
 
 def _warned(task: Task | None) -> list[str]:
-    lines = []
-    if task is not None:
-        lines += [f"rows: {what} ({count})" for what, count in task.made_plain.items()]
-    if task is not None and task.right_by is None:
+    if task is None:
+        return []
+    lines = [f"rows: {what} ({count})" for what, count in task.made_plain.items()]
+    if task.right_by is None:
         lines.append(
             "WARNING: the task names no right_by: a completion counts as right when"
             f" {task.right_function} > 0 (the first function); this only decides the groups panel"
             " and the measurement in 04"
         )
-    if task is not None and not len(task.held_out):
+    if not len(task.held_out):
         lines.append(
             "WARNING: the task has no held_out prompts: what training gained cannot be measured"
             " (notebook 04)"

@@ -28,6 +28,7 @@ from workbench.training.settings.names import (
     ELSEWHERE,
     LEFT_OUT,
     MOVED,
+    TABLE,
     TURNS,
     as_dtype,
     nearest_setting,
@@ -69,37 +70,15 @@ _ARGUMENTS = {
     _UNSLOTHS_LORA: ("model", "r"),
     "load_dataset": ("path",),
 }
+_TABLE = TABLE["script"]
 # Keywords of loaders, adapters and BitsAndBytesConfig -> recipe field.
-_FIELDS = MOVED | {
-    **dict.fromkeys(("pretrained_model_name_or_path", "model"), "policy.name"),
-    "bnb_4bit_compute_dtype": "policy.dtype",
-    "load_in_16bit": "policy.load_in_4bit",
-    "use_gradient_checkpointing": "grpo.gradient_checkpointing",
-}
+_FIELDS: dict[str, str] = MOVED | _TABLE["fields"]
 # Those without a field -> why they are left out.
-_WHY = LEFT_OUT | {
-    "token": "set HF_TOKEN, which keeps it out of recipes",
-    **dict.fromkeys(
-        ("load_in_8bit", "load_in_fp8"), "frozen weights have 4 or 16 bits (policy.load_in_4bit)"
-    ),
-    "eval_dataset": "a run only trains; notebook 04 evaluates",
-    **dict.fromkeys(
-        TURNS,
-        "they belong to the task, Task(tools=..., environment=..., rollout_func=...); unlike the"
-        " script, this run trains without them",
-    ),
-    "callbacks": "they are code; a run records, checks its health and saves without them",
-}
-# Values that ask for what is done anyway.
-_AS_IT_IS = {
-    "bias": "none", "task_type": "CAUSAL_LM", "inference_mode": False, "bnb_4bit_quant_type": "nf4",
-    "bnb_4bit_use_double_quant": True, "load_in_8bit": False, "load_in_fp8": False,
-    "full_finetuning": False, "trust_remote_code": False, "use_rslora": False, "use_dora": False,
-}  # fmt: skip
+_WHY = LEFT_OUT | _TABLE["left_out"] | dict.fromkeys(TURNS, _TABLE["turns"])
+_AS_IT_IS: Fields = _TABLE["as_it_is"]
 _NOTHING = (None, [], {}, [None, None])
 _CODE = re.compile(r"reward_func\w*|(train_)?dataset|processing_class|tokenizer")
-# What TRL does, where a script leaves a setting to it.
-_TRLS = {"learning_rate": "1e-06, for full fine-tuning", "max_steps": "3 epochs"}
+_TRLS: Fields = _TABLE["trls"]
 
 
 class Pasted(NamedTuple):
@@ -160,20 +139,22 @@ def _parsed(text: str, source: str) -> tuple[ast.Module, list[str]]:
     )
     plain = textwrap.dedent(plain)
     at, why = "", f"{len(text):,} characters; at most {_LONGEST:,} are read"
-    older = "\n".join(map(_older, plain.split("\n")))
-    attempts = (text, plain, re.sub(_DOTS, "", plain), older, re.sub(_DOTS, "", older))
-    for attempt in attempts if len(text) <= _LONGEST else ():
+    lines = plain.split("\n")
+    older = [*map(_older, lines)]
+    newer = [
+        f"line {number} is read without syntax of a newer Python than this one"
+        for number, (line, now) in enumerate(zip(lines, older, strict=True), 1)
+        if line != now
+    ]
+    attempts = [(each, []) for each in (text, plain, re.sub(_DOTS, "", plain))]
+    attempts += [(each, newer) for each in ("\n".join(older), re.sub(_DOTS, "", "\n".join(older)))]
+    for attempt, notes in attempts if len(text) <= _LONGEST else ():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about the script's style
-                tree = ast.parse(attempt)
-            pairs = zip(plain.split("\n"), older.split("\n"), strict=True)
-            lines = [number for number, (line, now) in enumerate(pairs, 1) if line != now]
-            why = "is read without syntax of a newer Python than this one"
-            newer = attempts.index(attempt) > 2
-            return tree, [f"line {number} {why}" for number in lines if newer]
+                return ast.parse(attempt), notes
         except SyntaxError as error:
-            if attempts.index(attempt) < 3:
+            if notes is not newer:
                 at, why = f", line {error.lineno}: {(error.text or '').strip()}", error.msg
         except ValueError as error:
             why = str(error)

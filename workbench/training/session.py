@@ -30,6 +30,7 @@ from workbench.training.plan import Stage
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder
 from workbench.training.resuming import Point, check_finite, is_spread, save_adapter, whole_weights
+from workbench.training.transcribing import text_tokenizer
 from workbench.training.watchers import Watchers, unasked
 from workbench.workspace import replace_folder
 
@@ -72,11 +73,9 @@ class Session:
         self, run: RunDirectory, trainer: Any, stages: Sequence[Stage], watchers: Watchers
     ) -> None:
         self.run, self.trainer, self.stages, self.stage = run, trainer, stages, stages[0]
-        # a processor of images holds one
-        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         shown_by = [make() for make in unasked] if watchers is None else watchers
         # TRL counts a completion whose last token is padding as ended, too
-        ends = {*eos_ids(trainer), tokenizer.pad_token_id}
+        ends = {*eos_ids(trainer), text_tokenizer(trainer).pad_token_id}
         self.recorder = Recorder(run, ends, shown_by if processes.is_main() else ())
         self.control = RunControl(run, self.recorder)
         # of somebody's own trainer: what could not be recorded, and how often
@@ -94,7 +93,7 @@ class Session:
         self.at_end.callback(atexit.unregister, atexit.register(unused))
 
     def replace(self, name: str, value: object) -> None:
-        """Replace a method of the trainer, one of `around.REPLACED`, until the session is over."""
+        """Replace a method of the trainer until the session is over."""
         own = vars(self.trainer)
         if name in own:
             self.at_end.callback(own.update, {name: own[name]})

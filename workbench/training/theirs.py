@@ -19,10 +19,7 @@ from workbench.data.answer_column import answer_named
 from workbench.errors import RunError, nearest
 from workbench.kinds import Fields, Function, Prompt, Tensor, Trainer, TrainerControl, TrainerState
 from workbench.recipe import LoraPart, Recipe
-from workbench.rewards.answers import completion_text
-from workbench.rewards.groups import batch_of
 from workbench.rewards.hashing import reward_hash
-from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
@@ -142,43 +139,24 @@ class TheirSession(Session):
         started = time.perf_counter()
         scores = self._calculate(inputs, prompts, completions, ids, *more, **named)
         spent_s = time.perf_counter() - started
-        if self.trainer.model.training:  # it evaluates otherwise
-            with self.spared():
-                batch = self._batch(scores, inputs, prompts, completions, ids, spent_s)
-                self.scored(batch) if self._scored is None else self._scored.append(batch)
+        if not self.trainer.model.training:  # it evaluates
+            return scores
+        with self.spared():
+            suite = self.stage.scored_by[1]
+            names = [name for name in inputs[0] if name not in {"prompt", *RESERVED_COLUMNS}]
+            columns = {name: [to_json(row.get(name)) for row in inputs] for name in names}
+            columns.setdefault("prompt_id", [_row_key(row) for row in inputs])
+            batch = suite.batch(
+                scores.detach().double().cpu().numpy(),
+                completions,
+                ids,
+                columns=columns,
+                step=self.trainer.state.global_step + 1,
+                prompts=list(map(_in_words, prompts)),
+                seconds={suite.names[0] if len(suite.names) == 1 else "all functions": spent_s},
+            )
+            self.scored(batch) if self._scored is None else self._scored.append(batch)
         return scores
-
-    def _batch(
-        self,
-        scores: Tensor,
-        inputs: Sequence[Fields],
-        prompts: Sequence[Prompt],
-        completions: Sequence[object],
-        ids: Sequence[Sequence[int]],
-        spent_s: float,
-    ) -> ScoredBatch:
-        suite = self.stage.scored_by[1]
-        scores = scores.detach().double().cpu().numpy()
-        names = [name for name in inputs[0] if name not in {"prompt", *RESERVED_COLUMNS}]
-        columns = {name: [to_json(row.get(name)) for row in inputs] for name in names}
-        columns.setdefault("prompt_id", [_row_key(row) for row in inputs])
-        return batch_of(
-            suite.names,
-            suite.weights,
-            scores,
-            list(map(completion_text, completions)),
-            right_under(suite, scores, suite.num_generations),
-            suite.num_generations,
-            suite.scale_rewards,
-            suite.aggregation,
-            reward_hash=suite.hash,
-            columns=columns,
-            completion_ids=list(map(list, ids)),
-            lengths=np.array(list(map(len, ids))),
-            step=self.trainer.state.global_step + 1,
-            prompts=list(map(_in_words, prompts)),
-            seconds={suite.names[0] if len(suite.names) == 1 else "all functions": spent_s},
-        )
 
     def _generated(self, *args: object, **named: object) -> object:
         # a subclass may generate again until it has what it wants

@@ -17,11 +17,11 @@ from workbench.kinds import Fields
 from workbench.recipe import Recipe, packaged, read_yaml
 from workbench.secret import setting
 
-_TABLE = packaged(Path(__file__).with_suffix(".yaml"))
-ALIASES: dict[str, str] = _TABLE["aliases"]
-MOVED: dict[str, str] = _TABLE["moved"]
-LEFT_OUT: dict[str, str] = _TABLE["left_out"]
-ELSEWHERE: dict[str, str] = _TABLE["elsewhere"]
+TABLE = packaged(Path(__file__).with_suffix(".yaml"))
+ALIASES: dict[str, str] = TABLE["aliases"]
+MOVED: dict[str, str] = TABLE["moved"]
+LEFT_OUT: dict[str, str] = TABLE["left_out"]
+ELSEWHERE: dict[str, str] = TABLE["elsewhere"]
 # arguments of GRPOTrainer that make a completion of several turns
 TURNS = ("environment_factory", "rollout_func", "tools")
 
@@ -40,7 +40,7 @@ def with_new_names(recipe: Recipe, fields: set[str]) -> tuple[Recipe, list[str]]
         if name == "reward_weights" and isinstance(value, dict):
             where = name
         if name in LEFT_OUT:
-            if value or name not in _TABLE["silent_when_off"]:
+            if value or name not in TABLE["silent_when_off"]:
                 notes.append(f"{setting(name, value)} is left out: {LEFT_OUT[name]}")
         elif not where:
             content["grpo"][name] = value
@@ -74,7 +74,7 @@ def _moved(name: str, value: object, where: str, content: Fields, fresh: Fields)
             remedy=f"keep {where}, with one of the values",
         )
     target[leaf] = value
-    why = _TABLE["why_moved"].get(name, "")
+    why = TABLE["why_moved"].get(name, "")
     return f"{name} belongs to the recipe, not to grpo: {where} = {value!r}{why}"
 
 
@@ -136,7 +136,7 @@ def _check_known(asked: Fields, fields: set[str]) -> None:
             raise RecipeError(said, rule=f"{name} is set elsewhere", remedy=ELSEWHERE[name])
         if name in fields:
             continue
-        if gone := _TABLE["gone"].get(name):
+        if gone := TABLE["gone"].get(name):
             raise RecipeError(said, rule=f"{rule}, and this one is gone", remedy=gone)
         near = nearest_setting(name, fields)
         remedy = f"did you mean {near!r}?" if near else "see TRL's page on GRPOConfig"
@@ -149,7 +149,7 @@ def nearest_setting(name: str, fields: Iterable[str]) -> str | None:
     """
     word = name.lower()
     known = {field: field for field in fields} | MOVED | ALIASES
-    for right, words in _TABLE["meant"].items():
+    for right, words in TABLE["meant"].items():
         if word in words:
             return right
     return next((known[near] for near in difflib.get_close_matches(word, known, n=1)), None)
