@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from layouts import LAYOUTS, TASK, write_rows
+import shlex
 
+import pytest
+from commanding import workbench
+from layouts import LAYOUTS, TASK, write_all, write_rows
+
+import workbench as wb
 from workbench.data.checks import check
 from workbench.errors import DataError
 
@@ -49,3 +53,24 @@ def test_what_stands_beside_the_question_is_named(name, column, tmp_path):
 
 def test_the_task_files_that_are_written_run():
     compile(TASK.format(name="x", suffix=".csv", options=""), "task.py", "exec")
+
+
+@pytest.mark.weekly  # half a minute each
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.kept])
+def test_every_command_takes_each_layout(name, tmp_path):
+    write_all(tmp_path)
+    place = tmp_path / name
+    asked = shlex.split((place / "check.txt").read_text(encoding="utf-8"))[1:]
+    yes = {"check": {0}, "probe": {0, 1}, "plan": {0}, "train": {0}, "eval": {0, 1}, "report": {0}}
+    for arguments in (
+        asked,
+        ["probe", "task.py"],
+        ["plan", "recipe.yaml"],
+        ["train", "recipe.yaml"],
+        ["eval", name],
+        ["report", name],
+    ):
+        ended = workbench(*arguments, home=place)
+        assert ended.returncode in yes[arguments[0]], ended.stderr
+        assert "Traceback" not in ended.stdout + ended.stderr
+    assert wb.open_run(place / "runs" / name).result()["steps"] == 3
