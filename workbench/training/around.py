@@ -40,11 +40,9 @@ def found(recipe: Recipe, policy: object) -> tuple[Recipe, list[str]]:
     return recipe, lines
 
 
-def memory_feature(vram_gb: float | None = None, *, estimates: bool = True) -> Memory:
-    """For `prepare(memory=...)`: decides on gradient checkpointing, and estimates."""
-    from workbench.training.features.fitting import memory_on
-
-    return memory_on(vram_gb, estimates=estimates)
+def memory_feature(vram_gb: float | None = None, *, estimates: bool = True) -> Memory | None:
+    """For `prepare(memory=...)`: the callback of the first feature that decides on memory."""
+    return next(iter(asked("memory", vram_gb, estimates)), None)
 
 
 class Around:

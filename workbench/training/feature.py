@@ -15,7 +15,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
-from workbench.training.plan import Stage
+from workbench.training.plan import Memory, Stage
 from workbench.training.settings.device import Machine
 
 if TYPE_CHECKING:
@@ -71,6 +71,13 @@ class Feature:
     def generates(cls, stage: Stage, machine: Machine, shape: Any) -> str | None:
         """Who samples a stage's completions, in a line for the plan; None: nothing to say. `shape`:
         None where not known.
+        """
+        return None
+
+    @classmethod
+    def memory(cls, vram_gb: float | None, estimates: bool) -> Memory | None:
+        """The memory callback for `prepare(memory=...)`; None: this feature does not decide on
+        memory.
         """
         return None
 

@@ -28,6 +28,10 @@ class MemoryFit(Feature):
     key = "memory"
     of_recipe = True
 
+    @classmethod
+    def memory(cls, vram_gb: float | None, estimates: bool) -> Memory | None:
+        return memory_on(vram_gb, estimates=estimates)
+
     def begin_stage(self, stage: Stage) -> None:
         self.stage, self.measured = stage, False
         self.estimate: memory.MemoryEstimate | None = None
