@@ -16,6 +16,7 @@ from workbench import policies
 from workbench.cache import cache_folder
 from workbench.errors import PolicyError
 from workbench.exporting.public import public_name
+from workbench.kinds import POLICIES
 from workbench.memory.shapes import shape_of
 from workbench.policies import making, smollm2
 from workbench.run.lock import in_turn
@@ -53,6 +54,10 @@ def wheel(tmp_path, monkeypatch):
 
 def times(wheel) -> int:
     return len((wheel / "times").read_text().splitlines())
+
+
+def test_a_recipe_knows_the_names_that_need_no_folder():
+    assert set(POLICIES) == policies.NAMED.keys()
 
 
 def test_it_is_made_once_and_a_line_says_so(wheel, capsys):

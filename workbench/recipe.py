@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from workbench.errors import RecipeError, WorkbenchError, nearest
 from workbench.extras import default_backend, installed
-from workbench.kinds import Fields
+from workbench.kinds import POLICIES, Fields
 from workbench.secret import is_secret, setting
 from workbench.workspace import encodable, find, looked_in, replace_file
 
@@ -405,15 +405,13 @@ class Recipe(_Part):
 
 def _paths(content: Fields) -> Iterator[tuple[Fields, str, str]]:
     # (part, key, value) of each task file, policy and adapter that a recipe's content names
-    from workbench.policies import NAMED
-
     policy, stages = content.get("policy"), content.get("stages")
     places: list[tuple[Any, str]] = [(content, "task"), (content, "policy")]
     places += [(policy, "name"), (policy, "adapter")]
     places += [(stage, "task") for stage in (stages if isinstance(stages, list) else ())]
     for part, key in places:
         name = part.get(key) if isinstance(part, dict) else None
-        if isinstance(name, str) and name not in NAMED and (key != "task" or name[-3:] == ".py"):
+        if isinstance(name, str) and name not in POLICIES and (key != "task" or name[-3:] == ".py"):
             yield part, key, name
 
 

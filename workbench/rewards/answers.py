@@ -59,9 +59,7 @@ _DENIED = re.compile(
     r"|hard|difficult|surpris\w+)\b)[\w'’]+){0,4}[\s$*_`\"(\[{\\]*(?:boxed\s*\{[\s$]*)?$"
 )
 # What bounds an answer does not state it, unless it is denied: no more than 17.
-_BOUND = re.compile(
-    r"(?:[<>≤≥]|\b(?:less|more|fewer|greater|larger|smaller|higher|lower)\s+than)\s*$"
-)
+_BOUND = re.compile(r"(?:[<>≤≥]|\b(?:less|more|\w+er)\s+than)\s*$")
 _NEGATED = re.compile(r"\b(?:no|not|never|cannot)\b|n['’]t\b")
 # A sentence that tells whoever grades what to do states nothing.
 _TO_GRADER = re.compile(
@@ -74,9 +72,7 @@ _TO_GRADER = re.compile(
 _CHOICE = r"([A-H](?![\w'’])|(?i:yes|no|true|false)\b)"
 _CHOSEN = re.compile(rf"(?i:\b(?:answer|choice|option)\b(?:\s+is)?)\s*:?[\s*_`(\[]*{_CHOICE}")
 _FIRST = re.compile(rf"[\s*_`(\[]*{_CHOICE}[)\]*_`]*[.,:;]")
-_NEARLY = re.compile(
-    r"[\s$]*(?:≈|\\approx|,?\s*(?:or|that is,?)?\s*(?:about|approximately|roughly))[\s$]*"
-)
+_NEARLY = re.compile(r"[\s$]*(?:≈|\\approx|,?\s*(?:or)?\s*(?:about|approximately|roughly))[\s$]*")
 _NO = (
     r"(?:(?:is|was|seems|be|['’]s)\s+(?:\w+\s+)?(?:wrong|incorrect|false|impossible|mistaken|(?:ruled\s+|left\s+)?out|excluded|eliminated|too\s+\w+)"
     r"|fails|cannot\s+be|(?:does|do|did)(?:n['’]t|\s+not)\s+(?:work|hold|fit|satisfy|solve|count)"

@@ -17,7 +17,7 @@ from workbench.errors import RunError
 from workbench.extras import need_train
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
-from workbench.run.directory import RunDirectory, check_name
+from workbench.run.directory import RunDirectory
 from workbench.training.presets import recipe_of
 from workbench.workspace import made, renamed, resolve, shown, workspace, write_json
 
@@ -102,7 +102,6 @@ def start(
     need_train()
     if not isinstance(recipe, RunDirectory):
         recipe = recipe_of(recipe)
-        check_name(recipe.run_name)
     starting = resolve(runs) / ".starting"
     folder = starting / secrets.token_hex(4)
     made(folder)

@@ -26,7 +26,6 @@ from workbench.data.rendering import (
     template_notes,
     with_tools,
 )
-from workbench.data.template import template_card
 from workbench.errors import DataError, PolicyError, WorkbenchError
 from workbench.extras import explaining, installed, need, need_train
 from workbench.hub import check_hub
@@ -221,6 +220,8 @@ def measuring(tokenizer: Any) -> Measure:
     to earn; the tokenizer carries the arguments of its template from then on. PolicyError: a prompt
     has a token that the policy's embedding lacks.
     """
+
+    from workbench.data.template import template_card
 
     def measured(kwargs: Fields, rows: list[Any], tools: Any) -> tuple[list[str], list[int]]:
         tokenizer.chat_template_kwargs = kwargs

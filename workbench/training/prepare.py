@@ -24,7 +24,7 @@ from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
 from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.recipe import Recipe
-from workbench.run.directory import RunDirectory, check_name
+from workbench.run.directory import RunDirectory
 from workbench.run.machine import environment
 from workbench.task import Task, load_task
 from workbench.training import around
@@ -41,7 +41,6 @@ from workbench.training.loading import (
 from workbench.training.plan import Memory, Plan, Stage
 from workbench.training.policy import grpo_config
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
-from workbench.training.presets import of_recipe, read_source, recipe_of
 from workbench.training.resuming import begun_task
 from workbench.training.settings.algorithms import ALGORITHMS
 from workbench.training.settings.device import Machine, asks_for_vllm
@@ -79,9 +78,9 @@ def prepare(
         with_task: False: the recipe's task only stands in for an unknown one, so no prompt is
             looked at.
     """
-    recipe = recipe_of(recipe)
-    check_name(recipe.run_name)
-    recipe, begins = _begun(recipe, run)
+    from workbench.training.presets import recipe_of
+
+    recipe, begins = _begun(recipe_of(recipe), run)
     backend = policy.backend_name if policy else recipe.policy.backend
     processes.check_processes(backend)
     if policy is None:  # a slip in a path is found before torch and Unsloth are imported
@@ -243,6 +242,8 @@ def plan(
             with the remedy. A hub that cannot be reached is a note, and so is memory that cannot be
             estimated.
     """  # noqa: E501
+    from workbench.training.presets import of_recipe, read_source
+
     called, recipe, notes, named, tasked = read_source(source, said)
     with of_recipe(called):
         recipe = settings_of.overridden(recipe, said, steps)

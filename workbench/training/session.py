@@ -30,7 +30,6 @@ from workbench.training.plan import Stage
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder
 from workbench.training.resuming import Point, check_finite, is_spread, save_adapter, whole_weights
-from workbench.training.transcribing import text_tokenizer
 from workbench.training.watchers import Watchers, unasked
 from workbench.workspace import replace_folder
 
@@ -74,6 +73,8 @@ class Session:
     ) -> None:
         self.run, self.trainer, self.stages, self.stage = run, trainer, stages, stages[0]
         shown_by = [make() for make in unasked] if watchers is None else watchers
+        from workbench.training.transcribing import text_tokenizer
+
         # TRL counts a completion whose last token is padding as ended, too
         ends = {*eos_ids(trainer), text_tokenizer(trainer).pad_token_id}
         self.recorder = Recorder(run, ends, shown_by if processes.is_main() else ())

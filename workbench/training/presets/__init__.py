@@ -13,6 +13,7 @@ from pathlib import Path
 from workbench.errors import RecipeError, nearest
 from workbench.kinds import Fields
 from workbench.recipe import Recipe, looked_for_elsewhere
+from workbench.run.directory import check_name
 from workbench.workspace import find, shown, workspace
 
 FOLDER = Path(__file__).parent
@@ -51,8 +52,13 @@ def find_recipe(name_or_path: str | Path) -> Path:
 
 
 def recipe_of(source: str | Path | Fields | Recipe) -> Recipe:
-    """The recipe that is meant: itself, a mapping, a recipe's file, or the name of a preset."""
-    return Recipe.load(find_recipe(source)) if isinstance(source, str | Path) else Recipe.of(source)
+    """The recipe that is meant: itself, a mapping, a recipe's file, or the name of a preset.
+    RunError: no folder can have its `run_name`.
+    """
+    named = isinstance(source, str | Path)
+    recipe = Recipe.load(find_recipe(source)) if named else Recipe.of(source)
+    check_name(recipe.run_name)
+    return recipe
 
 
 @contextlib.contextmanager
