@@ -138,7 +138,7 @@ def test_it_goes_on_from_the_older_one_and_says_so(run, recorded, policy, capsys
     run.update_manifest(result=None)  # it was killed
     shutil.rmtree(run.final)
     continue_run(run, policy=policy, task=task())
-    assert "WARNING: checkpoint-4 is damaged (optimizer.safetensors was changed)" in capsys.readouterr().out
+    assert "WARNING: checkpoint-4 is damaged (optimizer.safetensors was changed: SHA-256" in capsys.readouterr().out
     [told] = [event for event in run.events() if event["event"] == "changed"]
     assert told["passed_over"] == ["checkpoint-4 is damaged (optimizer.safetensors was changed)"]
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4]

@@ -192,7 +192,7 @@ def load_tokenizer(
         tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     tokenizer.eos_ids = with_eos(_eos_of_files(source), tokenizer)
-    size = _said(_content_of(source, "config.json"), "vocab_size")
+    size = _said(_content_of(source, "config.json") or {}, "vocab_size")
     tokenizer.embedded = size if isinstance(size, int) else None
     return tokenizer
 
@@ -344,7 +344,7 @@ def _eos_of_files(source: str) -> list[int] | None:
     # What the model's generation_config would say if it were loaded: where there is no such file,
     # its config decides.
     for name in ("generation_config.json", "config.json"):
-        if content := _content_of(source, name):
+        if (content := _content_of(source, name)) is not None:
             ids = _said(content, "eos_token_id")
             ids = ids if isinstance(ids, list) else [ids]
             return [each for each in ids if isinstance(each, int)]
@@ -357,8 +357,8 @@ def _said(config: Fields, name: str) -> Any:
     return config.get(name, own.get(name) if isinstance(own, dict) else None)
 
 
-def _content_of(source: str, name: str, **how: object) -> Fields:
-    # Of a JSON file of a policy; empty: there is none, or a damaged one, which says so when the
+def _content_of(source: str, name: str, **how: object) -> Fields | None:
+    # Of a JSON file of a policy; None: there is none, or a damaged one, which says so when the
     # model is loaded.
     with contextlib.suppress(OSError, ValueError, RecursionError):
         file = Path(source, name)
@@ -367,8 +367,8 @@ def _content_of(source: str, name: str, **how: object) -> Fields:
 
             file = Path(str(cached_file(source, name, **how)))
         content = json.loads(file.read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else {}
-    return {}
+        return content if isinstance(content, dict) else None
+    return None
 
 
 def sampled_besides(name: str, settings: Fields) -> list[str]:
@@ -378,7 +378,7 @@ def sampled_besides(name: str, settings: Fields) -> list[str]:
     given = {"min_p": settings.get("min_p"), **(settings.get("generation_kwargs") or {})}
     with contextlib.suppress(PolicyError):
         source = find_model(name, ask_hub=False)
-        own = _content_of(source, "generation_config.json", local_files_only=True)
+        own = _content_of(source, "generation_config.json", local_files_only=True) or {}
         acting = [key for key in SAMPLING["by_policy"] if own.get(key) and given.get(key) is None]
         if acting and not settings.get("use_vllm"):
             values = ", ".join(f"{key} = {own[key]!r}" for key in acting)
