@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -492,7 +493,11 @@ def test_reward_functions_get_columns_as_they_are_in_the_rows(home, policy, plac
     lock = threading.Lock()
     function = as_given_reward if places == "in the worker" else here_reward
     rows = [{name: values[place] for name, values in AWKWARD.items()} for place in range(4)]
-    rows = [{"prompt": f"{place} + 1 =", **row, "told": repr([*row.values()])} for place, row in enumerate(rows)]
+    as_json = [json.loads(json.dumps(row)) for row in rows]  # tuples are lists there, and keys text
+    rows = [
+        {"prompt": f"{place} + 1 =", **row, "told": repr([*told.values()])}
+        for place, (row, told) in enumerate(zip(rows, as_json))
+    ]
     run = train(recipe(max_completion_length=4), policy=policy, task=Task("awkward", rows=rows, reward_funcs=[function]))
     assert query(
         run.rollouts, f'select min("score.{function.__name__}") as low, count(*) as n from rollouts'
