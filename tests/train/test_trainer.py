@@ -494,9 +494,8 @@ def test_reward_functions_get_columns_as_they_are_in_the_rows(home, policy, plac
     function = as_given_reward if places == "in the worker" else here_reward
     rows = [{name: values[place] for name, values in AWKWARD.items()} for place in range(4)]
     as_json = [json.loads(json.dumps(row)) for row in rows]  # tuples are lists there, and keys text
-    rows = [
-        {"prompt": f"{place} + 1 =", **row, "told": repr([*told.values()])}
-        for place, (row, told) in enumerate(zip(rows, as_json))
+    told = [repr([*row.values()]) for row in as_json]
+    rows = [{"prompt": f"{place} + 1 =", **row, "told": told[place]} for place, row in enumerate(rows)]
     ]
     run = train(recipe(max_completion_length=4), policy=policy, task=Task("awkward", rows=rows, reward_funcs=[function]))
     assert query(
