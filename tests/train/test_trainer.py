@@ -496,7 +496,6 @@ def test_reward_functions_get_columns_as_they_are_in_the_rows(home, policy, plac
     as_json = [json.loads(json.dumps(row)) for row in rows]  # tuples are lists there, and keys text
     told = [repr([*row.values()]) for row in as_json]
     rows = [{"prompt": f"{place} + 1 =", **row, "told": told[place]} for place, row in enumerate(rows)]
-    ]
     run = train(recipe(max_completion_length=4), policy=policy, task=Task("awkward", rows=rows, reward_funcs=[function]))
     assert query(
         run.rollouts, f'select min("score.{function.__name__}") as low, count(*) as n from rollouts'
