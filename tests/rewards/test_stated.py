@@ -254,13 +254,18 @@ PAID_THOUGH_WRONG = [28, 167, 211, 298]
 MISSED = [14, 55, 64, 97, 124, 146, 152, 193, 230, 269, 284]  # dates and numbers in words, other units, sets with a name
 
 
-def test_fresh_answers():
-    """A third more (100) was kept aside: docs/rewards.md has the rates on it."""
-    cases = json.loads(Path(__file__).with_name("fresh_answers.json").read_text(encoding="utf-8"))
-    assert len(cases) == 200
-    scores = lenient_correctness_reward(
-        completions=[case["completion"] for case in cases], answer=[case["gold"] for case in cases]
-    )
+def differences(file: str) -> tuple[list[int], list[int]]:
+    """Indexes of the cases of a file that are paid though wrong, and of those that are right and not paid."""
+    cases = json.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
+    scores = lenient_correctness_reward(completions=[case["completion"] for case in cases], answer=[case["gold"] for case in cases])
     differ = [(case["index"], case["right"]) for case, score in zip(cases, scores, strict=True) if (score > 0) != case["right"]]
-    assert [index for index, right in differ if not right] == PAID_THOUGH_WRONG
-    assert [index for index, right in differ if right] == MISSED
+    return [index for index, right in differ if not right], [index for index, right in differ if right]
+
+
+def test_fresh_answers():
+    assert differences("fresh_answers.json") == (PAID_THOUGH_WRONG, MISSED)
+
+
+def test_fresh_answers_that_were_kept_aside():
+    """The hundred that nobody read who mended: whoever mends by them writes new ones."""
+    assert [*map(len, differences("fresh_answers_aside.json"))] == [9, 15]  # of 49 wrong ones and 51 right ones
