@@ -294,9 +294,10 @@ class Pass:
             if found and not mark:
                 oddities.append(Repair(f"answer: taken out of {found[0]}", whole, text))
         elif mark is not None:
-            text = extract_answer(whole, mark)
+            marked = extract_answer(whole, mark)
+            found, text = [] if marked is None else [mark], marked or ""
         if mark is not None:
-            if not found or text is None:
+            if not found:
                 raise LeftOut(reasons.unmarked(mark))
             row[options.names[""]] = prompts.encodable_text(whole, oddities)
         if (label := options.labels.get(folded(text), text)) != text:

@@ -220,7 +220,7 @@ def csv_file(path: Path) -> Opened:
             else:
                 # CSV has no other way to write that there is no value.
                 row = dict(zip(names, (value or None for value in values), strict=True))
-                yield row | {name: own(row[name]) for name, own in meant.items() if row[name]}
+                yield row | {name: own(cell) for name, own in meant.items() if (cell := row[name])}
 
     return rows, notes
 

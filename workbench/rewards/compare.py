@@ -51,7 +51,7 @@ _MOST_DIGITS = 12  # of a number with decimals, within the 15 that math-verify c
 _ROUNDED = Fraction(2, 10**6)
 _LATEX = str.maketrans({"−": "-", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"})
 _LATEX |= {ord(dash): "-" for dash in "‐‑‒–"} | {ord(slash): "/" for slash in "⁄∕"}
-_LATEX |= {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}  # full width
+_LATEX |= {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # full width
 _LATEX |= {
     ord(sign): rf"\{name} " for sign, name in zip("∞±≤≥≠∈", ["infty", "pm", "le", "ge", "ne", "in"])
 }

@@ -26,17 +26,17 @@ def judges_of(
     return [right_by, *([] if stated else others)]
 
 
-def right_in(scores: np.ndarray, size: int, least: float | None = None) -> np.ndarray:
+def right_in(scores: np.ndarray, size: int, least: float | None = None) -> np.ma.MaskedArray:
     """Which completions are right, by their judges' scores, [B, judges]: [B] bool, masked in the
     groups of `size` that none of them scored. `least`: as in `Task.right_at`.
     """
-    scored_PJ = ~np.isnan(scores).reshape(-1, size, scores.shape[1]).all(axis=1)
+    scored_PJ = ~np.asarray(np.isnan(scores)).reshape(-1, size, scores.shape[1]).all(axis=1)
     first_B = scored_PJ.argmax(axis=1).repeat(size)
     right = right_of(np.take_along_axis(scores, first_B[:, None], 1)[:, 0], least)
     return np.ma.masked_array(right, ~scored_PJ.any(axis=1).repeat(size))
 
 
-def right_under(suite: Any, scores: np.ndarray, size: int) -> np.ndarray:
+def right_under(suite: Any, scores: np.ndarray, size: int) -> np.ma.MaskedArray:
     """Which completions are right by a suite's scores of them, [B, F], in groups of `size`: as
     `right_in`.
     """

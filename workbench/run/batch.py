@@ -48,7 +48,7 @@ class ScoredBatch:
     scores: np.ndarray  # [B, F], NaN where a function did not apply or failed
     groups: Groups
     # [B] bool, masked in a group of which no function says what is right: `np.ma`
-    right: np.ndarray
+    right: np.ma.MaskedArray
     stage: str = "1"
     # [B] bool: ended with one of the trainer's EOS tokens; None: not known
     finished: np.ndarray | None = None

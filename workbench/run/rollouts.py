@@ -318,7 +318,9 @@ def _batch_of(own: Fields, names: list[str], size: int, known: Fields, each: int
         columns=columns,
         scores=np.stack([numbers(f"score.{name}") for name in weights], axis=1),
         groups=Groups(*map(numbers, ("total", "group_mean", "group_std", "advantage"))),
-        right=np.ma.masked_array(own["right"].astype(bool), np.equal(own["right"], None)),
+        right=np.ma.masked_array(
+            own["right"].astype(bool), [each is None for each in own["right"]]
+        ),
         finished=np.array([reason != "length" for reason in texts("finish_reason")]),
         reward_hash=next(iter(texts("reward_hash")), None) or "",
         errors={name: each for name, each in errors.items() if each},
