@@ -405,7 +405,7 @@ def test_a_task_file_that_forks_is_one(tmp_path, where):
     text = FORKS.replace(where, "os.fork()").replace("AT_MAKING", "pass").replace("AT_LOADING", "")
     (tmp_path / "task.py").write_text(text, encoding="utf-8")
     (tmp_path / "recipe.yaml").write_text("{run_name: r, task: task.py, policy: {name: tiny}}", encoding="utf-8")
-    heads = {("probe", "task.py"): "expected format", ("plan", "recipe.yaml"): "model "}
+    heads = {("probe", "task.py"): "expected format", ("plan", "recipe.yaml"): "100 steps"}
     for words, head in heads.items():
         command = [sys.executable, "-m", "workbench.cli", *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
