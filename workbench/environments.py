@@ -12,6 +12,7 @@ import typing
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from workbench.door import behind_door, words
 from workbench.errors import TaskError
 from workbench.extras import need
 from workbench.kinds import Fields, Function
@@ -23,10 +24,12 @@ _BROUGHT = "brought_by_an_environment"  # its class, on such a reward function
 
 
 def factories_of(environment: Environment) -> dict[str | None, Function]:
-    """Name -> what makes an environment; the name of a single one is None, as in TRL."""
-    if isinstance(environment, Mapping):
-        return dict(environment)
-    return {None: environment} if environment else {}
+    """Name -> what makes an environment, behind the door; the name of a single one is None, as in
+    TRL.
+    """
+    if not isinstance(environment, Mapping):
+        environment = {None: environment} if environment else {}
+    return {name: behind_door(make) for name, make in environment.items()}
 
 
 def methods_of(environment: object) -> list[Function]:
@@ -163,13 +166,13 @@ def copies(begun: Start, count: int, task: str) -> list[Any]:
         return begun.observation
 
     try:
-        made = [copy.deepcopy(begun.environment) for _ in range(count)]
+        made = [behind_door(copy.deepcopy)(begun.environment) for _ in range(count)]
         for own in made:
             own.reset = again
     except Exception as error:  # of the user's own code, or of what it holds
         name = type(begun.environment).__name__
         raise TaskError(
-            f"task {task!r}: {name} cannot be split: {type(error).__name__}: {error}",
+            f"task {task!r}: {name} cannot be split: {words(error)}",
             rule="several rollouts from one start take a copy of the environment each",
             remedy=f"give {name} a `__deepcopy__`, or keep locks, files and clients out of it",
         ) from error
@@ -213,9 +216,9 @@ def with_own_rewards(
     """
     try:
         kinds = dict.fromkeys(type(make()) for make in factories_of(environment).values())
-    except (Exception, SystemExit) as error:  # of the user's own code
+    except Exception as error:  # of the user's own code
         raise TaskError(
-            f"task {name!r}: environment: {type(error).__name__}: {error}",
+            f"task {name!r}: environment: {words(error)}",
             rule="an environment is made without arguments; `reset` begins a rollout",
             remedy="environment=MyEnvironment, a class, or a function that makes one",
         ) from error

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from workbench.printable import printable
 
+_OWN, _PYTHON = (f"{os.path.dirname(file)}{os.sep}" for file in (__file__, os.__file__))
+
 
 class WorkbenchError(Exception):
     """Base of every error that the workbench raises on purpose: the value met, the rule that it
@@ -58,12 +60,17 @@ def fault_line(error: BaseException, file: str | os.PathLike | None = None) -> s
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({Path(error.filename).name}:{error.lineno}: {(error.text or '').strip()})"
-    own, python = str(Path(__file__).parent), os.path.dirname(os.__file__)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        elsewhere = frame.filename.startswith((own, python)) or "site-packages" in frame.filename
-        if frame.filename == str(file) if file is not None else not elsewhere:
+        if frame.filename == str(file) if file is not None else is_users(frame.filename):
             return f" ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
     return ""
+
+
+def is_users(file: str) -> bool:
+    """Whether code of that file is neither a library's (nor Python's) nor the workbench's."""
+    if file.startswith((_OWN, _PYTHON)):
+        return False
+    return "site-packages" not in file and "dist-packages" not in file  # Debian's, and Colab's
 
 
 class RecipeError(WorkbenchError, ValueError):

@@ -173,9 +173,12 @@ class Task:
         """What TRL's trainer takes of it for rollouts of several turns, by argument; empty: they
         are of one.
         """
+        from workbench.environments import factories_of
+
+        makers = factories_of(self.environment)
         asked = {
             "tools": [*self.tools],
-            "environment_factory": self.environment,
+            "environment_factory": makers.get(None, makers),
             "rollout_func": self.rollout_func,
         }
         return {name: own for name, own in asked.items() if own}

@@ -18,7 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from urllib.parse import quote, unquote
 
-from workbench.errors import TaskError, fault_line
+from workbench.door import door, said
+from workbench.errors import TaskError
 from workbench.workspace import shown
 
 # Below it each task file is a module, named after its address: a pickle names the functions of a
@@ -130,10 +131,11 @@ class _TaskFiles(Loader):
                     source.splitlines(keepends=True),
                     place,
                 )
-                exec(compile(source, place, "exec"), module.__dict__)
+                with door():
+                    exec(compile(source, place, "exec"), module.__dict__)
         except TaskError:
             raise
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             value, remedy = shown(text), "correct that line"
             if others:
                 value += f", executed as {shown(Path(place))}"
@@ -143,7 +145,7 @@ class _TaskFiles(Loader):
                 remedy += ", or pass the task in Python: continue_run(run, task=...)"
             elif isinstance(error, ModuleNotFoundError):
                 remedy = "put that module beside the task file, or install it"
-            value += f": {type(error).__name__}: {error}{fault_line(error, place)}"
+            value += f": {said(error, place)}"
             rule = "a task file runs when it is imported"
             raise TaskError(value, rule=rule, remedy=remedy) from error
 

@@ -8,24 +8,32 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
+import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from workbench.audit.completions import CompletionBuilder, probes
-from workbench.environments import Start, started
+from workbench.door import LONGEST_ERROR, Ended, Late, alarm, door, said
+from workbench.environments import Start, copies, offered, started
 from workbench.errors import RewardError, TaskError
 from workbench.rewards.beside import CoroutineLoop, ProcessState
-from workbench.rewards.door import LONGEST_ERROR, Ended, Late, alarm, door, said
 from workbench.rewards.guarding import LONGEST_TEXT, guarded, guarded_environment, guarded_tool
 from workbench.rewards.judge_rewards import make_judge_reward
 from workbench.rewards.suite import RewardSuite
-from workbench.task import Task
+from workbench.task import Task, load_task
 
+LOADED = """task = Task("t", [{"prompt": "1 + 1?"}], [lambda completions, **_: [1.0]])
+object.__setattr__(task, "value", sys._act())
+"""
 ROWS = [{"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}]
 DEADLINE_S = 0.3
 
@@ -135,7 +143,41 @@ def own_probe(act):
     return probes(CompletionBuilder(ROWS[0]), {"mine": lambda row: act()})[-1].text
 
 
+def load(act):
+    # `task` of a task file that runs it
+    folder = Path(tempfile.mkdtemp())
+    (folder / "task.py").write_text("import sys\nfrom workbench import Task\n" + LOADED, encoding="utf-8")
+    sys._act = act
+    try:
+        return load_task(folder / "task.py").value
+    finally:
+        shutil.rmtree(folder)
+
+
+def constructor(act):
+    """Each place that makes an environment, the last one as TRL does for the first of a run."""
+    own, begun = types.SimpleNamespace(act=lambda: None), []
+
+    class Made(Game):
+        def __init__(self):
+            begun.append(own.act())
+
+    task = Task("t", ROWS, [worker_reward(act)], environment=Made)
+    own.act = act
+    task.for_turns["environment_factory"]()
+    offered((), {"a": Made})
+    started(Made, ROWS[0], 0)
+    return begun[-1]
+
+
+def copied(act):
+    own = type("Own", (), {"__deepcopy__": lambda self, memo: types.SimpleNamespace(value=act())})()
+    return copies(Start(own, None, {}), 1, "t")[0].value
+
+
 DOORS = {
+    "load": load,
+    "copied": copied,
     "worker": reward_of(worker_reward),
     "object": reward_of(kept_object),
     "coroutine": reward_of(awaited_reward),
@@ -144,7 +186,7 @@ DOORS = {
     "awaited tool": awaited_tool,
     "reset": of_game("reset"),
     "get_reward": of_game("get_reward"),
-    "constructor": lambda act: guarded(act, 10.0)(),
+    "constructor": constructor,
     "rollout_func": lambda act: guarded(lambda prompts, trainer: act(), None)([], None),
     "reference": reference,
     "probe": own_probe,
@@ -184,9 +226,10 @@ def settings() -> list:
     drawn = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
     left_s = signal.getitimer(signal.ITIMER_REAL)[0]  # pytest's own timer, which runs, or the 100 s of `changes`
+    process = [dict(os.environ), os.umask(own := os.umask(0o077)) and own, [*sys.path], sys.getrecursionlimit()]
     streams = [sys.stdout, sys.stderr, np.geterr(), os.getcwd(), left_s > 0, left_s > 150, json.dumps]
-    own = [torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_float32_matmul_precision(), torch.get_num_threads()]
-    return [drawn, handlers, streams, own, torch.are_deterministic_algorithms_enabled(), sys.float_info.min / 2]
+    of_torch = [torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_float32_matmul_precision(), torch.get_num_threads()]
+    return [drawn, handlers, streams, process, of_torch, torch.are_deterministic_algorithms_enabled(), sys.float_info.min / 2]
 
 
 def changes():
@@ -203,20 +246,26 @@ def changes():
     sys.stdout = sys.stderr = None
     np.seterr(all="raise")
     os.chdir("/")
+    os.environ |= {"PATH": "", "M1": "new"}
+    del os.environ["HOME"]
+    os.umask(0o070)
+    sys.setrecursionlimit(5_000)
     json.dumps = str
     torch.set_default_dtype(torch.float64)
     torch.set_grad_enabled(False)
     torch.set_float32_matmul_precision("medium")
     torch.set_num_threads(torch.get_num_threads() + 1)
     torch.use_deterministic_algorithms(True)
+    sys.path = None
     return 1.0
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DOORS if kind not in ("worker", "reference", "probe", "reset")])
+@pytest.mark.parametrize("kind", [kind for kind in DOORS if kind not in ("load", "worker", "reference", "probe", "reset")])
 def test_the_process_is_as_it_was(kind):
     before = settings()
     DOORS[kind](changes)
-    assert settings() == before
+    first = kind in ("constructor", "copied")  # draws from its caller's numbers
+    assert settings()[first:] == before[first:]
 
 
 def test_an_alarm_that_is_left_ends_no_worker():
@@ -252,8 +301,16 @@ def test_an_interrupt_of_the_users_goes_through():
         signal.raise_signal(signal.SIGINT)
         time.sleep(5.0)
 
-    with pytest.raises(KeyboardInterrupt):
-        guarded_tool(interrupted)()
+    def within_asyncio():
+        asyncio.run(asyncio.sleep(0, signal.raise_signal(signal.SIGINT)))
+
+    async def later():
+        asyncio.get_running_loop().call_later(0.05, signal.raise_signal, signal.SIGINT)
+        await asyncio.sleep(5.0)
+
+    for each in (interrupted, within_asyncio, lambda: asyncio.run(later())):
+        with pytest.raises(KeyboardInterrupt):
+            guarded_tool(each)()
 
 
 @pytest.mark.parametrize("kind", ["tool", "awaited tool", "reset"])
@@ -316,6 +373,44 @@ def test_a_score_of_an_odd_kind_is_named(make):
     with pytest.raises(RewardError, match="returned a Odd|SystemExit: 5"):
         suite.score(ROWS, ["a"])
     suite.close()
+
+
+def test_the_deadline_around_it_counts():
+    def hangs():
+        with door(), door(deadline_s=100.0):
+            time.sleep(100.0)
+
+    with pytest.raises(TimeoutError, match=r"^was not back after 0.3 s$"), door(deadline_s=DEADLINE_S):
+        hangs()
+
+
+FORKS = """import os
+from workbench import Task
+ROWS = [{"prompt": [{"role": "user", "content": f"{n} + 1?"}], "answer": str(n + 1)} for n in range(4)]
+class Game:
+    def __init__(self):
+        AT_MAKING
+    def reset(self, **row):
+        return "go"
+    def get_reward(self):
+        return 1.0
+AT_LOADING
+task = Task("t", ROWS, [], environment=Game)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["AT_MAKING", "AT_LOADING"])
+def test_a_task_file_that_forks_is_one(tmp_path, where):
+    text = FORKS.replace(where, "os.fork()").replace("AT_MAKING", "pass").replace("AT_LOADING", "")
+    (tmp_path / "task.py").write_text(text, encoding="utf-8")
+    (tmp_path / "recipe.yaml").write_text("{run_name: r, task: task.py, policy: {name: tiny}}", encoding="utf-8")
+    heads = {("probe", "task.py"): "expected format", ("plan", "recipe.yaml"): "100 steps"}
+    for words, head in heads.items():
+        command = [sys.executable, "-m", "workbench.cli", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count(f"\n{head}") == 1, done.stdout
 
 
 def test_a_door_behind_a_door_says_the_same():

@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 
 from workbench.audit.prompt_format import asking_text, parse_format
 from workbench.data.answer_column import ANSWER_ALIASES, has_constant, is_number, unwrapped
+from workbench.door import DEADLINE_S, door, words
 from workbench.errors import TaskError
 from workbench.kinds import Fields
 from workbench.recipe import packaged
 from workbench.rewards.beside import ProcessState
-from workbench.rewards.door import door, words
-from workbench.rewards.execution import DEADLINE_S
 from workbench.rewards.guarding import text_of
 from workbench.task import Row, Task
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from workbench.audit.findings import Findings, finding
+from workbench.door import words
 from workbench.environments import (
     Start,
     checked_tools,
@@ -22,7 +23,6 @@ from workbench.environments import (
     where_they_part,
 )
 from workbench.errors import TaskError
-from workbench.rewards.door import words
 from workbench.rewards.execution import check_scores
 from workbench.rewards.guarding import guarded
 from workbench.rewards.worker import plain_result

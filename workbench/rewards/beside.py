@@ -7,12 +7,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import functools
 import inspect
-import os
 import random
 import re
-import signal
 import sys
 import threading
 import weakref
@@ -21,12 +18,11 @@ from concurrent.futures import Future
 from types import ModuleType
 from typing import Any, ClassVar
 
+from workbench.door import Late, Setting, door, settings_kept
 from workbench.kinds import Fields, Function
 from workbench.rewards.code import beneath, held_by
-from workbench.rewards.door import Late, door, names_kept
 from workbench.rewards.worker import plain_result
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GRACE_S = 0.5  # in which a coroutine that was cancelled has to end
 
 
@@ -163,12 +159,9 @@ class ProcessState:
     """While a task's code runs beside the trainer: its changes to the process are undone when the
     last call has ended.
 
-    Covered are the current folder, standard output and error, handlers of signals, numpy's ways
-    with errors, torch's default dtype, gradient mode, precision, denormals, threads and
-    determinism, replacements in `builtins`, `json`, `math` and `re`, and the random numbers of
-    Python, numpy and torch. The calls have separate random streams, which begin as the trainer's
-    are at the first, or as `begin` says, and continue from call to call: merely restored, they
-    would repeat the same numbers.
+    Covered are `settings_kept`, and the random numbers of Python, numpy and torch. The calls have
+    separate random streams, which begin as the trainer's are at the first, or as `begin` says, and
+    continue from call to call: merely restored, they would repeat the same numbers.
     """
 
     def __init__(self) -> None:
@@ -179,7 +172,11 @@ class ProcessState:
         with self._lock:
             self._inside += 1
             if self._inside == 1:
-                self._keep(self._states)
+                self._states.enter_context(settings_kept())
+                for read, put, _ in _random_streams():
+                    self._states.callback(put, read())
+                for put, state in self._streams:
+                    put(state)
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
@@ -195,50 +192,8 @@ class ProcessState:
             for _, _, put_seed in _random_streams():
                 put_seed(number)
 
-    def _keep(self, states: contextlib.ExitStack) -> None:
-        states.enter_context(names_kept())
-        states.enter_context(contextlib.redirect_stdout(sys.stdout))
-        states.enter_context(contextlib.redirect_stderr(sys.stderr))
-        for read, put in _settings():
-            with contextlib.suppress(OSError):  # a folder that is gone
-                states.callback(_put_back, read, put, read())
-        for read, put, _ in _random_streams():
-            states.callback(put, read())
-        for put, state in self._streams:
-            put(state)
 
-
-def _put_back(read: Callable[[], Any], put: Callable[[Any], object], before: Any) -> None:
-    with contextlib.suppress(OSError):  # the folder that it went to is gone
-        if read() == before:
-            return
-    put(before)
-
-
-# (What reads a setting of the process, what sets it.)
-_Setting = tuple[Callable[[], Any], Callable[[Any], object]]
-
-
-def _settings() -> list[_Setting]:
-    settings: list[_Setting] = [(os.getcwd, os.chdir)]
-    for number in _SIGNALS:
-        own = functools.partial(signal.getsignal, number), functools.partial(signal.signal, number)
-        settings.append(own)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        settings.append((numpy.geterr, lambda before: numpy.seterr(**before)))
-    if (torch := sys.modules.get("torch")) is not None:
-        settings += [
-            (torch.is_grad_enabled, torch.set_grad_enabled),
-            (torch.get_default_dtype, torch.set_default_dtype),
-            (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-            (torch.get_num_threads, torch.set_num_threads),
-            (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-            (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
-        ]
-    return settings
-
-
-def _random_streams() -> list[tuple[*_Setting, Callable[[int], object]]]:
+def _random_streams() -> list[tuple[*Setting, Callable[[int], object]]]:
     # (what reads a stream, what sets it, what seeds it); torch's only where it is loaded: the
     # policy has to bring it in first
     streams: list[Any] = [(random.getstate, random.setstate, random.seed)]

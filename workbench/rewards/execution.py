@@ -21,12 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from workbench.door import Late, door, said
 from workbench.errors import BudgetError, RewardError
 from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
 from workbench.rewards.code import Trace, beneath, held_by, is_ours, judge_of
 from workbench.rewards.compare import watched
-from workbench.rewards.door import Late, door, said
 from workbench.rewards.worker import (
     NO_LIST,
     OTHER_ORDER,
@@ -41,7 +41,6 @@ from workbench.rewards.worker import (
 from workbench.run.metrics import is_own
 
 Call = Fields
-DEADLINE_S = 60.0
 # TRL computes advantages in 32 bits, where the square of 1.8e19 is infinite; a batch adds up the
 # squares of thousands.
 LARGEST = 1e15

@@ -10,10 +10,9 @@ import inspect
 from collections.abc import Callable, Generator
 from typing import Any
 
+from workbench.door import DEADLINE_S, Late, door
 from workbench.kinds import Fields, Function
 from workbench.rewards.beside import ProcessState, answer_of
-from workbench.rewards.door import Late, door
-from workbench.rewards.execution import DEADLINE_S
 from workbench.workspace import encodable
 
 _NO_TEXT = (bytes, bytearray, list)  # TRL takes a list for parts of a message, images among them

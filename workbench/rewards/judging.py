@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workbench.door import Ended, door, said
 from workbench.errors import BudgetError, RewardError, TaskError
 from workbench.kinds import Fields, Function
-from workbench.rewards.door import Ended, door, said
 from workbench.rewards.hashing import reward_hash
 from workbench.task import Task, fingerprint
 from workbench.workspace import Tail, append_line, encodable, made, read_lines, resolve

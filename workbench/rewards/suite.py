@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from workbench.door import DEADLINE_S
 from workbench.errors import RecipeError, RewardError, TaskError, nearest
 from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
@@ -33,7 +34,6 @@ from workbench.rewards.chat_or_text import (
 from workbench.rewards.code import Trace
 from workbench.rewards.execution import (
     AWAITED,
-    DEADLINE_S,
     FROM_TRL,
     Call,
     RewardExecutor,

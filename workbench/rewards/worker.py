@@ -30,9 +30,9 @@ from multiprocessing.reduction import recv_handle, send_handle
 from types import ModuleType
 from typing import Any
 
+from workbench.door import door, names_kept, said
 from workbench.errors import RewardError
 from workbench.kinds import Function
-from workbench.rewards.door import door, names_kept, said
 from workbench.workspace import encodable
 
 # Bound now: what a target puts in their place must not decide what is sent.

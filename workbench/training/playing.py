@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from workbench.data.call_markers import markers_of
 from workbench.data.difficulty import row_key
+from workbench.door import DEADLINE_S
 from workbench.environments import (
     copies,
     factories_of,
@@ -30,7 +31,6 @@ from workbench.environments import (
 from workbench.errors import TaskError
 from workbench.kinds import Fields, Function
 from workbench.rewards.beside import ProcessState
-from workbench.rewards.execution import DEADLINE_S
 from workbench.rewards.guarding import guarded, guarded_environment, guarded_tool
 from workbench.rewards.hashing import source_code
 from workbench.run.calls import unparsed
@@ -192,7 +192,8 @@ def _player_class(backend: str) -> type:
                 if per_start > 1:
                     self._environment_pool = {name: [] for name in pool}
                     for row, name in zip(rows, names, strict=True):
-                        begun = started(self.task.environment, row, 0)
+                        begin = guarded(started, DEADLINE_S, self.kept)
+                        begun = begin(self.task.environment, row, 0)
                         own = copies(begun, per_start, self.task.name)
                         self._environment_pool[name] += own
                     rows = [row for row in rows for _ in range(per_start)]

@@ -22,11 +22,11 @@ import numpy as np
 
 from workbench import processes
 from workbench.data.prompts import question
+from workbench.door import said
 from workbench.environments import takes_seed
 from workbench.errors import RecipeError, RunError
 from workbench.kinds import Fields, Function, Trainer
 from workbench.rewards.beside import ProcessState
-from workbench.rewards.door import said
 from workbench.rewards.guarding import guarded, guarded_environment, guarded_tool
 from workbench.run.batch import ScoredBatch
 from workbench.run.calls import Markers, unparsed
@@ -156,8 +156,6 @@ class Turns(Feature):
         ]
 
     def _guard_environments(self, trainer: Any) -> None:
-        # A task's own dict stays as it is.
-        trainer.environment_factories = dict(trainer.environment_factories)
         for name, factory in trainer.environment_factories.items():
             pool = trainer._environment_pool[name]
             for environment in pool:

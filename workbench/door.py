@@ -7,20 +7,26 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dis
+import functools
 import json
 import math
 import os
 import re
 import signal
+import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from typing import Any
 
-from workbench.errors import WorkbenchError, fault_line
+from workbench.errors import WorkbenchError, fault_line, is_users
+from workbench.kinds import Function
 from workbench.workspace import encodable
 
 LONGEST_ERROR = 2_000  # characters
 _NOTHING_KEPT = contextlib.nullcontext()
-_HANDLER = "workbench.training.control"
+DEADLINE_S = 60.0  # unless another is given
+# (What reads a setting of the process, what sets it.)
+Setting = tuple[Callable[[], Any], Callable[[Any], object]]
 
 
 class Ended(RuntimeError):
@@ -30,7 +36,7 @@ class Ended(RuntimeError):
 
 
 class Late(BaseException):
-    """The deadline is over. No Exception: code that catches those would go on."""
+    """The deadline of so many seconds is over. No Exception: code that catches one would go on."""
 
 
 @contextlib.contextmanager
@@ -57,12 +63,24 @@ def door(
     except BaseException as error:
         _ends_if_forked(process, error)
         if isinstance(error, Late):
-            raise TimeoutError(f"was not back after {deadline_s:g} s") from error
+            raise TimeoutError(f"was not back after {error.args[0]:g} s") from error
         if _may_pass(error):
             raise
         # contextlib takes the cause of a RuntimeError for what ended this generator
         raise Ended(words(error)) from None if isinstance(error, StopIteration) else error
     _ends_if_forked(process)
+
+
+def behind_door(function: Function) -> Function:
+    """The function behind the `door`: an environment's constructor, or what makes one. What it
+    draws is drawn from the caller's random numbers.
+    """
+
+    def called(*given: object) -> Any:
+        with door(settings_kept(), DEADLINE_S):
+            return function(*given)
+
+    return called
 
 
 def words(error: BaseException) -> str:
@@ -75,10 +93,10 @@ def words(error: BaseException) -> str:
         return f"{kind}: (its message could not be read)"
 
 
-def said(error: BaseException) -> str:
-    """`words`, and the line of the task's code: `ValueError: no (task.py:3: raise ...)`."""
+def said(error: BaseException, file: str | None = None) -> str:
+    """`words`, and the line of the task's code, of `file`: `ValueError: no (task.py:3: ...)`."""
     own = _beneath(error)
-    return words(own) + (fault_line(own) if isinstance(own, Exception) else "")
+    return words(own) + (fault_line(own, file) if file or isinstance(own, Exception) else "")
 
 
 def _beneath(error: BaseException) -> BaseException:
@@ -98,14 +116,13 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _raised_there(error: BaseException) -> bool:
-    # By a `raise` of the task's code. A user's interrupt comes between two instructions, or from
-    # the run's handler of signals.
+    # By a `raise` of the task's own code. A user's interrupt comes between two instructions, from
+    # the run's handler of signals, or from a library that was told of it, as asyncio is.
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    if last is None or last.tb_frame.f_globals.get("__name__") == _HANDLER:
-        return False
-    return last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    code = last and last.tb_frame.f_code
+    return is_users(code.co_filename) and code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def _ends_if_forked(own: int, error: BaseException | None = None) -> None:
@@ -128,10 +145,11 @@ def alarm(deadline_s: float | None, again_s: float = 0.0) -> Generator[None]:
         return
 
     def late(number: int, frame: object) -> None:
-        raise Late
+        raise Late(deadline_s)
 
     handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
-    if deadline_s is not None:
+    ours = getattr(handler, "__qualname__", "") == late.__qualname__
+    if deadline_s is not None and (again_s or not ours):  # a door's around this one counts
         signal.signal(signal.SIGALRM, late)
         signal.setitimer(signal.ITIMER_REAL, deadline_s, again_s)
     try:
@@ -150,3 +168,62 @@ def names_kept() -> Generator[None]:
     finally:
         for names, kept in before:
             names.update(kept)
+
+
+@contextlib.contextmanager
+def settings_kept() -> Generator[None]:
+    """Undo changes to the process made inside: current folder, environment variables, umask, the
+    list of folders to import from, recursion limit, standard output and error, handlers of signals,
+    numpy's ways with errors, torch's default dtype, gradient mode, precision, denormals, threads
+    and determinism, and those of `names_kept`.
+    """
+    with contextlib.ExitStack() as states:
+        states.enter_context(names_kept())
+        states.enter_context(contextlib.redirect_stdout(sys.stdout))
+        states.enter_context(contextlib.redirect_stderr(sys.stderr))
+        for read, put in _settings():
+            with contextlib.suppress(OSError):  # a folder that is gone
+                states.callback(_put_back, read, put, read())
+        yield
+
+
+def _put_variables(before: dict[str, str]) -> None:
+    for name in os.environ.keys() - before:
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _put_back(read: Callable[[], Any], put: Callable[[Any], object], before: Any) -> None:
+    with contextlib.suppress(
+        Exception
+    ):  # the folder that it went to is gone, or no list is in its place
+        if read() == before:
+            return
+    put(before)
+
+
+def _settings() -> list[Setting]:
+    settings: list[Setting] = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        own = functools.partial(signal.getsignal, number), functools.partial(signal.signal, number)
+        settings.append(own)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        settings.append((numpy.geterr, lambda before: numpy.seterr(**before)))
+    if (torch := sys.modules.get("torch")) is not None:
+        settings += [
+            (torch.is_grad_enabled, torch.set_grad_enabled),
+            (torch.get_default_dtype, torch.set_default_dtype),
+            (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+            (torch.get_num_threads, torch.set_num_threads),
+            (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+            (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
+        ]
+    return [  # the last is put back first
+        *settings,
+        (os.getcwd, os.chdir),
+        (os.environ.copy, _put_variables),
+        # Reading sets it, too; meanwhile no file is made that others could read.
+        (lambda: os.umask(own := os.umask(0o077)) and own, os.umask),
+        (lambda: [*sys.path], functools.partial(setattr, sys, "path")),
+        (sys.getrecursionlimit, sys.setrecursionlimit),
+    ]
