@@ -167,12 +167,12 @@ def paying(
         return
     # in the mean over the rows it would not be seen
     for name in () if varies else ("empty", "a wrong answer", "the answer in the wrong place"):
-        leaks = table.by_row(scores, PROBE, name).dropna() >= earned - _CLOSE
-        leaks &= earned > scores.min() + _CLOSE
+        less = (earned - table.by_row(scores, PROBE, name)).dropna()
+        leaks = (less <= _CLOSE) & (earned[less.index] > scores.min() + _CLOSE)
         if leaks.any() and not leaks.all():
-            which, rows = table.listed(leaks.index[leaks]), len(leaks)
-            values = {"leaks": leaks.sum(), "rows": rows, "which": which, "name": name}
-            yield finding("silence.row", function, earned=earned[leaks].iloc[0], **values)
+            paid = leaks.index[leaks]
+            values = {"leaks": len(paid), "rows": len(leaks), "which": table.listed(paid)}
+            yield finding("silence.row", function, name=name, earned=earned[paid[0]], **values)
             return
 
 
