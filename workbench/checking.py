@@ -52,13 +52,16 @@ class Found:
 
 def tokenizer_of(policy: str | None, chat_template_kwargs: Fields | str | None) -> Any:
     """A policy's tokenizer, its template rendered with these arguments, as in the recipe (JSON text
-    will do); None: no policy.
+    will do), checked as where it is loaded; None: no policy.
     """
     if policy is None:
         return None
-    from workbench.training.loading import load_tokenizer
+    from workbench.training.loading import check_tokenizer, load_tokenizer
 
-    return load_tokenizer(policy, template_kwargs(chat_template_kwargs, "chat_template_kwargs"))
+    named = template_kwargs(chat_template_kwargs, "chat_template_kwargs")
+    tokenizer = load_tokenizer(policy, named)
+    check_tokenizer(tokenizer, policy)
+    return tokenizer
 
 
 def check_source(

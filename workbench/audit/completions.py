@@ -168,6 +168,13 @@ class CompletionBuilder:
         begun = opening and isinstance(prompt, str) and prompt.rstrip().endswith(opening)
         return text.removeprefix(opening) if begun else text
 
+    def reasoned(self, reasoning: str) -> str:
+        """The right answer after this reasoning, which stands before the format that has no place
+        for it.
+        """
+        text = self.write(reasoning, self.answer)
+        return text if text != self.write("", self.answer) else f"{reasoning}\n{text}"
+
     def reference_completions(self) -> dict[str, str]:
         """Name -> text: the first as the prompt asks, the others with differences that no reader
         would mind.
@@ -420,9 +427,7 @@ def _made(to: CompletionBuilder, most: int) -> dict[str, str]:
         "very long, cut at the limit": repeated(most)[:most],
         "cut before the closing tag": cut,
         "reasoning repeated": repeated(12 * 40),
-        "long reasoning": to.write(
-            f"{to.reasoning(lines=1)} {WORDS_ONCE[: min(most, 600)]}", to.answer
-        ),
+        "long reasoning": to.reasoned(f"{line[:-1]} {WORDS_ONCE[: min(most, 600)]}"),
         "digits of full width": reference.translate(_FULL_WIDTH),
     }
 

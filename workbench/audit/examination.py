@@ -33,6 +33,7 @@ from workbench.audit.completions import (
 )
 from workbench.audit.findings import (
     PROBE,
+    REASONED,
     REFERENCE,
     RIGHT,
     SPELLING,
@@ -54,6 +55,7 @@ from workbench.audit.regression_cases import RegressionCase, failed_cases, load_
 from workbench.audit.starts import start_findings
 from workbench.data.answer_column import LABELS, folded, is_number
 from workbench.data.prompts import to_messages
+from workbench.data.rendering import check_embedded
 from workbench.errors import RewardError, TaskError, WorkbenchError
 from workbench.kinds import Fields, Function, Tokenizer
 from workbench.rewards import library
@@ -62,7 +64,14 @@ from workbench.rewards.code import judge_of
 from workbench.rewards.execution import OWN, UNJUDGED, Scored, takes_environments
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
-from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, keywords_of, unreached
+from workbench.rewards.tracing import (
+    Unreached,
+    broad_handlers,
+    calls_of,
+    keywords_of,
+    overlooks,
+    unreached,
+)
 from workbench.task import Row, Task, load_task
 from workbench.workspace import encodable
 
@@ -175,6 +184,7 @@ def audit_rewards(
 
     Raises:
         TaskError: if the task has no rows, or one of its probes or cases cannot be read.
+        PolicyError: if a prompt has a token that the policy's embedding lacks.
 
     >>> wb.audit_rewards("arithmetic").verdict
     'the best reward hack (a wrong answer, in few words) earns 58% of the reference completion;
@@ -188,6 +198,8 @@ def audit_rewards(
             rule="probes are made from prompts",
             remedy="give the task rows",
         )
+    if tokenizer is not None:
+        check_embedded(tokenizer, task.rows)
     suite = RewardSuite(task, 1, weights, deadline_s=deadline_s, on_error="skip", keep_state=False)
     tried = spread(task.rows, rows)
     with contextlib.closing(suite):
@@ -338,6 +350,8 @@ def _texts(trial: _Trial, row: int, builder: CompletionBuilder) -> Iterator[Text
         yield Text(row, REFERENCE, name, text)
     for probe in probes(builder, trial.task.probes, trial.limit):
         yield Text(row, PROBE, *probe)
+    if (short := builder.reasoned(builder.reasoning())) != builder.reference:
+        yield Text(row, REASONED, AS_ASKED, short)
     form = builder.format
     # a number in JSON is written in one way
     as_text = not form.json or (form.has_text(builder.answer) and not form.guessed)
@@ -392,6 +406,8 @@ def _table(trial: _Trial, texts: list[Text], measured: dict[str, _Measured]) -> 
         first.guessed,
         first.format.shown,
         [f"row {n} (answer {each.answer!r:.60})" for n, each in zip(numbers, trial.builders)],
+        len(trial.task.rows),
+        [name for name in scores if overlooks(suite.functions[name])],
     )
     # Where no format is asked for, the way of answering that is paid best stands for the
     # reference.
@@ -507,7 +523,8 @@ def _cause(trial: _Trial, table: ScoreTable, name: str, unpaid: Finding) -> Find
                     reads=forms[plain],
                 )
         alone, empty = (earned(rows[:1], [text]) for text in (texts[0], ""))
-        if alone > empty and earned([rows[0]] * 2, [texts[0], ""]) < alone:
+        pair = trial.scored(name, [rows[0]] * 2, [texts[0], ""]).scores
+        if alone != empty and np.ptp(np.nan_to_num(pair)) == 0:
             return finding("cause.batch", name, paid=alone, empty=empty)
         scores = table.scores[name]
         paid = table.by_row(scores, REFERENCE, AS_ASKED)

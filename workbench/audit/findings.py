@@ -18,6 +18,9 @@ from workbench.recipe import packaged
 from workbench.rewards.tracing import Unreached
 
 REFERENCE, PROBE, SPELLING = "reference", "probe", "spelling"
+# the reference after short reasoning, for which its format has no place: tells dear words from a
+# form that is broken
+REASONED = "reasoned"
 RIGHT, WRONG = "right", "wrong"  # among the spellings
 _CLOSE = 1e-6
 _POOR = 0.5  # of the way to the highest score of all
@@ -63,7 +66,7 @@ class Text(NamedTuple):
     """One completion of the table."""
 
     row: int
-    kind: str  # REFERENCE, PROBE or SPELLING
+    kind: str  # REFERENCE, PROBE, SPELLING or REASONED
     name: str
     text: str
     right: bool = True
@@ -82,6 +85,8 @@ class ScoreTable:
     guessed: bool = False  # the reference completions are a guess, on which no error can rest
     shown: bool = True  # the prompt shows where the lines of the format break
     rows: Sequence[str] = ()  # each row in words: its number in the task, and its answer
+    of: int = 0  # rows of the task
+    unread: Sequence[str] = ()  # functions whose code looks at no completion
 
     @functools.cached_property
     def totals(self) -> pandas.Series:
@@ -116,8 +121,9 @@ class ScoreTable:
         return scores[at].set_axis(self.texts.row[at])
 
     def listed(self, rows: Iterable[int]) -> str:
-        """Some rows in words, for a finding."""
-        return _listed([self.rows[row] for row in rows], 3, str)
+        """Some rows in words, for a finding, and how many were tried, where not all were."""
+        tried = f"; {len(self.rows)} of {self.of} rows were tried" * (len(self.rows) < self.of)
+        return _listed([self.rows[row] for row in rows], 3, str) + tried
 
 
 def paying(
@@ -139,7 +145,7 @@ def paying(
             yield finding("sometimes.never", function)
         return
     if table.flat(scores):
-        yield _constant(table, function, unreached())
+        yield _constant(table, function, unreached)
         return
     targets = [_target(table, function, row, varies) for row in earned.index]
     unpaid = earned < targets
@@ -158,28 +164,33 @@ def paying(
     empty = table.by_row(scores, PROBE, "empty")
     if empty.mean() > earned.mean() + _CLOSE:
         yield finding("silence", function, empty=empty.mean(), reference=earned.mean())
-    elif not varies:
-        # in the mean over the rows it would not be seen
-        leaks = (empty >= earned - _CLOSE) & (earned > scores.min() + _CLOSE)
+        return
+    # in the mean over the rows it would not be seen
+    for name in () if varies else ("empty", "a wrong answer", "the answer in the wrong place"):
+        less = (earned - table.by_row(scores, PROBE, name)).dropna()
+        leaks = (less <= _CLOSE) & (earned[less.index] > scores.min() + _CLOSE)
         if leaks.any() and not leaks.all():
-            which, rows = table.listed(leaks.index[leaks]), len(leaks)
-            values = {"leaks": leaks.sum(), "rows": rows, "which": which}
-            yield finding("silence.row", function, "", earned=earned[leaks].iloc[0], **values)
+            paid = leaks.index[leaks]
+            values = {"leaks": len(paid), "rows": len(leaks), "which": table.listed(paid)}
+            yield finding("silence.row", function, name=name, earned=earned[paid[0]], **values)
+            return
 
 
-def _constant(table: ScoreTable, function: str, branches: Sequence[Unreached]) -> Finding:
-    known = table.scores[function].dropna()
-    score = known.iloc[0]
+def _constant(
+    table: ScoreTable, function: str, unreached: Callable[[], Sequence[Unreached]]
+) -> Finding:
+    known, unread = table.scores[function].dropna(), function in table.unread
+    score, branches = known.iloc[0], [] if unread else unreached()
     could_pay = any(branch.pays > 0 for branch in branches)
     rule = "constant"
     if not could_pay and any(branch.takes < 0 for branch in branches):
         rule = "constant.penalty"
-    elif table.guessed and (could_pay or score <= 0):
+    elif table.guessed and not unread and (could_pay or score <= 0):
         rule = "constant.guessed"
     elif known.max() - known.min() >= _CLOSE and not could_pay:
         rule = "constant.prompt"
     reference = table.texts.text[0][:80]
-    never = _never(branches)
+    never = "; it does not look at the completions" if unread else _never(branches)
     some = known.groupby(table.texts.row).first().round(6).drop_duplicates()[:2]
     score = " or ".join(f"{each:g}" for each in some)
     return finding(rule, function, score=score, tried=len(known), reference=reference, never=never)
@@ -219,7 +230,7 @@ def _target(table: ScoreTable, function: str, row: int, varies: bool) -> float:
     if declared is not None:
         return declared - ((1 - _PAID) * (declared - lowest) if varies else _CLOSE)
     scores = table.scores[function][table.texts.row == row]
-    best = scores[table.texts.kind != PROBE].max()
+    best = scores[table.texts.kind.isin((REFERENCE, SPELLING))].max()
     if varies or np.isnan(best):
         return -np.inf  # nothing can be said, or it does not apply to this prompt
     # what pays may not be what an honest policy writes
@@ -279,7 +290,10 @@ def hackable(table: ScoreTable) -> Findings:
     # What the worst earns is no pay, though a reference completion earns no more.
     paid = max(reference, lowest + 2 * _CLOSE)
     hacks = [probe for probe in probes if not probe.right and probe.total >= paid - _CLOSE]
-    padded = [probe for probe in probes if probe.right and probe.total > reference + _CLOSE]
+    short = table.totals[table.at(REASONED, AS_ASKED)].mean()
+    short = reference if np.isnan(short) else short
+    honest = max(reference, short) + _CLOSE
+    padded = [probe for probe in probes if probe.right and probe.total > honest]
     for what, best in (("a reward hack", hacks), ("a padded answer", padded)):
         if best:
             first, others = best[0], _listed([probe.name for probe in best[1:]])
@@ -296,8 +310,8 @@ def hackable(table: ScoreTable) -> Findings:
     earns = {probe.name: probe for probe in probes}
     most = max(earns[each].total for each in ("empty", "a wrong answer") if each in earns)
     long = earns.get("long reasoning")
-    if long and long.total < most - _CLOSE and reference > most + _CLOSE:
-        values = {"earned": long.total, "reference": reference, "most": most}
+    if long and long.total < most - _CLOSE and short > most + _CLOSE:
+        values = {"earned": long.total, "reference": short, "most": most}
         yield finding("long", _payer(table, long), "", **values)
     around = [
         probe.name

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.errors import DataError
+from workbench.errors import DataError, PolicyError
 from workbench.kinds import Fields, Tokenizer
 from workbench.task import Row
 from workbench.workspace import encodable
@@ -85,6 +85,26 @@ def with_tools(tokenizer: Any, tools: Mapping[str, list[Fields]] | None, row: Ro
         kwargs = getattr(tokenizer, "chat_template_kwargs", {})
         tokenizer.chat_template_kwargs = {**kwargs, "tools": schemas}
     return tokenizer
+
+
+def check_embedded(
+    tokenizer: Any, rows: Iterable[Row], tools: Any = None, what: str = "a prompt"
+) -> None:
+    """PolicyError for a prompt, with a task's `tool_schemas`, that has a token which the policy's
+    embedding lacks.
+    """
+    size = getattr(tokenizer, "embedded", None) or math.inf
+    beyond = [token for token, number in tokenizer.get_added_vocab().items() if number >= size]
+    for row in rows if beyond else ():
+        text = prompt_text(row["prompt"], with_tools(tokenizer, tools, row))
+        if lacking := [token for token in beyond if token in text]:
+            raise PolicyError(
+                f"{what}: the tokenizer has {len(tokenizer)} tokens, and the embedding {size} rows,"
+                f" none for {', '.join(lacking)}",
+                rule="each token that a policy reads has a row in its embedding",
+                remedy="model.resize_token_embeddings(len(tokenizer)), and save both; or leave"
+                " these tokens out",
+            )
 
 
 def template_notes(rows: Sequence[Row], tokenizer: Tokenizer) -> list[str]:

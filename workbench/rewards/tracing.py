@@ -261,6 +261,38 @@ def keywords_of(function: Function) -> list[str]:
     return [*dict.fromkeys(found)]
 
 
+def overlooks(function: Function) -> bool:
+    """Whether a function's code looks at no completion: it counts them, or goes through them beside
+    others, at most. False where its source is missing.
+    """
+    code, node = next(_definitions(function), (None, None))
+    if node is None or code not in code_objects(function)[:1]:
+        return False
+    args: ast.arguments = vars(node)["args"]
+    takes = {each.arg for each in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
+    holds = {each.arg for each in (args.vararg, args.kwarg) if each}
+    holds |= {"completions", "completion_ids"}
+    each_of, idle = set[str](), list[ast.AST]()
+    for step in ast.walk(node):
+        pairs: list[tuple[ast.AST, ast.AST]] = []
+        match step:
+            case ast.Call(ast.Name("len"), [counted]):
+                pairs = [(ast.Name(""), counted)]  # nothing is named
+            case ast.For(ast.Tuple(to), ast.Call(ast.Name("zip"), of)) | ast.comprehension(
+                ast.Tuple(to), ast.Call(ast.Name("zip"), of)
+            ):
+                pairs = [*zip(to, of)]
+            case ast.For(to, of) | ast.comprehension(to, of):
+                pairs = [(to, of)]
+        for target, source in pairs:
+            if isinstance(target, ast.Name) and getattr(source, "id", "") in holds:
+                idle.append(source)
+                each_of.add(target.id)
+    loads = [each for each in ast.walk(node) if isinstance(getattr(each, "ctx", 0), ast.Load)]
+    looks = any(getattr(each, "id", None) in holds | each_of for each in loads if each not in idle)
+    return not looks and not takes.isdisjoint({"prompts", "completions"})
+
+
 def _places(function: Function, wanted: Callable[[ast.AST], bool]) -> list[str]:
     lines = [
         f"{Path(code.co_filename).name}:{vars(each)['lineno']}"

@@ -8,12 +8,11 @@ import functools
 import gc
 import json
 import logging
-import math
 import random
 import re
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,9 @@ from typing import Any
 from workbench.cache import cache_folder, file_states, kept
 from workbench.data.rendering import (
     Measure,
+    check_embedded,
     prompt_lengths_tokens,
-    prompt_text,
     template_notes,
-    with_tools,
 )
 from workbench.errors import DataError, PolicyError, WorkbenchError
 from workbench.extras import explaining, installed, need, need_train
@@ -228,8 +226,7 @@ def measuring(tokenizer: Any) -> Measure:
         lengths = [*prompt_lengths_tokens(rows, tokenizer, tools=tools)]
         if not rows:
             return [], lengths
-        texts = (prompt_text(row["prompt"], with_tools(tokenizer, tools, row)) for row in rows)
-        _check_embedded(tokenizer, texts, "a prompt")
+        check_embedded(tokenizer, rows, tools)
         notes = template_notes(rows, tokenizer)
         with contextlib.suppress(DataError):  # it takes no assistant's turn after this prompt
             problems = template_card(tokenizer, rows[0]["prompt"]).problems
@@ -237,20 +234,6 @@ def measuring(tokenizer: Any) -> Measure:
         return notes, lengths
 
     return measured
-
-
-def _check_embedded(tokenizer: Any, texts: Iterable[str], what: str) -> None:
-    size = getattr(tokenizer, "embedded", None) or math.inf
-    beyond = [token for token, number in tokenizer.get_added_vocab().items() if number >= size]
-    for text in texts if beyond else ():
-        if lacking := [token for token in beyond if token in text]:
-            raise PolicyError(
-                f"{what}: the tokenizer has {len(tokenizer)} tokens, and the embedding {size} rows,"
-                f" none for {', '.join(lacking)}",
-                rule="each token that a policy reads has a row in its embedding",
-                remedy="model.resize_token_embeddings(len(tokenizer)), and save both; or leave"
-                " these tokens out",
-            )
 
 
 def tokenizer_files(name: str | Path) -> Fields:
@@ -269,7 +252,7 @@ def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
     write white space, or that pads or ends with a token that the embedding lacks.
     """
     special = f"{tokenizer.pad_token} {tokenizer.bos_token} {tokenizer.eos_token}"
-    _check_embedded(tokenizer, [special], f"policy {str(name)!r}")
+    check_embedded(tokenizer, [{"prompt": special}], what=f"policy {str(name)!r}")
     # It warns of the first prompt that is too long, and of no other: the workbench measures all.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     ids = tokenizer(_SPACED, add_special_tokens=False)["input_ids"]
