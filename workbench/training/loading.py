@@ -51,8 +51,8 @@ SMALL_BYTES = 400 * 2**20
 # On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in
 # red, in every notebook, and at whichever import of many comes first.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-# Nothing to act on: transformers leaves a harmful setting of many published tokenizers out of force,
-# which is right; and it says on a CPU, at every GRPOConfig, that torch_compile pays on GPUs.
+# Nothing to act on: transformers leaves a harmful setting of many published tokenizers out of
+# force, which is right; and says on a CPU, at every GRPOConfig, that torch_compile pays on GPUs.
 _NOT_NEWS = {
     "tokenization_utils_tokenizers": "Ignoring clean_up_tokenization_spaces",
     "training_args": "The speedups for torchdynamo",

@@ -182,5 +182,9 @@ def field_kinds(config_class: type) -> dict[str, set[type]]:
     types.
     """
     hints = typing.get_type_hints(config_class).items()
-    kinds = {name: set(typing.get_args(hint) or (hint,)) for name, hint in hints}
+    kinds = {
+        name: set(typing.get_args(hint) or (hint,))
+        for name, hint in hints
+        if typing.get_origin(hint) is not list
+    }
     return {name: parts for name, parts in kinds.items() if parts <= set(_KIND_WORDS)}
