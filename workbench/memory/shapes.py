@@ -111,6 +111,11 @@ def from_config(
     return _built(json.dumps(dict(config), sort_keys=True), name, local)
 
 
+def routes(shape: ModelShape) -> bool:
+    """Whether the model is a mixture of experts whose router's logits TRL can ask for."""
+    return hasattr(_on_meta(shape.config)[0].get_text_config(), "output_router_logits")
+
+
 @kept
 @functools.lru_cache(maxsize=64)
 def _built(config: str, name: str, local: bool) -> ModelShape:

@@ -30,7 +30,8 @@ def right_in(scores: np.ndarray, size: int, least: float | None = None) -> np.ma
     """Which completions are right, by their judges' scores, [B, judges]: [B] bool, masked in the
     groups of `size` that none of them scored. `least`: as in `Task.right_at`.
     """
-    scored_PJ = ~np.asarray(np.isnan(scores)).reshape(-1, size, scores.shape[1]).all(axis=1)
+    silent_PJ: Any = np.isnan(scores).reshape(-1, size, scores.shape[1]).all(axis=1)
+    scored_PJ = ~silent_PJ
     first_B = scored_PJ.argmax(axis=1).repeat(size)
     right = right_of(np.take_along_axis(scores, first_B[:, None], 1)[:, 0], least)
     return np.ma.masked_array(right, ~scored_PJ.any(axis=1).repeat(size))

@@ -227,7 +227,7 @@ _DAPO = "loss_type = 'dapo'"
 def _in_table() -> Iterator[Switch]:
     # Those of settings that are read where one other has certain values, as inert.yaml has them.
     def reads(where: str, values: list[object], wanted: bool) -> Condition:
-        return lambda given: (given[where] in values) is wanted
+        return lambda given: where not in given or (given[where] in values) is wanted
 
     for names, (where, values, wanted, *texts) in packaged(_TABLE).items():
         yield Switch(names, reads(where, values, wanted), *texts)

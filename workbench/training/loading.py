@@ -24,7 +24,7 @@ from workbench.data.rendering import (
     prompt_lengths_tokens,
     template_notes,
 )
-from workbench.errors import DataError, PolicyError, WorkbenchError
+from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
 from workbench.extras import explaining, installed, need, need_train
 from workbench.hub import check_hub
 from workbench.kinds import Fields, Model, Tokenizer
@@ -48,11 +48,16 @@ SMALL_BYTES = 400 * 2**20
 # On a CPU that multiplies in bfloat16, bitsandbytes warns that an optional package is absent: in
 # red, in every notebook, and at whichever import of many comes first.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-# transformers leaves a harmful setting of many published tokenizers out of force, which is right,
-# and nothing to act on.
-logging.getLogger("transformers.tokenization_utils_tokenizers").addFilter(
-    lambda record: not record.getMessage().startswith("Ignoring clean_up_tokenization_spaces")
-)
+# Nothing to act on: transformers leaves a harmful setting of many published tokenizers out of
+# force, which is right; and says on a CPU, at every GRPOConfig, that torch_compile pays on GPUs.
+_NOT_NEWS = {
+    "tokenization_utils_tokenizers": "Ignoring clean_up_tokenization_spaces",
+    "training_args": "The speedups for torchdynamo",
+}
+for _module, _words in _NOT_NEWS.items():
+    logging.getLogger(f"transformers.{_module}").addFilter(
+        lambda record, words=_words: not record.getMessage().startswith(words)
+    )
 _READABLE = (
     "models and adapters are files that transformers and PEFT can read without running code that"
     " comes with them"
@@ -270,16 +275,25 @@ def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
 
 def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[Any, list[str]]:
     """(shape of a recipe's policy, None: not known; notes on its 4 bits and its adapter, which a
-    loaded policy has itself).
+    loaded policy has itself). RecipeError for the loss of a router that it does not have.
     """
-    from workbench.memory.shapes import adapter_on, from_config, shape_of, unquantised
+    from workbench.memory.shapes import adapter_on, from_config, routes, shape_of, unquantised
 
     try:
-        if policy is not None:
-            return from_config(policy.model.config.to_dict(), policy.name), []
-        shape = shape_of(recipe.policy.name)
+        if policy is None:
+            shape = shape_of(recipe.policy.name)
+        else:
+            shape = from_config(policy.model.config.to_dict(), policy.name)
     except PolicyError:  # loading it says what is wrong
         return None, []
+    if (coef := recipe.grpo.get("router_aux_loss_coef")) and not routes(shape):
+        raise RecipeError(
+            f"grpo.router_aux_loss_coef = {coef!r}, and policy {shape.name!r}",
+            rule="it weighs the load of experts, and this model gives no router's logits",
+            remedy="leave it out",
+        )
+    if policy is not None:
+        return shape, []
     notes = _no_layer(adapter_on(shape, recipe.lora).unmatched)
     if recipe.policy.load_in_4bit and shape.stacked:
         stays = unquantised(shape.stacked, shape.parameters)

@@ -361,7 +361,7 @@ def taken_together() -> Generator[list[str], None, None]:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("default")
             yield heard
-    except (TypeError, ValueError, ImportError, NotImplementedError) as error:
+    except (TypeError, ValueError, AttributeError, ImportError, NotImplementedError) as error:
         raise RecipeError(
             f"grpo: {error}",
             rule="GRPOConfig and GRPOTrainer accept these settings together",

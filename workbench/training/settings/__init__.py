@@ -55,7 +55,8 @@ def normalised(
     settings, raised = whole_groups(settings | papers, asked)
     machine = machine or Machine.here(for_vllm=asks_for_vllm(settings, recipe))
     settings, changed = fitted(settings, recipe, machine)
-    notes += papers_notes(recipe, papers) + raised + changed + advice(recipe, settings)
+    notes += papers_notes(recipe, papers) + raised + changed
+    notes += advice(recipe, settings | {"cuda": machine.cuda})
     return recipe, settings, notes
 
 

@@ -168,6 +168,7 @@ def advice(recipe: Recipe, settings: Settings) -> list[str]:
     """
     defaults = _defaults()
     settings = completed(settings, defaults)
+    settings |= {"processes": processes.count(), "lora_dropout": recipe.lora.lora_dropout}
     own = _Own(recipe, settings)
     lines = []
     # What is of a wrong kind is refused afterwards, by `check_values` and `batch`.

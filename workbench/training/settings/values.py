@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from workbench import processes
 from workbench.cache import kept
 from workbench.errors import RecipeError, nearest
 from workbench.kinds import Fields, Function
@@ -32,6 +33,7 @@ BOUNDS: dict[str, Function] = {
 }
 # Where the trainer takes what it refuses otherwise.
 _ALLOWED: dict[str, Callable[[Fields], Any]] = {
+    **dict.fromkeys(_REFUSED["fsdp"]["names"], lambda asked: processes.count() > 1),
     "eval_strategy": lambda asked: asked["eval_strategy"] == "no",
     "use_liger_kernel": lambda asked: not lacks("use_liger_kernel"),
     "dataloader_persistent_workers": lambda asked: asked.get("dataloader_num_workers"),
@@ -112,7 +114,8 @@ def _value(name: str, value: object, settings: Fields, wanted: set[type]) -> tup
             isinstance(value, str) and re.fullmatch(r"[-+.\deE]+", value) and wanted & {int, float}
         )
         return f"{name} is {words}", "write it without quotes" if quoted else f"give {words}"
-    if name in _REFUSED and value and not _ALLOWED.get(name, lambda asked: False)(settings):
+    given = value or value == {}  # an empty parallelism_config is one, too
+    if name in _REFUSED and given and not _ALLOWED.get(name, lambda asked: False)(settings):
         return _REFUSED[name]["rule"], _REFUSED[name]["remedy"]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -179,5 +182,9 @@ def field_kinds(config_class: type) -> dict[str, set[type]]:
     types.
     """
     hints = typing.get_type_hints(config_class).items()
-    kinds = {name: set(typing.get_args(hint) or (hint,)) for name, hint in hints}
+    kinds = {
+        name: set(typing.get_args(hint) or (hint,))
+        for name, hint in hints
+        if typing.get_origin(hint) is not list
+    }
     return {name: parts for name, parts in kinds.items() if parts <= set(_KIND_WORDS)}

@@ -26,7 +26,7 @@ def turns_lines(asked: Asked) -> list[str]:
     """Lines for a plan; TaskError, RecipeError where the tools or the policy's template will not
     do.
     """
-    stages = [stage for stage in asked.stages if stage.task and stage.task.for_turns]
+    stages = [stage for stage in asked.stages if stage.task]
     return [line for stage in stages for line in dict.fromkeys(_lines(asked, stage))]
 
 
@@ -37,9 +37,11 @@ def _lines(asked: Asked, stage: Stage) -> Iterator[str]:
         name = getattr(task.rollout_func, "__name__", type(task.rollout_func).__name__)
         yield f"turns: {name} generates, in TRL's place; without an env_mask all its tokens train"
     tools = dict.fromkeys(_signature(own) for each in task.tool_schemas.values() for own in each)
-    if not tools:
-        return
     most = stage.recipe.grpo.get("max_tool_calling_iterations")
+    if not tools:
+        if most is not None:
+            yield "max_tool_calling_iterations does nothing here: the task has no tools"
+        return
     rounds = "1 round" if most == 1 else f"{most} rounds"
     until = f"at most {rounds} of calls" if most is not None else _UNTIL_FULL
     lengths = (
