@@ -169,6 +169,18 @@ class ExaminedRun:
             if own.name == function
         ]
 
+    def differs(self, batches: Sequence[StepSummary] | None = None) -> dict[str, list[int]]:
+        """Weighted function -> [groups within which its scores differ, groups of which it scored
+        two completions or more].
+        """
+        return {
+            function.name: [
+                sum(getattr(own, of) for _, own in self.history(function.name, batches))
+                for of in ("varies", "groups")
+            ]
+            for function in self.functions
+        }
+
     @cached_property
     def rewards(self) -> list[float]:
         """`rewards_of` the batches in which a trend is sought."""
