@@ -64,8 +64,8 @@ def _reasons(verdict: Verdict) -> list[str]:
 def _rest(verdicts: Sequence[Verdict]) -> list[str]:
     absent, early, unchecked, differs = [], [], [], []
     for verdict in verdicts:
-        within: dict[str, list[int]] = verdict.evidence.get("differs_within", {})
-        differs += [f"{one_line(name)} {of_groups(*own)}" for name, own in within.items()]
+        for name, own in verdict.evidence.get("differs_within", {}).items():
+            differs.append(one_line(f"{name} {of_groups(*own)}"))
         if verdict.state == OK and verdict.name == "dead_groups" and verdict.evidence.get("share"):
             # some there are: which, beside the share of the latest step?
             absent.append(f"{verdict.title} ({one_line(verdict.line)})")

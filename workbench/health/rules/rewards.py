@@ -8,7 +8,7 @@ import functools
 import math
 import statistics
 
-from workbench.health.summary import FunctionSummary, StepSummary
+from workbench.health.summary import FunctionSummary
 from workbench.health.trends import of_groups, percent, share
 from workbench.health.verdicts import (
     ALARM,
@@ -79,7 +79,7 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
     at_its_best = best is not None and low >= best - _CLOSE
     unpaid = f", and {seen - count} got no score" if seen > count else ""
     if high - low > _CLOSE:
-        return _equal_in_groups(view, function, history, low, high)
+        return _equal_in_groups(view, function, low, high)
     if at_its_best and best <= 0:  # a penalty that never had to strike
         return None
     evidence = {
@@ -112,37 +112,36 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
 
 
 def _equal_in_groups(
-    view: ExaminedRun,
-    function: FunctionSummary,
-    history: list[tuple[StepSummary, FunctionSummary]],
-    low: float,
-    high: float,
+    view: ExaminedRun, function: FunctionSummary, low: float, high: float
 ) -> Verdict | None:
     # Completions of one text score alike, whatever is read; where most groups are all right,
     # there is nothing left that could differ.
-    batches = [batch for batch, _ in history]
-    groups = sum(own.groups for batch, own in history if batch.distinct_in_groups > 0.5)
-    ends = {end for _, own in history for end in (own.low, own.high)}
-    levels = max(len(ends), *(own.levels for _, own in history))
+    name, differs = function.name, view.differs()
+    history, own = view.history(name), differs[name]
+    groups = sum(each.groups for batch, each in history if batch.distinct_in_groups > 0.5)
+    ends = {end for _, each in history for end in (each.low, each.high)}
+    levels = max(len(ends), *(each.levels for _, each in history))
     done = 2 * view.dead_kinds()[ALL_RIGHT] > view.total("group_count")
     if done or groups < (ALIKE if levels > 2 else ALIKE_IN_TWO):
         return None
-    name, differs = function.name, view.differs()
-    own = differs[name]
-    line, evidence = f"{name} differs within {of_groups(*own)}", {"weight": function.weight}
-    verdict = functools.partial(view.verdict, evidence=evidence, over=batches, function=name)
-    if not own[0]:
+    line = f"{name} differs within {of_groups(*own)}"
+    if own[0]:
+        # One that mostly pays its best, as a penalty does that seldom strikes, is learnt.
+        means = [each.mean for _, each in history if each.mean is not None] or [high]
+        learns = high - statistics.fmean(means) > 0.1 * (high - low)
+        most = max(share(*each).low for each in differs.values())
+        if not learns or most <= 0.5 or share(*own).high >= RARELY:
+            return None
+        case = "rarely differs"
+        line += ", others within most: it adds next to nothing"
+    else:
         between = all(each.low == each.high for _, each in history)
         case = "between batches" if between else "between prompts"
         line += f": it adds 0 % to the advantages, as its score differs only {case}"
-        return verdict(WARNING, line, case=case)
-    # One that mostly pays its best, as a penalty does that seldom strikes, is learnt.
-    means = [each.mean for _, each in history if each.mean is not None] or [high]
-    learns = high - statistics.fmean(means) > 0.1 * (high - low)
-    most = max(share(*each).low for each in differs.values())
-    line += ", others within most: it adds next to nothing"
-    rare = learns and most > 0.5 and share(*own).high < RARELY
-    return verdict(NOTE, line, case="rarely differs") if rare else None
+    evidence: Fields = {"weight": function.weight}
+    over = [batch for batch, _ in history]
+    state = NOTE if own[0] else WARNING
+    return view.verdict(state, line, evidence, case, over=over, function=name)
 
 
 @rule()
@@ -248,9 +247,8 @@ def _left_to_gain(view: ExaminedRun) -> float | None:
     for function in view.functions:
         most = view.config.best.get(function.name)
         if most is None:
-            seen = [own.high for _, own in view.history(function.name) if own.high is not None]
-            if not seen:
+            seen = (own.high for _, own in view.history(function.name) if own.high is not None)
+            if (most := max(seen, default=None)) is None:
                 return None
-            most = max(seen)
         best += function.weight * most
     return max(0.0, best - statistics.fmean(view.rewards[-10:]))
