@@ -307,7 +307,7 @@ def test_a_function_that_is_equal_within_every_group_is_named_at_step_3(home, fu
     assert equal_in_groups(function_, steps=1)[0].state == SKIPPED
     [found] = equal_in_groups(function_)
     assert (found.state, found.function) == (WARNING, function_.__name__)
-    assert found.evidence == {"weight": 1.0, "differs_within": {"correct_reward": [12, 12], function_.__name__: [0, 12]}}
+    assert found.evidence == {"differs_within": {"correct_reward": [12, 12], function_.__name__: [0, 12]}}
     # Wilson's 99 % bound for 0 of 12: z^2 / (n + z^2) = 6.6348 / 18.6348, z = 2.5758
     assert f"{function_.__name__} differs within 0 of 12 groups (0 to 36 %)" in found.line
     assert f"between {between}" in found.line

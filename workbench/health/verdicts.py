@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
+from workbench.health.summary import CallSummary, FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import Interval, change_of_share, share, slope
 from workbench.kinds import Fields
 from workbench.recipe import packaged
@@ -157,6 +157,11 @@ class ExaminedRun:
     def functions(self) -> list[FunctionSummary]:
         """The weighted functions of the latest batch."""
         return [function for function in self.batches[-1].functions if function.weight]
+
+    @cached_property
+    def calls(self) -> list[CallSummary]:
+        """Those of the recent batches that have any turns."""
+        return [own for batch in self.recent if (own := batch.calls)]
 
     def history(
         self, function: str, batches: Sequence[StepSummary] | None = None

@@ -138,10 +138,8 @@ def _equal_in_groups(
         between = all(each.low == each.high for _, each in history)
         case = "between batches" if between else "between prompts"
         line += f": it adds 0 % to the advantages, as its score differs only {case}"
-    evidence: Fields = {"weight": function.weight}
-    over = [batch for batch, _ in history]
     state = NOTE if own[0] else WARNING
-    return view.verdict(state, line, evidence, case, over=over, function=name)
+    return view.verdict(state, line, {}, case, over=view.batches, function=name)
 
 
 @rule()
