@@ -15,7 +15,7 @@ from workbench.display import view_of
 from workbench.errors import RunError, WorkbenchError
 from workbench.exporting.card import fenced
 from workbench.exporting.public import clean
-from workbench.health import examine_run
+from workbench.health.diagnosis import Verdicts, examine_run
 from workbench.inspection.measured import Evaluation, gain_in_words
 from workbench.inspection.reading import (
     Listing,
@@ -180,4 +180,5 @@ def _html(result: object) -> str:
 
 def _text(result: object) -> str:
     # Completions are in a group's view, not in its text; pictures and long tables are in words.
-    return printable(str(view_of(result) if isinstance(result, RecordedGroup) else result))
+    shown = isinstance(result, (RecordedGroup, Verdicts))  # what is well, also
+    return printable(str(view_of(result) if shown else result))

@@ -356,3 +356,22 @@ def test_a_command_without_memory_ends_with_words(monkeypatch, capsys, error):
     with pytest.raises(SystemExit):
         command.main()
     assert "a command fits into memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fault", [KeyError("steps"), ZeroDivisionError("division by zero"), AssertionError()])
+def test_a_fault_of_the_workbenchs_own_ends_with_2_and_where_it_happened(monkeypatch, capsys, fault):
+    """1 is the answer "no" of a command, so that a script may rely on it."""
+
+    monkeypatch.setattr(command.app, "registered_commands", [*command.app.registered_commands])
+
+    @command.app.command(name="breaks")
+    def breaks():
+        raise fault
+
+    monkeypatch.setattr("sys.argv", ["workbench", "breaks"])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "in breaks" in said
+    assert said.splitlines()[-1].startswith(type(fault).__name__)

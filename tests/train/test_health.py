@@ -190,7 +190,8 @@ def test_one_function_that_decides_everything(examined):
     assert verdict.function == "padding_reward"
     assert verdict.evidence["share"]["padding_reward"] > 0.95
     assert sum(verdict.evidence["share"].values()) == pytest.approx(1)
-    assert verdict.evidence["groups_within_which_it_differs"]["correctness_reward"] > 0.25
+    differing, groups = found["reward_cannot_pay"].evidence["differs_within"]["correctness_reward"]
+    assert differing > 0.25 * groups
     assert "padding_reward 100" in verdict.cause
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from recording import record
 
+from workbench.display import view_of
 from workbench.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, RunConfig, Verdict, diagnose, examine_run, worsened
 from workbench.health.diagnosis import Verdicts
 from workbench.health.rules import RULES
@@ -19,6 +20,7 @@ from workbench.health.verdicts import worst_first
 from workbench.rewards.groups import DEAD_KINDS
 from workbench.run.metrics import MEAN_LENGTH
 from workbench.task import Task
+from workbench.views.health import verdict_lines
 
 CONFIG = RunConfig(
     best={"right": 2.0, "format": 1.0},
@@ -32,7 +34,7 @@ CONFIG = RunConfig(
 
 
 def function(name: str, mean: float, low: float = 0.0, high: float = 2.0, **more) -> FunctionSummary:
-    values = {"weight": 1.0, "varies": 6, "share": 0.5, "unscored": 0}
+    values = {"weight": 1.0, "varies": 6, "share": 0.5, "unscored": 0, "groups": 8}
     return FunctionSummary(name=name, mean=mean, low=low, high=high, **{**values, **more})
 
 
@@ -219,7 +221,8 @@ def test_too_few_completions_are_no_evidence():
     small = batches(7, completions=8, functions=paying(0.0))
     assert verdicts(small)["reward_cannot_pay"].evidence["needs"] == 8
     small = batches(4, completions=24, group_size=4, functions=paying(0.0))
-    assert verdicts(small)["reward_cannot_pay"].evidence == {"needs": 128, "has": 96, "of": "completions"}
+    evidence = verdicts(small)["reward_cannot_pay"].evidence
+    assert (evidence["needs"], evidence["has"], evidence["of"]) == (128, 96, "completions")
 
 
 def test_a_function_without_weight_may_pay_what_it_likes():
@@ -235,7 +238,7 @@ def test_a_function_that_never_says_anything_is_named():
     silent = (silent[0], silent[1]._replace(unscored=24))
     early = verdicts(batches(4, completions=24, group_size=4, functions=silent))["reward_cannot_pay"]
     assert early.state == SKIPPED  # not that it "paid differently"
-    assert early.evidence == {"needs": 128, "has": 96, "of": "completions"}
+    assert (early.evidence["needs"], early.evidence["has"]) == (128, 96)
 
 
 @pytest.mark.parametrize("score", [1.0, 0.5])
@@ -304,9 +307,9 @@ def test_a_function_that_is_equal_within_every_group_is_named_at_step_3(home, fu
     assert equal_in_groups(function_, steps=1)[0].state == SKIPPED
     [found] = equal_in_groups(function_)
     assert (found.state, found.function) == (WARNING, function_.__name__)
-    # Wilson's 99 % bound for 0 of 12: z^2 / (n + z^2), z = 2.5758
-    assert found.evidence == {"groups": 12, "differs_at_most": pytest.approx(6.6348 / 18.6348, abs=1e-4), "weight": 1.0}
-    assert f"{function_.__name__} was equal within all 12 groups" in found.line
+    assert found.evidence == {"differs_within": {"correct_reward": [12, 12], function_.__name__: [0, 12]}}
+    # Wilson's 99 % bound for 0 of 12: z^2 / (n + z^2) = 6.6348 / 18.6348, z = 2.5758
+    assert f"{function_.__name__} differs within 0 of 12 groups (0 to 36 %)" in found.line
     assert f"between {between}" in found.line
     assert found.cause
     assert "workbench probe" in found.remedy
@@ -331,8 +334,54 @@ def test_no_false_alarm_over_functions_that_are_equal_for_a_good_reason(home, wh
 
 def test_of_two_scores_48_groups_tell(home):
     [found] = equal_in_groups(two_scores_reward, steps=12)
-    assert (found.state, found.evidence["groups"]) == (WARNING, 48)
-    assert equal_in_groups(two_scores_reward, steps=11)[0].state == OK
+    assert (found.state, found.evidence["differs_within"]["two_scores_reward"]) == (WARNING, [0, 48])
+    [found] = equal_in_groups(two_scores_reward, steps=11)
+    assert (found.state, found.evidence["differs_within"]["two_scores_reward"]) == (OK, [0, 44])
+
+
+def test_within_how_many_groups_each_weighted_function_differs_stands_for_every_one():
+    """Of eight groups a batch `right` differs within six, `format` within none; `muted` has no weight."""
+    muted = function("muted", 0.5, weight=0.0)
+    functions = (function("right", 1.0), function("format", 0.5, 0.2, 1.0, varies=0), muted)
+    found = diagnose(batches(6, functions=functions), [], CONFIG)
+    [named] = [each for each in found if each.name == "reward_cannot_pay"]
+    assert (named.state, named.function) == (WARNING, "format")
+    assert named.evidence["differs_within"] == {"right": [36, 48], "format": [0, 48]}
+    # 99 %, Wilson: 36 of 48 is 0.5656 to 0.8729, 0 of 48 is 0 to 6.6348 / 54.6348
+    [line] = [line for line in verdict_lines(found).splitlines() if line.startswith("scores differ within")]
+    assert line.split(": ")[1].split(", ") == ["right 36 of 48 groups (57 to 87 %)", "format 0 of 48 groups (0 to 12 %)"]
+    assert line in str(view_of(found))
+
+
+@pytest.mark.parametrize(
+    ("why", "differs_at", "mean", "more", "state"),
+    [
+        ("1 of 480 groups: its score hangs on the prompt", 60, 0.4, {}, NOTE),
+        ("one that nearly always pays its best has been learnt", 60, 0.95, {}, OK),
+        ("60 of 480 groups are more than a tenth", 1, 0.4, {}, OK),
+        ("where most groups are all right, nothing is left that could differ", 60, 0.4, {"dead": {"all right": 5}}, OK),
+        ("others differ within few groups also", 60, 0.4, {"varies": 3}, OK),
+    ],
+)
+def test_a_function_that_differs_within_very_few_groups_is_named_in_a_note(why, differs_at, mean, more, state):
+    right = function("right", 1.0, varies=more.pop("varies", 6))
+
+    def functions(n):
+        return right, function("format", mean, high=1.0, varies=int((n + 1) % differs_at == 0))
+
+    found = verdicts(batches(60, functions=functions, **more))["reward_cannot_pay"]
+    assert (found.state, found.function) == (state, "format" if state == NOTE else ""), why
+    assert bool(found.remedy) == (state == NOTE)
+
+
+def test_groups_of_which_nothing_is_scored_are_in_no_share(home):
+    """A function that has a score for one prompt of four, and tells its completions apart."""
+
+    def sometimes_reward(completions, prompts, **kwargs):
+        return [len(text) / 100 if prompt == ASKED[0] else None for prompt, text in zip(prompts, completions)]
+
+    [found] = equal_in_groups(sometimes_reward, steps=4)
+    assert (found.state, found.evidence["differs_within"]) == (OK, {"correct_reward": [16, 16], "sometimes_reward": [4, 4]})
 
 
 # --- groups and texts -------------------------------------------------------------------------------------------

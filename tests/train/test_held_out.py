@@ -130,6 +130,28 @@ def test_the_closing_line_says_the_share_of_the_time_that_the_manifest_has(home)
     assert f" {100 * share:.1f} % of the time" in heard.words
 
 
+@pytest.mark.slow
+def test_prompts_of_which_nothing_says_whether_they_are_right_are_counted_in_neither(home):
+    """Of a third of the held-out prompts the right function says nothing, whatever is completed; a third each is right and wrong."""
+    given = arithmetic(8, 12)
+    rows, asking = ([{**row, "says": "-10"[at % 3]} for at, row in enumerate(own)] for own in (given.rows, given.held_out))
+
+    def says_reward(completions, says, **kwargs):
+        return [None if own == "-" else float(own) for own in says]
+
+    task = Task("sums", rows, [says_reward, Counting()], held_out=asking, right_by="says_reward")
+    asked = recipe(every=1, max_steps=1)
+    run = train(asked, policy=load_policy(asked), task=task)
+    expected = [row["says"] for row in chosen(asked, task)]
+    assert sorted(expected) == ["-", "-", "0", "1", "1", "1"]
+    base, last = held_out(run.events())
+    assert base["right"] == last["right"] == "".join(expected)
+    # Wilson, 95 %, for three of four: (0.75 + z^2 / 8 -+ z * sqrt(0.1875 / 4 + z^2 / 64)) / (1 + z^2 / 4), z = 1.96
+    assert (last["prompts"], last["correct"]) == (6, 0.75)
+    assert (last["low"], last["high"]) == pytest.approx((0.3006, 0.9544), abs=1e-4)
+    assert (last["base"], last["gain"]) == (0.75, 0.0)
+
+
 def test_a_run_that_was_never_above_its_base_has_no_best_step():
     last = {"correct": 0.0, "low": 0.0, "high": 0.11, "gain": -0.38, "gain_low": -0.55, "gain_high": -0.2, "step": 30}
     found = {"last": last, "best": last, "base": 0.38, "seconds": 4, "share": 0.06}

@@ -51,6 +51,7 @@ class FunctionSummary(NamedTuple):
     share: float | None
     unscored: int  # completions that it gave no score
     levels: int = 1  # different scores, each a group's lowest
+    groups: int = 0  # in which it scored two completions or more
 
 
 class GroupSummary(NamedTuple):
@@ -279,6 +280,7 @@ def _functions(batch: ScoredBatch, batches: int) -> list[tuple[FunctionSummary, 
         by_batch(shares_PF, nan_mean),
         by_batch(np.isnan(batch.scores), np.sum),
         by_batch(low_PF, _levels),
+        by_batch((~np.isnan(scores_PGF)).sum(axis=1) > 1, np.sum),
     )
     weights = [float(weight) for weight in batch.weights]
     return [

@@ -114,3 +114,9 @@ def slope(values: Sequence[float]) -> Interval:
 def percent(share: float) -> str:
     """A share in words."""
     return f"{share:.0%}".replace("%", " %")
+
+
+def of_groups(count: int, groups: int) -> str:
+    """A share of groups with its interval: `41 of 48 groups (68 to 94 %)`."""
+    _, low, high = share(count, groups)
+    return f"{count} of {groups} groups ({100 * low:.0f} to {percent(high)})"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from workbench.health.summary import FunctionSummary, GroupSummary, StepSummary
+from workbench.health.summary import CallSummary, FunctionSummary, GroupSummary, StepSummary
 from workbench.health.trends import Interval, change_of_share, share, slope
 from workbench.kinds import Fields
 from workbench.recipe import packaged
@@ -158,6 +158,11 @@ class ExaminedRun:
         """The weighted functions of the latest batch."""
         return [function for function in self.batches[-1].functions if function.weight]
 
+    @cached_property
+    def calls(self) -> list[CallSummary]:
+        """Those of the recent batches that have any turns."""
+        return [own for batch in self.recent if (own := batch.calls)]
+
     def history(
         self, function: str, batches: Sequence[StepSummary] | None = None
     ) -> list[tuple[StepSummary, FunctionSummary]]:
@@ -168,6 +173,18 @@ class ExaminedRun:
             for own in batch.functions
             if own.name == function
         ]
+
+    def differs(self, batches: Sequence[StepSummary] | None = None) -> dict[str, list[int]]:
+        """Weighted function -> [groups within which its scores differ, groups of which it scored
+        two completions or more].
+        """
+        return {
+            function.name: [
+                sum(getattr(own, of) for _, own in self.history(function.name, batches))
+                for of in ("varies", "groups")
+            ]
+            for function in self.functions
+        }
 
     @cached_property
     def rewards(self) -> list[float]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from workbench.health.trends import of_groups
 from workbench.health.verdicts import ALARM, NOTE, OK, SKIPPED, WARNING, Verdict, worst_first
 from workbench.views.look import GOOD, MUTED, WELL
 from workbench.views.tables import View, coloured, item, one_line
@@ -61,8 +62,10 @@ def _reasons(verdict: Verdict) -> list[str]:
 
 
 def _rest(verdicts: Sequence[Verdict]) -> list[str]:
-    absent, early, unchecked = [], [], []
+    absent, early, unchecked, differs = [], [], [], []
     for verdict in verdicts:
+        for name, own in verdict.evidence.get("differs_within", {}).items():
+            differs.append(one_line(f"{name} {of_groups(*own)}"))
         if verdict.state == OK and verdict.name == "dead_groups" and verdict.evidence.get("share"):
             # some there are: which, beside the share of the latest step?
             absent.append(f"{verdict.title} ({one_line(verdict.line)})")
@@ -73,5 +76,10 @@ def _rest(verdicts: Sequence[Verdict]) -> list[str]:
             unchecked.append(one_line(f"{verdict.title} (no {missing}: {why})"))
         elif verdict.state == SKIPPED:
             early.append(verdict.title)
-    rest = {"no sign of": absent, "too early to say": early, "not checked": unchecked}
+    rest = {
+        "scores differ within": differs,
+        "no sign of": absent,
+        "too early to say": early,
+        "not checked": unchecked,
+    }
     return [f"{word}: {', '.join(dict.fromkeys(names))}" for word, names in rest.items() if names]

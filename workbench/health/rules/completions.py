@@ -259,7 +259,7 @@ def truncation(view: ExaminedRun) -> Verdict:
             return view.verdict(OK, line, evidence)
         line += f"; {percent((unended - clipped) / count)} end below the limit, "
         # their lengths leave out what tools answered
-        if any(batch.calls and batch.calls.calls for batch in recent):
+        if any(own.calls for own in view.calls):
             line += "with what tools answered at it"
             return view.verdict(WARNING, line, evidence, "cut rollouts")
         line += "by no EOS token that the record knows"

@@ -8,8 +8,8 @@ import functools
 import math
 import statistics
 
-from workbench.health.summary import FunctionSummary, StepSummary
-from workbench.health.trends import percent, share
+from workbench.health.summary import FunctionSummary
+from workbench.health.trends import of_groups, percent, share
 from workbench.health.verdicts import (
     ALARM,
     NOTE,
@@ -34,6 +34,7 @@ _CLOSE = 1e-9
 # Groups without a difference inside. A function of two scores needs more: a policy that is sure of
 # each prompt, right or wrong, gives it as much.
 ALIKE, ALIKE_IN_TWO = 8, 48
+RARELY = 0.1  # of the groups: a function that differs within fewer adds next to nothing
 ENOUGH_TO_TELL, LONG = 16, 60  # batches
 # Nats per token: a policy that is nearer to its base than that has hardly moved. It grows with the
 # square of the learning rate: a usual rate is at some 1e-4 after 20 steps, and a fifth of it at
@@ -44,14 +45,15 @@ STILL = 1e-5
 @rule(groups=8)
 def reward_cannot_pay(view: ExaminedRun) -> Verdict | list[Verdict]:
     """A weighted function that has given every completion the same score, although it could pay
-    more, or all completions of each group.
+    more, or all completions of each group. The evidence has `view.differs()`.
     """
-    verdicts = [_constant(view, function) for function in view.functions]
-    if constant := [verdict for verdict in verdicts if verdict is not None]:
-        return constant
     count = view.total("completions", view.batches)
     line = f"each function has paid differently among {count} completions"
-    return view.verdict(OK, line, {"completions": count}, over=())
+    fine = view.verdict(OK, line, {"completions": count}, over=())
+    verdicts = [*filter(None, (_constant(view, function) for function in view.functions))] or [fine]
+    for verdict in verdicts:
+        verdict.evidence["differs_within"] = view.differs()
+    return verdicts
 
 
 def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
@@ -77,7 +79,7 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
     at_its_best = best is not None and low >= best - _CLOSE
     unpaid = f", and {seen - count} got no score" if seen > count else ""
     if high - low > _CLOSE:
-        return _equal_in_groups(view, function, history)
+        return _equal_in_groups(view, function, low, high)
     if at_its_best and best <= 0:  # a penalty that never had to strike
         return None
     evidence = {
@@ -110,31 +112,34 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
 
 
 def _equal_in_groups(
-    view: ExaminedRun, function: FunctionSummary, history: list[tuple[StepSummary, FunctionSummary]]
+    view: ExaminedRun, function: FunctionSummary, low: float, high: float
 ) -> Verdict | None:
     # Completions of one text score alike, whatever is read; where most groups are all right,
     # there is nothing left that could differ.
-    batches = [batch for batch, _ in history]
-    groups = sum(
-        (batch.completions - own.unscored) // batch.group_size
-        for batch, own in history
-        if batch.distinct_in_groups > 0.5
-    )
-    ends = {end for _, own in history for end in (own.low, own.high)}
-    levels = max(len(ends), *(own.levels for _, own in history))
+    name, differs = function.name, view.differs()
+    history, own = view.history(name), differs[name]
+    groups = sum(each.groups for batch, each in history if batch.distinct_in_groups > 0.5)
+    ends = {end for _, each in history for end in (each.low, each.high)}
+    levels = max(len(ends), *(each.levels for _, each in history))
     done = 2 * view.dead_kinds()[ALL_RIGHT] > view.total("group_count")
-    enough = groups >= (ALIKE if levels > 2 else ALIKE_IN_TWO)
-    if done or not enough or any(own.varies for _, own in history):
+    if done or groups < (ALIKE if levels > 2 else ALIKE_IN_TWO):
         return None
-    name, most = function.name, share(0, groups).high
-    between = all(own.low == own.high for _, own in history)
-    case = "between batches" if between else "between prompts"
-    line = (
-        f"{name} was equal within all {groups} groups (it differs within at most {percent(most)}):"
-        f" it adds 0 % to the advantages, as its score differs only {case}"
-    )
-    evidence: Fields = {"groups": groups, "differs_at_most": most, "weight": function.weight}
-    return view.verdict(WARNING, line, evidence, case, over=batches, function=name)
+    line = f"{name} differs within {of_groups(*own)}"
+    if own[0]:
+        # One that mostly pays its best, as a penalty does that seldom strikes, is learnt.
+        means = [each.mean for _, each in history if each.mean is not None] or [high]
+        learns = high - statistics.fmean(means) > 0.1 * (high - low)
+        most = max(share(*each).low for each in differs.values())
+        if not learns or most <= 0.5 or share(*own).high >= RARELY:
+            return None
+        case = "rarely differs"
+        line += ", others within most: it adds next to nothing"
+    else:
+        between = all(each.low == each.high for _, each in history)
+        case = "between batches" if between else "between prompts"
+        line += f": it adds 0 % to the advantages, as its score differs only {case}"
+    state = NOTE if own[0] else WARNING
+    return view.verdict(state, line, {}, case, over=view.batches, function=name)
 
 
 @rule()
@@ -155,22 +160,18 @@ def one_function(view: ExaminedRun) -> Verdict:
     alive = groups - view.total("dead_count", batches)
     if alive < 16:
         return early(16, alive, "groups", "groups that are not dead")
-    shares, varies = {}, {}
-    for name in weights:
-        history = view.history(name, batches)
-        decided = sum(
-            (batch.group_count - batch.dead_count) * (own.share or 0.0) for batch, own in history
+    shares = {
+        name: sum(
+            (batch.group_count - batch.dead_count) * (own.share or 0.0)
+            for batch, own in view.history(name, batches)
         )
-        shares[name] = decided / alive
-        varies[name] = sum(own.varies for _, own in history) / groups
-    decider = max(shares, key=shares.__getitem__)
-    others = max(share for name, share in varies.items() if name != decider)
-    evidence = {
-        "share": shares,
-        "groups_within_which_it_differs": varies,
-        "weights": weights,
-        "groups": alive,
+        / alive
+        for name in weights
     }
+    decider = max(shares, key=shares.__getitem__)
+    differs = view.differs(batches).items()
+    others = max(count / groups for name, (count, _) in differs if name != decider)
+    evidence = {"share": shares, "weights": weights, "groups": alive}
     state, line = OK, f"{decider} makes {percent(shares[decider])} of the advantages"
     # When the others differ in few groups there is little that they could decide: they are learnt,
     # or not reached yet.
@@ -244,9 +245,8 @@ def _left_to_gain(view: ExaminedRun) -> float | None:
     for function in view.functions:
         most = view.config.best.get(function.name)
         if most is None:
-            seen = [own.high for _, own in view.history(function.name) if own.high is not None]
-            if not seen:
+            seen = (own.high for _, own in view.history(function.name) if own.high is not None)
+            if (most := max(seen, default=None)) is None:
                 return None
-            most = max(seen)
         best += function.weight * most
     return max(0.0, best - statistics.fmean(view.rewards[-10:]))
