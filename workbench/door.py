@@ -121,7 +121,9 @@ def _raised_there(error: BaseException) -> bool:
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    code = last and last.tb_frame.f_code
+    if last is None:
+        return False
+    code = last.tb_frame.f_code
     return is_users(code.co_filename) and code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 

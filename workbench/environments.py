@@ -27,9 +27,9 @@ def factories_of(environment: Environment) -> dict[str | None, Function]:
     """Name -> what makes an environment, behind the door; the name of a single one is None, as in
     TRL.
     """
-    if not isinstance(environment, Mapping):
-        environment = {None: environment} if environment else {}
-    return {name: behind_door(make) for name, make in environment.items()}
+    if isinstance(environment, Mapping):
+        return {name: behind_door(make) for name, make in environment.items()}
+    return {None: behind_door(environment)} if environment else {}
 
 
 def methods_of(environment: object) -> list[Function]:

@@ -257,7 +257,8 @@ MISSED = [14, 55, 64, 97, 124, 146, 152, 193, 230, 269, 284]  # dates and number
 def differences(file: str) -> tuple[list[int], list[int]]:
     """Indexes of the cases of a file that are paid though wrong, and of those that are right and not paid."""
     cases = json.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
-    scores = lenient_correctness_reward(completions=[case["completion"] for case in cases], answer=[case["gold"] for case in cases])
+    texts, gold = [case["completion"] for case in cases], [case["gold"] for case in cases]
+    scores = lenient_correctness_reward(completions=texts, answer=gold)
     differ = [(case["index"], case["right"]) for case, score in zip(cases, scores, strict=True) if (score > 0) != case["right"]]
     return [index for index, right in differ if not right], [index for index, right in differ if right]
 

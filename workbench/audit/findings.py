@@ -171,8 +171,15 @@ def paying(
         leaks = (less <= _CLOSE) & (earned[less.index] > scores.min() + _CLOSE)
         if leaks.any() and not leaks.all():
             paid = leaks.index[leaks]
-            values = {"leaks": len(paid), "rows": len(leaks), "which": table.listed(paid)}
-            yield finding("silence.row", function, name=name, earned=earned[paid[0]], **values)
+            yield finding(
+                "silence.row",
+                function,
+                name=name,
+                which=table.listed(paid),
+                leaks=len(paid),
+                rows=len(leaks),
+                earned=earned[paid[0]],
+            )
             return
 
 
