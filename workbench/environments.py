@@ -27,9 +27,10 @@ def factories_of(environment: Environment) -> dict[str | None, Function]:
     """Name -> what makes an environment, behind the door; the name of a single one is None, as in
     TRL.
     """
-    if not isinstance(environment, Mapping):
-        environment = {None: environment} if environment else {}
-    return {name: behind_door(make) for name, make in environment.items()}
+    makers: Any = environment or {}
+    if not isinstance(makers, Mapping):
+        makers = {None: makers}
+    return {name: behind_door(make) for name, make in makers.items()}
 
 
 def methods_of(environment: object) -> list[Function]:
