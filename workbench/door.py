@@ -118,11 +118,9 @@ def _may_pass(error: BaseException) -> bool:
 def _raised_there(error: BaseException) -> bool:
     # By a `raise` of the task's own code. A user's interrupt comes between two instructions, from
     # the run's handler of signals, or from a library that was told of it, as asyncio is.
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
+    last: Any = error.__traceback__
+    while last.tb_next:
         last = last.tb_next
-    if last is None:
-        return False
     code = last.tb_frame.f_code
     return is_users(code.co_filename) and code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
