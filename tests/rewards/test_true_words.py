@@ -11,11 +11,13 @@ from workbench.audit.completions import CompletionBuilder
 from workbench.audit.examination import RewardAudit, audit_rewards
 from workbench.audit.prompt_format import parse_format
 from workbench.data.prompts import to_messages
+from workbench.errors import PolicyError
 from workbench.rewards import library
 from workbench.rewards.answers import completion_text as text
 from workbench.rewards.tracing import keywords_of, overlooks
 from workbench.rewards.verifiers import json_of, make_json_reward
 from workbench.task import Task
+from workbench.training.loading import load_tokenizer
 
 TAGS = "Think in <think> </think>, then give it in <answer> </answer>."
 NUMBERS = ["42", "7", "1000", "19"]
@@ -342,7 +344,6 @@ def test_a_switch_that_the_rows_lack_is_no_cause_of_anything():
 ALONE = "Answer like this: <answer>...</answer>"
 
 
-
 def dear_if_right(completions, answer, **kwargs):
     right = exact(completions, answer)
     return [max(-0.5, 1 - len(text(each)) / 100) if paid else 0.0 for each, paid in zip(completions, right)]
@@ -440,3 +441,12 @@ def test_rows_that_pay_a_wrong_answer_are_named_and_how_many_were_tried():
     assert found.splitlines()[0].endswith("on 1 of 4 prompts: row 1 (answer '7')")
     some = said(audit(lax_on_7, ["7", *map(str, range(10, 18))]), "silence")
     assert some.splitlines()[0].endswith("on 1 of 6 prompts: row 0 (answer '7'); 6 of 9 rows were tried")
+
+
+def test_a_prompt_with_a_token_that_the_embedding_lacks_is_refused_as_in_the_plan():
+    tokenizer = load_tokenizer()
+    tokenizer.add_tokens(["<|plan|>"])
+    rows = [{"prompt": to_messages(f"Question {n}?", TAGS + " <|plan|>" * (n == 7)), "answer": str(n)} for n in range(9)]
+    with pytest.raises(PolicyError, match=r"none for <\|plan\|>"):
+        audit_rewards(Task("t", rows, [exact]), tokenizer=tokenizer)
+    assert audit_rewards(Task("t", rows[:7], [exact]), tokenizer=tokenizer).rows == 6
