@@ -172,7 +172,8 @@ def paying(
         if leaks.any() and not leaks.all():
             paid = leaks.index[leaks]
             values = {"leaks": len(paid), "rows": len(leaks), "which": table.listed(paid)}
-            yield finding("silence.row", function, name=name, earned=earned[paid[0]], **values)
+            values |= {"name": name, "earned": earned[paid[0]]}
+            yield finding("silence.row", function, "", **values)
             return
 
 
