@@ -11,11 +11,13 @@ from workbench.audit.completions import CompletionBuilder
 from workbench.audit.examination import RewardAudit, audit_rewards
 from workbench.audit.prompt_format import parse_format
 from workbench.data.prompts import to_messages
+from workbench.errors import PolicyError
 from workbench.rewards import library
 from workbench.rewards.answers import completion_text as text
-from workbench.rewards.tracing import keywords_of
+from workbench.rewards.tracing import keywords_of, overlooks
 from workbench.rewards.verifiers import json_of, make_json_reward
 from workbench.task import Task
+from workbench.training.loading import load_tokenizer
 
 TAGS = "Think in <think> </think>, then give it in <answer> </answer>."
 NUMBERS = ["42", "7", "1000", "19"]
@@ -334,3 +336,117 @@ def test_a_column_that_the_rows_lack_is_the_cause(function):
 
 def test_a_switch_that_the_rows_lack_is_no_cause_of_anything():
     assert audit(optional_switch).ok
+
+
+# --- what its code says ------------------------------------------------------------------------------------------
+
+
+ALONE = "Answer like this: <answer>...</answer>"
+
+
+def dear_if_right(completions, answer, **kwargs):
+    right = exact(completions, answer)
+    return [max(-0.5, 1 - len(text(each)) / 100) if paid else 0.0 for each, paid in zip(completions, right)]
+
+
+def nothing_around(completions, **kwargs):
+    return [1.0 if re.fullmatch("<answer>.*</answer>", text(each)) else -1.0 for each in completions]
+
+
+def test_longer_reasoning_is_tried_where_the_format_has_no_place_for_it():
+    assert "longer reasoning earns -0.5, less" in said(audit(dear_if_right, system=ALONE), "long")
+    # what is dear there is the form, not the length
+    assert not said(audit([exact, nothing_around], system=ALONE, reward_weights=[1.0, 2.0]), "long")
+    found = audit([exact, nothing_around], system=ALONE)
+    assert next(each.total for each in found.probes if each.name == "long reasoning") == 0.0
+
+
+def of_the_prompt(prompts, completions, **kwargs):
+    return [1.0 if "zzz" in str(each) else 0.5 for each in prompts]
+
+
+def beside_each(prompts, completions, **kwargs):
+    scores = []
+    for asked, _ in zip(prompts, completions):
+        scores.append(float("zzz" in str(asked)))
+    return scores
+
+
+def nearly_the_prompt(prompts, completions, **kwargs):
+    return [len(str(p)) % 7 + (1.0 if "zzz" in text(c) else 0.0) for p, c in zip(prompts, completions)]
+
+
+def of_the_first(completions, **kwargs):
+    return [len(text(completions[0])) % 5 / 5] * len(completions)
+
+
+@pytest.mark.parametrize("system", [ALONE, "Write a haiku."])
+@pytest.mark.parametrize("function", [of_the_prompt, beside_each])
+def test_one_that_looks_at_no_completion_is_an_error_though_the_reference_is_a_guess(function, system):
+    assert overlooks(function)
+    [error] = [each for each in audit(function, system=system, answers=["a"] * 4).findings if each.kind == "constant"]
+    assert (error.severity, "does not look at the completions" in error.text) == ("error", True)
+    assert "never reached" not in error.text
+
+
+def test_one_that_looks_is_not_said_to_look_away():
+    found = said(audit([exact, nearly_the_prompt]), "constant")
+    assert "`1.0`" in found
+    assert "does not look" not in found
+    assert "in a batch all earn the same" in said(audit([exact, of_the_first], system=ALONE), "constant")
+
+
+def counts(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
+def lengths(completions, **kwargs):
+    return [len(each) for each in completions]
+
+
+def ids(completions, completion_ids, **kwargs):
+    return [len(each) for each in completion_ids]
+
+
+def handed_on(prompts, **kwargs):
+    return exact(**kwargs)
+
+
+def in_pairs(prompts, completions, **kwargs):
+    return [len(own) for _, (_, own) in enumerate(zip(prompts, completions))]
+
+
+def by_index(completions, **kwargs):
+    return [len(completions[n]) for n in range(len(completions))]
+
+
+def other_style(solution_str, **kwargs):
+    return 1.0
+
+
+def test_what_looks_at_a_completion():
+    assert overlooks(counts)
+    for function in (lengths, ids, handed_on, in_pairs, by_index, other_style, lambda completions, **_: [1.0], len):
+        assert not overlooks(function)
+
+
+def lax_on_7(completions, answer, **kwargs):
+    right = exact(completions, answer)
+    return [1.0 if own == "7" and text(each).strip() else paid for each, own, paid in zip(completions, answer, right)]
+
+
+def test_rows_that_pay_a_wrong_answer_are_named_and_how_many_were_tried():
+    found = said(audit(lax_on_7), "silence")
+    assert "'a wrong answer'" in found
+    assert found.splitlines()[0].endswith("on 1 of 4 prompts: row 1 (answer '7')")
+    some = said(audit(lax_on_7, ["7", *map(str, range(10, 18))]), "silence")
+    assert some.splitlines()[0].endswith("on 1 of 6 prompts: row 0 (answer '7'); 6 of 9 rows were tried")
+
+
+def test_a_prompt_with_a_token_that_the_embedding_lacks_is_refused_as_in_the_plan():
+    tokenizer = load_tokenizer()
+    tokenizer.add_tokens(["<|plan|>"])
+    rows = [{"prompt": to_messages(f"Question {n}?", TAGS + " <|plan|>" * (n == 7)), "answer": str(n)} for n in range(9)]
+    with pytest.raises(PolicyError, match=r"none for <\|plan\|>"):
+        audit_rewards(Task("t", rows, [exact]), tokenizer=tokenizer)
+    assert audit_rewards(Task("t", rows[:7], [exact]), tokenizer=tokenizer).rows == 6

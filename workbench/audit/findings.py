@@ -171,15 +171,9 @@ def paying(
         leaks = (less <= _CLOSE) & (earned[less.index] > scores.min() + _CLOSE)
         if leaks.any() and not leaks.all():
             paid = leaks.index[leaks]
-            yield finding(
-                "silence.row",
-                function,
-                name=name,
-                which=table.listed(paid),
-                leaks=len(paid),
-                rows=len(leaks),
-                earned=earned[paid[0]],
-            )
+            values = {"leaks": len(paid), "rows": len(leaks), "which": table.listed(paid)}
+            values |= {"name": name, "earned": earned[paid[0]]}
+            yield finding("silence.row", function, "", **values)
             return
 
 

@@ -274,20 +274,18 @@ def overlooks(function: Function) -> bool:
     holds |= {"completions", "completion_ids"}
     each_of, idle = set[str](), list[ast.AST]()
     for step in ast.walk(node):
-        pairs: list[tuple[ast.AST, ast.AST]] = []
+        to: list[Any] = [ast.Name("")]  # what is counted gets no name
         match step:
-            case ast.Call(ast.Name("len"), [counted]):
-                pairs = [(ast.Name(""), counted)]  # nothing is named
-            case ast.For(ast.Tuple(to), ast.Call(ast.Name("zip"), of)) | ast.comprehension(
-                ast.Tuple(to), ast.Call(ast.Name("zip"), of)
-            ):
-                pairs = [*zip(to, of)]
-            case ast.For(to, of) | ast.comprehension(to, of):
-                pairs = [(to, of)]
-        for target, source in pairs:
-            if isinstance(target, ast.Name) and getattr(source, "id", "") in holds:
+            case ast.Call(ast.Name("len"), of):
+                pass
+            case ast.For(target, source) | ast.comprehension(target, source):
+                to, of = getattr(target, "elts", [target]), getattr(source, "args", [source])
+            case _:
+                continue
+        for one, source in zip(to, of) if len(to) == len(of) else ():
+            if isinstance(one, ast.Name) and getattr(source, "id", "") in holds:
                 idle.append(source)
-                each_of.add(target.id)
+                each_of.add(one.id)
     loads = [each for each in ast.walk(node) if isinstance(getattr(each, "ctx", 0), ast.Load)]
     looks = any(getattr(each, "id", None) in holds | each_of for each in loads if each not in idle)
     return not looks and not takes.isdisjoint({"prompts", "completions"})
