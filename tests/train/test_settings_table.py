@@ -42,8 +42,8 @@ NO_NUMBER = {
 }
 # Said by `prepare.py`, `device.py`, `rendering.py` and `turns/planning.py`, or refused by `loading.py` and by TRL itself.
 BY_THE_PLAN = {
-    "named": {"fp16", "chat_template_kwargs", "max_tool_calling_iterations", "use_vllm"},
-    "refused": {"router_aux_loss_coef", "tf32"},
+    "named": {"fp16", "chat_template_kwargs", "max_tool_calling_iterations", "tf32", "use_vllm"},
+    "refused": {"router_aux_loss_coef"},
 }
 TRIED_GRPO = {name: (value, given, seen) for name, value, given, seen in TRIED["grpo"]}
 

@@ -79,6 +79,8 @@ def fitted(settings: Fields, recipe: Recipe, machine: Machine) -> tuple[Fields, 
     """
     settings = dict(settings)
     notes = _precision(settings, recipe, machine) + _vllm(settings, recipe, machine)
+    if not machine.cuda and settings.pop("tf32", False):
+        notes.append("tf32 = True is left out: it is for GPUs")
     asked = str(settings.get("optim"))
     if not machine.cuda and any(part in asked for part in _GPU_ONLY):
         settings["optim"] = CPU_OPTIMISER

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import math
 import operator
+import os
 import re
 import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workbench import processes
 from workbench.cache import kept
 from workbench.errors import RecipeError, nearest
 from workbench.kinds import Fields, Function
@@ -33,7 +33,7 @@ BOUNDS: dict[str, Function] = {
 }
 # Where the trainer takes what it refuses otherwise.
 _ALLOWED: dict[str, Callable[[Fields], Any]] = {
-    **dict.fromkeys(_REFUSED["fsdp"]["names"], lambda asked: processes.count() > 1),
+    **dict.fromkeys(_REFUSED["fsdp"]["names"], lambda asked: "LOCAL_RANK" in os.environ),
     "eval_strategy": lambda asked: asked["eval_strategy"] == "no",
     "use_liger_kernel": lambda asked: not lacks("use_liger_kernel"),
     "dataloader_persistent_workers": lambda asked: asked.get("dataloader_num_workers"),
