@@ -132,7 +132,7 @@ def test_the_closing_line_says_the_share_of_the_time_that_the_manifest_has(home)
 
 @pytest.mark.slow
 def test_prompts_of_which_nothing_says_whether_they_are_right_are_counted_in_neither(home):
-    """Of a third of the held-out prompts the right function says nothing, whatever completed; others are right or wrong."""
+    """The right function reads the row alone: of a third of the prompts it says nothing, a third each is right and wrong."""
     given = arithmetic(8, 12)
     rows, asking = ([{**row, "says": "-10"[at % 3]} for at, row in enumerate(own)] for own in (given.rows, given.held_out))
 
