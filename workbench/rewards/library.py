@@ -44,9 +44,7 @@ Reward = TypeVar("Reward", bound=Function)
 THINK_TAGS = ("think", "answer")
 _JUNK = 0.001  # taken off for each character after the last tag
 _HEDGES = re.compile(r"\b(?:not|never|either|neither|nor|or|maybe|perhaps)\b")
-_ONE_NUMBER = re.compile(
-    r"\d[\d.,]*(?:[eE][-+]?\d+|(?: ?(?:\\times|\\cdot|[*×·]) ?10)?\^\{?[-+]?\d+)?"
-)
+_ONE_NUMBER = re.compile(r"\d[\d.,]*(?:[eE][-+]?\d+|(?: ?(?:\\times|[*×·]) ?10)?\^\{?[-+]?\d+)?")
 _WORDS = {
     "only": "in the one answer block (of several, none counts)", "tag": "in the last answer block",
     "mark": "after the last ####", "boxed": "in the last \\boxed{}", "number": "as the last number",

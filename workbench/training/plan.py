@@ -94,9 +94,8 @@ class Plan:
     source: str = "recipe"
     # "task", "policy": not read from a script, so the workbench's own are named
     stand_ins: tuple[str, ...] = ()
-    shown: list[str] = field(
-        default_factory=list, compare=False, repr=False
-    )  # its lines, if it was
+    # its lines, if it was
+    shown: list[str] = field(default_factory=list, compare=False, repr=False)
 
     HEADER = ("setting", "requested", "default", "effective", "set by")
 
