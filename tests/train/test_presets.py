@@ -230,7 +230,7 @@ def test_a_script_is_planned_as_text_and_as_a_file(home):
         ({"grpo": {"max_completion_length": 256}}, RecipeError, "policy.max_seq_length = 256"),
         ({"grpo": {"max_completion_length": 250}}, DataError, "longest prompt"),
         ({"grpo": {"per_device_train_batch_size": 80_000}}, RecipeError, "2000 prompts.*no step is trained"),
-        ({"grpo": {"auto_find_batch_size": True}}, RecipeError, "auto_find_batch_size is not supported"),
+        ({"grpo": {"auto_find_batch_size": True}}, RecipeError, "auto_find_batch_size = True"),
         ({"task": "nothing.py"}, TaskError, "no such file"),
         ({"policy": {"name": "nothing"}}, PolicyError, "'nothing': unknown"),
         ({"reward_weights": {"wrong_reward": 1.0}}, RecipeError, "reward_weights: 'wrong_reward'"),
