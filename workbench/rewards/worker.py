@@ -291,7 +291,10 @@ def plain_result(result: Any) -> Any:
 
 
 def _as_python(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
+    if not hasattr(value, "tolist"):
+        return value
+    own = value.tolist()  # a model's head returns its one score in a row
+    return own[0] if isinstance(own, list) and len(own) == 1 else own
 
 
 def packed(target: object) -> bytes:
