@@ -150,7 +150,7 @@ def test_agents_are_told_of_every_command_that_answers_in_json():
     ("arguments", "command"),
     [
         (("check", "rows.jsonl"), "workbench check ROWS"),
-        (("probe", "arithmetic"), "workbench probe TASK"),
+        (("probe", "bad.py"), "workbench probe TASK"),
         (("explain", "kl"), "workbench explain TERM"),
         (("watch", "r"), "workbench watch RUN"),
         (("replay", "r", "--task", "arithmetic"), "workbench replay RUN"),
@@ -159,6 +159,8 @@ def test_agents_are_told_of_every_command_that_answers_in_json():
 )
 def test_the_keys_that_agents_are_told_to_read_are_there(home, arguments, command):
     (home / "rows.jsonl").write_text(json.dumps({"prompt": "1 + 1?", "answer": "2"}) + "\n")
+    bad = "import workbench as wb\n\n\ndef no_reward(completions, **columns):\n    return [0.0 for _ in completions]\n\n\n"
+    (home / "bad.py").write_text(bad + "task = wb.Task('bad', [{'prompt': '1 + 1?', 'answer': '2'}] * 4, [no_reward])\n")
     run = Running("r", steps=1)
     run.step()
     run.finish()

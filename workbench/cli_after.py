@@ -435,11 +435,11 @@ def ask(
         base: Also ask the base.
     """
     from workbench.exporting.artefacts import meant
-    from workbench.exporting.chat import Asked
+    from workbench.exporting.chat import Exchange
 
     folders = meant(artefact)[1]
     folder = next((each for each in folders if each.name == "merged_16bit"), folders[0])
-    asked = Asked(folder, system)
+    asked = Exchange(folder, system)
     answers = {"trained": asked.answer(question, temperature)}
     if base:
         answers["base"] = asked.answer(question, temperature, base=True)

@@ -15,7 +15,7 @@ from samples import EVIL
 from workbench.errors import ExportError, PolicyError
 from workbench.exporting import passport
 from workbench.exporting.artefacts import Artefact, Exported
-from workbench.exporting.chat import Asked, ChatAnswer, ask
+from workbench.exporting.chat import ChatAnswer, Exchange, ask
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.views.chat import Chat
@@ -83,7 +83,7 @@ def test_both_write_what_generate_writes(form, made, request):
     with model.disable_adapter():
         base = greedy(model, tokenizer, asked())
     assert trained != base
-    asks = Asked(request.getfixturevalue(form), SYSTEM, 40)
+    asks = Exchange(request.getfixturevalue(form), SYSTEM, 40)
     assert asks.answer(QUESTION, base=True) == (base[-1], len(base), "ended by EOS")
     answer = asks.answer(QUESTION)
     assert (answer.text, answer.length_tokens) == (trained[-1], len(trained))
@@ -103,12 +103,12 @@ def test_ask_is_one_answer(made, merged, monkeypatch):
 
 
 def test_the_temperature_samples(adapter):
-    asks = Asked(adapter, SYSTEM, 24)
+    asks = Exchange(adapter, SYSTEM, 24)
     assert len({asks.answer(QUESTION, 1.0).text for _ in range(4)}) > 1
 
 
 def test_what_is_too_long_is_cut_or_refused_in_words(adapter):
-    asks = Asked(adapter, SYSTEM, 3)
+    asks = Exchange(adapter, SYSTEM, 3)
     assert asks.answer(QUESTION)[1:] == (3, "cut")
     tokens = len(_ids(asks, asked()))  # of 512 that the embedded policy reads
     asks.max_completion_length = 200
@@ -119,7 +119,7 @@ def test_what_is_too_long_is_cut_or_refused_in_words(adapter):
         asks.answer("9 " * 600)
 
 
-def _ids(asks: Asked, messages: list[dict[str, str]]) -> list[int]:
+def _ids(asks: Exchange, messages: list[dict[str, str]]) -> list[int]:
     return asks._reader(False).prompt_ids(messages)
 
 
@@ -130,12 +130,12 @@ def test_a_run_says_how_it_was_asked(home, adapter):
     run.update_manifest(
         settings={"in_force": {"max_completion_length": 48, "temperature": 0.7}}, policy={"source": str(MODEL_DIR)}
     )
-    asks = Asked(of)
+    asks = Exchange(of)
     assert (asks.system_prompt, asks.max_completion_length, asks.temperature) == ("Be brief.", 48, 0.7)
     assert Chat(of).temperature == 0.7
-    assert vars(Asked(of, "", 7)).items() >= {"system_prompt": "", "max_completion_length": 7}.items()
+    assert vars(Exchange(of, "", 7)).items() >= {"system_prompt": "", "max_completion_length": 7}.items()
     shutil.rmtree(run.rollouts)
-    assert Asked(of).system_prompt == ""
+    assert Exchange(of).system_prompt == ""
 
 
 @pytest.mark.parametrize(
@@ -145,14 +145,14 @@ def test_a_run_says_how_it_was_asked(home, adapter):
 def test_away_from_its_run_the_passport_says_how_it_was_asked(adapter, tmp_path, prompt, as_text, system):
     away = shutil.copytree(adapter.path, tmp_path / "mine")
     passport._write(away, {"format": "adapter", "base": str(MODEL_DIR), "prompt": prompt})
-    asks = Asked(away)
+    asks = Exchange(away)
     assert (asks.system_prompt, asks.as_text) == (system, as_text)
-    assert Asked(away, "").system_prompt == ""
+    assert Exchange(away, "").system_prompt == ""
 
 
 def test_an_unknown_base_and_a_folder_without_a_model_are_named(merged, tmp_path):
     with pytest.raises(ExportError, match=r"its base is not known[\s\S]*wb.export"):
-        Asked(merged.path).answer(QUESTION, base=True)
+        Exchange(merged.path).answer(QUESTION, base=True)
     with pytest.raises(PolicyError, match="no config.json"):
         ask(tmp_path, QUESTION)
 

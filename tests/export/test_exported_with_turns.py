@@ -11,7 +11,7 @@ from playing_models import make_player
 from workbench.errors import DataError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.card import write_card
-from workbench.exporting.chat import Asked
+from workbench.exporting.chat import Exchange
 from workbench.exporting.passport import about
 from workbench.exporting.reference import suite_of_run
 from workbench.inspection.causes import ANSWERED, NO_CALL, failures
@@ -53,7 +53,7 @@ def artefact(run):
 
 
 def test_a_question_gets_one_turn(artefact):
-    assert "guess" in Asked(artefact).answer("Guess.").text  # a call, which nobody answers
+    assert "guess" in Exchange(artefact).answer("Guess.").text  # a call, which nobody answers
 
 
 def test_a_card_names_the_tools_and_the_passport_has_them(artefact, tmp_path):

@@ -107,7 +107,7 @@ def test_what_it_says_of_loading_works(home):
 def test_prompts_that_are_text_are_shown_as_text(monkeypatch):
     from workbench.exporting import serving
 
-    monkeypatch.setattr(serving, "prompt_of", lambda run: "2 + 2 = ")
+    monkeypatch.setattr(serving, "first_prompt", lambda run: "2 + 2 = ")
     assert "\n```\n2 + 2 = \n```" in card_of(made_artefact(made_run())).text
 
 

@@ -197,7 +197,7 @@ def test_a_recipe_or_a_task_that_was_changed_after_training_is_not_exported_as_t
 def test_an_odd_record_of_one_adapter_s_sums_is_as_none(home, sums):
     run = made_run()
     run.update_manifest(saved={"final": sums})
-    assert sealed.recorded(run.final) is None
+    assert sealed.recorded_sums(run.final) is None
     assert sealed.unsummed(run)
 
 
@@ -222,7 +222,7 @@ def test_every_end_of_training_records_the_sums_of_what_it_saved(home):
     assert run.manifest()["saved"].keys() == names
     assert all(run.manifest()["saved"]["run"].values())
     for folder in [run.final, *run.saved("best"), *run.saved()]:
-        sums, _ = sealed.recorded(folder)
+        sums, _ = sealed.recorded_sums(folder)
         assert sums[WEIGHTS][1] == adapter_sum(folder)
     before = sealed.weights(run.final)
     one_bit(run.final)

@@ -18,7 +18,7 @@ from workbench.reporting import write_report
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out, reward_errors
-from workbench.run.lines import fitting
+from workbench.run.lines import fitted_lines
 from workbench.run.parts import opened
 from workbench.run.rollouts import read_batches
 from workbench.task import load_task
@@ -142,7 +142,7 @@ def test_a_manifest_is_read_as_far_as_it_fits_and_kept_as_it_is(home):
 def test_a_step_is_a_whole_number_that_the_record_can_hold(value):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert [*fitting("metrics.jsonl", [{"step": value}, {"step": 2**31 - 1}])] == [{"step": 2**31 - 1}]
+        assert [*fitted_lines("metrics.jsonl", [{"step": value}, {"step": 2**31 - 1}])] == [{"step": 2**31 - 1}]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,9 @@ def test_a_step_is_a_whole_number_that_the_record_can_hold(value):
 def test_a_metric_is_a_number(value, fits):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert [*fitting("metrics.jsonl", [{"step": 1, "reward": value}])] == [{"step": 1} | ({"reward": value} if fits else {})]
+        assert [*fitted_lines("metrics.jsonl", [{"step": 1, "reward": value}])] == [
+            {"step": 1} | ({"reward": value} if fits else {})
+        ]
 
 
 def test_copies_of_a_task_that_name_each_other_are_loaded(home):

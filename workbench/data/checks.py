@@ -122,7 +122,9 @@ class Checked:
         self.source = opened = open_source(self.source)
         wanted = (self.prompt_column, self.answer_column)
         fields = [name for name in wanted if name and re.search(r"[{.]", name)]
-        self.source = replace(opened, open=lambda: (columns.whole(row, fields) for row in opened))
+        self.source = replace(
+            opened, open=lambda: (columns.as_values(row, fields) for row in opened)
+        )
         first = self.source.first()
         self.notes = list(self.source.notes)
         self.beside, self.joins = (), ""

@@ -150,17 +150,17 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def whole(row: Any, fields: Sequence[str]) -> Any:
+def as_values(row: Any, fields: Sequence[str]) -> Any:
     """A row with these fields as columns, its arrays as lists; what is no row as it is."""
     if not isinstance(row, dict):
         return row
     row = {name: listed(value) for name, value in row.items()}
     for name in fields:
-        row = made(row, name) | row
+        row = filled_in(row, name) | row
     return row
 
 
-def made(row: Row, wanted: str) -> dict[str, Any]:
+def filled_in(row: Row, wanted: str) -> dict[str, Any]:
     """What a row has under the name of a field within a column, `reward_model.ground_truth`, or of
     a template, "{instruction}\\n\\n{input}", by that name; empty where it has no such field.
 

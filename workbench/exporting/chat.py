@@ -55,10 +55,12 @@ def ask(
         PolicyError, DataError, ExportError: if it cannot be loaded, its template refuses the
             messages, or they are too long.
     """
-    return Asked(artefact, system_prompt, max_completion_length).answer(question, temperature).text
+    return (
+        Exchange(artefact, system_prompt, max_completion_length).answer(question, temperature).text
+    )
 
 
-class Asked:
+class Exchange:
     """An artefact that answers, read from its own files, and its base where that is known.
 
     A model is loaded when it is first asked; an adapter and its base are one.

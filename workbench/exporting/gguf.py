@@ -221,7 +221,7 @@ def gguf_py(tools: Path) -> ModuleType:
         sys.path.remove(str(tools / "gguf-py"))
 
 
-def tensors_in(file: Path) -> dict[str, Callable[[], np.ndarray]]:
+def gguf_tensors(file: Path) -> dict[str, Callable[[], np.ndarray]]:
     """A GGUF file's tensors, each dequantised to float32 when its function is called."""
     library = gguf_py(check_tools())
     with reading(file.name):

@@ -204,7 +204,7 @@ def _about_run(run: RunDirectory) -> Fields:
         "evaluation": last_measured(run),
         "warm_start": manifest.get("warm_start"),
         "turns": manifest.get("turns"),
-        "prompt": serving.prompt_of(run),
+        "prompt": serving.first_prompt(run),
     }
 
 

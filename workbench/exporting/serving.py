@@ -84,10 +84,10 @@ def system_prompt(run: RunDirectory) -> str | None:
     """What a run's prompts begin with, "" if they have no system message; None if they are plain
     text, without a template.
     """
-    return system_of(prompt_of(run))
+    return system_of(first_prompt(run))
 
 
-def prompt_of(run: RunDirectory) -> Prompt:
+def first_prompt(run: RunDirectory) -> Prompt:
     """A prompt of a run's last recorded step; no message where it recorded none."""
     with contextlib.suppress(WorkbenchError, LookupError):
         return batch_and_place(run)[0].prompts[0]

@@ -170,7 +170,7 @@ def _converted(artefact: Artefact, merged: Path) -> Check:
         gguf.convert(merged, f16, chat=serving.system_prompt(run) is not None, name=run.name)
         if kind != "f16":
             gguf.quantise(f16, again := Path(folder, "again.gguf"), kind)
-        own, new, whole = map(gguf.tensors_in, (artefact.gguf, again, f16))
+        own, new, whole = map(gguf.gguf_tensors, (artefact.gguf, again, f16))
 
         def differs(name: str) -> bool:
             if not (name in own and name in new) or own[name]().shape != new[name]().shape:

@@ -32,7 +32,7 @@ _FITS: dict[str | None, Callable[[Any], bool]] = {
 _known = functools.cache(functools.partial(packaged, Path(__file__).with_suffix(".yaml")))
 
 
-def fitting(file: str, lines: Iterable[Fields]) -> Iterator[Fields]:
+def fitted_lines(file: str, lines: Iterable[Fields]) -> Iterator[Fields]:
     """The lines of a run's file (or the one object in it) that say something, without the values
     that do not fit.
     """

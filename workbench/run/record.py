@@ -10,7 +10,7 @@ from workbench.errors import DiskError, RunError, WorkbenchError
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.run.held_out import best_of, held_out
-from workbench.run.lines import fitting
+from workbench.run.lines import fitted_lines
 from workbench.run.lock import Lock
 from workbench.workspace import object_in, read_lines, shown, written
 
@@ -58,7 +58,7 @@ class RunRecord:
                     rule="it must be as training wrote it",
                     remedy=f"put it back, then {self.again}",
                 )
-        return next(fitting("manifest.json", [manifest]), {})
+        return next(fitted_lines("manifest.json", [manifest]), {})
 
     def result(self) -> Fields:
         """`status`, `steps` and `minutes`: from the manifest, or from the record of a run that has
@@ -168,7 +168,7 @@ class RunRecord:
         return [*self._lines("events.jsonl")]
 
     def _lines(self, name: str) -> Iterator[Fields]:
-        return fitting(name, read_lines(self.path / name, being_written=self.live))
+        return fitted_lines(name, read_lines(self.path / name, being_written=self.live))
 
     def saved(self, kind: str = "checkpoint") -> list[Path]:
         """The folders of its checkpoints, the newest first; or of its "best" adapters."""

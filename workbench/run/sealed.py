@@ -45,7 +45,7 @@ def _told(run: RunRecord) -> Fields:
     }
 
 
-def recorded(folder: Path) -> tuple[Sums, int | None] | None:
+def recorded_sums(folder: Path) -> tuple[Sums, int | None] | None:
     """The sums of an adapter's files, as its run recorded them, and its step if it is a checkpoint;
     None: not recorded.
 
@@ -65,7 +65,7 @@ def recorded(folder: Path) -> tuple[Sums, int | None] | None:
 
 def weights(folder: Path) -> str:
     """The SHA-256 of an adapter's weights as recorded; empty: not recorded."""
-    sums, _ = recorded(folder) or ({}, None)
+    sums, _ = recorded_sums(folder) or ({}, None)
     return str(sums.get("adapter_model.safetensors", ("", ""))[1])
 
 
@@ -87,7 +87,7 @@ def unlike_saved(folder: Path) -> list[str]:
     """A line on a run's adapter that is not what training saved; none where it is, or where no sum
     was recorded, as in runs of older versions.
     """
-    known = recorded(folder)
+    known = recorded_sums(folder)
     changed = known and unlike(folder, *known)
     return [f"{shown(folder)}: {changed}"] if changed else []
 
@@ -114,7 +114,7 @@ def check_told(run: RunRecord) -> None:
 def as_saved(folder: Path) -> Path:
     """A folder with an adapter; RunError if it is a run's, and not what training saved."""
     for changed in unlike_saved(folder):
-        sums, _ = recorded(folder) or ({}, None)
+        sums, _ = recorded_sums(folder) or ({}, None)
         copies = (
             f"copy {shown(copy)} there, which has the bytes that were saved"
             for name, own in sums.items()
@@ -132,6 +132,6 @@ def as_saved(folder: Path) -> Path:
 def unsummed(run: RunRecord) -> str:
     """A line, where a run's adapter cannot be compared with what training saved; else empty."""
     saved = run._saved_adapter()
-    if saved is None or recorded(saved):
+    if saved is None or recorded_sums(saved):
         return ""
     return f"{shown(saved)}: recorded without a sum, cannot be compared with what training saved"

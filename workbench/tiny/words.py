@@ -27,7 +27,7 @@ def new_words(rows: Iterable[Row], answer_column: str = "answer") -> list[str]:
     return [word for word in found if word not in _READ]
 
 
-def told(new: Iterable[str]) -> list[str]:
+def words_line(new: Iterable[str]) -> list[str]:
     """The line about such words; none if there are none."""
     new = list(dict.fromkeys(new))
     words = ", ".join(map(repr, new[:_SHOWN]))

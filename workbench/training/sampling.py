@@ -31,7 +31,7 @@ from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite, call_of_rollouts
 from workbench.run.turns import turns_to_text
 from workbench.task import Row, Task, function_name, load_task
-from workbench.tiny.words import new_words, told
+from workbench.tiny.words import new_words, words_line
 from workbench.training.drawing import drawing, until_eos
 from workbench.training.loading import eos_ids, find_model, load_tokenizer
 from workbench.training.playing import play
@@ -371,7 +371,7 @@ def profile_difficulty(
     if isinstance(policy, (str, Path)):
         shape: Fields = {"max_seq_length": max_seq_length, "seed": seed}
         policy = load_policy(policy, chat_template_kwargs=chat_template_kwargs, **shape)
-        of_tiny = told(new_words(chosen, task.answer_column)) if policy.name == "tiny" else []
+        of_tiny = words_line(new_words(chosen, task.answer_column)) if policy.name == "tiny" else []
         right = f"a completion is right where {task.right_words}"
         print(policy, right, *of_tiny, sep="\n")
     suite = RewardSuite(task, num_generations)

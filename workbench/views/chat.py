@@ -8,7 +8,7 @@ import html
 import signal
 from typing import Any
 
-from workbench.exporting.chat import Asked, ChatAnswer
+from workbench.exporting.chat import ChatAnswer, Exchange
 from workbench.printable import printable
 from workbench.views.tables import no_formulas, verbatim
 from workbench.views.widgets import Parts, no_widgets, widget_view
@@ -43,7 +43,7 @@ class Chat:
         base: bool = True,
         **limits: Any,
     ) -> None:
-        self.asked = Asked(artefact, system_prompt, **limits)
+        self.asked = Exchange(artefact, system_prompt, **limits)
         self.temperature = self.asked.temperature if temperature is None else temperature
         both = base and bool(self.asked.artefact.base)
         self.who = ("base", "trained") if both else ("trained",)

@@ -20,7 +20,7 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out
-from workbench.run.lines import fitting
+from workbench.run.lines import fitted_lines
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle, width
@@ -216,8 +216,8 @@ class FollowedRun(RunView):
                 return []
             self._open(self.started.run)
         live = self.run.live  # first: what it wrote before it ended is then read for certain
-        rows = [*fitting("metrics.jsonl", self._metrics.take())]
-        events = [*fitting("events.jsonl", self._events.take())]
+        rows = [*fitted_lines("metrics.jsonl", self._metrics.take())]
+        events = [*fitted_lines("events.jsonl", self._events.take())]
         if self._metrics.rewritten:  # the run was continued
             self.history = History(self.state.weights)
         for row in rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.tiny.words import new_words, told
+from workbench.tiny.words import new_words, words_line
 from workbench.training.feature import Asked, Feature
 
 _ROWS = 200  # of a stage that are looked at
@@ -25,4 +25,4 @@ class KnownWords(Feature):
         for stage in asked.stages:
             column = stage.task.answer_column if stage.task else ""
             new += new_words(stage.rows[:_ROWS], column)
-        return told(new)
+        return words_line(new)
