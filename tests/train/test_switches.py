@@ -48,8 +48,7 @@ def test_the_demo_s_line():
         "epsilon, epsilon_high, delta: inert (ratio 1 in 45 of 45 steps); "
         "max_grad_norm: inert (reached in 0 of 45 steps: grad_norm 0.31 at most)"
     )
-    assert "num_iterations = 2" in found.remedy
-    assert "max_grad_norm: a value below 0.31" in found.remedy
+    assert found.remedy == ""
     assert (found.first_step, found.last_step) == (1, 45)
 
 
