@@ -13,6 +13,7 @@ from workbench.training import trainer as training
 from workbench.training.features import unpadded
 from workbench.training.features.unpadded import reason_against, unpadded_logps
 from workbench.training.policy import load_policy
+from workbench.training.precision import native_bf16
 from workbench.training.prepare import prepare
 
 GRPO = {
@@ -109,6 +110,8 @@ def test_a_run_learns_what_it_learns_by_trls_own_path(backend, monkeypatch, tmp_
 )  # fmt: skip
 def test_bfloat16_is_left_to_trl_where_a_row_depends_on_the_others(dtype, autocast, amx, left, monkeypatch, tmp_path):
     """AMX rounds a product's row otherwise in another batch: gradients of the demo's second batch differed."""
+    if autocast and not native_bf16():
+        pytest.skip("bf16 is left out where a processor only emulates it")
     monkeypatch.setattr(unpadded, "fast_bf16", lambda: amx)
     recipe = recipe_of(dtype=dtype).model_copy(deep=True)
     recipe.grpo["bf16"] = autocast
