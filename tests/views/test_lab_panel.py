@@ -276,7 +276,7 @@ def test_marks_are_escaped_and_overlaps_do_not_nest():
     [
         ("task = Task('mine', ROWS, [correctness_reward], reward_weights=[0])", "RecipeError|all 1 are 0"),
         ("task = Task('mine', ROWS, [3])", "a reward function is a callable"),
-        ("task = Task('mine', [{'prompt': None}], [correctness_reward])", "Error"),
+        ("task = Task('mine', [{'prompt': None}], [correctness_reward])", "prompt = None"),
         ("import sys; sys.exit(3)", "SystemExit"),
         ("task = Task('mine', [], [correctness_reward])", "0 prompts"),
     ],
