@@ -331,7 +331,7 @@ def main() -> None:
                 rule="a command fits into memory",
                 remedy=remedy,
             )
-        if error is None:  # a fault of its own; exit code 1 is the answer "no"
+        if error is None:  # a fault of its own; exit code 1 would mean "no"
             traceback.print_exception(met)
             sys.exit(2)
         lines = [f"{type(error).__name__}: {as_flags(str(error))}", *getattr(met, "__notes__", ())]
