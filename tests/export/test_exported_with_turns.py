@@ -53,7 +53,8 @@ def artefact(run):
 
 
 def test_a_question_gets_one_turn(artefact):
-    assert "guess" in Exchange(artefact).answer("Guess.").text  # a call, which nobody answers
+    answer = Exchange(artefact).answer("Guess.")
+    assert (answer.ended, answer.text.count("</tool_call>")) == ("ended by EOS", 1)  # a call, which nobody answers
 
 
 def test_a_card_names_the_tools_and_the_passport_has_them(artefact, tmp_path):

@@ -26,6 +26,7 @@ from workbench.policies import smollm2
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.training.loading import find_model, load_tokenizer
+from workbench.training.precision import native_bf16
 from workbench.training.prepare import plan
 from workbench.training.trainer import continue_run, train
 
@@ -60,13 +61,14 @@ task = wb.Task(
     "reviews", ROWS[24:], [one_word_reward, mention_reward], held_out=ROWS[:24], right_by="one_word_reward"
 )
 '''
+DTYPE = "bfloat16" if native_bf16() else "float32"  # a processor that emulates bf16 takes minutes for each step
 RECIPE = {
     "run_name": "reviews",
     "task": "tasks/reviews/task.py",
-    "policy": {"name": "smollm2", "backend": "transformers", "load_in_4bit": False, "dtype": "bfloat16"},
+    "policy": {"name": "smollm2", "backend": "transformers", "load_in_4bit": False, "dtype": DTYPE},
     "grpo": {
-        "max_steps": 6, "num_generations": 4, "per_device_train_batch_size": 16, "max_completion_length": 20,
-        "learning_rate": 1e-3, "beta": 0.0, "temperature": 1.0, "save_steps": 3,
+        "max_steps": 16, "num_generations": 4, "per_device_train_batch_size": 16, "max_completion_length": 20,
+        "learning_rate": 1e-3, "beta": 0.0, "temperature": 1.0, "save_steps": 8,
     },
 }  # fmt: skip
 TEXTS = ["What is 2 + 3 ?\n\tSay it.", "  2026-11-26,  1234567 ", "a\u2581b \u65e5\u672c\r\n\n", "def f(x):\n    return x"]
@@ -156,11 +158,11 @@ def test_it_is_planned_trained_resumed_and_measured(run):
     assert planned.memory is not None
     manifest = run.manifest()
     assert run.result()["status"] == "finished"
-    assert [row["step"] for row in run.metrics()] == list(range(1, 9))
+    assert [row["step"] for row in run.metrics()] == list(range(1, 19))
     assert manifest["policy"]["name"] == "smollm2"
     assert [note for note in manifest["policy"]["notes"] if "Q4_1" in note and policies.NAMED["smollm2"].public in note]
-    measured = evaluate(run, held_out=8, samples=2)
-    assert len(measured.prompts) == 8
+    measured = evaluate(run, held_out=24, samples=2)
+    assert len(measured.prompts) == 24
     gain = measured.after.correct.mean() - measured.before.correct.mean()
     assert gain >= 0.4, measured
 

@@ -16,10 +16,12 @@ from workbench.errors import DataError, RunError
 from workbench.inspection.evaluation import FILE, evaluate, last_measured, measure_policy, read_evaluation
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
+from workbench.run.sealed import saved_with
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.training.policy import load_policy
 from workbench.training.trainer import train
+from workbench.workspace import size_and_sum
 
 PROMPTS = 70  # three batches of 128 completions, at 4 a prompt
 pytestmark = pytest.mark.slow
@@ -107,6 +109,7 @@ def test_only_what_changed_is_measured_again(whole, tmp_path, trained):
     assert read_evaluation(run).found == found
     assert last_measured(run) == found
     shutil.copy(trained.checkpoints / "checkpoint-1" / "adapter_model.safetensors", run.final)
+    run.update_manifest(saved=saved_with(run, run.final))
     assert last_measured(run) is None  # no card and no comparison calls it this adapter's gain
     with pytest.raises(RunError, match="(?s)measured on an older adapter.*workbench eval r"):
         read_evaluation(run)
@@ -148,7 +151,10 @@ def test_checkpoints_and_greedy_beside_them(run):
     tensors = load_file(spoilt / "adapter_model.safetensors")
     torch.manual_seed(0)
     changed = {name: own + 0.5 * torch.randn_like(own) if "lora_B" in name else own for name, own in tensors.items()}
-    save_file(changed, spoilt / "adapter_model.safetensors", {"format": "pt"})
+    save_file(changed, weights := spoilt / "adapter_model.safetensors", {"format": "pt"})
+    state = json.loads((spoilt / "state.json").read_text())
+    state["files"][weights.name] = size_and_sum(weights)
+    (spoilt / "state.json").write_text(json.dumps(state))
     done, found = batches(run, held_out=20, greedy=True, checkpoints="all")
     assert done == [20 * number for number in range(1, 9)]  # base, trained and two checkpoints, sampled and greedy
     assert [point["step"] for point in found["curve"]] == [0, 1, 2]

@@ -136,15 +136,15 @@ def test_hostile_answers_are_bounded_and_harm_no_others(kind):
         compare._known.clear()
         started = time.perf_counter()
         found = same_answers([given for given, _, _ in batch], [right for _, right, _ in batch], deadline_s=2.0)
-        assert time.perf_counter() - started < 3.0
+        late = time.perf_counter() - started >= 3.0
         judged = list(zip(found, batch, strict=True))
         assert [given[:80] for verdict, (given, _, same) in judged if verdict not in (same, None) and same is not None] == []
         assert not any(verdict for verdict, (_, _, same) in judged if same is None)
         unjudged = [given[:80] for verdict, (given, _, same) in judged if verdict is None and same is not None]
-        if not unjudged:
+        if not (unjudged or late):
             break
-        # A stall of a busy machine can cost a good answer its slice of the time; it does not happen twice.
-        assert attempt == 0, unjudged
+        # A stall of a busy machine costs time, and a good answer its slice of it; it does not happen twice.
+        assert attempt == 0, (late, unjudged)
 
 
 def test_a_hostile_right_answer_is_bounded():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import time
@@ -185,6 +186,17 @@ def test_a_lock_that_was_made_before_a_fork_is_whose_takes_it(tmp_path):
     if (child := os.fork()) == 0:
         os._exit(0 if lock.take() and lock.mine else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_copy_in_another_process_owns_nothing_and_has_lost_nothing(home):
+    lock = Lock(home)
+    assert lock.take()
+    copied = pickle.loads(pickle.dumps(lock))  # as processes that train together get the run of the main one
+    copied.beat()
+    assert (copied.mine, copied.lost, copied.held) == (False, False, True)
+    copied.release()
+    assert lock.mine
+    lock.release()
 
 
 def test_a_fork_of_the_owner_does_not_own_the_run(home):

@@ -17,7 +17,7 @@ from workbench.errors import RunError, WorkbenchError
 from workbench.reporting import write_report
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
-from workbench.run.held_out import held_out, reward_errors
+from workbench.run.held_out import held_out, in_numbers, reward_errors
 from workbench.run.lines import fitted_lines
 from workbench.run.parts import opened
 from workbench.run.rollouts import read_batches
@@ -46,6 +46,7 @@ def made() -> RunDirectory:
         "control", 2, action="weight", function="format_reward", before=WEIGHTS, after=WEIGHTS | {"format_reward": 0.5}, **change
     )
     event("control", 2, action="beta", before=0.01, after=0.05, **change)
+    event("curriculum", 2, before=2, after=1, why="10 % right over 5 batches")
     event("reward_error", 2, function="format_reward", completions=2, error="x")
     event("health", 2, name="dead_groups", state="alarm")
     event("checkpoint", 2, folder="checkpoint-2")
@@ -217,6 +218,13 @@ def test_a_part_of_another_writer_is_named_and_the_others_are_read(change, home)
 def places(value: object, before: tuple = ()) -> list[tuple]:
     inside = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
     return [(*before, key) for key, _ in inside] + [place for key, own in inside for place in places(own, (*before, key))]
+
+
+def test_a_gain_without_its_interval_is_left_out_and_called_no_base():
+    whole = {"step": 4, "correct": 0.5, "low": 0.2, "high": 0.8, **GAIN}
+    assert in_numbers(whole) == "50 % (20 to 80), +10 points over base (-10 to +30)"
+    assert in_numbers({key: own for key, own in whole.items() if key != "gain_low"}) == "50 % (20 to 80)"
+    assert in_numbers({key: own for key, own in whole.items() if key not in GAIN}) == "50 % (20 to 80), base"
 
 
 @pytest.fixture(scope="module")

@@ -287,7 +287,7 @@ class _Kept:
     def is_older(self) -> bool:
         # Whether the trained policy had another adapter than the run's current one.
         adapter = self.run._saved_adapter()
-        current = self.asked and adapter and (sealed.weights(adapter) or adapter_sum(adapter))
+        current = self.asked and adapter and adapter_sum(adapter)
         return bool(current) and self.asked["adapters"]["trained"] != current
 
     def make_room(self) -> None:

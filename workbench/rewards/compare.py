@@ -219,7 +219,8 @@ def legible(answer: object) -> str:
 
 
 def _tidy(answer: object) -> str:
-    text = " ".join(legible(answer).split()).rstrip(".")
+    text = str(answer)
+    text = " ".join((legible(text) if len(text) <= LONGEST else text).split()).rstrip(".")
     found = _TEXT.fullmatch(text) if "\\" in text else None
     text = found[1].strip() if found else text
     if not (text[:1] == "(" and text[-1] == ")"):

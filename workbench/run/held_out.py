@@ -20,6 +20,8 @@ import numpy as np
 from workbench.kinds import Fields
 from workbench.workspace import replace_file, to_json
 
+_GAIN = ("gain", "gain_low", "gain_high")
+
 
 def held_out(events: Iterable[Fields]) -> list[Fields]:
     """The measurements that count, by step, the base's first.
@@ -84,9 +86,9 @@ def in_numbers(measured: Fields) -> str:
     said = "{correct:.0f} % ({low:.0f} to {high:.0f})".format(
         **{name: 100 * measured[name] for name in ("correct", "low", "high")}
     )
-    if "gain" not in measured:
-        return f"{said}, base"
-    gain = (100 * measured[f"gain{end}"] for end in ("", "_low", "_high"))
+    gain = [100 * measured[name] for name in _GAIN if name in measured]
+    if len(gain) < len(_GAIN):
+        return said if gain else f"{said}, base"
     line = "{}, {:+.0f} points over base ({:+.0f} to {:+.0f})".format(said, *gain)
     return f"{line}, after the warm start" if measured["step"] == 0 else line
 

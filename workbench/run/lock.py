@@ -67,6 +67,10 @@ class Lock:
     def __init__(self, folder: Path, name: str = "lock") -> None:
         self.file, self._handle, self._mine = folder / name, -1, b""
 
+    def __reduce__(self) -> tuple[type[Lock], tuple[Path, str]]:
+        # What another process unpickles, one that trains with this one, owns nothing.
+        return Lock, (self.file.parent, self.file.name)
+
     def take(self, over: bool = False) -> bool:
         """Whether this process has become the owner. `over`: even from an owner elsewhere that may
         be alive.

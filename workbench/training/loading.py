@@ -595,9 +595,8 @@ def quiet_imports() -> Generator[None]:
     """Silence what other libraries print about one another on import: nothing that a reader could
     act on. MissingError: one of them comes with an extra.
     """
-    logger = logging.getLogger("torch.utils._pytree")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    # for good: transformers imports what a model needs when it is loaded, after the block
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
     collects = gc.isenabled()
     gc.disable()  # modules are no garbage, and looking for it takes a fifth of the time
     try:
@@ -605,7 +604,6 @@ def quiet_imports() -> Generator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
         if collects:
             gc.enable()
 
