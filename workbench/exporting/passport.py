@@ -65,13 +65,11 @@ def add_proof(artefact: Artefact, proof: Proof) -> None:
     reading the passport finishes it.
     """
     passport = read_passport(artefact.path)
-    content = clean(to_json(proof)) | {"passed": proof.passed}
+    content = clean(proof.for_scripts())
     with replace_folder(artefact.path / _PROVEN) as staged:
         write_json(staged / PROOF, content)
         write_card(artefact.path, artefact, passport, proof, into=staged)
         passport["files"] |= {name: size_and_sum(staged / name) for name in (PROOF, CARD)}
-        for check in content["checks"]:
-            del check["numbers"]
         _write(staged, passport | {"proof": content})
     _into_place(artefact.path)
 
