@@ -82,7 +82,6 @@ def test_the_proof_comes_in_and_nothing_else_is_taken_over():
             "found": "equal",
             "cause": "",
             "remedy": "",
-            "rounding": False,
             "measured": False,
         }
     ]

@@ -53,7 +53,7 @@ def run(home, base, adapter):
 
 def test_a_good_merge_and_its_adapter_pass(run, merged, adapter):
     checks = check_weights(artefact(merged, run))
-    assert [(check.passed, check.found) for check in checks] == [(True, "all 21 tensors are as trained")]
+    assert [(check.passed, check.found) for check in checks] == [(True, "all 21 are as trained")]
     assert len(deltas(adapter)) == 14
     assert [check.passed for check in check_weights(artefact(adapter, run, "adapter"))] == [True]
 
@@ -122,11 +122,10 @@ def test_a_scale_that_is_not_the_run_s(base, adapter, run, tmp_path):
     assert "lora_alpha" in the_failed(check_weights(artefact(other, run, "adapter"))).found
 
 
-def test_a_step_that_16_bits_cannot_hold_is_not_judged(base, home, tmp_path):
+def test_a_step_that_16_bits_cannot_hold_is_no_fault(base, home, tmp_path):
     run = make_run(base, make_adapter(base, tmp_path / "adapter", size=1e-9))
     checks = check_weights(artefact(merge(base, run.adapter, tmp_path / "out"), run))
-    assert [(check.passed, check.rounding) for check in checks] == [(None, True)]
-    assert "lost in rounding" in checks[0].found
+    assert [check.passed for check in checks] == [True]
 
 
 def test_what_the_base_ties_stays_tied(home, tmp_path):
@@ -286,11 +285,11 @@ def test_a_spoiled_merge_is_named_in_four_bits(cause, run, merged, base, adapter
     assert failed(check_weights(artefact(in_four_bits(spoiled, tmp_path), run, "merged_4bit"))) == OTHER
 
 
-def test_a_step_that_four_bits_round_away_is_not_judged(base, home, tmp_path):
+def test_a_step_that_four_bits_round_away_is_no_fault(base, home, tmp_path):
     run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", size=1e-9))
     four = in_four_bits(merge(base, adapter, tmp_path / "merged"), tmp_path)
     checks = check_weights(artefact(four, run, "merged_4bit"))
-    assert [(check.passed, check.rounding) for check in checks] == [(None, True), (True, False)]
+    assert [check.passed for check in checks] == [True, True]
 
 
 def test_another_version_of_the_quantiser_is_forgiven_a_few_weights_and_no_more():
@@ -365,12 +364,11 @@ def test_a_step_added_once_over_seven_magnitudes(dtype):
     base = (torch.randn(64, 96, generator=draws) * 0.02).to(dtype)
     for power in range(-7, 1):
         step, other = (torch.randn(64, 96, generator=draws) * 0.02 * 10.0**power for _ in range(2))
-        lost = (True, None) if power <= -5 else (True,)
         for k in range(4):
             found = _right((base.float() + k * step).to(dtype), base, step)
-            assert found in (lost if k == 1 else (False, None) if power <= -5 else (False,)), (power, k)
+            assert found == (k == 1) or power <= -5, (power, k)
         found = _right((base.float() + other).to(dtype), base, step)
-        assert found in ((False, None) if power <= -5 else (False,)), power
+        assert not found or power <= -5, power
 
 
 @pytest.mark.parametrize("k", [0.25, 0.9, 1.1, 1.5])

@@ -75,18 +75,16 @@ def _end_of_process(command: list[str], log: Path, progress: Progress) -> int:
             raise
 
 
-def _end_with(caller: int) -> None:
+def _end_with_caller() -> None:
     # Its end of the pipe is closed however it ends, and nothing is ever written there.
-    os.read(caller, 1)
+    os.read(0, 1)
     os.killpg(0, 9)
 
 
 def _answer(folder: Path) -> None:
     told = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no progress
-    caller = os.dup(0)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    threading.Thread(target=_end_with, args=(caller,), daemon=True).start()
+    threading.Thread(target=_end_with_caller, daemon=True).start()
     work, request = pickle.loads((folder / "request").read_bytes())
     print(0, 0, file=told)  # it has imported what it needs, and loads the model
     try:

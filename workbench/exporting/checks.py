@@ -24,8 +24,6 @@ class Check:
     found: str  # what was observed
     cause: str = ""  # one of CAUSES, where it failed
     remedy: str = ""
-    # undecided because rounding takes the step away, which is no fault
-    rounding: bool = False
     measured: bool = False  # for its numbers alone: there is no limit that it could pass
 
     @property

@@ -112,18 +112,20 @@ def changed_files(folder: Path) -> dict[str, str]:
     """Files of an artefact that differ from its passport -> how; ExportError as in
     `read_passport`.
     """
-    recorded, there, changed = read_passport(folder)["files"], files_in(folder, PASSPORT), {}
-    for name in sorted(recorded.keys() | there.keys()):
-        then, now = recorded.get(name), there.get(name)
-        if now is None:
-            changed[name] = "is missing"
-        elif then is None:
-            changed[name] = "is not in the passport"
-        elif then[0] != now[0]:
-            changed[name] = f"was changed: {then[0]:,} bytes then, {now[0]:,} now"
-        elif then != now:
-            changed[name] = "was changed"
-    return changed
+    recorded, there = read_passport(folder)["files"], files_in(folder, PASSPORT)
+    return {
+        name: _changed(recorded.get(name), there.get(name))
+        for name in sorted(recorded.keys() | there)
+        if recorded.get(name) != there.get(name)
+    }
+
+
+def _changed(then: list | None, now: list | None) -> str:
+    if now is None:
+        return "is missing"
+    if then is None:
+        return "is not in the passport"
+    return f"was changed: {then[0]:,} bytes then, {now[0]:,} now"
 
 
 def _write(folder: Path, passport: Fields) -> None:
@@ -177,31 +179,28 @@ def about(artefact: Artefact) -> Fields:
 # -------------------------------------------------------------------------------------------------
 def _about_run(run: RunDirectory) -> Fields:
     manifest, recipe = run.manifest(), run.recipe()
-    policy, rewards = manifest["policy"], manifest.get("rewards") or {}
-    task = dict(manifest.get("task") or {})
+    policy, task = manifest["policy"], dict(manifest.get("task") or {})
     source, kept = str(task.pop("source", "")), run.path / "task.py"
     task["ships"] = (source or recipe.task) in EMBEDDED
     task["file"] = PureWindowsPath(source).name
     task["sha256"] = sum_of(kept) if kept.is_file() else None
-    return {
+    facts = {name: manifest.get(name) for name in ("created", "template", "warm_start", "turns")}
+    rewards = manifest.get("rewards") or {}
+    for name in ("precision", "backend_name"):
+        facts[name] = policy.get(name)
+    environment = dict(manifest.get("versions") or {})
+    for name in ("device", "backend"):
+        environment[name] = policy.get(name)
+    return facts | {
         "run": run.name,
-        "created": manifest.get("created"),
         "result": run.result(),
         "recipe": recipe.model_dump(mode="json"),
         "task": task,
         "prompts": manifest.get("prompts") or {},
         "rewards": {name: rewards.get(name) for name in ("hash", "functions", "weights")},
-        "template": manifest.get("template"),
         "settings": (manifest.get("settings") or {}).get("in_force") or {},
-        "environment": (manifest.get("versions") or {})
-        | {name: policy.get(name) for name in ("device", "backend")},
-        "attached": bool(manifest.get("attached")),
-        "trained_before": policy.get("trained_in") or [],
-        "precision": policy.get("precision"),
-        "backend_name": policy.get("backend_name"),
+        "environment": environment,
         "evaluation": last_measured(run),
-        "warm_start": manifest.get("warm_start"),
-        "turns": manifest.get("turns"),
         "prompt": serving.first_prompt(run),
     }
 
@@ -233,13 +232,15 @@ def verify(path: str | Path) -> list[Verified]:
 
     ExportError: there is no artefact, or its passport was changed.
     """
-    reports = []
-    for folder in meant(path)[1]:
-        lines: dict[bool | None, list[str]] = {True: [], False: [], None: []}
-        for same, line in _findings(folder, read_passport(folder)):
-            lines[same].append(line)
-        reports.append(Verified(shown(folder), *(tuple(lines[same]) for same in lines)))
-    return reports
+    return [_verified(folder) for folder in meant(path)[1]]
+
+
+def _verified(folder: Path) -> Verified:
+    findings = list(_findings(folder, read_passport(folder)))
+    holds, differs, undecided = (
+        tuple(line for same, line in findings if same is which) for which in (True, False, None)
+    )
+    return Verified(shown(folder), holds, differs, undecided)
 
 
 def _findings(folder: Path, passport: Fields) -> Findings:

@@ -129,29 +129,32 @@ def _prove(
         report = apart.run_apart(examine, request, progress(artefact.format))
         checks += report.checks
         if reference and report.written:
-            # No check failed, so the step survived rounding.
-            vouched = all(
-                each.passed or each.rounding for each in checks if each.level == "weights"
-            )
+            vouched = all(each.passed for each in checks if each.level == "weights")
             more, measured = check_behaviour(artefact, report.written, reference, suite, vouched)
             checks += more
-    is_adapter = artefact.format == "adapter"
-    why = "it could not be loaded here" if _sound(checks) else "a cheaper check failed"
-    levels = {each.level for each in checks}
-    unproven = [f"{level}: not checked, as {why}" for level in LEVELS if level not in levels]
-    unproven += [*report.unproven, _OLLAMA if artefact.format.startswith("gguf") else _ENGINES]
-    unproven += filter(None, [sealed.unsummed(run)])
-    if is_adapter and run.manifest()["policy"].get("precision") == "nf4":
-        unproven.append(_ON_16_BITS)
     proof = Proof(
         shown(artefact.path),
         artefact.format,
         tuple(checks),
-        tuple(unproven),
+        tuple(_unproven(artefact, run, checks, report.unproven)),
         measured,
-        "" if is_adapter else INTO.get(artefact.into, ""),
+        "" if artefact.format == "adapter" else INTO.get(artefact.into, ""),
     )
     return _recorded(artefact, proof)
+
+
+def _unproven(
+    artefact: Artefact, run: RunDirectory, checks: list[Check], found: list[str]
+) -> list[str]:
+    why = "it could not be loaded here" if _sound(checks) else "a cheaper check failed"
+    levels = {each.level for each in checks}
+    lines = [f"{level}: not checked, as {why}" for level in LEVELS if level not in levels]
+    lines += [*found, _OLLAMA if artefact.format.startswith("gguf") else _ENGINES]
+    if line := sealed.unsummed(run):
+        lines.append(line)
+    if artefact.format == "adapter" and run.manifest()["policy"].get("precision") == "nf4":
+        lines.append(_ON_16_BITS)
+    return lines
 
 
 def _sound(checks: list[Check]) -> bool:
@@ -179,18 +182,16 @@ def _recorded(artefact: Artefact, proof: Proof) -> Proof:
 
 
 def _files(artefact: Artefact) -> Check:
-    try:
-        wrong = passport.changed_files(artefact.path)
-        count = len(passport.read_passport(artefact.path)["files"])
-        found = f"{count} files and the passport are as exported"
-        if wrong:
-            found = f"not as exported: {', '.join(wrong)}"
-    except ExportError as error:
-        wrong, found = True, error.value
     name, again = "sums of its files", "export it again, with --overwrite, or put the file back"
+    try:
+        changed = ", ".join(passport.changed_files(artefact.path))
+        wrong = changed and f"not as exported: {changed}"
+    except ExportError as error:
+        wrong = error.value
     if wrong:
-        return Check("files", name, False, found, "changed_file", again)
-    return Check("files", name, True, found)
+        return Check("files", name, False, wrong, "changed_file", again)
+    count = len(passport.read_passport(artefact.path)["files"])
+    return Check("files", name, True, f"{count} files and the passport are as exported")
 
 
 def _base(artefact: Artefact, run: RunDirectory) -> Check:

@@ -1,8 +1,8 @@
 """Tensors: each must be the base's, with the run's change added once and rounded once.
 
 The sum is made here, from the stored tensors, without PEFT. A step is often smaller than what the
-16-bit type can resolve, so what is compared is the rounded sum, not merged - base. A GGUF file is
-compared with another one, converted from the merged_16bit beside it, whose tensors are looked at
+16-bit type can resolve, so what is compared is the rounded sum, not merged - base. In 4 bits, or as
+GGUF, it is compared with the merged_16bit beside it, converted again, whose tensors are looked at
 too. What tensors cannot tell, the artefact's behaviour decides.
 """
 
@@ -22,12 +22,12 @@ from workbench.exporting.artefacts import Artefact
 from workbench.exporting.checks import Check
 from workbench.kinds import Fields, Tensor
 from workbench.run.directory import RunDirectory
-from workbench.training.loading import quiet_imports, reading
+from workbench.training.loading import adapter_sum, quiet_imports, reading
 
 _HEAD = "lm_head.weight"
 _NAME = "base + the adapter's change"
 _EMBEDDINGS = re.compile(r"(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
-_TELLING = 8  # weights that a step must move, before it is believed to be there or not
+_FEW = 8  # weights that may be rounded otherwise, however small the step
 _CLOSE = 0.05  # of the distance that a step moves a layer: what another order of the sums may leave
 _DECIDING = (
     "vocab_size", "max_position_embeddings", "rope_parameters", "sliding_window", "rms_norm_eps",
@@ -59,13 +59,13 @@ def check_weights(artefact: Artefact) -> list[Check]:
 
 
 def _same_adapter(*folders: Path) -> Check:
+    # copied to the byte, but for the name of its base
     with reading(f"adapter {folders[0].name}"):
-        own, run = (merging.tensors_in([each / "adapter_model.safetensors"]) for each in folders)
+        own, run = map(adapter_sum, folders)
         files = ((each / "adapter_config.json").read_text(encoding="utf-8") for each in folders)
         configs = [{**json.loads(text), "base_model_name_or_path": ""} for text in files]
-    equal = {name for name in own.keys() & run if own[name]().equal(run[name]())}
-    other = (own.keys() | run) - equal | _unequal(*configs)
-    return _compared("its tensors and settings", own, other)
+    other = _unequal(*configs) | ({"adapter_model.safetensors"} if own != run else set())
+    return _compared("its tensors and settings", configs[0], other)
 
 
 def _unequal(own: Fields, other: Fields, names: Collection[str] = ()) -> set[str]:
@@ -114,7 +114,7 @@ def _merged(folder: Path, into: str, run: RunDirectory) -> Check:
         why = f"the adapter does more than add s B A to layers of the base: {_some(strange)}"
         return Check("weights", _NAME, None, why)
     held = merging.four_bit(run) if into == "dequantised" else None
-    trained, lost, other = base | whole, 0, set()
+    trained, other = base | whole, set()
     for name in trained.keys() & own:
         before, step = trained[name](), steps[name]() if name in steps else None
         if held and name not in whole:
@@ -122,16 +122,11 @@ def _merged(folder: Path, into: str, run: RunDirectory) -> Check:
             before = before if four is None else four
         if step is not None and step.shape != before.shape:
             step = step.T
-        right = _right(own[name](), before, step)
-        lost += right is None
-        if right is False:
+        if not _right(own[name](), before, step):
             other.add(name)
     if odd := trained.keys() ^ own:
         other |= odd & _loaded(config)
     other |= _unequal(config.to_dict(), base_config.to_dict(), _DECIDING)
-    if steps and lost == len(steps) and not other:
-        why = "the adapter's change is lost in rounding in all its layers"
-        return Check("weights", _NAME, None, why, rounding=True)
     return _compared(_NAME, trained, other)
 
 
@@ -144,10 +139,8 @@ def _loaded(config: Any) -> set[str]:
         return {*AutoModelForCausalLM.from_config(config, trust_remote_code=False).state_dict()}
 
 
-def _right(own: Tensor, before: Tensor, step: Tensor | None) -> bool | None:
-    """Whether a tensor is `before` + `step`, rounded as it is stored; None: rounding leaves no step
-    that could be seen.
-    """
+def _right(own: Tensor, before: Tensor, step: Tensor | None) -> bool:
+    """Whether a tensor is `before` + `step`, rounded as it is stored."""
     import torch
 
     if own.shape != before.shape:
@@ -158,13 +151,11 @@ def _right(own: Tensor, before: Tensor, step: Tensor | None) -> bool | None:
     total = before.float() + step
     once = total.to(own.dtype).float()
     apart, moved = (own.float() - once).abs(), (once - never).abs()
-    like = (apart > 0).sum() < _TELLING or apart.sum() <= _CLOSE * moved.sum()
+    like = (apart > 0).sum() < _FEW or apart.sum() <= _CLOSE * moved.sum()
     # one unit of its type, and what sums in 32 bits leave
     room = torch.finfo(own.dtype).eps * own.float().abs() + 2**-24
     room += 2**-18 * (before.float().abs() + 2 * step.abs().max())
-    if not like or not ((own.float() - total).abs() <= room).all():
-        return False
-    return None if (moved > 0).sum() < _TELLING else True
+    return bool(like and ((own.float() - total).abs() <= room).all())
 
 
 def _converted(artefact: Artefact, merged: Path, run: RunDirectory) -> Check:
@@ -206,7 +197,7 @@ def _compared(name: str, names: Collection[str], other: Collection[str]) -> Chec
     if other:
         found = f"{len(other)} differ: {_some(other)}"
         return Check("weights", name, False, found, "other_weights", _REMEDY)
-    return Check("weights", name, True, f"all {len(names)} tensors are as trained")
+    return Check("weights", name, True, f"all {len(names)} are as trained")
 
 
 def _some(names: Collection[str]) -> str:
