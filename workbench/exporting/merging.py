@@ -106,7 +106,7 @@ def base_of(run: RunDirectory) -> str:
     was trained from one.
     """
     source = source_of(run)
-    return source if is_quantised(source) else sixteen_bit_base(source)
+    return source if Path(source).is_dir() else without_bits(source)
 
 
 def tensors_in(files: Iterable[Path]) -> Tensors:

@@ -55,7 +55,7 @@ def stamp(folder: Path, artefact: Artefact, merge_risk: str = "") -> None:
                 write_json(file, config | {key: public_name(config[key])})
     known = about(artefact) | {"merge_risk": merge_risk}
     write_card(folder, artefact, known)
-    _write(folder, known | {"files": files_in(folder, PASSPORT)})
+    _write(folder, known | {"files": files_in(folder)})
 
 
 def add_proof(artefact: Artefact, proof: Proof) -> None:
@@ -112,7 +112,7 @@ def changed_files(folder: Path) -> dict[str, str]:
     """Files of an artefact that differ from its passport -> how; ExportError as in
     `read_passport`.
     """
-    recorded, there = read_passport(folder)["files"], files_in(folder, PASSPORT)
+    recorded, there = read_passport(folder)["files"], files_in(folder)
     return {
         name: _changed(recorded.get(name), there.get(name))
         for name in sorted(recorded.keys() | there)
@@ -139,15 +139,15 @@ def _sum(content: Fields) -> str:
 
 # -- what it says
 # --------------------------------------------------------------------------------------------------
-def files_in(folder: Path, without: str = "") -> dict[str, list[object]]:
+def files_in(folder: Path) -> dict[str, list[object]]:
     """Path within the folder -> [bytes, SHA-256] of each file, including subfolders, but not of
-    what a kill left.
+    the passport and what a kill left.
     """
     files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*"))}
     return {
         name: size_and_sum(file)
         for name, file in files.items()
-        if file.is_file() and name != without and not _PARTIAL.search(name)
+        if file.is_file() and name != PASSPORT and not _PARTIAL.search(name)
     }
 
 
