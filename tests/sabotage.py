@@ -172,7 +172,7 @@ def eos_missing(good: Path, out: Path, base: Path, adapter: Path) -> Path:
 
 
 WORDS: dict[str, Callable[..., Path]] = {own.__name__: own for own in (template_lost, double_bos, eos_missing)}
-# Cause -> what brings it about. The tenth, `off_grid`, is no fault of an export but a policy of its own.
+# Cause -> what brings it about. The tenth, off the grid, is no fault of an export but a policy of its own.
 SABOTAGES: dict[str, Callable[..., Path]] = {
     own.__name__: own for own in (not_merged, merged_twice, wrong_base, tied_head_lost, layer_skipped, other_adapter)
 } | WORDS

@@ -408,7 +408,8 @@ def prove(
             progress=begun,
         )
     proofs = proof if isinstance(proof, Proofs) else Proofs([proof])
-    return Result({"passed": proofs.passed, "proofs": proofs}, proofs, int(not proofs.passed))
+    data = {"passed": proofs.passed, "proofs": [each.for_scripts() for each in proofs]}
+    return Result(data, proofs, int(not proofs.passed))
 
 
 @command(least={"temperature": 0})

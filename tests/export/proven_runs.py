@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 from made_runs import made_run, sealed
 
-from workbench.exporting import apart, proving, reference
+from workbench.exporting import apart
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.task import fingerprint, load_task
-from workbench.workspace import to_json
 
 IN_FORCE = {"max_completion_length": 24, "temperature": 1.0}
 
@@ -32,11 +31,10 @@ def proven_run(name: str = "r", backend: str = "transformers", **made: Any) -> R
     return run
 
 
-def in_this_process(module: str, request: dict[str, Any], progress: Any) -> dict[str, Any]:
-    """`run_apart`, without the other process: what is asked and answered is JSON all the same."""
-    work = {"workbench.exporting.reference": reference.measure, "workbench.exporting.proving": proving.examine}[module]
-    found = work(json.loads(json.dumps(to_json(request))), lambda done, total: None)
-    return json.loads(json.dumps(to_json(found)))
+def in_this_process(work: Any, request: Any, progress: Any) -> Any:
+    """`run_apart`, without the other process: what is asked and answered is pickled all the same."""
+    found = work(pickle.loads(pickle.dumps(request)), lambda done, total: None)
+    return pickle.loads(pickle.dumps(found))
 
 
 def here(monkeypatch: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -15,11 +16,11 @@ from workbench.exporting import apart
 
 
 def runs_apart(tmp_path, monkeypatch, body, progress=print):
-    (tmp_path / "at_work.py").write_text(
-        f"from workbench.exporting.apart import answer\nimport os, sys, time\n{body}\nanswer(work)"
-    )
+    (tmp_path / "at_work.py").write_text(f"import os, sys, time\n{body}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    return apart.run_apart("at_work", {"asked": [1, 2]}, progress)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "at_work", raising=False)
+    return apart.run_apart(importlib.import_module("at_work").work, {"asked": [1, 2]}, progress)
 
 
 def test_work_apart_answers_and_says_how_far_it_is(home, tmp_path, monkeypatch):
@@ -49,9 +50,9 @@ def test_a_process_that_ends_badly_says_why(home, tmp_path, monkeypatch, body, s
 def test_the_process_ends_with_its_caller_however_that_ends(home, tmp_path):
     body = f"def work(request, progress):\n    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
     body += "    progress(1, 2)\n    time.sleep(600)"
-    (tmp_path / "at_work.py").write_text(f"from workbench.exporting.apart import answer\nimport os, time\n{body}\nanswer(work)")
-    code = "import os\nfrom workbench.exporting import apart\n"
-    code += "apart.run_apart('at_work', {}, lambda done, total: total and os.kill(os.getpid(), 15))"
+    (tmp_path / "at_work.py").write_text(f"import os, time\n{body}")
+    code = "import os, at_work\nfrom workbench.exporting import apart\n"
+    code += "apart.run_apart(at_work.work, {}, lambda done, total: total and os.kill(os.getpid(), 15))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == -15
     waited_for(lambda: not running(int((tmp_path / "pid").read_text())))

@@ -40,8 +40,8 @@ def test_a_proof_of_nothing_is_none():
 
 
 def test_what_is_measured_is_told_from_what_cannot_be_told():
-    checks = [Check("behaviour", "a check", passed, "y", "worse" * (passed is False), "", {"x": 1}) for passed in (True, False)]
-    checks += [Check("behaviour", "a check", None, "y", numbers={"x": 1}, measured=own) for own in (True, False)]
+    checks = [Check("behaviour", "a check", passed, "y", "worse" * (passed is False)) for passed in (True, False)]
+    checks += [Check("behaviour", "a check", None, "y", measured=own) for own in (True, False)]
     assert [check.mark for check in checks] == ["passed", "FAILED", "measured", "cannot be told"]
     page = proof_table(Proofs([Proof("runs/r/export/adapter", "adapter", tuple(checks)), Proof("elsewhere", "gguf_f16", ())]))
     for text in (str(page), page._repr_html_()):

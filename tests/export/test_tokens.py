@@ -73,9 +73,9 @@ def checked(folder, run, most=40, **reader):
 
 def test_a_good_export_has_the_same_ids(folder, run):
     checks, failed = checked(folder, run, 250)
-    assert [check.passed for check in checks] == [True] * 4
+    assert [check.passed for check in checks] == [True] * 3
     assert [check.name for check in checks] == [
-        "EOS", "text of 250 rendered prompts", "ids of 250 rendered prompts", "ids of 4 recorded completions",
+        "EOS", "ids of 250 rendered prompts", "ids of 4 recorded completions",
     ]  # fmt: skip
     assert not failed
 
@@ -91,16 +91,16 @@ def test_another_template_shows_where_the_two_part(folder, run):
     template.write_text(template.read_text().replace("'<|assistant|>'", "'<|assistant|>Sure: '"))
     checks, failed = checked(folder, run)
     assert failed == ["template_lost"]
-    assert "40 of 40 differ; prompt 1 parts at" in checks[1].found
+    assert checks[1].found.startswith("40 of 40 differ; ")
     assert "'' in training, 'Sure: ' here" in checks[1].found
-    assert [each.name for each in checks[2:]] == ["ids of 4 recorded completions"]  # no prompt is left to compare
 
 
 def test_a_template_that_is_missing_is_told_once(folder, run):
     (folder / "chat_template.jinja").unlink()
     checks, failed = checked(folder, run)
     assert failed == ["template_lost"]
-    assert [each.found for each in checks[1:]] == ["the chat template is missing", "equal"]
+    assert checks[1].found.endswith("finds no chat template")
+    assert checks[2].found == "equal"
 
 
 def test_a_template_that_fails_on_some_prompts(folder, run):
@@ -110,8 +110,8 @@ def test_a_template_that_fails_on_some_prompts(folder, run):
     )
     checks, failed = checked(folder, run)
     assert failed == ["template_lost"]
-    assert "4 of 40 differ; prompt 5 is refused: " in checks[1].found
-    assert checks[2].passed  # those that it renders
+    assert checks[1].found.startswith("4 of 40 differ; ")
+    assert " is refused: " in checks[1].found
 
 
 def test_a_bos_that_the_loading_software_adds_to_the_template_s(folder, run, home):
@@ -124,14 +124,14 @@ def test_a_bos_that_the_loading_software_adds_to_the_template_s(folder, run, hom
     assert not checked(folder, trained)[1]
     checks, failed = checked(folder, trained, adds_bos=True)
     assert failed == ["double_bos"]
-    assert checks[2].found.endswith("two BOS tokens, which training had not")
+    assert checks[1].found.endswith("two BOS tokens, which training had not")
 
 
 def test_a_bos_that_training_did_not_have(folder, run):
     checks, failed = checked(folder, run, adds_bos=True)
     assert failed == ["tokenizer_differs"]
-    assert "parts at 0: [4, " in checks[2].found
-    assert "in training, [1, 4, " in checks[2].found
+    assert "parts at 0: [4, " in checks[1].found
+    assert "in training, [1, 4, " in checks[1].found
 
 
 def test_a_text_that_only_lacks_the_bos_that_is_added_later_is_no_difference(folder, run, home):
@@ -147,9 +147,9 @@ def test_another_vocabulary_shows_text_and_ids(folder, run):
     (folder / "tokenizer.json").write_text(json.dumps(content))
     checks, failed = checked(folder, run)
     assert failed == ["tokenizer_differs"] * 2
+    assert "differ; " in checks[1].found
+    assert " in training, [" in checks[1].found
     assert "differ; " in checks[2].found
-    assert " in training, [" in checks[2].found
-    assert "differ; " in checks[3].found
 
 
 def test_a_token_that_is_no_longer_special(folder, run):
@@ -223,13 +223,13 @@ def test_prompts_that_are_plain_text_get_what_the_tokenizer_adds(folder, home):
     (folder / "chat_template.jinja").unlink()
     checks, failed = checked(folder, run)
     assert not failed
-    assert [check.name for check in checks[1:3]] == ["text of 8 rendered prompts", "ids of 8 rendered prompts"]
+    assert checks[1].name == "ids of 8 rendered prompts"
 
 
 def test_what_cannot_be_loaded_is_not_judged(folder, run, home):
     shutil.rmtree(run.rollouts)
     checks, failed = checked(folder, run)
-    assert ([check.passed for check in checks], failed) == ([True, True, True, None], [])
+    assert ([check.passed for check in checks], failed) == ([True, True, None], [])
     gone = begun(name="g")
     gone.recipe().model_copy(update={"task": "nowhere.py"}).save(gone.path / "recipe.yaml")
     assert [check.passed for check in checked(folder, gone)[0]] == [True, None, True]

@@ -12,7 +12,7 @@ from sabotage import SABOTAGES, WORDS, deltas, edit_json, put_tensors, tensors, 
 from small_models import ATTENTION, MLP, artefact, load, make_adapter, make_base, make_run, merge
 
 from workbench.exporting import merging
-from workbench.exporting.weights import _right, check_weights
+from workbench.exporting.weights import _converts, _right, check_weights
 
 OTHER = {"other_weights"}
 
@@ -53,9 +53,9 @@ def run(home, base, adapter):
 
 def test_a_good_merge_and_its_adapter_pass(run, merged, adapter):
     checks = check_weights(artefact(merged, run))
-    assert [(check.passed, check.found) for check in checks] == [(True, "all 21 are as trained"), (True, "as they were")]
+    assert [(check.passed, check.found) for check in checks] == [(True, "all 21 are as trained")]
     assert len(deltas(adapter)) == 14
-    assert [check.passed for check in check_weights(artefact(adapter, run, "adapter"))] == [True] * 2
+    assert [check.passed for check in check_weights(artefact(adapter, run, "adapter"))] == [True]
 
 
 @pytest.mark.parametrize("cause", sorted(SABOTAGES.keys() - WORDS.keys()))
@@ -73,8 +73,7 @@ def test_a_spoiled_adapter_is_found(cause, run, base, adapter, tmp_path):
 def test_each_layer_that_is_skipped_is_named(run, merged, base, adapter, tmp_path):
     for layer in deltas(adapter):
         spoiled = SABOTAGES["layer_skipped"](merged, tmp_path / layer, base, adapter, layer.removesuffix(".weight"))
-        number, name = layer.split(".")[2], layer.split(".")[-2]
-        assert the_failed(check_weights(artefact(spoiled, run))).found == f"1 of 21 differ: layer {number}, {name}"
+        assert the_failed(check_weights(artefact(spoiled, run))).found == f"1 differ: {layer}"
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(1e-4, "float16"), (1e-3, "bfloat16"), (1.0, "bfloat16")])
@@ -96,14 +95,13 @@ def test_a_base_of_another_seed(run, adapter, tmp_path):
 @pytest.mark.parametrize("only", ["layers.1.post_attention_layernorm", "model.norm", "embed_tokens", "lm_head"])
 def test_a_base_whose_revision_differs_in_one_tensor(only, run, merged, base, adapter, tmp_path):
     check = the_failed(check_weights(artefact(wrong_base(merged, tmp_path / "out", base, adapter, only), run)))
-    place = only.replace("layers.1.", "layer 1, ")
-    assert place.removeprefix("model.") in check.found
+    assert only in check.found
 
 
 def test_a_base_whose_revision_differs_in_one_adapted_layer(run, merged, base, adapter, tmp_path):
     spoiled = wrong_base(merged, tmp_path / "out", base, adapter, "layers.0.self_attn.o_proj")
     check = the_failed(check_weights(artefact(spoiled, run)))
-    assert check.found == "1 of 21 differ: layer 0, o_proj"
+    assert check.found == "1 differ: model.layers.0.self_attn.o_proj.weight"
 
 
 @pytest.mark.parametrize("other", [{"seed": 5}, {"seed": 5, "target_modules": ["q_proj", "v_proj"]}, {"seed": 5, "r": 4}])
@@ -121,14 +119,13 @@ def test_a_scale_that_is_not_the_run_s(base, adapter, run, tmp_path):
     other = shutil.copytree(adapter, tmp_path / "adapter")
     edit_json(other / "adapter_config.json", lora_alpha=4)
     assert failed(check_weights(artefact(merge(base, other, tmp_path / "out"), run))) == OTHER
-    assert "lora_alpha = 4, not 16" in the_failed(check_weights(artefact(other, run, "adapter"))).found
+    assert "lora_alpha" in the_failed(check_weights(artefact(other, run, "adapter"))).found
 
 
-def test_a_step_that_16_bits_cannot_hold_is_not_judged(base, home, tmp_path):
+def test_a_step_that_16_bits_cannot_hold_is_no_fault(base, home, tmp_path):
     run = make_run(base, make_adapter(base, tmp_path / "adapter", size=1e-9))
     checks = check_weights(artefact(merge(base, run.adapter, tmp_path / "out"), run))
-    assert [(check.passed, check.rounding) for check in checks] == [(None, True), (True, False)]
-    assert "lost in rounding" in checks[0].found
+    assert [check.passed for check in checks] == [True]
 
 
 def test_what_the_base_ties_stays_tied(home, tmp_path):
@@ -155,7 +152,7 @@ def test_modules_that_were_trained_whole(home, base, tmp_path):
     assert not failed(check_weights(artefact(merged, run)))
     put_tensors(merged, tensors(merged) | {"lm_head.weight": tensors(base)["lm_head.weight"]})
     check = the_failed(check_weights(artefact(merged, run)))
-    assert check.found == "1 of 21 differ: lm_head"
+    assert check.found == "1 differ: lm_head.weight"
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning", "ignore:Input and output emb:UserWarning")
@@ -178,7 +175,7 @@ def test_missing_and_unknown_tensors_are_named(run, merged, tmp_path):
     out = shutil.copytree(merged, tmp_path / "out")
     put_tensors(out, {name: own for name, own in found.items() if "layers.1.input_layernorm" not in name})
     check = the_failed(check_weights(artefact(out, run)))
-    assert "layer 1, input_layernorm" in check.found
+    assert "layers.1.input_layernorm" in check.found
     # Old checkpoints hold what can be computed; loading neither misses nor wants it.
     put_tensors(out, found | {"model.layers.2.input_layernorm.weight": torch.ones(64)})
     assert not failed(check_weights(artefact(out, run)))  # which nobody loads
@@ -195,7 +192,7 @@ def test_a_config_that_decides_otherwise(run, merged, tmp_path):
     rope = json.loads((out / "config.json").read_text())["rope_parameters"]
     edit_json(out / "config.json", rope_parameters=rope | {"rope_theta": 5e5})
     check = the_failed(check_weights(artefact(out, run)))
-    assert (check.name, "500000.0" in check.found) == ("config.json", True)
+    assert check.found == "1 differ: rope_parameters"
 
 
 def test_biases_that_were_trained(home, tmp_path):
@@ -203,11 +200,11 @@ def test_biases_that_were_trained(home, tmp_path):
     run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", bias="all"))
     merged = merge(base, adapter, tmp_path / "out")
     checks = check_weights(artefact(merged, run))
-    assert [check.passed for check in checks] == [True] * 2
+    assert [check.passed for check in checks] == [True]
     name = "model.layers.1.self_attn.q_proj.bias"
     put_tensors(merged, tensors(merged) | {name: tensors(merged)[name] + 1})
     check = the_failed(check_weights(artefact(merged, run)))
-    assert check.found == "1 of 27 differ: layer 1, q_proj bias"
+    assert check.found == f"1 differ: {name}"
 
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
@@ -243,7 +240,7 @@ def test_what_cannot_be_told_says_why(run, merged, adapter, base, home):
 def test_merged_into_the_dequantised_weights(home, base, adapter, merged, tmp_path):
     run = make_run(base, adapter, precision="nf4")
     out = merging.write_merged(base, adapter, tmp_path / "out", held=merging.four_bit(run))
-    assert [check.passed for check in check_weights(artefact(out, run, into="dequantised"))] == [True] * 2
+    assert [check.passed for check in check_weights(artefact(out, run, into="dequantised"))] == [True]
     assert failed(check_weights(artefact(out, run))) == OTHER
     assert failed(check_weights(artefact(merged, run, into="dequantised"))) == OTHER
     for cause in ("merged_twice", "layer_skipped", "not_merged", "other_adapter"):
@@ -253,7 +250,7 @@ def test_merged_into_the_dequantised_weights(home, base, adapter, merged, tmp_pa
 
 # -- in 4 bits --------------------------------------------------------------------------------------------------------
 def in_four_bits(merged, folder):
-    """A merged folder as `export` writes it in 4 bits."""
+    """A merged folder as `export` writes it in 4 bits, beside it."""
     from workbench.exporting import making
     from workbench.exporting.artefacts import Artefact
 
@@ -288,29 +285,33 @@ def test_a_spoiled_merge_is_named_in_four_bits(cause, run, merged, base, adapter
     assert failed(check_weights(artefact(in_four_bits(spoiled, tmp_path), run, "merged_4bit"))) == OTHER
 
 
-def test_a_step_that_four_bits_round_away_is_not_judged(base, home, tmp_path):
+def test_a_step_that_four_bits_round_away_is_no_fault(base, home, tmp_path):
     run = make_run(base, adapter := make_adapter(base, tmp_path / "adapter", size=1e-9))
     four = in_four_bits(merge(base, adapter, tmp_path / "merged"), tmp_path)
     checks = check_weights(artefact(four, run, "merged_4bit"))
-    assert [(check.passed, check.rounding) for check in checks] == [(None, True), (True, False)]
+    assert [check.passed for check in checks] == [True, True]
 
 
 def test_another_version_of_the_quantiser_is_forgiven_a_few_weights_and_no_more():
     draws = torch.Generator().manual_seed(0)
-    base = (torch.randn(64, 128, generator=draws) * 0.02).bfloat16()
-    step = 0.002 * torch.randn(64, 128, generator=draws)
-    once = merging.in_nf4((base.float() + step).bfloat16())
+    whole = (torch.randn(64, 128, generator=draws) * 0.02).bfloat16()
+    again = merging.in_nf4(whole)
+    few, many = again.clone(), again.clone()
+    few.view(-1)[::1000] = again.view(-1).flip(0)[::1000]  # 9 of 8,192
+    many.view(-1)[::10] = again.view(-1).flip(0)[::10]
+    other = merging.in_nf4(whole + 0.002 * torch.randn(64, 128, generator=draws).bfloat16())
+    found = [_converts(stored, lambda: again, whole) for stored in (again, whole, few, many, other, again.T)]
+    assert found == [True, True, True, False, False, False]
 
-    def found(stored):
-        return _right(stored, base, step, coarse=True)
 
-    assert found(once) is True
-    few, many = once.clone(), once.clone()
-    few.view(-1)[::1000] = once.view(-1).flip(0)[::1000]  # 9 of 8,192
-    many.view(-1)[::10] = once.view(-1).flip(0)[::10]
-    assert found(few) is True
-    assert found(many) is False
-    assert found(merging.in_nf4(base)) is False
+def test_tensors_in_four_bits_that_are_not_those_of_the_merge_beside_them_are_found(run, merged, base, adapter, tmp_path):
+    four = in_four_bits(SABOTAGES["layer_skipped"](merged, tmp_path / "out", base, adapter), tmp_path)
+    shutil.rmtree(tmp_path / "merged_16bit")
+    [check] = check_weights(artefact(four, run, "merged_4bit"))
+    assert (check.passed, "not beside it" in check.found) == (None, True)
+    shutil.copytree(merged, tmp_path / "merged_16bit")
+    whole, check = check_weights(artefact(four, run, "merged_4bit"))
+    assert (whole.passed, check.cause, check.found.startswith("1 differ: ")) == (True, "other_weights", True)
 
 
 # -- good exports: no false alarm ---------------------------------------------------------------------------------------
@@ -363,44 +364,43 @@ def test_a_step_added_once_over_seven_magnitudes(dtype):
     base = (torch.randn(64, 96, generator=draws) * 0.02).to(dtype)
     for power in range(-7, 1):
         step, other = (torch.randn(64, 96, generator=draws) * 0.02 * 10.0**power for _ in range(2))
-        lost = (True, None) if power <= -5 else (True,)
         for k in range(4):
-            found = _right((base.float() + k * step).to(dtype), base, step, coarse=False)
-            assert found in (lost if k == 1 else (False, None) if power <= -5 else (False,)), (power, k)
-        found = _right((base.float() + other).to(dtype), base, step, coarse=False)
-        assert found in ((False, None) if power <= -5 else (False,)), power
+            found = _right((base.float() + k * step).to(dtype), base, step)
+            assert found == (k == 1) or power <= -5, (power, k)
+        found = _right((base.float() + other).to(dtype), base, step)
+        assert not found or power <= -5, power
 
 
 @pytest.mark.parametrize("k", [0.25, 0.9, 1.1, 1.5])
 def test_at_another_scale_it_is_something_else(k):
     draws = torch.Generator().manual_seed(0)
     base, step = ((torch.randn(64, 96, generator=draws) * 0.02).bfloat16() for _ in range(2))
-    assert _right((base.float() + k * step.float()).bfloat16(), base, step.float(), coarse=False) is False
+    assert _right((base.float() + k * step.float()).bfloat16(), base, step.float()) is False
 
 
 def test_one_weight_that_is_another_is_seen_among_many_that_moved():
     draws = torch.Generator().manual_seed(0)
     base, step = ((torch.randn(64, 96, generator=draws) * 0.02).bfloat16() for _ in range(2))
     stored = (base.float() + step.float()).bfloat16()
-    assert _right(stored, base, step.float(), coarse=False) is True
+    assert _right(stored, base, step.float()) is True
     stored[3, 5] += 0.1  # a thousandth of the distance that the step moves
-    assert _right(stored, base, step.float(), coarse=False) is False
+    assert _right(stored, base, step.float()) is False
 
 
 def test_a_weight_that_is_not_a_number_is_seen_with_a_step_and_without():
     ones = torch.ones(16, 16).bfloat16()
     spoiled = ones.clone()
     spoiled[2, 3] = torch.nan
-    assert _right(spoiled, ones, None, coarse=False) is False
-    assert _right(spoiled, ones, 0.0 * ones.float(), coarse=False) is False
-    assert _right(ones, ones, None, coarse=False) is True
+    assert _right(spoiled, ones, None) is False
+    assert _right(spoiled, ones, 0.0 * ones.float()) is False
+    assert _right(ones, ones, None) is True
 
 
 def test_not_added_is_told_where_the_sum_would_be_the_next_number_of_its_type():
     unit, ones = 2.0**-7, torch.ones(16, 16)
-    assert _right(ones.bfloat16(), ones.bfloat16(), 0.6 * unit * ones, coarse=False) is False
+    assert _right(ones.bfloat16(), ones.bfloat16(), 0.6 * unit * ones) is False
     between = ones * (1 + 0.3 * unit)  # a dequantised weight
-    assert _right(between.bfloat16(), between, 0.4 * unit * ones, coarse=False) is False
+    assert _right(between.bfloat16(), between, 0.4 * unit * ones) is False
 
 
 def test_another_order_of_the_sums_is_forgiven():
@@ -409,11 +409,11 @@ def test_another_order_of_the_sums_is_forgiven():
     for power in range(-3, 1):
         step = torch.randn(64, 96, generator=draws) * 0.02 * 10.0**power
         apart = step * (1 + 1e-6 * torch.randn(step.shape, generator=draws))
-        assert _right((base.float() + apart).bfloat16(), base, step, coarse=False) is True
+        assert _right((base.float() + apart).bfloat16(), base, step) is True
 
 
 def test_a_tensor_of_another_shape_is_something_else():
-    assert _right(torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(3, 2), coarse=False) is False
+    assert _right(torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(3, 2)) is False
 
 
 def test_the_delta_is_the_one_that_peft_computes(base, adapter):

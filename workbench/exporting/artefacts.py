@@ -83,9 +83,8 @@ def meant(path: str | Path) -> tuple[RunDirectory | None, list[Path]]:
 
     ExportError: it is neither, or a run without artefacts.
     """
-    place, places = find(path), [find(path)]
-    if place.name in (PASSPORT, "export"):
-        places.append(place.parent)
+    place = find(path)
+    places = [place, place.parent] if place.name in (PASSPORT, "export") else [place]
     for each in places:
         if (each / PASSPORT).is_file():
             return None, [each]
@@ -105,14 +104,11 @@ def meant(path: str | Path) -> tuple[RunDirectory | None, list[Path]]:
             rule="an artefact is a folder that `export` wrote",
             remedy=nearest(str(path), known, "`workbench export RUN` makes one"),
         ) from None
-    folders = []
-    for format in FORMATS:
-        if (run.export / format / PASSPORT).is_file():
-            folders.append(run.export / format)
-    for file in sorted(run.export.glob(f"[!.]*/{PASSPORT}")):
+    there = {file.parent for file in run.export.glob(f"[!.]*/{PASSPORT}")}
+    folders = [run.export / format for format in FORMATS if run.export / format in there]
+    for folder in sorted(there.difference(folders)):
         try:
-            if file.parent not in folders:
-                folders.append(open_artefact(file.parent, run).path)
+            folders.append(open_artefact(folder, run).path)
         except ExportError as error:  # somebody else's, put there
             print(f"left out: {error.value}")
     if not folders:

@@ -15,7 +15,7 @@ from workbench.exporting.apart import Progress
 from workbench.exporting.artefacts import QUANTISED, Artefact
 from workbench.exporting.checks import Check
 from workbench.exporting.reading import HFReader, Reader
-from workbench.exporting.reference import ProofRequest, Reference, scored
+from workbench.exporting.reference import ProofRequest, Reference, Written, scored
 from workbench.kinds import Fields
 from workbench.rewards.suite import RewardSuite
 from workbench.training.sampling import TOGETHER
@@ -37,20 +37,26 @@ Rows = Sequence[Numbers]  # one of each completion
 _NOTHING = 1e-9  # a change of a reward below this is rounding
 FEWEST = 10  # prompts: with fewer, no result could be significant
 _MORE_BITS = "take a format of more bits"
-# what rounds, and what to take instead
+_BEYOND_16_BITS = ("16 bits round", "the adapter, or train further")
+# what rounds the change away, and what to take instead
 _ROUNDS = {
-    "merged_4bit": ("NF4", "gguf_q8_0 or merged_16bit"),
-    "gguf_q4_k_m": ("Q4_K_M", "gguf_q8_0 or merged_16bit"),
-    "gguf_q8_0": ("Q8_0", "merged_16bit or the adapter"),
+    "merged_16bit": _BEYOND_16_BITS,
+    "gguf_f16": _BEYOND_16_BITS,
+    "merged_4bit": ("NF4 rounds", "gguf_q8_0 or merged_16bit"),
+    "gguf_q4_k_m": ("Q4_K_M rounds", "gguf_q8_0 or merged_16bit"),
+    "gguf_q8_0": ("Q8_0 rounds", "merged_16bit or the adapter"),
 }
+# It may have been merged into weights that the run never had beside its adapter.
+_OFF_GRID = (
+    "if it was trained beside 4-bit weights (`wb.merge_risk` says how far they are from the 16-bit"
+    " ones), merge into those: `workbench export RUN --into dequantised --overwrite`"
+)
 _AGAIN = (
     "export it again with --overwrite; if that gives the same, the export is at fault: report it"
 )
 
 
-def written_by(
-    reader: Reader, request: ProofRequest, sampled: list[list[int]], progress: Progress
-) -> Fields:
+def written_by(reader: Reader, request: ProofRequest, progress: Progress) -> Written:
     """In the artefact's process: its greedy completions, and its log-probabilities of the policy's
     samples.
     """
@@ -64,26 +70,22 @@ def written_by(
             ids.append(reader.write(prompts[len(ids)], most))
         progress(len(ids), 2 * count)
     logprobs = []
-    for prompt, completion in zip(prompts, sampled, strict=True):
+    for prompt, completion in zip(prompts, request.sampled_ids or (), strict=True):
         logprobs.append(reader.logprobs(prompt, completion))
         progress(count + len(logprobs), 2 * count)
-    return {
-        "ids": ids,
-        "texts": [reader.decode(own) for own in ids],
-        "ended": [len(own) < most or own[-1] in reader.ends for own in ids],
-        "logprobs": logprobs,
-    }
+    ended = [len(own) < most or own[-1] in reader.ends for own in ids]
+    return Written(ids, ended, texts=[reader.decode(own) for own in ids], logprobs=logprobs)
 
 
 def check_behaviour(
     artefact: Artefact,
-    report: Fields,
+    written: Written,
     reference: Reference,
     suite: RewardSuite,
     vouched: bool = False,
 ) -> tuple[list[Check], Fields]:
-    """Compare the report of `written_by` with the live policy: the checks, and the measurements
-    with 95 % intervals.
+    """Compare what the artefact wrote with the live policy: the checks, and the measurements with
+    95 % intervals.
 
     The live policy is also the reference of the quantised forms: their loss includes what they lose
     against a proven 16-bit form, and what that form lost before. `vouched`: its tensors are what
@@ -91,17 +93,15 @@ def check_behaviour(
     """
     import numpy as np
 
-    if not all(np.isfinite(np.array(row, dtype=float)).all() for row in report["logprobs"]):
+    if not all(np.isfinite(row).all() for row in written.logprobs):
         said = "some of its log-probabilities are NaN or infinite"
         return [Check("behaviour", "log-probabilities", False, said, "unreadable", _AGAIN)], {}
-    policy, base = reference.policy, reference.base
-    rows = suite.task.held_out[: len(report["ids"])]
-    own = scored(suite, rows, report["ids"], report["texts"], report["ended"])
-    measured = _likelihoods(report["logprobs"], reference.policy_logprobs, reference.base_logprobs)
+    policy, base, own = reference.policy, reference.base, scored(suite, written)
+    measured = _likelihoods(own.logprobs, reference.policy_logprobs, reference.base_logprobs)
     answers = list(zip(policy.ids, own.ids, strict=True))
     # Where the two give the same two answers again, nothing new is seen.
     witnesses = np.unique([str(pair) for pair in answers], return_inverse=True)[1]
-    ties = zip(answers, reference.ties or [[]] * len(rows), strict=True)
+    ties = zip(answers, reference.ties or [[]] * len(answers), strict=True)
     tied = np.array([_parting(*pair) in likeliest for pair, likeliest in ties])
     for name, key in {"reward": "reward", "pass@1": "right", "ended": "ended"}.items():
         live, mine, without = (getattr(each, key) for each in (policy, own, base))
@@ -111,7 +111,7 @@ def check_behaviour(
             "base": float(np.mean(without)),
             "told": gain["low"] > 0 or gain["high"] < 0,
         }
-    measured |= {"prompts": len(rows), "ties": int(tied.sum())}
+    measured |= {"prompts": len(answers), "ties": int(tied.sum())}
     judges = (_likelihood, _ends, _earns)
     checks = [judge(artefact, measured) for judge in judges]
     return [_changed(artefact, measured, vouched), *checks], measured
@@ -152,7 +152,6 @@ def _likelihoods(own_rows: Rows, live_rows: Rows, base_rows: Rows) -> Fields:
     # the tokens, which it does not in a distance.
     step = live - base
     share, least, most = clustered((own - base) * step, step**2, errors=4.0)
-    run = np.square(step).mean()
     return {
         "logprob_difference": {
             "mean": float(np.abs(own - live).mean()),
@@ -164,8 +163,6 @@ def _likelihoods(own_rows: Rows, live_rows: Rows, base_rows: Rows) -> Fields:
         },
         "of_the_run": {
             "share": share, "low": least, "high": most,
-            "near_base": bool(np.square(own - base).mean() <= run),
-            "near_twice": bool(np.square(own - live - step).mean() <= run),
         },
         "tokens": len(own),
     }  # fmt: skip
@@ -220,33 +217,24 @@ def _changed(artefact: Artefact, measured: Fields, vouched: bool) -> Check:
     lost, several = run["high"] < HALF, run["low"] > TWICE
     if not lost and not several:
         passed = True if HALF <= run["share"] <= TWICE else None
-        return Check("behaviour", name, passed, said, numbers=run)
+        return Check("behaviour", name, passed, said)
     if vouched and moved <= ROUNDING and "16" in artefact.format:
         said += ": 16 bits round a step as small as the run's away; take the adapter"
         return Check("behaviour", name, None, said)
-    cause, remedy = "differs", _AGAIN
-    if lost and run["near_base"]:
-        cause = "equals_base"
-    elif several and run["near_twice"]:
-        cause = "merged_twice"
-    if artefact.format in _ROUNDS:
-        rounds, instead = _ROUNDS[artefact.format]
+    remedy = _AGAIN
+    if artefact.format in QUANTISED:
         remedy = f"prove merged_16bit; if that passes, {_MORE_BITS}"
-        # In fewer bits right tensors are no excuse: what carries less than half of the run is not
-        # what was trained.
-        if vouched and lost:
-            said += f": {rounds} rounds most of the change away"
-            remedy = f"take {instead}"
-    elif vouched and lost and "16" in artefact.format:
-        said += ": 16 bits round most of the change away"
-        remedy = "take the adapter, or train further"
-    return Check("behaviour", name, False, said, cause, remedy, run)
+    # Right tensors are no excuse: what carries less than half of the run is not what was trained.
+    if vouched and lost and artefact.format in _ROUNDS:
+        rounds, instead = _ROUNDS[artefact.format]
+        said += f": {rounds} most of the change away"
+        remedy = f"take {instead}"
+    return Check("behaviour", name, False, said, "differs", remedy)
 
 
 def _likelihood(artefact: Artefact, measured: Fields) -> Check:
     name = "log-probabilities of the policy's completions"
     difference, kl = measured["logprob_difference"], measured["kl_per_token"]
-    numbers = {"logprob_difference": difference, "kl_per_token": kl}
     said = (
         f"mean difference {difference['mean']:.4f}, the base's {difference['base']:.4f}; largest"
         f" {difference['largest']:.3g}; KL per token {kl['artefact']:.2g} ({kl['low']:.2g} to"
@@ -256,18 +244,16 @@ def _likelihood(artefact: Artefact, measured: Fields) -> Check:
     # no fault by themselves.
     beside = artefact.format == "adapter" or artefact.into == "dequantised"
     if artefact.format in QUANTISED or not beside:
-        return Check("behaviour", name, None, said, numbers=numbers, measured=True)
+        return Check("behaviour", name, None, said, measured=True)
     if difference["mean"] > ROUNDING:
-        return Check("behaviour", name, False, said, "differs", _AGAIN, numbers)
+        return Check("behaviour", name, False, said, "differs", _AGAIN)
     if difference["base"] <= ROUNDING:
         said += f": the base itself is within the limit, {ROUNDING}"
         return Check("behaviour", name, None, said)
-    return Check("behaviour", name, True, said, numbers=numbers)
+    return Check("behaviour", name, True, said)
 
 
-def _if_enough(
-    artefact: Artefact, name: str, said: str, measured: Fields, numbers: Fields, *pairs: Fields
-) -> Check:
+def _if_enough(artefact: Artefact, name: str, said: str, measured: Fields, *pairs: Fields) -> Check:
     if measured["ties"]:
         said += f"; {measured['ties']} answers part at a tie of the policy's own precision"
     if measured["prompts"] < FEWEST:
@@ -280,7 +266,7 @@ def _if_enough(
                 f" and again: {pair['fell']} witnesses cannot tell damage from chance"
             )
             return Check("behaviour", name, None, said)
-    return Check("behaviour", name, True, said, numbers=numbers)
+    return Check("behaviour", name, True, said)
 
 
 def _ends(artefact: Artefact, measured: Fields) -> Check:
@@ -290,17 +276,17 @@ def _ends(artefact: Artefact, measured: Fields) -> Check:
         f" {ended['base']:.0%}"
     )
     if not _lower(artefact, ended):
-        return _if_enough(artefact, name, said, measured, ended, ended)
+        return _if_enough(artefact, name, said, measured, ended)
     # A model that finds the policy's completions as likely as the policy does would have ended
     # them.
     difference = measured["logprob_difference"]
     if difference["mean"] > max(ROUNDING, difference["base"] / 2):
-        return Check("behaviour", name, False, said, "worse", _AGAIN, ended)
+        return Check("behaviour", name, False, said, "worse", _AGAIN)
     remedy = (
         "compare eos_token_id in its generation_config.json, and its tokenizer's eos_token,"
         " with the base's"
     )
-    return Check("behaviour", name, False, said, "eos_missing", remedy, ended)
+    return Check("behaviour", name, False, said, "eos_missing", remedy)
 
 
 def _earns(artefact: Artefact, measured: Fields) -> Check:
@@ -317,8 +303,10 @@ def _earns(artefact: Artefact, measured: Fields) -> Check:
             "; policy and base cannot be told apart here, so this line says nothing about training"
         )
     # A reward's unit is its task's own: in fewer bits, points are counted in right answers.
-    numbers, quantised = {"reward": reward, "pass@1": right}, artefact.format in QUANTISED
+    quantised = artefact.format in QUANTISED
     if _lower(artefact, right) or (not quantised and _lower(artefact, reward)):
         remedy = _MORE_BITS if quantised else _AGAIN
-        return Check("behaviour", name, False, said, "worse", remedy, numbers)
-    return _if_enough(artefact, name, said, measured, numbers, reward, right)
+        if artefact.into == "base" and artefact.format != "adapter":
+            remedy += f"; {_OFF_GRID}"
+        return Check("behaviour", name, False, said, "worse", remedy)
+    return _if_enough(artefact, name, said, measured, reward, right)

@@ -28,12 +28,6 @@ _SETTINGS = (
     "importance_sampling_level",
     "multi_objective_aggregation",
 )  # fmt: skip
-_MERGED = "{base} with the trained LoRA adapter merged into it, "
-_IS = {
-    "adapter": "a LoRA adapter for {base}, in PEFT's layout",
-    "merged_16bit": _MERGED + "in 16 bits",
-    "merged_4bit": _MERGED + "then quantised to 4 bits (NF4)",
-}
 
 
 def write_card(
@@ -111,20 +105,18 @@ def _content(folder: Path, artefact: Artefact, known: Fields, proof: Proof | Non
     prompt = known.get("prompt") or ""
     if not isinstance(prompt, str):
         prompt = "\n\n".join(f"[{each['role']}]\n{each['content']}" for each in prompt)
-    gguf = f"{_MERGED}as one GGUF file ({artefact.format.removeprefix('gguf_')})"
     return {
         "artefact": artefact,
         "known": known,
         "proof": proof,
         "causes": CAUSES,
         "settings": _SETTINGS,
-        "what": _IS.get(artefact.format, gguf).format(base=code(base)),
         "is_adapter": is_adapter,
         "quantised": artefact.format in QUANTISED,
         "of_hub": of_hub,
         "steps": saved if saved.isdecimal() else (known.get("result") or {}).get("steps"),
         "task": _named(known.get("task") or {}),
-        "gained": f"{gained[0].upper()}{gained[1:]}",
+        "gained": gained,
         "measured": measured,
         "counted": _counted(measured) if measured else "",
         "commands": clean(lines),

@@ -84,8 +84,9 @@ class Exchange:
                 trained = serving.system_of(read_passport(self.artefact.path)["prompt"])
         self.as_text = trained is None  # the run's prompts were plain text, without a template
         self.system_prompt = trained or "" if system_prompt is None else system_prompt
-        known = max_completion_length or settings.get("max_completion_length")
-        self.max_completion_length = known or _MOST
+        self.max_completion_length = (
+            max_completion_length or settings.get("max_completion_length") or _MOST
+        )
         # at which the run sampled; 0 where that is not known
         self.temperature = float(settings.get("temperature") or 0.0)
         self._readers: dict[bool, Reader] = {}
@@ -115,9 +116,9 @@ class Exchange:
                 remedy="give an artefact of `wb.export`",
             )
         if base not in self._readers and artefact.format == "adapter":
-            self._readers[False] = reader = open_reader(artefact)
-            self._readers[True] = alone = copy.copy(reader)
+            alone = copy.copy(reader := open_reader(artefact))
             vars(alone)["alone"] = True
+            self._readers = {False: reader, True: alone}
         elif base not in self._readers:
             if base:
                 place = Path(find_model(artefact.base))

@@ -1,5 +1,5 @@
-"""What a proof consists of: single checks, each with its numbers and, where it fails, the cause and
-the remedy.
+"""The parts of a proof: single checks, each with what was observed and, where it fails, the cause
+and the remedy.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from workbench.errors import ExportError
 from workbench.kinds import Fields
+from workbench.workspace import to_json
 
-LEVELS = ("files", "weights", "tokens", "behaviour")  # from cheap to dear
+LEVELS = ("files", "weights", "tokens", "behaviour")  # cheapest first
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,10 @@ class Check:
     level: str  # one of LEVELS
     # what was looked at, in a few words: "tensors of the base", "ids of 1,000 rendered prompts"
     name: str
-    passed: bool | None  # None: cannot be told here, or `measured`
-    found: str  # what was seen, in numbers
+    passed: bool | None  # None: undecided here, or `measured`
+    found: str  # what was observed
     cause: str = ""  # one of CAUSES, where it failed
     remedy: str = ""
-    numbers: Fields = field(default_factory=dict)  # the same for scripts
-    # it cannot be told because rounding takes the step away, which is no fault
-    rounding: bool = False
     measured: bool = False  # for its numbers alone: there is no limit that it could pass
 
     @property
@@ -35,24 +33,18 @@ class Check:
         return unjudged if self.passed is None else "passed" if self.passed else "FAILED"
 
 
-# What can be wrong with an export -> in a reader's words. A failed check names one of them.
+# What can be wrong with an export, in words. A failed check names one of them.
 CAUSES = {
     "changed_file": "a file is not the one that was exported",
-    "merged_twice": "the adapter was merged more than once",
     "wrong_base": "the base is not the one that the adapter was trained on",
     "other_weights": (
         "its tensors are not the base's with the run's change added once: another base, adapter or"
         " scale, a layer or module left out, or merged twice"
     ),
-    "off_grid": (
-        "the adapter was trained beside the 4-bit weights, and together with the 16-bit ones it is"
-        " worse"
-    ),
     "template_lost": "the chat template is missing, or renders other text",
     "double_bos": "prompts begin with two BOS tokens",
     "tokenizer_differs": "the tokenizer gives other ids for the same text",
     "eos_missing": "completions no longer end: the EOS token is missing or another one",
-    "equals_base": "it writes what the base writes, not what was trained",
     "differs": "its probabilities are not those of the policy that was trained",
     "worse": "it earns less than the policy that was trained, by more than chance",
     "unreadable": "it cannot be loaded",
@@ -71,10 +63,11 @@ class Proof:
     measured: Fields = field(default_factory=dict)
     into: str = ""  # what it was merged into, in words; empty for an adapter
     note: str = ""  # what became of a proof that was on record
-    passed: bool = field(init=False)  # something was looked at, and nothing failed
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "passed", bool(self.checks) and not self.failed)
+    @property
+    def passed(self) -> bool:
+        """Whether something was looked at, and nothing failed."""
+        return bool(self.checks) and not self.failed
 
     @property
     def failed(self) -> list[Check]:
@@ -115,6 +108,10 @@ class Proof:
                 rule="an export is the policy that was trained",
                 remedy=remedy,
             )
+
+    def for_scripts(self) -> Fields:
+        """As JSON."""
+        return to_json(self) | {"passed": self.passed}
 
     def __str__(self) -> str:
         lines = [

@@ -64,9 +64,7 @@ _CHATML = (
 
 
 def check_tools() -> Path:
-    """The folder of llama.cpp's converter, fetched if needed; ExportError names what is missing and
-    how to get it.
-    """
+    """The folder of llama.cpp's converter, fetched if needed; ExportError: a tool is missing."""
     llama_cpp()
     return converter() or fetch()
 
@@ -173,14 +171,10 @@ def _run_converter(
         }
         (links / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
         command = [sys.executable, tools / _CONVERTER, links, "--outfile", out]
+        command += ["--outtype", "f16", "--model-name", name]
         # it would run the code that a tokenizer names
         offline = os.environ | {"HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(
-            [*command, "--outtype", "f16", "--model-name", name],
-            env=offline,
-            capture_output=True,
-            text=True,
-        )
+        done = subprocess.run(command, env=offline, capture_output=True, text=True)
     if done.returncode:
         said = done.stderr.strip() or f"exit code {done.returncode}"
         _check_written(said)
@@ -200,12 +194,9 @@ def add_ids(tools: Path, file: Path, ids: dict[str, int]) -> None:
     library, beside = gguf_py(tools), file.with_suffix(".part")
     script = importlib.import_module("gguf.scripts.gguf_new_metadata")
     reader = library.GGUFReader(file)
-    new = {
-        f"tokenizer.ggml.{name}_token_id": script.MetadataDetails(
-            library.GGUFValueType.UINT32, token
-        )
-        for name, token in ids.items()
-    }
+    kind, new = library.GGUFValueType.UINT32, {}
+    for name, token in ids.items():
+        new[f"tokenizer.ggml.{name}_token_id"] = script.MetadataDetails(kind, token)
     writer = library.GGUFWriter(beside, reader.get_field("general.architecture").contents())
     with contextlib.redirect_stderr(io.StringIO()):  # a bar
         script.copy_with_new_metadata(reader, writer, new, [])
@@ -231,9 +222,7 @@ def gguf_tensors(file: Path) -> dict[str, Callable[[], np.ndarray]]:
 
 
 def quantise(f16: Path, out: Path, kind: str) -> str:
-    """An f16 GGUF as `q8_0` or `q4_k_m`, by llama.cpp's own quantiser; returns which tensors it
-    stored otherwise, or "".
-    """
+    """An f16 GGUF as one of KINDS, by llama.cpp; returns the tensors that it stored otherwise."""
     library = llama_cpp()
     settings = library.llama_model_quantize_default_params()
     settings.ftype = getattr(library, KINDS[kind])
@@ -254,9 +243,7 @@ def quantise(f16: Path, out: Path, kind: str) -> str:
 
 
 class Gguf:
-    """Like `reading.HFReader`: a GGUF file in llama.cpp, on the CPU, with room for `n_ctx` tokens,
-    which grows. ExportError.
-    """
+    """Like `reading.HFReader`: a GGUF file in llama.cpp, on the CPU; `n_ctx` tokens at first."""
 
     def __init__(self, file: Path, n_ctx: int = 4096) -> None:
         self._library, self._file = llama_cpp(), file
@@ -374,9 +361,7 @@ def _without_repacking(library: ModuleType) -> Generator[None, None, None]:
 
 
 def llama_cpp() -> ModuleType:
-    """The library; ExportError, with the command that installs it, where it is missing or does not
-    work.
-    """
+    """The library; ExportError, with the command that installs it, where it does not work."""
     try:
         return importlib.import_module("llama_cpp")
     except Exception as error:  # built for another machine: of every kind

@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from workbench.errors import ExportError, PolicyError
 from workbench.kinds import Fields, Model, Tensor, Tokenizer
@@ -39,9 +39,6 @@ from workbench.training.loading import (
     without_bits,
 )
 from workbench.workspace import resolve, shown
-
-if TYPE_CHECKING:
-    import torch
 
 # as a policy is loaded
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -94,22 +91,14 @@ def source_of(run: RunDirectory) -> str:
     return find_model(run.recipe().policy.name, ask_hub=False) if elsewhere else source
 
 
-def base_now(run: RunDirectory) -> Fields:
-    """The current state of the base that a run's policy was loaded from, from `base_files`; empty
-    if it is not here.
-    """
-    with contextlib.suppress(PolicyError):
-        return loading.base_files(
-            (run.manifest()["policy"].get("base") or {}).get("name") or source_of(run)
-        )
-    return {}
-
-
 def merge_base_differs(run: RunDirectory) -> str | None:
     """How a run's base has changed since training loaded it, in words; None: its state then or now
     is not known.
     """
-    return loading.base_differs(run.manifest()["policy"].get("base"), base_now(run))
+    then = run.manifest()["policy"].get("base") or {}
+    with contextlib.suppress(PolicyError):  # it is not here
+        return loading.base_differs(then, loading.base_files(then.get("name") or source_of(run)))
+    return None
 
 
 def base_of(run: RunDirectory) -> str:
@@ -117,7 +106,7 @@ def base_of(run: RunDirectory) -> str:
     was trained from one.
     """
     source = source_of(run)
-    return source if is_quantised(source) else sixteen_bit_base(source)
+    return source if Path(source).is_dir() else without_bits(source)
 
 
 def tensors_in(files: Iterable[Path]) -> Tensors:
@@ -306,18 +295,12 @@ def write_merged(
     return folder
 
 
-def sum_type(dtype: torch.dtype) -> torch.dtype:
-    """The 16-bit type that a sum is rounded to, for a base that is stored in this one."""
-    import torch
-
-    return dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
-
-
 def _merged(wrapped: Any, dtype: Any, held: FourBit | None) -> Any:
     import torch
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    dtype = sum_type(dtype)
+    if dtype not in (torch.float16, torch.bfloat16):
+        dtype = torch.bfloat16
     for name, layer in wrapped.get_base_model().named_modules():
         adapted = isinstance(layer, BaseTunerLayer)
         under: Any = layer.get_base_layer().float() if adapted else layer

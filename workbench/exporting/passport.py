@@ -55,7 +55,7 @@ def stamp(folder: Path, artefact: Artefact, merge_risk: str = "") -> None:
                 write_json(file, config | {key: public_name(config[key])})
     known = about(artefact) | {"merge_risk": merge_risk}
     write_card(folder, artefact, known)
-    _write(folder, known | {"files": files_in(folder, PASSPORT)})
+    _write(folder, known | {"files": files_in(folder)})
 
 
 def add_proof(artefact: Artefact, proof: Proof) -> None:
@@ -65,13 +65,11 @@ def add_proof(artefact: Artefact, proof: Proof) -> None:
     reading the passport finishes it.
     """
     passport = read_passport(artefact.path)
-    content = clean(to_json(proof)) | {"passed": proof.passed}
+    content = clean(proof.for_scripts())
     with replace_folder(artefact.path / _PROVEN) as staged:
         write_json(staged / PROOF, content)
         write_card(artefact.path, artefact, passport, proof, into=staged)
         passport["files"] |= {name: size_and_sum(staged / name) for name in (PROOF, CARD)}
-        for check in content["checks"]:
-            del check["numbers"]
         _write(staged, passport | {"proof": content})
     _into_place(artefact.path)
 
@@ -114,18 +112,20 @@ def changed_files(folder: Path) -> dict[str, str]:
     """Files of an artefact that differ from its passport -> how; ExportError as in
     `read_passport`.
     """
-    recorded, there, changed = read_passport(folder)["files"], files_in(folder, PASSPORT), {}
-    for name in sorted(recorded.keys() | there.keys()):
-        then, now = recorded.get(name), there.get(name)
-        if now is None:
-            changed[name] = "is missing"
-        elif then is None:
-            changed[name] = "is not in the passport"
-        elif then[0] != now[0]:
-            changed[name] = f"was changed: {then[0]:,} bytes then, {now[0]:,} now"
-        elif then != now:
-            changed[name] = "was changed"
-    return changed
+    recorded, there = read_passport(folder)["files"], files_in(folder)
+    return {
+        name: _changed(recorded.get(name), there.get(name))
+        for name in sorted(recorded.keys() | there)
+        if recorded.get(name) != there.get(name)
+    }
+
+
+def _changed(then: list | None, now: list | None) -> str:
+    if now is None:
+        return "is missing"
+    if then is None:
+        return "is not in the passport"
+    return f"was changed: {then[0]:,} bytes then, {now[0]:,} now"
 
 
 def _write(folder: Path, passport: Fields) -> None:
@@ -139,15 +139,15 @@ def _sum(content: Fields) -> str:
 
 # -- what it says
 # --------------------------------------------------------------------------------------------------
-def files_in(folder: Path, without: str = "") -> dict[str, list[object]]:
+def files_in(folder: Path) -> dict[str, list[object]]:
     """Path within the folder -> [bytes, SHA-256] of each file, including subfolders, but not of
-    what a kill left.
+    the passport and what a kill left.
     """
     files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*"))}
     return {
         name: size_and_sum(file)
         for name, file in files.items()
-        if file.is_file() and name != without and not _PARTIAL.search(name)
+        if file.is_file() and name != PASSPORT and not _PARTIAL.search(name)
     }
 
 
@@ -179,31 +179,28 @@ def about(artefact: Artefact) -> Fields:
 # -------------------------------------------------------------------------------------------------
 def _about_run(run: RunDirectory) -> Fields:
     manifest, recipe = run.manifest(), run.recipe()
-    policy, rewards = manifest["policy"], manifest.get("rewards") or {}
-    task = dict(manifest.get("task") or {})
+    policy, task = manifest["policy"], dict(manifest.get("task") or {})
     source, kept = str(task.pop("source", "")), run.path / "task.py"
     task["ships"] = (source or recipe.task) in EMBEDDED
     task["file"] = PureWindowsPath(source).name
     task["sha256"] = sum_of(kept) if kept.is_file() else None
-    return {
+    facts = {name: manifest.get(name) for name in ("created", "template", "warm_start", "turns")}
+    rewards = manifest.get("rewards") or {}
+    for name in ("precision", "backend_name"):
+        facts[name] = policy.get(name)
+    environment = dict(manifest.get("versions") or {})
+    for name in ("device", "backend"):
+        environment[name] = policy.get(name)
+    return facts | {
         "run": run.name,
-        "created": manifest.get("created"),
         "result": run.result(),
         "recipe": recipe.model_dump(mode="json"),
         "task": task,
         "prompts": manifest.get("prompts") or {},
         "rewards": {name: rewards.get(name) for name in ("hash", "functions", "weights")},
-        "template": manifest.get("template"),
         "settings": (manifest.get("settings") or {}).get("in_force") or {},
-        "environment": (manifest.get("versions") or {})
-        | {name: policy.get(name) for name in ("device", "backend")},
-        "attached": bool(manifest.get("attached")),
-        "trained_before": policy.get("trained_in") or [],
-        "precision": policy.get("precision"),
-        "backend_name": policy.get("backend_name"),
+        "environment": environment,
         "evaluation": last_measured(run),
-        "warm_start": manifest.get("warm_start"),
-        "turns": manifest.get("turns"),
         "prompt": serving.first_prompt(run),
     }
 
@@ -235,13 +232,15 @@ def verify(path: str | Path) -> list[Verified]:
 
     ExportError: there is no artefact, or its passport was changed.
     """
-    reports = []
-    for folder in meant(path)[1]:
-        lines: dict[bool | None, list[str]] = {True: [], False: [], None: []}
-        for same, line in _findings(folder, read_passport(folder)):
-            lines[same].append(line)
-        reports.append(Verified(shown(folder), *(tuple(lines[same]) for same in lines)))
-    return reports
+    return [_verified(folder) for folder in meant(path)[1]]
+
+
+def _verified(folder: Path) -> Verified:
+    findings = list(_findings(folder, read_passport(folder)))
+    holds, differs, undecided = (
+        tuple(line for same, line in findings if same is which) for which in (True, False, None)
+    )
+    return Verified(shown(folder), holds, differs, undecided)
 
 
 def _findings(folder: Path, passport: Fields) -> Findings:

@@ -1,9 +1,9 @@
 """The proof: an artefact, loaded back in a separate process, compared with the live policy that was
 trained.
 
-From cheap to expensive: sums of files, tensors, token ids, what it writes. Where a cheap level
-fails, the cause is known and the expensive ones are skipped. Two fresh processes: the live policy
-on the run's own backend (once per run), and the artefact as others load it, without unsloth.
+Cheapest first: sums of files, tensors, token ids, what it writes. Where a cheap level fails, the
+cause is known and the expensive ones are skipped. Two fresh processes: the live policy on the run's
+own backend (once per run), and the artefact as others load it, without unsloth.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from workbench.errors import ExportError, WorkbenchError
-from workbench.exporting import apart, merging, passport, risk
+from workbench.exporting import apart, merging, passport
 from workbench.exporting.apart import Progress
 from workbench.exporting.artefacts import INTO, Artefact, Exported, meant, open_artefact
 from workbench.exporting.behaviour import check_behaviour, written_by
@@ -26,6 +26,7 @@ from workbench.exporting.reading import BaseUnread, open_reader
 from workbench.exporting.reference import (
     ProofRequest,
     Reference,
+    Written,
     measured_reference,
     request_of,
     suite_of_run,
@@ -33,7 +34,6 @@ from workbench.exporting.reference import (
 from workbench.exporting.tokens import check_tokens
 from workbench.exporting.weights import check_weights
 from workbench.extras import need_train
-from workbench.kinds import Fields
 from workbench.progress import progress_line
 from workbench.run import sealed
 from workbench.run.directory import RunDirectory
@@ -60,7 +60,7 @@ def prove(
     task: Task | None = None,
     progress: Callable[[str], Progress] = progress_line,
 ) -> Proof | Proofs:
-    """Compare an artefact with the policy that its run trained, from cheap to expensive; leaves
+    """Compare an artefact with the policy that its run trained, cheapest check first; leaves
     `proof.json` beside it.
 
     >>> proof = wb.prove(wb.export(wb.open_run())["adapter"], prompts=16)
@@ -117,50 +117,44 @@ def _prove(
     sealed.as_saved(run.adapter)
     sealed.check_told(run)
     with contextlib.closing(suite_of_run(run, task)) as suite:
-        request = request_of(run, suite, prompts)
+        request = replace(request_of(run, suite, prompts), artefact=artefact)
         checks, measured, reference = [_files(artefact), _base(artefact, run)], {}, None
         if _sound(checks):
             if run.path not in references:
-                references[run.path] = measured_reference(run, suite, request, progress)
+                references[run.path] = measured_reference(suite, request, progress)
             reference = references[run.path]
-        place = {"path": str(artefact.path), "run": str(run.path)}
-        request = replace(
-            request,
-            artefact=vars(artefact) | place,
-            sampled_ids=reference and reference.sampled_ids,
-        )
+            request = replace(request, sampled_ids=reference.sampled_ids)
         # A process that was killed, or had no memory, says nothing of the artefact: that is raised,
         # and no proof is written.
-        report = Examined(
-            **apart.run_apart(
-                "workbench.exporting.proving", vars(request), progress(artefact.format)
-            )
-        )
-        checks += [Check(**each) for each in report.checks]
-        if reference and report.written is not None:
-            # No check failed, so the step survived rounding.
-            vouched = all(
-                each.passed or each.rounding for each in checks if each.level == "weights"
-            )
+        report = apart.run_apart(examine, request, progress(artefact.format))
+        checks += report.checks
+        if reference and report.written:
+            vouched = all(each.passed for each in checks if each.level == "weights")
             more, measured = check_behaviour(artefact, report.written, reference, suite, vouched)
-            checks += _off_grid(artefact, run, more)
-    is_adapter = artefact.format == "adapter"
-    why = "it could not be loaded here" if _sound(checks) else "a cheaper check failed"
-    levels = {each.level for each in checks}
-    unproven = [f"{level}: not checked, as {why}" for level in LEVELS if level not in levels]
-    unproven += [*report.unproven, _OLLAMA if artefact.format.startswith("gguf") else _ENGINES]
-    unproven += filter(None, [sealed.unsummed(run)])
-    if is_adapter and run.manifest()["policy"].get("precision") == "nf4":
-        unproven.append(_ON_16_BITS)
+            checks += more
     proof = Proof(
         shown(artefact.path),
         artefact.format,
         tuple(checks),
-        tuple(unproven),
+        tuple(_unproven(artefact, run, checks, report.unproven)),
         measured,
-        "" if is_adapter else INTO.get(artefact.into, ""),
+        "" if artefact.format == "adapter" else INTO.get(artefact.into, ""),
     )
     return _recorded(artefact, proof)
+
+
+def _unproven(
+    artefact: Artefact, run: RunDirectory, checks: list[Check], found: list[str]
+) -> list[str]:
+    why = "it could not be loaded here" if _sound(checks) else "a cheaper check failed"
+    levels = {each.level for each in checks}
+    lines = [f"{level}: not checked, as {why}" for level in LEVELS if level not in levels]
+    lines += [*found, _OLLAMA if artefact.format.startswith("gguf") else _ENGINES]
+    if line := sealed.unsummed(run):
+        lines.append(line)
+    if artefact.format == "adapter" and run.manifest()["policy"].get("precision") == "nf4":
+        lines.append(_ON_16_BITS)
+    return lines
 
 
 def _sound(checks: list[Check]) -> bool:
@@ -188,18 +182,16 @@ def _recorded(artefact: Artefact, proof: Proof) -> Proof:
 
 
 def _files(artefact: Artefact) -> Check:
-    try:
-        wrong = passport.changed_files(artefact.path)
-        count = len(passport.read_passport(artefact.path)["files"])
-        found = f"{count} files and the passport are as exported"
-        if wrong:
-            found = f"not as exported: {', '.join(wrong)}"
-    except ExportError as error:
-        wrong, found = True, error.value
     name, again = "sums of its files", "export it again, with --overwrite, or put the file back"
+    try:
+        changed = ", ".join(passport.changed_files(artefact.path))
+        wrong = changed and f"not as exported: {changed}"
+    except ExportError as error:
+        wrong = error.value
     if wrong:
-        return Check("files", name, False, found, "changed_file", again)
-    return Check("files", name, True, found)
+        return Check("files", name, False, wrong, "changed_file", again)
+    count = len(passport.read_passport(artefact.path)["files"])
+    return Check("files", name, True, f"{count} files and the passport are as exported")
 
 
 def _base(artefact: Artefact, run: RunDirectory) -> Check:
@@ -217,27 +209,6 @@ def _base(artefact: Artefact, run: RunDirectory) -> Check:
     return Check("files", name, True, found)
 
 
-def _off_grid(artefact: Artefact, run: RunDirectory, checks: list[Check]) -> list[Check]:
-    # The tensors are right, and yet it is worse: was it merged into weights that the run never had
-    # beside its adapter?
-    worse = any(check.cause == "worse" for check in checks)
-    if not worse or artefact.into != "base" or artefact.format == "adapter":
-        return checks
-    report = risk.merge_risk(run)
-    if report.layers and report.median <= risk.LOW:
-        return checks
-    remedy = (
-        "merge into the weights that it was trained beside:"
-        f" `workbench export {run.name} --format {artefact.format} --into dequantised --overwrite`"
-    )
-
-    def named(check: Check) -> Check:
-        found = f"{check.found}; {report.verdict}"
-        return replace(check, found=found, cause="off_grid", remedy=remedy)
-
-    return [named(check) if check.cause == "worse" else check for check in checks]
-
-
 def _unloaded(error: WorkbenchError) -> Check:
     if _NO_MEMORY.search(error.value):
         raise ExportError(
@@ -252,26 +223,24 @@ def _unloaded(error: WorkbenchError) -> Check:
 
 
 class Examined(NamedTuple):
-    """The findings of the artefact's process, as JSON."""
+    """The findings of the artefact's process."""
 
-    checks: list[Any]
-    written: Fields | None  # as `written_by` returns it; None: a check failed, or nobody asked
+    checks: list[Check]
+    written: Written | None  # None: a check failed, or nobody asked
     unproven: list[str]
 
 
-def examine(request: Fields, progress: Progress) -> Fields:
+def examine(request: ProofRequest, progress: Progress) -> Examined:
     """In the artefact's process: tensors and token ids; and, where nothing failed, what it
     writes.
     """
-    asked, written, unproven = ProofRequest(**request), None, []
-    place: Fields = {"path": Path(asked.artefact["path"]), "run": RunDirectory(Path(asked.run))}
-    artefact = Artefact(**asked.artefact | place)
+    artefact, written, unproven = request.artefact, None, []
+    assert artefact is not None
     checks = check_weights(artefact)
     try:
         reader = open_reader(artefact)
     except WorkbenchError as error:
-        checks.append(_unloaded(error))
-        return Examined(checks, None, [])._asdict()
+        return Examined([*checks, _unloaded(error)], None, [])
     checks += check_tokens(artefact, reader)
     of_base = getattr(reader, "of_base", reader.ends)
     if {*of_base} != {*reader.ends}:
@@ -280,10 +249,6 @@ def examine(request: Fields, progress: Progress) -> Fields:
             f"PEFT takes EOS from the base's generation_config.json, which says {theirs}; the"
             f" adapter's says {own}: generate with eos_token_id={own}"
         )
-    if asked.sampled_ids is not None and _sound(checks):
-        written = written_by(reader, asked, asked.sampled_ids, progress)
-    return Examined(checks, written, unproven)._asdict()
-
-
-if __name__ == "__main__":
-    apart.answer(examine)
+    if request.sampled_ids is not None and _sound(checks):
+        written = written_by(reader, request, progress)
+    return Examined(checks, written, unproven)

@@ -4,45 +4,47 @@ proof's reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from workbench.data.rendering import prompt_text
 from workbench.errors import DataError, RunError, WorkbenchError
 from workbench.exporting import apart
 from workbench.exporting.apart import Progress
-from workbench.kinds import Fields, Prompt
+from workbench.exporting.artefacts import Artefact
+from workbench.kinds import Prompt
 from workbench.recipe import Recipe
 from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
-from workbench.task import Row, Task
+from workbench.task import Task
 from workbench.training.resuming import begun_task
 
 
 @dataclass(frozen=True)
 class ProofRequest:
-    """The requests to the two processes of a proof, as JSON: the live policy's, then the
-    artefact's.
-    """
+    """What the two processes of a proof are asked: the live policy's, then the artefact's."""
 
-    run: str  # its folder
+    run: RunDirectory
     prompts: list[Prompt]  # the first held-out ones
     max_completion_length: int  # tokens
-    artefact: Fields = field(default_factory=dict)  # of the second: fields of `Artefact`
+    artefact: Artefact | None = None  # of the second
     # of the second: completions whose probabilities are wanted; None: no behaviour
     sampled_ids: list[list[int]] | None = None
 
 
 @dataclass(frozen=True)
 class Written:
-    """Greedy completions of P prompts, scored by the task's own functions: lists of P."""
+    """Greedy completions of P prompts: lists of P."""
 
     ids: list[list[int]]
     ended: list[bool]  # by EOS, before the limit
-    reward: list[float]
-    right: list[bool]  # by the task's `right_by`
+    # scored by the task's own functions, where `scored` has done so
+    reward: list[float] = field(default_factory=list)
+    right: list[bool] = field(default_factory=list)  # by the task's `right_by`
+    texts: list[str] = field(default_factory=list)
+    # an artefact's: of the tokens that the policy sampled, at temperature 1
+    logprobs: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -104,26 +106,16 @@ def suite_of_run(run: RunDirectory, task: Task | None) -> RewardSuite:
 def request_of(run: RunDirectory, suite: RewardSuite, prompts: int) -> ProofRequest:
     """Answers to the first held-out prompts, as long as in training."""
     length = run.manifest()["settings"]["in_force"]["max_completion_length"]
-    return ProofRequest(
-        str(run.path), [row["prompt"] for row in suite.task.held_out[:prompts]], length
-    )
+    return ProofRequest(run, [row["prompt"] for row in suite.task.held_out[:prompts]], length)
 
 
 def measured_reference(
-    run: RunDirectory,
-    suite: RewardSuite,
-    request: ProofRequest,
-    progress: Callable[[str], Progress],
+    suite: RewardSuite, request: ProofRequest, progress: Callable[[str], Progress]
 ) -> Reference:
     """What the live policy and its base write, measured now."""
-    report = apart.run_apart(
-        "workbench.exporting.reference", vars(request), progress(f"the policy of {run.name}")
-    )
-    rows = suite.task.held_out[: len(request.prompts)]
-    for who in ("policy", "base"):
-        report[who] = scored(suite, rows, **report[who])
-    report["ties"] = [[tuple(each) for each in own] for own in report["ties"]]  # lists in JSON
-    return Reference(**report)
+    found = apart.run_apart(measure, request, progress(f"the policy of {request.run.name}"))
+    policy, base = (scored(suite, each) for each in (found.policy, found.base))
+    return replace(found, policy=policy, base=base)
 
 
 def _as_read(recipe: Recipe) -> Recipe:
@@ -135,58 +127,50 @@ def _as_read(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"policy": recipe.policy.model_copy(update=how)})
 
 
-def scored(
-    suite: RewardSuite,
-    rows: Sequence[Row],
-    ids: list[list[int]],
-    texts: list[str],
-    ended: list[bool],
-) -> Written:
-    """Completions, with their scores from the task's functions."""
+def scored(suite: RewardSuite, written: Written) -> Written:
+    """The completions with their scores from the task's functions."""
     import numpy as np
 
-    scores = suite.score(rows, texts, ids)
-    right = right_under(suite, scores, 1).filled(False)
-    return Written(ids, ended, np.nansum(scores * suite.weights, axis=1).tolist(), right.tolist())
+    rows = suite.task.held_out[: len(written.ids)]
+    scores = suite.score(rows, written.texts, written.ids)
+    rewards = np.nansum(scores * suite.weights, axis=1).tolist()
+    return replace(
+        written, reward=rewards, right=right_under(suite, scores, 1).filled(False).tolist()
+    )
 
 
-def measure(request: Fields, progress: Progress) -> Fields:
+def measure(request: ProofRequest, progress: Progress) -> Reference:
     """In the process: load the live policy, and let it write."""
     from workbench.training.policy import load_policy
     from workbench.training.sampling import logprobs_of, sample, ties_of
 
-    asked = ProofRequest(**request)
-    run, prompts = RunDirectory(Path(asked.run)), asked.prompts
+    run, prompts = request.run, request.prompts
     policy = load_policy(_as_read(run.recipe()), adapter=run.adapter)
 
-    def written(turn: int, temperature: float, base: bool = False) -> Fields:
-        completions = sample(
+    def written(turn: int, temperature: float, base: bool = False) -> Written:
+        groups = sample(
             policy,
             prompts,
             temperature=temperature,
             base=base,
-            max_completion_length=asked.max_completion_length,
+            max_completion_length=request.max_completion_length,
             progress=lambda done, count: progress(turn * count + done, 3 * count),
         )
-        columns = (
-            [getattr(own, name) for [own] in completions] for name in ("ids", "text", "finished")
+        own = [completion for [completion] in groups]
+        return Written(
+            [each.ids for each in own],
+            [each.finished for each in own],
+            texts=[each.text for each in own],
         )
-        return dict(zip(("ids", "texts", "ended"), columns, strict=True))
 
-    report: Fields = {"policy": written(0, 0.0), "base": written(1, 0.0, base=True)}
-    sampled = report["sampled_ids"] = written(2, 1.0)["ids"]
+    greedy, without, sampled = written(0, 0.0), written(1, 0.0, base=True), written(2, 1.0).ids
     texts = [prompt_text(prompt, policy.tokenizer) for prompt in prompts]
     is_text = isinstance(prompts[0], str)
     prompt_ids = policy.tokenizer(texts, add_special_tokens=is_text)["input_ids"]
     pairs = list(zip(prompt_ids, sampled, strict=True))
-    greedy = list(zip(prompt_ids, report["policy"]["ids"], strict=True))
     with policy.generating() as model:
-        report["policy_logprobs"] = logprobs_of(model, pairs)
-        report["ties"] = ties_of(model, greedy, policy.compute_dtype)
+        live = logprobs_of(model, pairs)
+        answers = list(zip(prompt_ids, greedy.ids, strict=True))
+        ties = ties_of(model, answers, policy.compute_dtype)
     with policy.generating(base=True) as model:
-        report["base_logprobs"] = logprobs_of(model, pairs)
-    return report
-
-
-if __name__ == "__main__":
-    apart.answer(measure)
+        return Reference(greedy, without, sampled, live, logprobs_of(model, pairs), ties)

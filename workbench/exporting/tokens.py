@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from workbench.data.rendering import prompt_text
 from workbench.errors import RunError, WorkbenchError
@@ -52,90 +53,70 @@ def check_tokens(artefact: Artefact, reader: Reader, most: int = 1000) -> list[C
     run = artefact.run
     if run is None:
         why = "the run that it was made from is not at hand, and so neither is its tokenizer"
-        return [_untold("ids", why)]
+        return [_undecided("ids", why)]
     recipe = run.recipe()
     try:
         tokenizer = load_tokenizer(recipe.policy.name, recipe.chat_template_kwargs)
     except WorkbenchError as error:
-        return [_untold("ids", f"the tokenizer of training cannot be loaded: {error.value}")]
-    checks = [_eos(artefact, reader, tokenizer)]
+        return [_undecided("ids", f"the tokenizer of training cannot be loaded: {error.value}")]
+    checks = [_eos(artefact.path, ended_with(run, tokenizer), reader, tokenizer)]
     for name, compared in (("prompts", _prompts), ("recorded completions", _completions)):
         try:
-            checks += compared(run, reader, tokenizer, most)
+            checks.append(compared(run, reader, tokenizer, most))
         except (WorkbenchError, LookupError) as error:
             why = f"they cannot be read: {getattr(error, 'value', error)}"
-            checks.append(_untold(f"ids of {name}", why))
+            checks.append(_undecided(f"ids of {name}", why))
     return checks
 
 
-def _eos(artefact: Artefact, reader: Reader, tokenizer: Tokenizer) -> Check:
-    assert artefact.run is not None
-    ends, wrong = ended_with(artefact.run, tokenizer), []
+def _eos(folder: Path, ends: list[int], reader: Reader, tokenizer: Tokenizer) -> Check:
+    wrong = []
     # a GGUF file has one above others
     if not {*ends} <= {*reader.ends} or getattr(reader, "eos", None) not in (None, *ends):
         wrong.append(f"{', '.join(map(str, sorted(reader.ends))) or None} as it is loaded")
     for file, key in _NAMES_EOS.items():
         with contextlib.suppress(OSError, ValueError):  # a GGUF file has none of them
-            eos = json.loads((artefact.path / file).read_text(encoding="utf-8")).get(key)
+            eos = json.loads((folder / file).read_text(encoding="utf-8")).get(key)
             if isinstance(eos, dict):
                 eos = eos.get("content")
-            if key == "eos_token":
-                right = eos == tokenizer.eos_token
-            else:
-                right = {*ends} <= {*(eos if isinstance(eos, list) else [eos])}
-                right = right or (eos is None and file == "config.json")
-            if not right:
+            wanted = {tokenizer.eos_token} if key == "eos_token" else {*ends}
+            found = {*eos} if isinstance(eos, list) else {eos}
+            if not wanted <= found and not (eos is None and file == "config.json"):
                 wrong.append(f"{eos!r} in {file}")
     words = ", ".join(f"{each} ({tokenizer.convert_ids_to_tokens(each)})" for each in ends)
     found = "; ".join([*wrong, f"training ended completions with {words or None}"])
     return _judged("EOS", found, "eos_missing" if wrong else "")
 
 
-def _prompts(run: RunDirectory, reader: Reader, tokenizer: Tokenizer, most: int) -> list[Check]:
+def _prompts(run: RunDirectory, reader: Reader, tokenizer: Tokenizer, most: int) -> Check:
     if run.manifest().get("attached"):
         rule = "a run of your own trainer has no task of the workbench"
         raise RunError(f"{run.name}: {rule}", rule=rule, remedy="none is needed")
     task = begun_task(run, run.recipe())
     prompts = [row["prompt"] for row in [*task.held_out, *task.rows][:most]]
-    # how many BOS there are is seen in the ids, whoever added them
-    bare = re.compile(f"^(?:{re.escape(tokenizer.bos_token or '')})*")
-    same, other = [], []
-    for number, prompt in enumerate(prompts, start=1):
-        text, own = prompt_text(prompt, tokenizer), _rendered(reader, prompt)
-        if isinstance(own, str) and bare.sub("", own) == bare.sub("", text):
-            same.append((prompt, text))
-        else:
-            other.append((number, text, own))
-    found = "equal"
-    if other:
-        number, text, own = other[0]
-        found = f"{len(other)} of {len(prompts)} differ; prompt {number} "
-        if own is None:
-            found = "the chat template is missing"
-        elif isinstance(own, str):
-            found += _parting(bare.sub("", text), bare.sub("", own))
-        else:
-            found += f"is refused: {getattr(own, 'value', own)}"
-    name = f"text of {len(prompts):,} rendered prompts"
-    checks = [_judged(name, found, "template_lost" if other else "")]
-    if same:
-        # The template writes special tokens itself; a prompt that is plain text gets those that
-        # the tokenizer adds, as in TRL.
-        prompts, texts = zip(*same, strict=True)
-        ids = tokenizer(list(texts), add_special_tokens=isinstance(prompts[0], str))["input_ids"]
-        own_ids = map(reader.prompt_ids, prompts)
-        checks.append(_same_ids("rendered prompts", texts, ids, own_ids, tokenizer.bos_token_id))
-    return checks
+    texts = [prompt_text(prompt, tokenizer) for prompt in prompts]
+    # The template writes special tokens itself; a prompt that is plain text gets those that the
+    # tokenizer adds, as in TRL.
+    ids = tokenizer(texts, add_special_tokens=isinstance(prompts[0], str))["input_ids"]
+    bos = re.compile(f"^(?:{re.escape(tokenizer.bos_token or '')})*")
+    own = (_fed(reader, *each, bos) for each in zip(prompts, texts, strict=True))
+    return _same_ids("rendered prompts", texts, ids, own, tokenizer.bos_token_id)
 
 
-def _rendered(reader: Reader, prompt: object) -> str | Exception | None:
+def _fed(reader: Reader, prompt: object, text: str, bos: re.Pattern) -> list[int] | str:
+    # the ids that the artefact reads for a prompt; or, if it renders another text, how
     try:
-        return reader.render(prompt)
+        own = reader.render(prompt)
     except Exception as error:  # a template can fail in as many ways as a program
-        return error
+        return f"is refused: {getattr(error, 'value', error)}"
+    if own is None:
+        return "finds no chat template"
+    # how many BOS there are is seen in the ids, whoever added them
+    own, text = bos.sub("", own), bos.sub("", text)
+    return [*reader.prompt_ids(prompt)] if own == text else _parting(text, own)
 
 
-def _completions(run: RunDirectory, reader: Reader, tokenizer: Tokenizer, most: int) -> list[Check]:
+def _completions(run: RunDirectory, reader: Reader, tokenizer: Tokenizer, most: int) -> Check:
     # In an order that has nothing to do with theirs in the run, and is the same every time.
     texts = query(
         run.rollouts,
@@ -144,25 +125,28 @@ def _completions(run: RunDirectory, reader: Reader, tokenizer: Tokenizer, most: 
     )["completion"].tolist()
     what = "recorded completions"
     if not texts:
-        return [_untold(f"ids of 0 {what}", "there are none to compare")]
+        return _undecided(f"ids of 0 {what}", "there are none to compare")
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return [_same_ids(what, texts, ids, map(reader.ids, texts), tokenizer.bos_token_id)]
+    own = ([*reader.ids(text)] for text in texts)
+    return _same_ids(what, texts, ids, own, tokenizer.bos_token_id)
 
 
 def _same_ids(
     what: str,
-    texts: Sequence[str],
+    texts: list[str],
     ids: list[list[int]],
-    own_ids: Iterable[list[int]],
+    own_ids: Iterable[list[int] | str],
     bos: int | None,
 ) -> Check:
     name = f"ids of {len(texts):,} {what}"
-    triples = zip(texts, ids, map(list, own_ids), strict=True)
-    other = [triple for triple in triples if triple[1] != triple[2]]
+    other = [each for each in zip(texts, ids, own_ids, strict=True) if each[1] != each[2]]
     if not other:
         return _judged(name, "equal")
     text, theirs, own = other[0]
-    found = f"{len(other)} of {len(texts)} differ; {text[:_AROUND]!r} {_parting(theirs, own)}"
+    found = f"{len(other)} of {len(texts)} differ; {text[:_AROUND]!r} "
+    if isinstance(own, str):
+        return _judged(name, found + own, "template_lost")
+    found += _parting(theirs, own)
     if bos is not None and own[:2] == [bos, bos] != theirs[:2]:
         return _judged(name, f"{found}: two BOS tokens, which training had not", "double_bos")
     return _judged(name, found, "tokenizer_differs")
@@ -180,5 +164,5 @@ def _judged(name: str, found: str, cause: str = "") -> Check:
     return Check("tokens", name, not cause, found, cause, _REMEDIES.get(cause, ""))
 
 
-def _untold(name: str, why: str) -> Check:
+def _undecided(name: str, why: str) -> Check:
     return Check("tokens", name, None, why)
