@@ -26,9 +26,10 @@ from workbench.command import GROUPS, as_typed, json_text, parameters_of
 from workbench.data import reasons
 from workbench.decide.duel import plan_duel
 from workbench.decide.twin import plan_twin
-from workbench.demo import NOTEBOOKS, run_notebooks
+from workbench.demo import run_notebooks
 from workbench.doctor import PROBES, tables
 from workbench.errors import WorkbenchError
+from workbench.notebook import NOTEBOOKS
 from workbench.recipe import Recipe
 from workbench.reporting import write_report
 

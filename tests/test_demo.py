@@ -12,8 +12,9 @@ from commanding import workbench
 import workbench as wb
 from workbench import cli_start
 from workbench.data.sources import save_rows
-from workbench.demo import NOTEBOOKS, notebooks_folder, run_notebooks, settings_of, with_parameters
+from workbench.demo import run_notebooks, settings_of
 from workbench.errors import PolicyError, RunError
+from workbench.notebook import NOTEBOOKS, notebooks_folder, with_parameters
 from workbench.policies import smollm2
 from workbench.rewards.suite import RewardSuite
 

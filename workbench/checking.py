@@ -125,5 +125,8 @@ def _make_room(target: Path, *inputs: object) -> None:
     elif not os.access(made(target.parent), os.W_OK):
         why = f"{target.parent} cannot be written to"
     if why:
-        rule = "kept rows go into a new file in a folder"
-        raise DataError(f"out = {target}: {why}", rule=rule, remedy="choose another file")
+        raise DataError(
+            f"out = {target}: {why}",
+            rule="kept rows go into a new file in a folder",
+            remedy="choose another file",
+        )

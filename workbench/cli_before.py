@@ -31,9 +31,10 @@ def check(source: str, answer_after: str, **options: Any) -> Result:
             name that ships.
 
     Options:
-        --prompt TEXT as prompt_column: Column that holds the prompt; "{instruction}\\n\\n{input}" joins columns.
-        --answer TEXT as answer_column: Column of the answer, or a field in one (reward_model.ground_truth);
-            assistant: the assistant's last turn; none: no answers.
+        --prompt TEXT as prompt_column: Column that holds the prompt;
+            "{instruction}\\n\\n{input}" joins columns.
+        --answer TEXT as answer_column: Column of the answer, or a field in one
+            (reward_model.ground_truth); assistant: the assistant's last turn; none: no answers.
         --subset TEXT: Subset (configuration) of a hub dataset.
         --split TEXT: Split of a hub dataset or folder; default: train.
         --answer-after TEXT = auto: Mark before the answer; auto: it is taken out of its tag,

@@ -39,7 +39,8 @@ def demo(name: str, policy: str, steps: int | None, **options: Any) -> Result:
         --seed N = 0: The same seed gives the same result on the same machine.
         --steps N [1..]: Train this many steps instead of notebook 03's own number.
     """
-    from workbench.demo import NOTEBOOKS, result_table, run_notebooks, settings_of
+    from workbench.demo import result_table, run_notebooks, settings_of
+    from workbench.notebook import NOTEBOOKS
     from workbench.run.directory import check_name
     from workbench.views.terminal import Bar
 
@@ -86,7 +87,7 @@ def lab(port: int, browser: bool) -> None:
         --port N = 8888 [1..65535]: Port of the JupyterLab server.
         --browser / --no-browser = true: Open a browser.
     """
-    from workbench.demo import notebooks_to_edit
+    from workbench.notebook import notebooks_to_edit
 
     _open_lab(notebooks_to_edit() / "01_dataset.ipynb", port, browser)
 
@@ -111,7 +112,7 @@ def notebook(which: str, said: list[str] | None, out: Path | None) -> Result:
         --set NAME=VALUE... as said: One of its parameters; may be repeated.
         --out PATH: Write the executed copy here, instead of a new file in runs/notebooks/.
     """
-    from workbench.demo import find_notebook, run_notebook
+    from workbench.notebook import find_notebook, run_notebook
     from workbench.views.terminal import progress
 
     with progress("cells", find_notebook(which).stem) as on_cell:

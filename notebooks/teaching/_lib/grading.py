@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from workbench import __version__
-from workbench.demo import free
 from workbench.errors import RunError
 from workbench.kinds import Fields
+from workbench.notebook import free
 from workbench.printable import printable
 from workbench.teaching._lib import cells, lessons
 from workbench.views.tables import Table

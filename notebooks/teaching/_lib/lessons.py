@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench import __version__
-from workbench.demo import NOTEBOOKS, free, notebooks_folder
 from workbench.errors import RunError, nearest
 from workbench.kinds import Fields
+from workbench.notebook import NOTEBOOKS, free, notebooks_folder
 from workbench.rewards.judging import digest
 from workbench.run.directory import now
 from workbench.run.machine import versions
