@@ -97,15 +97,12 @@ def run_notebooks(
             minutes[stem] = (time.monotonic() - before) / 60
     run = open_run(folder)
     measured = run.read_json("evaluation.json")
-    before, after = (
-        {key: measured[when][key] for key in ("correct", "format")} for when in ("before", "after")
-    )
-    result = {
-        "before": before,
-        "after": after,
-        "gain": measured["gain"],
-        "content": measured.get("content"),
-        "verdict": measured["verdict"],
+    result: Fields = {
+        when: {key: measured[when][key] for key in ("correct", "format")}
+        for when in ("before", "after")
+    }
+    result |= {key: measured.get(key) for key in ("gain", "content", "verdict")}
+    result |= {
         "steps": run.result()["steps"],
         "minutes": (time.monotonic() - began) / 60,
         "run": str(run.path),

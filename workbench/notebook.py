@@ -6,6 +6,7 @@ import ast
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -179,12 +180,8 @@ def run_notebook(
         )
     execute(source, target, parameters, on_cell)
     minutes = (time.monotonic() - started) / 60
-    return {
-        "notebook": str(source),
-        "out": str(target),
-        "parameters": parameters,
-        "minutes": minutes,
-    }
+    places = {"notebook": str(source), "out": str(target)}
+    return {**places, "parameters": parameters, "minutes": minutes}
 
 
 def execute(
@@ -225,14 +222,10 @@ def execute(
         on_cell(total, total)  # the last cell may be prose, which is not executed
     except (CellExecutionError, DeadKernelError) as error:
         kind = type(error).__name__
-        lines = str(getattr(error, "evalue", "") or error).strip().splitlines() or [kind]
-        remedies = [
-            line.partition("remedy:")[2].strip()
-            for line in lines
-            if line.strip().startswith("remedy:")
-        ]
+        said = str(getattr(error, "evalue", "") or error).strip() or kind
+        remedies = re.findall(r"^\s*remedy:[ ]*(.*?)\s*$", said, re.MULTILINE)
         raise RunError(
-            f"{source.name}: {getattr(error, 'ename', kind)}: {lines[0]}",
+            f"{source.name}: {getattr(error, 'ename', kind)}: {said.splitlines()[0]}",
             rule="every cell of a notebook runs",
             remedy="; ".join([*remedies, f"the executed copy shows the cell: {shown(out)}"]),
         ) from error
