@@ -103,7 +103,7 @@ _ENTRY = re.compile(
     (?:[ ]=[ ](?P<default>\S+))?
     (?:[ ]\[(?P<least>[\d.]+?)\.\.(?P<most>\d*)\])?
     :[ ](?P<help>.*(?:\n[ ]{5,}.*)*)""",
-    re.MULTILINE | re.VERBOSE,
+    re.VERBOSE,
 )
 _JSON = "    --json as as_json: Print one JSON object on standard output, for scripts."
 
