@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -17,13 +18,20 @@ from commanding import workbench, workbench_process
 from hostile import HOSTILE, in_a_terminal, obeyed, run_command
 from running import Running
 
-from workbench.cli import app, lab
-from workbench.command import GROUPS, as_typed, help_of, json_text
+import workbench as wb
+from workbench import cli_after, cli_before, cli_start, cli_train
+from workbench.cli import app
+from workbench.cli_start import lab
+from workbench.command import GROUPS, as_typed, json_text, parameters_of
 from workbench.data import reasons
-from workbench.demo import NOTEBOOKS
+from workbench.decide.duel import plan_duel
+from workbench.decide.twin import plan_twin
+from workbench.demo import run_notebooks
 from workbench.doctor import PROBES, tables
 from workbench.errors import WorkbenchError
+from workbench.notebook import NOTEBOOKS
 from workbench.recipe import Recipe
+from workbench.reporting import write_report
 
 
 def test_help_names_every_command_and_where_to_start():
@@ -111,20 +119,67 @@ def test_every_argument_and_option_has_its_help():
         assert [own.name for own in each.params if not own.help and own.name != "help"] == [], name
 
 
-def resume(run, *, checkpoint=None):
-    """Resume.
+@pytest.mark.parametrize(
+    ("entry", "name", "kind", "default"),
+    [
+        ("RUN: a run", "run", str, ...),
+        ("RUN = latest: a run", "run", str, "latest"),
+        ("[NAME]: a lesson", "name", str, None),
+        ("[DETAILS]...: more", "details", list[str], None),
+        ("--held-out N = 200 [2..]: prompts", "held_out", int, 200),
+        ("--vram NUMBER as vram_gb: memory", "vram_gb", float, None),
+        ("--from NAME as checkpoint: this one", "checkpoint", str, None),
+        ("--set KEY=VALUE... as said: over the recipe", "said", list[str], None),
+        ("--task TEXT = ...: the task", "task", str, ...),
+        ("--greedy: also greedy", "greedy", bool, False),
+        ("--best / --no-best: the best", "best", bool, None),
+        ("--browser / --no-browser = true: open it", "browser", bool, True),
+    ],
+)
+def test_a_line_of_a_docstring_is_an_argument_or_an_option(entry, name, kind, default):
+    [made] = parameters_of(f"    {entry}")
+    assert (made.name, made.annotation, made.default.default) == (name, kind, default)
 
-    Args:
-        run: A run.
-        checkpoint (--from): Resume from this one.
-    """
+
+COMMANDS = {**vars(cli_start), **vars(cli_before), **vars(cli_train), **vars(cli_after)}
+PASSED_ON = {
+    "demo": run_notebooks,
+    "probe": wb.audit_rewards,
+    "trial": wb.trial,
+    "replay": wb.replay,
+    "plan": wb.plan,
+    "continue": wb.continue_run,
+    "eval": wb.evaluate,
+    "duel": plan_duel,
+    "twin": plan_twin,
+    "report": write_report,
+    "export": wb.export,
+}
 
 
-def test_an_entry_whose_flag_lacks_a_metavar_is_refused_and_not_lost():
-    with pytest.raises(ValueError, match=r"checkpoint \(--from\)"):
-        help_of(resume)
-    resume.__doc__ = resume.__doc__.replace("(--from)", "(--from NAME)")
-    assert help_of(resume).options["checkpoint"] == ("--from", "NAME", "Resume from this one.")
+@pytest.mark.parametrize("command", PASSED_ON)
+def test_an_option_that_a_command_passes_on_is_a_parameter_with_the_same_default(command):
+    """The command says it again in its docstring, so that `--help` needs no library."""
+    taken = inspect.signature(PASSED_ON[command]).parameters
+    function = COMMANDS.get(command) or COMMANDS[f"{command}_"]
+    own = inspect.signature(function).parameters
+    described = re.split(r"\n\n(?:Args|Options):\n", inspect.getdoc(function))[1:]
+    for option in parameters_of("\n".join(described)):
+        if option.name not in own:
+            assert option.default.default == taken[option.name].default, option.name
+
+
+def test_bounds_are_read():
+    [made] = parameters_of("    --port N = 8888 [1..65535]: its port,\n        in two lines")
+    assert (made.default.min, made.default.max, made.default.help) == (1, 65535, "its port, in two lines")
+    [made] = parameters_of("    --every NUMBER = 1 [0.1..]: seconds")
+    assert (made.default.min, made.default.max) == (0.1, None)
+
+
+@pytest.mark.parametrize("line", ["--from name: lower case", "--from NAME (checkpoint): a dialect", "run a run"])
+def test_a_line_that_is_no_entry_is_refused_and_not_lost(line):
+    with pytest.raises(ValueError, match="not `NAME: help`"):
+        parameters_of(f"    RUN: a run\n    {line}")
 
 
 @pytest.mark.parametrize(
@@ -391,7 +446,7 @@ def test_lab_without_jupyterlab_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("os.execv", lambda *_: pytest.fail("started"))
     with pytest.raises(WorkbenchError, match=r"pip install '\.\[lab\]'"):
-        lab()
+        lab(8888, browser=False)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 
 import nbformat
@@ -11,10 +10,11 @@ import pytest
 from commanding import workbench
 
 import workbench as wb
-from workbench import cli
+from workbench import cli_start
 from workbench.data.sources import save_rows
-from workbench.demo import NOTEBOOKS, notebooks_folder, run_notebooks, settings_of, with_parameters
+from workbench.demo import run_notebooks, settings_of
 from workbench.errors import PolicyError, RunError
+from workbench.notebook import NOTEBOOKS, notebooks_folder, with_parameters
 from workbench.policies import smollm2
 from workbench.rewards.suite import RewardSuite
 
@@ -54,9 +54,9 @@ def test_in_a_file_it_says_how_far_it_is(monkeypatch, capsys):
 
     monkeypatch.setattr("workbench.demo.run_notebooks", trained)
     for every_s, steps in ((0.0, ["3", "4"]), (600.0, [])):
-        monkeypatch.setattr(cli, "_SAID_EVERY_S", every_s)
+        monkeypatch.setattr(cli_start, "_SAID_EVERY_S", every_s)
         with pytest.raises(RunError):
-            inspect.unwrap(cli.demo)()
+            cli_start.demo("demo", "tiny", None, seed=0)
         assert re.findall(r"03_train: (\d+) steps", capsys.readouterr().err) == steps
 
 

@@ -17,7 +17,7 @@ from tools.size import size_of
 PACKAGE = Path(__file__).parents[1] / "workbench"
 # From what everything stands on to what nothing stands on; a module directly in the package is a layer of its own.
 ORDER = [
-    "kinds", "printable", "errors", "plain", "extras", "workspace", "door", "cache",
+    "kinds", "printable", "errors", "plain", "extras", "workspace", "tail", "yaml_text", "door", "cache",
     "secret", "hub", "progress", "recipe", "run", "processes", "environments", "task_files", "task", "data", "rewards",
     "audit", "replaying", "tiny", "policies", "tasks", "memory", "health", "training", "inspection", "exporting", "decide",
     "views", "top",

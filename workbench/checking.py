@@ -7,9 +7,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.data.checks import Checked, Report
 from workbench.data.prompts import prompt_for_system
@@ -22,21 +21,16 @@ from workbench.task import Row
 from workbench.workspace import find, made, shown
 
 
-@dataclass
-class Found:
+class Found(NamedTuple):
     """The findings of `workbench check`."""
 
     report: Report
-    lengths: Fields | None
-    out: Path | None
+    lengths: Fields | None = None
+    out: Path | None = None
 
     def found(self) -> Fields:
         """For `--json`."""
-        return {
-            **self.report.found(),
-            "lengths": self.lengths,
-            "out": str(self.out) if self.out else None,
-        }
+        return self.report.found() | {"lengths": self.lengths, "out": self.out}
 
     def __str__(self) -> str:
         lines = [str(self.report)]
@@ -107,11 +101,10 @@ def check_source(
     else:
         save_rows(rows, target)
     if tokenizer is None:
-        return Found(checked.report, None, target)
+        return Found(checked.report, out=target)
     shares = PromptLengths([], lengths).covering
     covering = {f"{share:.0%}": limit for share, limit in shares.items()}
-    longest = max(lengths, default=None)
-    found = {"policy": policy, "covering": covering, "longest_tokens": longest}
+    found = {"policy": policy, "covering": covering, "longest_tokens": covering.get("100%")}
     return Found(checked.report, found, target)
 
 
@@ -125,5 +118,8 @@ def _make_room(target: Path, *inputs: object) -> None:
     elif not os.access(made(target.parent), os.W_OK):
         why = f"{target.parent} cannot be written to"
     if why:
-        rule = "kept rows go into a new file in a folder"
-        raise DataError(f"out = {target}: {why}", rule=rule, remedy="choose another file")
+        raise DataError(
+            f"out = {target}: {why}",
+            rule="kept rows go into a new file in a folder",
+            remedy="choose another file",
+        )

@@ -5,79 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import workbench as wb
-from workbench.command import (
-    Result,
-    Weight,
-    Words,
-    as_flags,
-    command,
-    open_named,
-    weights_of,
-)
+from workbench.command import Result, as_flags, command, open_named
 from workbench.errors import RequestError
-from workbench.workspace import find, shown
+from workbench.workspace import find, replace_file, shown
 
 
-@command(least={"limit": 1})
-def replay(
-    run: str,
-    *,
-    task: str,
-    weight: Weight = None,
-    aggregation: str | None = None,
-    out: Path | None = None,
-    limit: int | None = None,
-) -> Result:
-    """Score a run's completions again with edited rewards.
-
-    Shows which advantages change sign, which dead groups come alive, how well the order within
-    groups is kept, each function's share of the advantages, and which function now decides, with
-    the old and new reward hashes. Nothing is trained, and no GPU is needed.
-
-    It shows what the gradients of these batches would have favoured, not what a new run would
-    reach: a policy trained under the new rewards would have written other completions.
-
-    Examples: `workbench replay latest --task tasks/mine/task.py`, `workbench replay demo --task
-    arithmetic --weight length_reward=0 --out changed.parquet`, `workbench replay demo --task
-    arithmetic --aggregation normalize_then_sum`.
-
-    Args:
-        run: A run by name or path; latest: the last that recorded completions.
-        task: The edited task: a task file, or the name of a task that ships.
-        aggregation: sum_then_normalize or normalize_then_sum (GDPO), instead of the run's
-            multi_objective_aggregation.
-        out: Write old and new advantage of every completion here, side by side (Parquet).
-        limit: Stop after this many replayed completions, from the first step on.
-    """
-    from workbench.views.replay import replay_view
-    from workbench.views.terminal import progress
-
-    with progress("completions") as bar:
-        changes = wb.replay(
-            open_named(run, "recorded"),
-            task,
-            weights_of(weight),
-            aggregation=aggregation,
-            out=out,
-            limit=limit,
-            progress=bar,
-        )
-    return Result(changes.found(), replay_view(changes, charts=False))
-
-
-@command("eval", least={"held_out": 2, "samples": 1})
-def eval_(
-    run: str = "latest",
-    *,
-    held_out: int = 200,
-    samples: int = 4,
-    greedy: bool = False,
-    checkpoints: str = "",
-    levels: bool = False,
-    seed: int = 0,
-) -> Result:
+@command("04 Inspect")
+def eval_(run: str, levels: bool, greedy: bool, checkpoints: str | None, **options: Any) -> Result:
     """Measure whether a run's policy is better than its base.
 
     Both are sampled on the same held-out prompts, as in training, and compared. Reports the gain
@@ -94,20 +31,20 @@ def eval_(
     --checkpoints all --json`.
 
     Args:
-        run: A run by name or path; latest: the last that ended with an adapter.
-        held_out: At most this many held-out prompts.
-        samples: Completions per prompt; 16 or more tell whether it was taught or sharpened.
-        greedy: Also take the likeliest tokens: one completion per prompt.
-        checkpoints: Steps of checkpoints to measure also, such as 20,40; best; or all.
-        levels: Measure the levels around and above the trained one instead, for a task
+        RUN = latest: A run by name or path; latest: the last that ended with an adapter.
+
+    Options:
+        --held-out N = 200 [2..]: At most this many held-out prompts.
+        --samples N = 4 [1..]: Completions per prompt; 16 or more tell whether it was taught or
+            sharpened.
+        --greedy: Also take the likeliest tokens: one completion per prompt.
+        --checkpoints TEXT: Steps of checkpoints to measure also, such as 20,40; best; or all.
+        --levels: Measure the levels around and above the trained one instead, for a task
             reasoning_gym/NAME@LEVEL.
-        seed: The same seed gives the same completions on the same machine.
+        --seed N = 0: The same seed gives the same completions on the same machine.
     """
     from workbench.views.terminal import progress
 
-    steps = (
-        checkpoints if checkpoints == "all" else [step for step in checkpoints.split(",") if step]
-    )
     opened = open_named(run, "trained")
     if levels:
         if greedy or checkpoints:
@@ -117,37 +54,52 @@ def eval_(
                 remedy="leave one of them out",
             )
         with progress("passes", "eval") as bar:
-            over = wb.inspection.over_levels(
-                opened, held_out=held_out, samples=samples, seed=seed, progress=bar
-            )
+            over = wb.inspection.over_levels(opened, progress=bar, **options)
         return Result(over.found, over, int(not over.reaches))
+    steps: Any = "all"
+    if checkpoints != steps:
+        steps = [step for step in (checkpoints or "").split(",") if step]
     with progress("prompts sampled", "eval") as bar:
-        evaluation = wb.evaluate(
-            opened,
-            held_out=held_out,
-            samples=samples,
-            greedy=greedy,
-            checkpoints=steps,
-            seed=seed,
-            progress=bar,
-        )
+        evaluation = wb.evaluate(opened, greedy=greedy, checkpoints=steps, progress=bar, **options)
     return Result(evaluation.found, evaluation, int(not evaluation.found["gain"]["low"] > 0))
 
 
-@command(
-    least={"budget": 1, "steps": 1, "held_out": 2, "seed": 0},
-    aborted="finished runs are kept; the same command resumes the duel",
-)
-def duel(
-    recipes: list[str],
-    *,
-    budget: int = 6000,
-    steps: int | None = None,
-    held_out: int | None = None,
-    seed: int = 1,
-    name: str | None = None,
-    plan: bool = False,
-) -> Result:
+@command("04 Inspect")
+def report(run: str, eval_logs: bool, out: Path | None, **options: Any) -> Result:
+    """Write one page on a run: what it gained, fixed and broke.
+
+    Is it better, was it taught or sharpened, is it healthy? Made from the record and from the last
+    `workbench eval`; no model is loaded. The page holds all that it shows: no script, nothing
+    fetched from a network, so it can be mailed or kept beside the run.
+
+    Examples: `workbench report`, `workbench report demo --markdown --out demo.md`.
+
+    Args:
+        RUN = latest: A run, by name or path.
+
+    Options:
+        --markdown: Text without figures, report.md, for a pull request or an issue.
+        --answer-column TEXT: The dataset column with the right answer, where its name does not
+            tell.
+        --eval-logs: What `workbench eval` measured, as logs for inspect_ai's viewer, instead.
+        --out PATH: The file (or folder of logs) to write; by default in the run's folder.
+    """
+    from workbench.reporting import write_report
+
+    opened = open_named(run, "recorded")
+    if eval_logs:
+        from workbench.inspection.eval_logs import write_eval_log
+
+        files = write_eval_log(opened, out)
+        lines = [f"written: {shown(file)}" for file in files]
+        lines.append(f"look: inspect view --log-dir {shown(files[0].parent)}")
+        return Result({"eval_logs": files}, "\n".join(lines))
+    file = write_report(opened, out, **options)
+    return Result({"report": str(file)}, f"written: {shown(file)}")
+
+
+@command("04 Inspect", aborted="finished runs are kept; the same command resumes the duel")
+def duel(recipes: list[str], plan: bool, **options: Any) -> Result:
     """Train recipes against each other until it is clear which is better.
 
     Two runs cannot tell two rewards apart: with another seed, each would have ended elsewhere. A
@@ -168,22 +120,22 @@ def duel(
     binary.yaml tiered.yaml --budget 6000`.
 
     Args:
-        recipes: Two or more recipe files, or presets.
-        budget: Completions that training may sample, all runs together.
-        steps: Steps of a run of the first recipe; default: as leave 6 runs for each.
-        held_out: Held-out prompts that each run measures; default: the first recipe's.
-        seed: The first seed.
-        name: Name of the folder under runs/; default: the recipes' names.
-        plan: Show what it would train, and exit.
+        RECIPES...: Two or more recipe files, or presets.
+
+    Options:
+        --budget N = 6000 [1..]: Completions that training may sample, all runs together.
+        --steps N [1..]: Steps of a run of the first recipe; default: as leave 6 runs for each.
+        --held-out N [2..]: Held-out prompts that each run measures; default: the first
+            recipe's.
+        --seed N = 1 [0..]: The first seed.
+        --name TEXT: Name of the folder under runs/; default: the recipes' names.
+        --plan: Show what it would train, and exit.
     """
     from workbench.decide.duel import fight, plan_duel
     from workbench.views.duel import DuelProgress, duel_picture
     from workbench.views.figure import png
-    from workbench.workspace import replace_file
 
-    planned = plan_duel(
-        *recipes, budget=budget, steps=steps, held_out=held_out, seed=seed, name=name
-    )
+    planned = plan_duel(*recipes, **options)
     if plan:
         return Result(planned.asked, planned)
     print(planned, file=sys.stderr)
@@ -195,17 +147,8 @@ def duel(
     return Result(fought.found, fought, int(not fought.called))
 
 
-@command(least={"steps": 1}, aborted="the twin is kept; the same command resumes it")
-def twin(
-    run: str = "latest",
-    *,
-    mute: str | None = None,
-    patch: str | None = None,
-    checkpoint: str | None = None,
-    steps: int | None = None,
-    sign: str | None = None,
-    plan: bool = False,
-) -> Result:
+@command("04 Inspect", aborted="the twin is kept; the same command resumes it")
+def twin(run: str, plan: bool, **options: Any) -> Result:
     """Train a run again without the suspected cause of a hack.
 
     For a reward hack that the report, health or a probe points to. The twin begins at the newest
@@ -226,28 +169,23 @@ def twin(
     --plan`.
 
     Args:
-        run: A run that has ended, by name or path; latest: the last that recorded completions.
-        mute (--mute FUNCTION): The reward function to give the weight 0.
-        patch (--patch FILE): The run's task file with an edited reward function, instead.
-        checkpoint (--from NAME): Begin here, such as checkpoint-20, or base.
-        steps: Steps after that; default: as far as the original got.
-        sign (--sign SQL): What grew, an expression over the record's columns; more is worse.
-        plan: Show what it would train, and exit.
+        RUN = latest: A run that has ended, by name or path; latest: the last that recorded
+            completions.
+
+    Options:
+        --mute FUNCTION: The reward function to give the weight 0.
+        --patch FILE: The run's task file with an edited reward function, instead.
+        --from NAME as checkpoint: Begin here, such as checkpoint-20, or base.
+        --steps N [1..]: Steps after that; default: as far as the original got.
+        --sign SQL: What grew, an expression over the record's columns; more is worse.
+        --plan: Show what it would train, and exit.
     """
     from workbench.decide.twin import grow, plan_twin
     from workbench.views.figure import png
     from workbench.views.terminal import TerminalProgress
     from workbench.views.twin import twin_picture
-    from workbench.workspace import replace_file
 
-    planned = plan_twin(
-        open_named(run, "recorded"),
-        mute=mute,
-        patch=patch,
-        checkpoint=checkpoint,
-        steps=steps,
-        sign=sign,
-    )
+    planned = plan_twin(open_named(run, "recorded"), **options)
     if plan:
         return Result(planned.asked | {"sign": planned.sign.sql}, planned)
     print(planned, file=sys.stderr)
@@ -257,57 +195,13 @@ def twin(
     return Result(grown.found, grown, int(grown.verdict == "cannot be told"))
 
 
-@command()
-def report(
-    run: str = "latest",
-    *,
-    markdown: bool = False,
-    answer_column: str | None = None,
-    eval_logs: bool = False,
-    out: Path | None = None,
-) -> Result:
-    """Write one page on a run: what it gained, fixed and broke.
-
-    Is it better, was it taught or sharpened, is it healthy? Made from the record and from the last
-    `workbench eval`; no model is loaded. The page holds all that it shows: no script, nothing
-    fetched from a network, so it can be mailed or kept beside the run.
-
-    Examples: `workbench report`, `workbench report demo --markdown --out demo.md`.
-
-    Args:
-        run: A run, by name or path.
-        markdown: Text without figures, report.md, for a pull request or an issue.
-        answer_column: The dataset column with the right answer, where its name does not tell.
-        eval_logs: What `workbench eval` measured, as logs for inspect_ai's viewer, instead.
-        out: The file (or folder of logs) to write; by default in the run's folder.
-    """
-    from workbench.reporting import write_report
-
-    if eval_logs:
-        from workbench.inspection.eval_logs import write_eval_log
-
-        files = write_eval_log(open_named(run, "recorded"), out)
-        lines = [f"written: {shown(file)}" for file in files]
-        lines.append(f"look: inspect view --log-dir {shown(files[0].parent)}")
-        return Result({"eval_logs": files}, "\n".join(lines))
-    file = write_report(
-        open_named(run, "recorded"), out, markdown=markdown, answer_column=answer_column
-    )
-    return Result({"report": str(file)}, f"written: {shown(file)}")
-
-
 @command(
+    "05 Export",
     aborted="finished formats stay in export/, partial ones are removed; the same command makes the"
-    " rest"
+    " rest",
 )
 def export(
-    run: str = "latest",
-    *,
-    formats: Words = None,
-    into: str = "auto",
-    overwrite: bool = False,
-    best: bool | None = None,
-    push: str | None = None,
+    run: str, formats: list[str] | None, best: bool | None, push: str | None, **options: Any
 ) -> Result:
     """Write a run's policy for other programs: adapter, merged, GGUF.
 
@@ -323,36 +217,44 @@ def export(
     Examples: `workbench export`, `workbench export demo --format gguf_q4_k_m --push me/sums`.
 
     Args:
-        run: A run by name or path; latest: the last that ended with an adapter.
-        formats (--format FORMAT): adapter, merged_16bit, merged_4bit, or a gguf_... format; gguf
-            is all three of those; may be repeated.
-        into: Merge into base (16 bits), or dequantised (4-bit weights in 16 bits); auto: by
-            risk.
-        overwrite: Replace an existing export.
-        best: From now on the run's adapter is the best that eval_every kept; or the final one.
-        push (--push OWNER/NAME): Upload it to the hub, private; needs one --format, proven.
+        RUN = latest: A run by name or path; latest: the last that ended with an adapter.
+
+    Options:
+        --format FORMAT... as formats: adapter, merged_16bit, merged_4bit, or a gguf_... format;
+            gguf is all three of those; may be repeated.
+        --into TEXT = auto: Merge into base (16 bits), or dequantised (4-bit weights in 16
+            bits); auto: by risk.
+        --overwrite: Replace an existing export.
+        --best / --no-best: From now on the run's adapter is the best that eval_every kept; or
+            the final one.
+        --push OWNER/NAME: Upload it to the hub, private; needs one --format, proven.
     """
     from workbench.errors import ExportError
     from workbench.exporting import making, pushing
     from workbench.views.terminal import progress
 
     chosen = formats or ["adapter", "merged_16bit"]
-    if of := next(
-        (up.name for up in find(run).parents[:2] if (up / "manifest.json").is_file()), ""
-    ):
-        remedy = f"`workbench export {of}`; `workbench prove {run}` proves what is there"
+    for folder in find(run).parents[:2]:
+        if (folder / "manifest.json").is_file():
+            raise ExportError(
+                f"{run}: a folder of run {folder.name}",
+                rule="what is exported is a run",
+                remedy=f"`workbench export {folder.name}`; `workbench prove {run}` proves what is"
+                " there",
+            )
+    made = making.in_order(chosen, options["into"])
+    if push and (len(chosen) > 1 or chosen == ["gguf"]):
         raise ExportError(
-            f"{run}: a folder of run {of}", rule="what is exported is a run", remedy=remedy
+            f"--push with {', '.join(chosen)}",
+            rule="a repository holds one artefact",
+            remedy="give one --format with --push",
         )
-    if making.in_order(chosen, into) and push and (len(chosen) > 1 or chosen == ["gguf"]):
-        rule, remedy = "a repository holds one artefact", "give one --format with --push"
-        raise ExportError(f"--push with {', '.join(chosen)}", rule=rule, remedy=remedy)
     opened = open_named(run, "trained")
     if best is not None:
         opened.use_best(best)
     try:
         with progress("artefacts", "export") as bar:
-            made = making.export(opened, chosen, into=into, overwrite=overwrite, progress=bar)
+            made = making.export(opened, chosen, progress=bar, **options)
         address = pushing.push(made[chosen[0]], push) if push else None
     except ExportError as error:
         refusal = {"refused": error.value, "rule": error.rule, "remedy": as_flags(error.remedy)}
@@ -363,12 +265,10 @@ def export(
 
 
 @command(
+    "05 Export",
     aborted="proven artefacts keep their proof.json; the same command starts the rest again",
-    least={"prompts": 2},
 )
-def prove(
-    artefact: str, *, run: str | None = None, prompts: int = 64, task: str | None = None
-) -> Result:
+def prove(artefact: str, run: str | None, task: str | None, prompts: int) -> Result:
     """Prove that an export is the policy that was trained.
 
     It is loaded back in a separate process, and compared with the live policy. From cheap to dear:
@@ -383,15 +283,17 @@ def prove(
     Examples: `workbench prove latest`, `workbench prove runs/demo/export/gguf_q4_k_m --json`.
 
     Args:
-        artefact: An artefact's folder; or a run by name or path: all its exports.
-        run: The run that it was made from, where its folder does not tell.
-        prompts: Held-out prompts; with fewer than 10, damage cannot be told from chance.
-        task: The run's task, where the original cannot be loaded.
+        ARTEFACT: An artefact's folder; or a run by name or path: all its exports.
+
+    Options:
+        --run TEXT: The run that it was made from, where its folder does not tell.
+        --prompts N = 64 [2..]: Held-out prompts; with fewer than 10, damage cannot be told from
+            chance.
+        --task TEXT: The run's task, where the original cannot be loaded.
     """
     from workbench.exporting.checks import Proofs
     from workbench.views.terminal import Bar
 
-    known = None if run is None else wb.open_run(run)
     with Bar("") as bar:
 
         def begun(name: str) -> Callable[[int, int], None]:
@@ -402,9 +304,9 @@ def prove(
 
         proof = wb.prove(
             artefact,
-            run=known,
+            run=run and wb.open_run(run),
             prompts=prompts,
-            task=wb.load_task(task) if task else None,
+            task=task and wb.load_task(task),
             progress=begun,
         )
     proofs = proof if isinstance(proof, Proofs) else Proofs([proof])
@@ -412,15 +314,8 @@ def prove(
     return Result(data, proofs, int(not proofs.passed))
 
 
-@command(least={"temperature": 0})
-def ask(
-    artefact: str,
-    question: str,
-    *,
-    system: str | None = None,
-    temperature: float = 0.0,
-    base: bool = False,
-) -> Result:
+@command("05 Export")
+def ask(artefact: str, question: str, system: str | None, temperature: float, base: bool) -> Result:
     """Ask an exported model one question.
 
     It answers from the artefact's own files; `wb.chat` is the same in a notebook.
@@ -428,12 +323,14 @@ def ask(
     Example: `workbench ask latest "What is 15 + 27?" --base`.
 
     Args:
-        artefact: An artefact's folder; or a run by name or path: of its exports, merged_16bit
+        ARTEFACT: An artefact's folder; or a run by name or path: of its exports, merged_16bit
             comes first.
-        question: What to ask, in quotes.
-        system: System prompt, instead of the one used in training; '': none.
-        temperature: 0 takes the likeliest token every time.
-        base: Also ask the base.
+        QUESTION: What to ask, in quotes.
+
+    Options:
+        --system TEXT: System prompt, instead of the one used in training; '': none.
+        --temperature NUMBER = 0 [0..]: 0 takes the likeliest token every time.
+        --base: Also ask the base.
     """
     from workbench.exporting.artefacts import meant
     from workbench.exporting.chat import Exchange
@@ -451,7 +348,7 @@ def ask(
     return Result({"artefact": folder, "question": question, "answers": answers}, "\n".join(said))
 
 
-@command()
+@command("05 Export")
 def verify(path: str) -> Result:
     """Check that an export is still what was exported.
 
@@ -461,13 +358,12 @@ def verify(path: str) -> Result:
     Examples: `workbench verify demo`, `workbench verify runs/demo/export/merged_16bit`.
 
     Args:
-        path: An artefact's folder, its passport.json; or a run by name or path: all its
+        PATH: An artefact's folder, its passport.json; or a run by name or path: all its
             artefacts.
     """
     from workbench.exporting.passport import verify as verify_it
 
     artefacts = verify_it(path)
     passed = all(each.passed for each in artefacts)
-    return Result(
-        {"passed": passed, "artefacts": artefacts}, "\n".join(map(str, artefacts)), int(not passed)
-    )
+    data = {"passed": passed, "artefacts": artefacts}
+    return Result(data, "\n".join(map(str, artefacts)), int(not passed))

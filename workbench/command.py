@@ -1,5 +1,5 @@
-"""How a command is made: its group, the options that commands share, its result as text or JSON,
-and its errors.
+"""How a command is made of a function and its docstring: its group, its arguments and options, its
+result as text or JSON, and its errors.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple
 
 import typer
 import typer.core
 
 from workbench import __version__
 from workbench.errors import RecipeError, WorkbenchError
-from workbench.kinds import Fields, Function
+from workbench.kinds import Fields
 from workbench.printable import STANDARD_OUTPUT, guard_output
 from workbench.workspace import home_folder
 
-# The commands as `workbench --help` lists them: the stages are the notebooks'.
-GROUPS = {
-    "Start": ["demo", "lab", "notebook", "lesson"],
-    "01 Dataset": ["check"],
-    "02 Rewards": ["probe", "trial", "replay"],
-    "03 Train": ["plan", "train", "watch", "control", "continue"],
-    "04 Inspect": ["eval", "report", "duel", "twin"],
-    "05 Export": ["export", "prove", "ask", "verify"],
-    "Set-up and words": ["doctor", "explain"],
+# The groups of `workbench --help`, each with its commands: the stages are the notebooks'.
+GROUPS: dict[str, list[str]] = {
+    "Start": [],
+    "01 Dataset": [],
+    "02 Rewards": [],
+    "03 Train": [],
+    "04 Inspect": [],
+    "05 Export": [],
+    "Set-up and words": [],
 }
 
 
@@ -86,10 +86,6 @@ app = typer.Typer(
 )
 
 
-# What stands for a value in a command's help, by its type.
-METAVARS = {int: "N", float: "NUMBER", Path: "PATH"}
-
-
 class Result(NamedTuple):
     """What a command returns: for scripts (`--json`), for people, and its exit code."""
 
@@ -98,67 +94,80 @@ class Result(NamedTuple):
     code: int = 0
 
 
-class Help(NamedTuple):
-    """A docstring as `--help` shows it: the command, and its parameters by name."""
+# What a value is, by what stands for it in a command's help; any other is text.
+KINDS = {"N": int, "NUMBER": float, "PATH": Path, "FOLDER": Path, "FILE": Path}
+_ENTRY = re.compile(
+    r"""^[ ]{4}(?P<flag>--[\w-]+)?(?P<off>[ ]/[ ]--no-[\w-]+)?[ ]?
+    (?P<optional>\[)?(?P<value>[A-Z][A-Z=/]*)?\]?(?P<many>\.\.\.)?
+    (?:[ ]as[ ](?P<name>\w+))?
+    (?:[ ]=[ ](?P<default>\S+))?
+    (?:[ ]\[(?P<least>[\d.]+?)\.\.(?P<most>\d*)\])?
+    :[ ](?P<help>.*(?:\n[ ]{5,}.*)*)""",
+    re.VERBOSE,
+)
+_JSON = "    --json as as_json: Print one JSON object on standard output, for scripts."
 
-    text: str
-    options: dict[
-        str, tuple[str, str, str]
-    ]  # parameter -> flag, metavar ("": the usual ones), help
 
+def parameters_of(described: str) -> list[inspect.Parameter]:
+    """The arguments and options that a docstring describes, one an entry, as typer takes them:
 
-def help_of(function: Function) -> Help:
-    """A function's docstring, whose `Args:` may name a flag and its value:
-    `checkpoint (--from NAME): ...`.
+    RUN = latest: An argument with a default; [NAME]: one that may be left out.
+    --held-out N = 200 [2..]: An option, its default, and the least that it may be.
+    --set KEY=VALUE... as said: One that may be repeated, and the parameter it becomes.
+    --task TEXT = ...: One that has to be given.
+    --greedy: A switch, off unless it has a `--no-` beside it.
     """
-    text, _, described = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
-    entry = r"^    (\w+)(?: \((--\w+) (\S+)\))?: (.*(?:\n {5,}.*)*)"
-    options = {name: tuple(rest) for name, *rest in re.findall(entry, described, re.M)}
-    for line in re.findall(r"^    \w.*", described, re.M):
-        if line.split()[0].rstrip(":") not in options:  # else its flag and its help would be lost
-            raise ValueError(f"{line!r}: not `name: text` or `name (--flag METAVAR): text`")
-    return Help(text, options)
+    return [*map(_parameter, re.findall(r"^    \S.*(?:\n {5,}.*)*", described, re.MULTILINE))]
 
 
-def _described(
-    own: inspect.Parameter, flag: str, metavar: str, about: str, least: float | None
-) -> inspect.Parameter:
-    more: Fields = {"help": " ".join(about.split()), "min": least}
-    if own.kind is not own.KEYWORD_ONLY:
-        option = typer.Argument(metavar=own.name.upper(), **more)
-    elif own.default is False:
-        option = typer.Option("--" + own.name.replace("_", "-"), **more)
+def _parameter(described: str) -> inspect.Parameter:
+    if not (entry := _ENTRY.match(described)):  # else the option would be lost
+        raise ValueError(f"{described!r}: not `NAME: help` or `--flag VALUE: help`")
+    flag, value, default = entry.group("flag", "value", "default")
+    kind: Any = KINDS.get(value, str) if value else bool
+    if default:
+        default = ... if default == "..." else kind(default)
+    elif not flag and not entry["optional"]:
+        default = ...
+    elif not value and not entry["off"]:
+        default = False
+    least, most = (json.loads(bound or "null") for bound in entry.group("least", "most"))
+    about: Fields = {"metavar": value, "min": least, "max": most}
+    about["help"] = " ".join(entry["help"].split())
+    if not flag:
+        option = typer.Argument(default, **about)
+    elif entry["off"]:  # typer names the two itself
+        option = typer.Option(default, **about)
     else:
-        kind = next(iter(get_args(own.annotation)), own.annotation)  # of `int | None`: int
-        more["metavar"] = metavar or METAVARS.get(kind, "TEXT")
-        option = typer.Option(*filter(None, [flag]), **more)
-    return own.replace(annotation=Annotated[own.annotation, option])
+        option = typer.Option(default, flag, **about)
+    return inspect.Parameter(
+        entry["name"] or (flag or value).lstrip("-").replace("-", "_").lower(),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=option,
+        annotation=list[kind] if entry["many"] else kind,
+    )
 
 
 def command(
-    name: str | None = None,
-    *,
-    aborted: str = "",
-    least: dict[str, float] | None = None,
-    streams: bool = False,
-    **settings: Any,
-) -> Callable[[Function], Function]:
-    """A command of a function, as its signature and its docstring describe it: what is given by
-    position is an argument, what is given by keyword an option, and a flag that is off a switch.
+    group: str, *, aborted: str = "", streams: bool = False, **settings: Any
+) -> Callable[[Any], Any]:
+    """Puts a function on the command line, under its own name, as its docstring describes it.
 
-    The function returns a `Result`, which alone goes to standard output; with `streams` it prints
-    what it has itself. `aborted`: what Ctrl-C leaves. `least`: parameter -> its smallest value.
+    It is called with the arguments and options by name, and returns a `Result`, which alone goes to
+    standard output; with `streams` it prints what it has itself. `aborted`: what Ctrl-C leaves.
     """
 
-    def add(function: Function) -> Function:
-        text, described = help_of(function)
+    def add(function: Any) -> Any:
+        name = function.__name__.rstrip("_")
+        GROUPS[group].append(name)
+        about, *described = re.split(r"\n\n(?:Args|Options):\n", inspect.getdoc(function) or "")
 
-        def run(as_json: bool = False, **arguments: object) -> None:
+        def run(as_json: bool = False, **given: object) -> None:
             from workbench.processes import is_main
 
             try:
                 with contextlib.redirect_stdout(sys.stderr):  # what libraries print while they load
-                    result = function(**arguments)
+                    result = function(**given)
             except KeyboardInterrupt:  # typer would end without a word
                 print(": ".join(filter(None, ["aborted", aborted])), file=sys.stderr)
                 raise typer.Exit(130) from None
@@ -167,65 +176,18 @@ def command(
             if result.code:
                 raise typer.Exit(result.code)
 
-        signature = inspect.signature(function, eval_str=True)
-        parameters = [
-            _described(own, *described[own.name], (least or {}).get(own.name))
-            if own.name in described
-            else own  # shared by several commands, with its help
-            for own in signature.parameters.values()
-        ]
-        if not streams:
-            as_json = inspect.Parameter(
-                "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson
-            )
-            parameters.append(as_json)
         called = function if streams else run
-        vars(called)["__signature__"] = signature.replace(parameters=parameters)
-        name_of = name or getattr(function, "__name__", None)
-        app.command(name_of, cls=Described, help=text, **settings)(called)
+        parameters = parameters_of("\n".join(described if streams else [*described, _JSON]))
+        vars(called)["__signature__"] = inspect.Signature(parameters)
+        app.command(name, cls=Described, help=about, **settings)(called)
         return function
 
     return add
 
 
-def shared(help: str, *names: str, **more: Any) -> Any:
-    """An option that several commands have."""
-    return typer.Option(*names, help=help, **more)
-
-
-AsJson = Annotated[bool, shared("Print one JSON object on standard output, for scripts.", "--json")]
-Words = list[str] | None
-Set = Annotated[
-    Words,
-    shared(
-        "Over the recipe: a dotted field, or a GRPOConfig name; may be repeated.",
-        "--set",
-        metavar="KEY=VALUE",
-    ),
-]
-Steps = Annotated[
-    int | None, shared("Train this many steps instead of the recipe's.", min=1, metavar="N")
-]
-TaskFile = Annotated[
-    str, typer.Argument(metavar="TASK", help="A task file, or the name of a task that ships.")
-]
-Weight = Annotated[
-    Words,
-    shared("Another weight for a function; may be repeated.", metavar="FUNCTION=NUMBER"),
-]
-TemplateKwargs = Annotated[
-    str | None,
-    shared(
-        "With --policy, as in the recipe's grpo: '{\"enable_thinking\": false}'.", metavar="JSON"
-    ),
-]
-Port = Annotated[int, shared("Port of the JupyterLab server.", min=1, max=65535, metavar="N")]
-Browser = Annotated[bool, shared("Open a browser.")]
-
-
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, shared("Print the version and exit.", "--version")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         print(__version__)
@@ -309,33 +271,35 @@ def main() -> None:
     except Exception as met:
         from workbench.extras import explained
         from workbench.processes import rank
-        from workbench.workspace import disk_error
 
         met = explained(met)
-        error = met if isinstance(met, WorkbenchError) else disk_error(met)
-        if isinstance(met, OSError) and met.filename == STANDARD_OUTPUT:
-            error = WorkbenchError(  # on which disk it ends, nobody knows here
-                f"{STANDARD_OUTPUT} cannot be written: {met.strerror}",
-                rule="a command's result goes there",
-                remedy="send it where there is space: > FILE",
-            )
-        if isinstance(met, MemoryError) or re.search(
-            "OutOfMemory|could not create a primitive", f"{type(met).__name__} {met}"
-        ):
-            remedy = (
-                "end other programs, or use smaller batches; what is on disk is whole, and"
-                " `workbench continue` resumes"
-            )
-            error = WorkbenchError(
-                f"{type(met).__name__}: {met}"[:500],
-                rule="a command fits into memory",
-                remedy=remedy,
-            )
-        if error is None:  # a fault of its own; exit code 1 would mean "no"
+        if (error := _told(met)) is None:  # a fault of its own; exit code 1 would mean "no"
             traceback.print_exception(met)
-            sys.exit(2)
-        lines = [f"{type(error).__name__}: {as_flags(str(error))}", *getattr(met, "__notes__", ())]
-        if rank() > 0:
-            lines[0] = f"process {rank()}: {lines[0]}"
-        print(as_typed("\n".join(lines)), file=sys.stderr)
+        else:
+            process = f"process {rank()}: " if rank() else ""
+            line = f"{process}{type(error).__name__}: {as_flags(str(error))}"
+            print(as_typed("\n".join([line, *getattr(met, "__notes__", ())])), file=sys.stderr)
         sys.exit(2)
+
+
+def _told(met: Exception) -> WorkbenchError | None:
+    # What ended a command, for who called it; None: it is not theirs to mend.
+    from workbench.workspace import disk_error
+
+    if isinstance(met, WorkbenchError):
+        return met
+    if isinstance(met, OSError) and met.filename == STANDARD_OUTPUT:
+        return WorkbenchError(  # on which disk it ends, nobody knows here
+            f"{STANDARD_OUTPUT} cannot be written: {met.strerror}",
+            rule="a command's result goes there",
+            remedy="send it where there is space: > FILE",
+        )
+    said = f"{type(met).__name__}: {met}"
+    if isinstance(met, MemoryError) or re.search("OutOfMemory|could not create a primitive", said):
+        return WorkbenchError(
+            said[:500],
+            rule="a command fits into memory",
+            remedy="end other programs, or use smaller batches; what is on disk is whole, and"
+            " `workbench continue` resumes",
+        )
+    return disk_error(met)

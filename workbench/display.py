@@ -5,42 +5,21 @@ Stages return plain results and import no view; IPython looks the view up here, 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 from workbench.kinds import Fields
 from workbench.training import watchers
-from workbench.workspace import write_unless_edited
+from workbench.workspace import replace_file, resolve, shown, sum_of
+from workbench.yaml_text import packaged
 
-# Type of a result -> what makes its view. A view has `_repr_mimebundle_` or `_repr_html_`, and its
-# `str()` is its text.
+# Type of a result -> what makes its view.
 VIEWS: dict[str, str] = {
-    "workbench.audit.examination.RewardAudit": "workbench.views.audit.audit_view",
-    "workbench.data.difficulty.Profile": "workbench.views.results.difficulty_picture",
-    "workbench.data.rendering.PromptLengths": "workbench.views.results.lengths_picture",
-    "workbench.data.sources.Rows": "workbench.views.results.rows_table",
-    "workbench.data.template.TemplateCard": "workbench.views.results.card_view",
-    "workbench.decide.duel.Duel": "workbench.views.duel.duel_picture",
-    "workbench.decide.twin.Twin": "workbench.views.twin.twin_picture",
-    "workbench.decide.trial.JudgeTrial": "workbench.views.results.trial_view",
-    "workbench.exporting.checks.Proof": "workbench.views.results.proof_table",
-    "workbench.exporting.checks.Proofs": "workbench.views.results.proof_table",
-    "workbench.exporting.risk.MergeRisk": "workbench.views.merge_risk.merge_risk_picture",
-    "workbench.health.diagnosis.Verdicts": "workbench.views.health.health_view",
-    "workbench.inspection.levels.OverLevels": "workbench.views.results.levels_picture",
-    "workbench.inspection.measured.Evaluation": "workbench.views.results.evaluation_picture",
-    "workbench.inspection.reading.Listing": "workbench.views.inspection.listing_table",
-    "workbench.inspection.reading.RecordedGroup": "workbench.views.results.group_view",
-    "workbench.inspection.tokens.TokenView": "workbench.views.inspection.token_page",
-    "workbench.inspection.several_runs.Comparison": "workbench.views.inspection.comparison_view",
-    "workbench.memory.estimate.MemoryEstimate": "workbench.views.memory.memory_picture",
-    "workbench.replaying.Replay": "workbench.views.replay.replay_view",
-    "workbench.rewards.groups.ExplainedGroup": "workbench.views.groups.explained_view",
-    "workbench.run.batch.ScoredBatch": "workbench.views.groups.score_table",
-    "workbench.run.directory.RunDirectory": "workbench.views.run_view.RunCurves",
-    "workbench.teaching.checklist.Checklist": "workbench.views.results.checklist_table",
-    "workbench.training.plan.Plan": "workbench.views.results.plan_view",
+    f"workbench.{kind}": f"workbench.views.{view}"
+    for kind, view in packaged(Path(__file__).with_suffix(".yaml")).items()
 }
 
 
@@ -92,3 +71,28 @@ def view_of(result: object) -> Any:
             module, _, name = view.rpartition(".")
             return getattr(importlib.import_module(module), name)(result)
     return result
+
+
+def write_unless_edited(file: str, text: str) -> str:
+    """Write a notebook cell's text to its file, unless the file is somebody else's; returns what
+    was done, in a sentence.
+
+    It is written where there is no file, or one unchanged since the last write, by the SHA-256 in a
+    hidden file beside it. A relative path starts from the workspace; no path: nothing is written.
+    """
+    if not file:
+        return "nothing written"
+    path, mine = resolve(file), hashlib.sha256(text.encode()).hexdigest()
+    note = path.with_name(f".{path.name}.written")
+    there = sum_of(path) if path.is_file() else None
+    last = note.read_text(encoding="utf-8") if note.is_file() else None
+    if there not in (None, mine, last):
+        how = "was edited since this cell wrote it" if last else "was not written by this cell"
+        return (
+            f"{shown(path)} {how}: it stays, and the cells below use it. To write this cell"
+            " instead, rename or delete it."
+        )
+    for target, content in ((path, text), (note, mine)):
+        with replace_file(target) as beside:
+            beside.write_text(content, encoding="utf-8", newline="")
+    return f"{shown(path)}: {'as in this cell' if there == mine else 'written'}"

@@ -16,15 +16,10 @@ from workbench.errors import RecipeError, WorkbenchError, nearest
 from workbench.extras import default_backend, installed
 from workbench.kinds import POLICIES, Fields
 from workbench.secret import is_secret, setting
-from workbench.workspace import encodable, find, looked_in, replace_file
+from workbench.workspace import find, looked_in, replace_file
+from workbench.yaml_text import MOST_CHARACTERS, MOST_SHOWN, check_size, read_yaml
+from workbench.yaml_text import packaged as packaged
 
-# in Python it takes ten times as long, for the largest file a minute
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_MOST_CHARACTERS = 2**20
-_MOST_VALUES = 20_000
-_MOST_LEVELS = 40
-_MOST_SHOWN = 200
-_ROWS_ELSEWHERE = "rows belong in the task's files"
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 # What TRL says itself where it renders a prompt; a second word on it would end the run.
 _TRLS_OWN = {
@@ -57,19 +52,22 @@ def template_kwargs(value: object, said: str = "grpo.chat_template_kwargs") -> F
     """
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(value) if isinstance(value, str) else value
-    _check_size(value, said)
+    check_size(value, said)
     value = {} if value is None else value
     if not isinstance(value, dict) or not all(
         isinstance(key, str) and key.isidentifier() for key in value
     ):
         raise RecipeError(
-            f"{said} = {repr(value)[:_MOST_SHOWN]}",
+            f"{said} = {repr(value)[:MOST_SHOWN]}",
             rule="a chat template takes arguments by name",
             remedy='write a mapping, such as {"enable_thinking": false}',
         )
     if own := sorted(_TRLS_OWN.intersection(value)):
-        rule = f"TRL passes {own[0]!r} to the template itself"
-        raise RecipeError(f"{said} = {value!r}", rule=rule, remedy="leave it out")
+        raise RecipeError(
+            f"{said} = {value!r}",
+            rule=f"TRL passes {own[0]!r} to the template itself",
+            remedy="leave it out",
+        )
     for key in value:
         if is_secret(key, value[key]):
             raise RecipeError(
@@ -79,94 +77,6 @@ def template_kwargs(value: object, said: str = "grpo.chat_template_kwargs") -> F
                 remedy="leave it out",
             )
     return dict(value)
-
-
-def packaged(own: Path | str) -> Any:
-    """What a YAML file of the package holds, or its text."""
-    return yaml.load(own if isinstance(own, str) else own.read_text(encoding="utf-8"), _LOADER)
-
-
-def read_yaml(text: str | bytes, source: str) -> Any:
-    """What a YAML text, or one in UTF-8, holds, read in bounded time and memory; RecipeError if it
-    is not YAML, or too large.
-    """
-    try:
-        text = text if isinstance(text, str) else text.decode()
-        short = len(text) <= _MOST_CHARACTERS
-        # The loader calls itself, and in C nothing stops it.
-        if short and _is_small(yaml.parse(text, _LOADER)):
-            return yaml.load(text, _LOADER)
-    except (yaml.YAMLError, ValueError) as error:
-        rule, remedy = "a recipe is valid YAML", "correct that line"
-        raise RecipeError(f"{source}: {error}", rule=rule, remedy=remedy) from error
-    if short:
-        raise _too_large(source)
-    # of a file only its beginning was read
-    rule = "a recipe is at most 1 MB of YAML"
-    raise RecipeError(f"{source}: over 1 MB", rule=rule, remedy=_ROWS_ELSEWHERE)
-
-
-def _is_small(events: Iterator[Any]) -> bool:
-    """Whether a text has few levels and values once its aliases are written out; a long text counts
-    as several values.
-    """
-    values = 0.0
-    open_parts: list[tuple[str | None, float]] = []  # the anchor of each, and the values before it
-    sizes: dict[str | None, float] = {}  # of what has an anchor
-    for event in events:
-        if getattr(event, "tag", None) not in (None, "!", "tag:yaml.org,2002:str"):
-            # The loader trips over `!!int x`.
-            line = event.start_mark.line + 1
-            raise ValueError(f"line {line}: the tag {event.tag}, and a recipe has none")
-        if isinstance(event, yaml.AliasEvent):
-            values += sizes.get(event.anchor, 1)
-        elif isinstance(event, yaml.ScalarEvent):
-            sizes[event.anchor] = 1 + len(event.value) * _MOST_VALUES / _MOST_CHARACTERS
-            values += sizes[event.anchor]
-        elif isinstance(event, yaml.CollectionStartEvent):
-            open_parts.append((event.anchor, values))
-            values += 1
-            sizes[event.anchor] = _MOST_VALUES + 1  # an alias within would have no end
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = open_parts.pop()
-            sizes[anchor] = values - before
-        if values > _MOST_VALUES or len(open_parts) > _MOST_LEVELS:
-            return False
-    return True
-
-
-def _too_large(source: str) -> RecipeError:
-    value = f"{source}: over {_MOST_VALUES:,} values, {_MOST_LEVELS} levels, or 1 MB of text"
-    rule = "a recipe is small, even with its aliases (*name) written out"
-    remedy = f"{_ROWS_ELSEWHERE}; write out what an alias repeats"
-    return RecipeError(value, rule=rule, remedy=remedy)
-
-
-def _check_size(content: object, source: str) -> None:
-    for number, value in enumerate(_values(content, source)):
-        if number > _MOST_VALUES:
-            raise _too_large(source)
-        if isinstance(value, int) and value.bit_length() > 63:
-            raise RecipeError(
-                f"{source}: a number of {value.bit_length()} bits",
-                rule="a number in a recipe has at most 63 bits",
-                remedy="write a smaller one",
-            )
-        if isinstance(value, str) and encodable(value) != value:
-            raise RecipeError(
-                f"{source}: {value[:_MOST_SHOWN]!r}",
-                rule="a recipe is text in UTF-8, which holds no lone surrogate",
-                remedy="leave it out",
-            )
-
-
-def _values(part: object, source: str, levels: int = _MOST_LEVELS) -> Iterator[object]:
-    yield part
-    if isinstance(part, dict | list | tuple):
-        if not levels:  # it may stand in itself
-            raise _too_large(source)
-        for item in (*part, *(part.values() if isinstance(part, dict) else ())):
-            yield from _values(item, source, levels - 1)
 
 
 class _Part(BaseModel):
@@ -361,7 +271,7 @@ class Recipe(_Part):
                 f" runs/demo/recipe.yaml; {looked_in()}",
             )
         with path.open("rb") as file:
-            content = read_yaml(file.read(4 * _MOST_CHARACTERS), named)
+            content = read_yaml(file.read(4 * MOST_CHARACTERS), named)
         if not isinstance(content, dict):
             what = "empty" if content is None else f"holds a {type(content).__name__}"
             raise RecipeError(
@@ -372,7 +282,7 @@ class Recipe(_Part):
         return cls.of(_beside(content, path.parent), named)
 
     def __init__(self, **fields: object) -> None:
-        _check_size(fields, "recipe")
+        check_size(fields, "recipe")
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -386,7 +296,7 @@ class Recipe(_Part):
         """Build a recipe from a mapping, with an error that names the field and the nearest right
         one.
         """
-        _check_size(content, source)
+        check_size(content, source)
         try:
             return cls.model_validate(content)
         except ValidationError as error:
@@ -464,6 +374,6 @@ def _explain(error: ValidationError, source: str) -> RecipeError:
         rule = "a recipe holds known fields only"
         remedy = nearest(str(place[-1]), part.model_fields, fields)
     value = setting(where, given)
-    if len(value) > _MOST_SHOWN:
-        value = f"{value[:_MOST_SHOWN]}…"
+    if len(value) > MOST_SHOWN:
+        value = f"{value[:MOST_SHOWN]}…"
     return RecipeError(f"{source}: {value}", rule=rule, remedy=remedy)

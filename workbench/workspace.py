@@ -30,19 +30,17 @@ from workbench.kinds import Fields
 # as text.
 _WHY = {
     errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up",
-        errno.EROFS: "it can only be read",
-    errno.EACCES: "it may not be written", errno.EPERM: "it may not be changed",
-        errno.EIO: "the disk fails",
+    errno.EROFS: "it can only be read", errno.EACCES: "it may not be written",
+    errno.EPERM: "it may not be changed", errno.EIO: "the disk fails",
     errno.ENOENT: "its folder is gone", errno.EISDIR: "a folder stands in its place",
-        errno.EMFILE: "too many files are open",
     errno.ENOTDIR: "its folder is a file", errno.EEXIST: "a file stands in its place",
-        errno.EFBIG: "it may not grow so large",
+    errno.EMFILE: "too many files are open", errno.EFBIG: "it may not grow so large",
     errno.ESTALE: "the drive is gone", errno.ENOTCONN: "the drive is gone",
-        errno.ETIMEDOUT: "the drive does not answer",
-    errno.EBUSY: "it is in use", errno.EAGAIN: "it is in use", errno.EINTR: "the drive broke off",
-    errno.EXDEV: "its folder lies on two drives", errno.ENOTEMPTY: "a folder that is not empty "
-        "stands in its place",
-    errno.ELOOP: "it is a link to itself", errno.ENAMETOOLONG: "its name is too long",
+    errno.ETIMEDOUT: "the drive does not answer", errno.EINTR: "the drive broke off",
+    errno.EBUSY: "it is in use", errno.EAGAIN: "it is in use",
+    errno.EXDEV: "its folder lies on two drives", errno.ELOOP: "it is a link to itself",
+    errno.ENOTEMPTY: "a folder that is not empty stands in its place",
+    errno.ENAMETOOLONG: "its name is too long",
 }  # fmt: skip
 _FREE = "free some space, reconnect the drive, or choose a folder that can be written"
 # What else is to be done, where a limit of the process is the cause.
@@ -111,9 +109,11 @@ def find(path: str | os.PathLike) -> Path:
     try:
         return here.absolute() if here.exists() else resolve(path)
     except OSError as error:
-        value = f"{str(path)[:200]}: {error.strerror}"
-        rule = "a path is one that this system can have"
-        raise WorkbenchError(value, rule=rule, remedy="check the path") from error
+        raise WorkbenchError(
+            f"{str(path)[:200]}: {error.strerror}",
+            rule="a path is one that this system can have",
+            remedy="check the path",
+        ) from error
 
 
 def looked_in() -> str:
@@ -277,31 +277,6 @@ def replace_folder(path: Path) -> Generator[Path]:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def write_unless_edited(file: str, text: str) -> str:
-    """Write a notebook cell's text to its file, unless the file is somebody else's; returns what
-    was done, in a sentence.
-
-    It is written where there is no file, or one unchanged since the last write, by the SHA-256 in a
-    hidden file beside it. A relative path starts from the workspace; no path: nothing is written.
-    """
-    if not file:
-        return "nothing written"
-    path, mine = resolve(file), hashlib.sha256(text.encode()).hexdigest()
-    note = path.with_name(f".{path.name}.written")
-    there = sum_of(path) if path.is_file() else None
-    last = note.read_text(encoding="utf-8") if note.is_file() else None
-    if there not in (None, mine, last):
-        how = "was edited since this cell wrote it" if last else "was not written by this cell"
-        return (
-            f"{shown(path)} {how}: it stays, and the cells below use it. To write this cell"
-            " instead, rename or delete it."
-        )
-    for target, content in ((path, text), (note, mine)):
-        with replace_file(target) as beside:
-            beside.write_text(content, encoding="utf-8", newline="")
-    return f"{shown(path)}: {'as in this cell' if there == mine else 'written'}"
-
-
 # some mounts cannot, of folders above all
 _NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 
@@ -414,36 +389,3 @@ def read_lines(file: Path, being_written: bool = False) -> Iterator[Fields]:
                 yield content
             else:
                 warnings.warn(f"{shown(file)}, line {number}: torn, skipped", stacklevel=2)
-
-
-class Tail:
-    """Follows a growing JSON-lines file from byte `start` on: each line is returned once, when
-    whole.
-    """
-
-    def __init__(self, file: Path, start: int = 0) -> None:
-        self.file, self._read, self._inode = file, start, 0
-        # the file was replaced or got shorter, so the latest lines are all of it
-        self.rewritten = False
-
-    def lines(self) -> list[bytes]:
-        """The lines since the last call, as they are in the file."""
-        self.rewritten = False
-        try:
-            found = self.file.stat()
-        except OSError:
-            return []
-        self.rewritten = found.st_size < self._read or self._inode not in (0, found.st_ino)
-        self._inode, self._read = found.st_ino, 0 if self.rewritten else self._read
-        if found.st_size == self._read or not self.file.is_file():
-            return []
-        with self.file.open("rb") as lines:
-            lines.seek(self._read)
-            new = lines.read()
-        whole = new[: new.rfind(b"\n") + 1]  # a line without its end is still being written
-        self._read += len(whole)
-        return [line for line in whole.splitlines() if line.strip()]
-
-    def take(self) -> list[Fields]:
-        """The objects since the last call; a line without an object is left out."""
-        return [own for line in self.lines() if (own := object_in(line)) is not None]

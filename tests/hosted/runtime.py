@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nbformat
 
-from workbench.demo import with_parameters
+from workbench.notebook import with_parameters
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent

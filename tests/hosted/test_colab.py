@@ -14,7 +14,7 @@ import subprocess
 import pytest
 from runtime import errors, make, texts, uv
 
-from workbench.demo import NOTEBOOKS
+from workbench.notebook import NOTEBOOKS
 from workbench.run.directory import open_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

@@ -10,16 +10,16 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from workbench import demo
-from workbench.demo import (
+from workbench.errors import RunError
+from workbench.notebook import (
     NOTEBOOKS,
     find_notebook,
     notebooks_folder,
+    notebooks_to_edit,
     read_parameters,
     run_notebook,
     with_parameters,
 )
-from workbench.errors import RunError
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 setup_cell = runpy.run_path(str(FOLDER.parent / "tools" / "setup_cell.py"))["cell"]
@@ -46,11 +46,11 @@ def test_an_installed_packages_notebooks_are_copied_before_they_are_edited(home,
     (carried / "02_rewards.ipynb").write_text("new")
     (home / "notebooks").mkdir()
     (home / "notebooks" / "02_rewards.ipynb").write_text("mine")
-    monkeypatch.setattr(demo, "notebooks_folder", lambda: carried)
-    assert demo.notebooks_to_edit() == home / "notebooks"
+    monkeypatch.setattr("workbench.notebook.notebooks_folder", lambda: carried)
+    assert notebooks_to_edit() == home / "notebooks"
     assert [file.read_text() for file in sorted((home / "notebooks").iterdir())] == ["new", "mine"]
     monkeypatch.undo()
-    assert demo.notebooks_to_edit() == FOLDER
+    assert notebooks_to_edit() == FOLDER
 
 
 @pytest.mark.parametrize("stem", NOTEBOOKS)

@@ -17,14 +17,14 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json
 import workbench as wb
-from workbench import demo
+from workbench import notebook
 from workbench.teaching import gallery, lessons
 from workbench.teaching.exercises import EXERCISES
 
 case = gallery.Case("run_02")
 said = {
     "package": wb.__file__,
-    "notebooks": str(demo.notebooks_folder()),
+    "notebooks": str(notebook.notebooks_folder()),
     "exercise": wb.exercise("format").asks,
     "exercises": len(EXERCISES),
     "lessons": list(lessons.shipped()),

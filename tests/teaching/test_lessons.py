@@ -12,8 +12,8 @@ from commanding import Ended, workbench
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from workbench import demo
-from workbench.demo import NOTEBOOKS, notebooks_folder
 from workbench.errors import RunError
+from workbench.notebook import NOTEBOOKS, notebooks_folder
 from workbench.teaching._lib import lessons
 from workbench.workspace import workspace
 

@@ -8,7 +8,8 @@ import nbformat
 import pytest
 
 from workbench import demo
-from workbench.demo import NOTEBOOKS, notebooks_folder, run_notebooks
+from workbench.demo import run_notebooks
+from workbench.notebook import NOTEBOOKS, notebooks_folder
 from workbench.run.directory import open_run
 
 PARAMETERS = {

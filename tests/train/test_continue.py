@@ -15,8 +15,8 @@ import torch
 from driving import waited_for
 from safetensors.torch import load_file
 
-from workbench.demo import notebooks_folder
 from workbench.errors import RewardError, RunError, TaskError
+from workbench.notebook import notebooks_folder
 from workbench.recipe import LoraPart, Recipe
 from workbench.rewards import compare
 from workbench.rewards.hashing import reward_hash

@@ -29,8 +29,9 @@ from workbench.door import Ended, door, said
 from workbench.errors import BudgetError, RewardError, TaskError
 from workbench.kinds import Fields, Function
 from workbench.rewards.hashing import reward_hash
+from workbench.tail import Tail
 from workbench.task import Task, fingerprint
-from workbench.workspace import Tail, append_line, encodable, made, read_lines, resolve
+from workbench.workspace import append_line, encodable, made, read_lines, resolve
 
 FOLDER = "judges"  # of the workspace: a cache for each judge, and the trials of all
 VERSION = 1  # of what a judge is asked beside the rubric, and of how it is read

@@ -22,7 +22,8 @@ from workbench.kinds import Fields
 from workbench.recipe import packaged
 from workbench.run.batch import LARGEST_WEIGHT
 from workbench.run.directory import RunDirectory, now
-from workbench.workspace import Tail, append_line, object_in
+from workbench.tail import Tail
+from workbench.workspace import append_line, object_in
 
 # Action -> (what it does, the details that it needs).
 ACTIONS: dict[str, tuple[str, list[str]]] = packaged(Path(__file__).with_name("actions.yaml"))

@@ -22,11 +22,12 @@ from workbench.inspection.measured import gain_in_words
 from workbench.inspection.reading import by_step
 from workbench.kinds import Fields
 from workbench.printable import printable
-from workbench.recipe import Recipe, packaged
+from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
 from workbench.training.prepare import plan
 from workbench.workspace import find, resolve
+from workbench.yaml_text import packaged
 
 _STATES = {True: "ticked", False: "open", None: "cannot be told"}
 _ROWS = 1_000  # of the task, that are looked at

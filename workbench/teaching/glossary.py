@@ -16,9 +16,9 @@ from packaging.version import InvalidVersion, Version
 from workbench.errors import TermError
 from workbench.extras import trl_version
 from workbench.kinds import Fields
-from workbench.recipe import packaged
 from workbench.training.settings.names import ALIASES
 from workbench.training.settings.values import CHOICES, DEFAULTS, RANGES
+from workbench.yaml_text import packaged
 
 _TOLD = (
     "doubt",

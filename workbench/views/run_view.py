@@ -22,12 +22,12 @@ from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out
 from workbench.run.lines import fitted_lines
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
+from workbench.tail import Tail
 from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle, width
 from workbench.views.groups import ShownGroup, group_html, group_of, newest_part, read_batch
 from workbench.views.health import health_view
 from workbench.views.history import History, Mark, add_mark
-from workbench.workspace import Tail
 
 OLDEST_S, OLDEST_SHARE = 10.0, 0.02
 GAP = "   "  # between the parts of a status line

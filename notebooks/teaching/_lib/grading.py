@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from workbench import __version__
-from workbench.demo import free
 from workbench.errors import RunError
 from workbench.kinds import Fields
+from workbench.notebook import free
 from workbench.printable import printable
 from workbench.teaching._lib import cells, lessons
+from workbench.views.tables import Table
 from workbench.workspace import find, looked_in, replace_file, shown
 
 # What is said of a blank, the best first: the first alone earns its points.
@@ -104,6 +105,9 @@ class Grades(NamedTuple):
             CANNOT_KNOW,
         ]
         return "\n\n".join(filter(None, parts))
+
+    def __str__(self) -> str:
+        return f"{Table(*self.points_table())}\n\n{self.remarks()}"
 
 
 Work = dict[tuple[str, str], tuple[list, list]]  # of each exercise: code of its cells, pass records

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from workbench import __version__
-from workbench.demo import NOTEBOOKS, free, notebooks_folder
 from workbench.errors import RunError, nearest
 from workbench.kinds import Fields
+from workbench.notebook import NOTEBOOKS, free, notebooks_folder
 from workbench.rewards.judging import digest
 from workbench.run.directory import now
 from workbench.run.machine import versions
 from workbench.teaching._lib.cells import DONE, blanks, cell_hash, filled
+from workbench.views.tables import Table
 from workbench.workspace import append_line, made, read_lines, replace_file, resolve
 
 FOLDER = "lessons"  # in the workspace: the learner's own copies, and progress.jsonl
@@ -132,6 +133,16 @@ def lessons() -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def table(listed: list[dict[str, Any]]) -> Table:
+    """What `lessons` returns, as `workbench lesson` prints it."""
+    rows = []
+    for each in listed:
+        passed = f"{len(each['passed'])} of {each['exercises']}" if each["exercises"] else "-"
+        minutes = "not measured" if each["minutes"] is None else each["minutes"]
+        rows.append([each["lesson"], each["title"], minutes, passed, each["last"] or "-"])
+    return Table(["lesson", "title", "minutes to run", "passed", "last"], rows)
 
 
 def copy_of(name: str, again: bool = False, solved: bool = False) -> Path:
