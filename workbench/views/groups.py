@@ -7,18 +7,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from workbench.errors import RunError
 from workbench.kinds import Figure
 from workbench.rewards.groups import ExplainedGroup
 from workbench.run.batch import ScoredBatch
-from workbench.run.directory import RunDirectory
-from workbench.run.parts import parts, span
-from workbench.run.rollouts import read_part
 from workbench.views.figure import inline_image, lying, new_figure, stacked_bars, with_legend
 from workbench.views.look import BAD, BLUE, GREY, INK, ORANGE, SKY, SMALL, TITLE, WARNING
 from workbench.views.tables import (
@@ -169,25 +164,6 @@ def group_of(batch: ScoredBatch, turn: int) -> ShownGroup:
     """One group of a batch: another one with each turn, so that all kinds are seen."""
     number = turn % batch.group_count
     return ShownGroup(batch.group(number), number, batch.group_count)
-
-
-def newest_part(run: RunDirectory) -> tuple[int, Path] | None:
-    """(step, file) of the newest part of a run's rollouts; None while there is none."""
-    try:
-        part = parts(run.rollouts)[-1]
-    except (RunError, OSError):  # there is no folder, or nothing in it
-        return None
-    return span(part)[1], part
-
-
-def read_batch(part: Path) -> ScoredBatch | None:
-    """A part's last batch; None if it is not (or no longer) there, or is not a whole Parquet
-    file.
-    """
-    try:
-        return [None, *read_part(part, steps=[span(part)[1]])][-1]
-    except (RunError, OSError):
-        return None
 
 
 def group_html(group: ShownGroup) -> str:

@@ -221,30 +221,29 @@ def levels_picture(over: OverLevels) -> View:
     if not over.points:
         return View(pre(text), text)
     levels = [point.level for point in over.points]
-    figure, axis = new_figure(8, 2.8)
-    for label, colour, offset in (("base", GREY, -0.06), ("trained", BLUE, 0.06)):
-        sides = [point.before if label == "base" else point.after for point in over.points]
-        share, low, high = np.array(sides).T
-        places = np.array(levels) + offset
-        errors = [share - low, high - share]
-        axis.errorbar(places, share, errors, color=colour, label=label, marker="o", capsize=3)
-    if over.trained in levels:
-        axis.axvline(over.trained, color=ORANGE, linestyle="--", label="trained level")
-    axis.set_xticks(levels)
-    axis.set_ylim(-0.03, 1.03)
-    title = over.verdict.partition(";")[0]
-    with_legend(figure, axis, x="level of difficulty", y="correct, strict format", title=title)
-    return View(f"{inline_image(figure, title)}{typed(text)}", text)
+    curves = {
+        "base": (*zip(*(point.before for point in over.points)), GREY),
+        "trained": (*zip(*(point.after for point in over.points)), BLUE),
+    }
+    axes = {"x": "level of difficulty", "y": "correct, strict format"}
+    axes["title"] = over.verdict.partition(";")[0]
+    return View(_shares(levels, curves, axes, levels, over.trained) + typed(text), text)
 
 
 def _shares(
-    x: Sequence[int], curves: dict[str, tuple], axes: dict[str, str], ticks: Sequence[int]
+    x: Sequence[int],
+    curves: dict[str, tuple],
+    axes: dict[str, str],
+    ticks: Sequence[int],
+    trained: int | None = None,
 ) -> str:
     # Curves of shares, {label: (mean, low, high, colour)}, with their intervals as areas.
     figure, axis = new_figure(6, 2.8)
     for label, (mean, low, high, colour) in curves.items():
         axis.plot(x, mean, color=colour, marker="o", markersize=3, label=label)
         axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    if trained in x:
+        axis.axvline(trained, color=ORANGE, linestyle="--", label="trained level")
     if ticks is not x:  # tries double
         axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(tick) for tick in ticks])
