@@ -30,7 +30,7 @@ from workbench.views.tables import (
     signed,
     typed,
 )
-from workbench.views.turns import decided_line, transcript, transcript_lines
+from workbench.views.turns import transcript, transcript_lines
 
 MOST_COMPLETIONS = 8  # of a group that are shown; the best and the worst are among them
 MOST_FUNCTIONS = 10
@@ -178,8 +178,6 @@ def group_html(group: ShownGroup) -> str:
         title += f"; {left_out} between the best and the worst omitted"
     if (left_out := len(batch.names) - MOST_FUNCTIONS) > 0:
         title += f"; {left_out} functions omitted"
-    if decided := decided_line(batch.turns, batch.totals.tolist()):
-        title += f"; {decided}"
     heads = []
     for name, weight in zip(batch.names[:MOST_FUNCTIONS], batch.weights):
         short = one_line(short_name(name), 24)
@@ -215,8 +213,6 @@ def group_text(group: ShownGroup, most: int = 3) -> str:
             text, *turns = transcript_lines(batch.turns[index])
         lines.append(f"  {advantage:>6}  total {total:>5}  {text}")
         lines += [f"{'':10}{turn}" for turn in turns]
-    if decided := decided_line(batch.turns, batch.totals.tolist()):
-        lines.append(f"  {decided}")
     return "\n".join(lines)
 
 

@@ -25,7 +25,7 @@ from workbench.views.tables import (
     pre,
     typed,
 )
-from workbench.views.turns import decided_line, transcript
+from workbench.views.turns import transcript
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,8 +161,6 @@ def group_view(group: RecordedGroup) -> View:
     verdict = group.explained.verdict
     for row, turns in zip(table.rows, group.turns):
         row[1] = transcript(turns)
-    if decided := decided_line(group.turns, group.explained.totals.tolist()):
-        verdict += f"; {decided}"
     bars = inline_image(contribution_bars(group.explained), f"step {group.step}: {verdict}")
     return View(f"<div>{bars}</div>{table._repr_html_()}", f"{table}\n{verdict}")
 
