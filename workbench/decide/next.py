@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from workbench.decide.twin import why_no_twin
+from workbench.decide.twin_plan import why_no_twin
 from workbench.errors import RunError, WorkbenchError
 from workbench.health import ALARM, examine_run
 from workbench.health.rung import which_rung

@@ -20,14 +20,7 @@ from typing import Any, NamedTuple
 
 from workbench.kinds import Fields
 from workbench.recipe import packaged
-from workbench.run.metrics import (
-    CLIPPED,
-    GRAD_NORM,
-    KL,
-    RATIO_HIGH,
-    RATIO_LOW,
-    RATIO_MASKED,
-)
+from workbench.run.metrics import CLIPPED, GRAD_NORM, KL, RATIO_HIGH, RATIO_LOW, RATIO_MASKED
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 _TABLE = Path(__file__).with_suffix(".yaml")
