@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from workbench.data.difficulty import Solved, expected_dead_share
 from workbench.errors import DataError
-from workbench.health.trends import Z_95, percent, share
+from workbench.health.trends import Z_95, percent, share, two_digits
 
 RIGHT = 32  # completions that a warm start trains on
 # What `benchmarks/rungs.py` tried on made policies agrees with these, which were set in its view.
@@ -133,7 +133,7 @@ def _chosen(
         why = f"{few}: of {len(solved)} prompts {never} were never solved, most others always"
         return "stop", f"{why}; take prompts between, or write answers for the first"
     if RIGHT / rate > budget:
-        tries = f"{RIGHT} right ones would take about {float(f'{RIGHT / rate:.1e}'):,.0f} tries"
+        tries = f"{RIGHT} right ones would take about {two_digits(RIGHT / rate)} tries"
         return "demonstrations", f"{tries}, and at most {budget:,} may be sampled"
     if warmed:
         return "expert iteration", f"{few}, after a warm start: the next round finds more, sooner"

@@ -69,11 +69,10 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
             column = _column(row, answer_column, manifest, bool(turns))
         if right is None:  # no function says so
             continue
-        why = ""
-        if not right:
-            why = _of_turns(turns, ended) if turns else ""
+        why = "" if right else _of_turns(turns, ended)
+        if not right and not why:
             said = turns[-1].text if turns else text  # calls are no answers
-            why = why or cause(row, said, ended, kept, row.get(column))
+            why = cause(row, said, ended, kept, row.get(column))
         if turns and why in UNEXPLAINED:
             why = ANSWERED if any(turn.calls for turn in turns) else NO_CALL
         for part in of:
