@@ -12,6 +12,7 @@ from workbench.errors import RunError
 from workbench.inspection.hacks import change_of_means
 from workbench.inspection.reading import quoted
 from workbench.rewards.suite import RewardSuite
+from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import query, read_batches
 from workbench.task import Task
@@ -50,9 +51,16 @@ class Sign(NamedTuple):
 
 
 def grown(
-    run: RunDirectory, signs: Iterator[Sign], checkpoint: str | None, steps: int | None
+    run: RunDirectory,
+    signs: Iterator[Sign],
+    checkpoint: str | None = None,
+    steps: int | None = None,
 ) -> tuple[Sign, int, int]:
-    # (the first sign that grew beyond chance, the step of the checkpoint, the last step)
+    """The first sign that grew beyond chance, the step of the checkpoint, and the last step.
+
+    RunError if none did, if too few groups are left to compare, or if somebody steered the run
+    later.
+    """
     tried = []
     saved = {int(each.name.rpartition("-")[2]) for each in run.saved()}
     reached = run.result()["steps"]
@@ -70,6 +78,7 @@ def grown(
                 remedy="more --steps, or an earlier checkpoint with --from",
             )
         if change_of_means(sign.clean, late).low > 0:
+            _check_unsteered(run, step)
             return sign, step, end
         tried.append(f"{sign.sql!r} did not grow after steps {sign.first} to {sign.last}")
     raise RunError(
@@ -79,6 +88,16 @@ def grown(
         remedy="say what grew, in the record's columns: --sign 'length_tokens > 60', --sign"
         " \"completion like '%sure%'\"",
     )
+
+
+def _check_unsteered(run: RunDirectory, step: int) -> None:
+    for own in reversed(RunState.of(run).changes):
+        if own["step"] > step and own["by"] != "adaptive":
+            raise RunError(
+                f"{run.name}: {own['action']} after step {own['step']}, by {own['by']}",
+                rule="a twin has one change, and what was steered by hand later is another",
+                remedy="begin after that, with --from and a --sign that grew since",
+            )
 
 
 def signs_of(

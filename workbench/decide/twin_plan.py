@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,7 +141,7 @@ def plan_twin(
             remedy="restore the other functions as they were" if mute else "edit one in the file",
         )
     signs = signs_of(run, task if file else None, suspects, sign, weights)
-    found = _comparable(run, signs, checkpoint, steps)
+    found = grown(run, signs, checkpoint, steps)
     how = f"without-{mute}" if mute else f"with-{Path(recipe.task).stem}"
     name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{run.name}-{how}-from-{found[1]}")
     recipe.run_name, folder = name, run.path.with_name(name)
@@ -152,30 +151,10 @@ def plan_twin(
 def why_no_twin(run: RunDirectory, mute: str) -> str:
     """What the record lacks for a twin with this function muted, and what to do; empty: nothing."""
     try:
-        _comparable(run, signs_of(run, None, [mute], None, RunState.of(run).weights))
+        grown(run, signs_of(run, None, [mute], None, RunState.of(run).weights))
     except RunError as error:
         return f"{error.value}; {error.remedy}"
     return ""
-
-
-def _comparable(
-    run: RunDirectory,
-    signs: Iterator[Sign],
-    checkpoint: str | None = None,
-    steps: int | None = None,
-) -> tuple[Sign, int, int]:
-    # As `grown`, and nothing was steered by hand since.
-    found = grown(run, signs, checkpoint, steps)
-    changes = RunState.of(run).changes
-    steered = [own for own in changes if own["step"] > found[1] and own["by"] != "adaptive"]
-    if steered:
-        raise RunError(
-            f"{run.name}: {steered[-1]['action']} after step {steered[-1]['step']}, by"
-            f" {steered[-1]['by']}",
-            rule="a twin has one change, and what was steered by hand later is another",
-            remedy="begin after that, with --from and a --sign that grew since",
-        )
-    return found
 
 
 def _changed(then: Fields, now_paid: Fields) -> list[str]:

@@ -207,7 +207,7 @@ def over_levels(
         )
     in_force = run.manifest()["settings"]["in_force"]
     how = {key: in_force[key] for key in ("max_completion_length", "temperature")}
-    about = {"held_out": held_out, "seed": seed, "samples": samples}
+    about: Fields = {"held_out": held_out, "seed": seed, "samples": samples}
     about |= {"adapter": adapter_sum(run.adapter), "levels": [*levels]}
     file = run.path / FILE
     kept = json.loads(file.read_bytes()) if file.is_file() else {}
