@@ -224,7 +224,7 @@ def told_apart(prompts: Sequence[str]) -> list[str]:
     >>> told_apart(["Answer with one word, yes or no: is 7 odd?", "Answer with one word, yes or no: is 8 odd?"])
     ['… 7 odd?', '… 8 odd?']
     """  # noqa: E501
-    common = os.path.commonprefix([*prompts]) if len({*prompts}) > 1 else ""
+    common = os.path.commonprefix([*prompts]) if len({*prompts}) > 1 else ""  # noqa: RUF071
     begin = max(common.rfind(blank) for blank in " \n") + 1  # of the word in which they differ
     return [f"… {text[begin:]}" if begin >= _ALIKE else text for text in prompts]
 
