@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -75,14 +74,6 @@ def check_request(action: str, details: Fields) -> Fields:
             return {**details, "value": float(value)}
     value = f"{action} = {value!r}"
     raise RequestError(value, rule=f"{action} is {words}", remedy=f"give {words}")
-
-
-def details_of(action: str, words: Sequence[str]) -> Fields:
-    """The details of a request that was typed as words, FUNCTION and VALUE; `check_request` says
-    what is missing, unknown or too much.
-    """
-    _, wanted = ACTIONS.get(action, ("", []))
-    return dict(zip((*wanted, "more"), words))
 
 
 def send(

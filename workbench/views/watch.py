@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from workbench.health.verdicts import OK, SKIPPED, Verdict
 from workbench.kinds import Fields
 from workbench.progress import clock
-from workbench.run.control_file import answer_to, details_of, send
+from workbench.run.control_file import ACTIONS, answer_to, send
 from workbench.run.directory import RunDirectory
 from workbench.views.controls import answer_line
 from workbench.views.groups import group_text
@@ -142,7 +142,10 @@ def control(
     without one in time, `{"applied": None, "id": …}`. A request that cannot be right, or a run that
     is not training, is a RequestError.
     """
-    identity = send(run, action, by=_BY, force=force, **details_of(action, words))
+    # `send` says what is missing, unknown or too much
+    _, wanted = ACTIONS.get(action, ("", []))
+    details = dict(zip((*wanted, "more"), words))
+    identity = send(run, action, by=_BY, force=force, **details)
     until = time.monotonic() + timeout_s
     while answer_to(run, identity) is None:
         if not run.live or time.monotonic() >= until:
