@@ -145,7 +145,7 @@ class ShownGroup:
     @property
     def best_first(self) -> list[int]:
         """Numbers of the completions, by advantage."""
-        return np.argsort(-np.nan_to_num(self.batch.groups.advantages), kind="stable").tolist()
+        return np.argsort(-np.nan_to_num(self.batch.advantages), kind="stable").tolist()
 
     @property
     def title(self) -> str:
@@ -206,8 +206,8 @@ def group_text(group: ShownGroup, most: int = 3) -> str:
     asked = one_line(middle_cut(group.messages[-1][1], 90, 14))
     lines = [f"{group.title}: {asked}"]
     for index in order if len(order) <= most else [*order[: most - 1], order[-1]]:
-        advantage = number(batch.groups.advantages[index], "+.2f")
-        total = number(batch.groups.totals[index])
+        advantage = number(batch.advantages[index], "+.2f")
+        total = number(batch.totals[index])
         text, turns = one_line(batch.completions[index], 100), []
         if batch.turns:
             text, *turns = transcript_lines(batch.turns[index])
@@ -223,8 +223,8 @@ def _row(batch: ScoredBatch, index: int) -> list[object]:
     for name, score in zip(batch.names[:MOST_FUNCTIONS], batch.scores[index].tolist()):
         error = batch.errors.get(name, {}).get(index)
         cells.append(CellMark(one_line(str(error), 60), BAD) if error else score)
-    advantage = batch.groups.advantages[index]
-    cells.append(float(batch.groups.totals[index]))
+    advantage = batch.advantages[index]
+    cells.append(float(batch.totals[index]))
     cells.append(CellMark(number(advantage, "+.2f"), signed(advantage)))
     finished = None if batch.finished is None else bool(batch.finished[index])
     ending = f"{batch.lengths[index]}, {_ENDS[finished]}"

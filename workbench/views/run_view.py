@@ -240,7 +240,7 @@ class FollowedRun(RunView):
         if not (self.run.path / "recipe.yaml").is_file():
             return "gone"
         try:
-            return (self.run.manifest().get("result") or {}).get("status", "killed")
+            return self.run.result()["status"]
         except (OSError, ValueError, RuntimeError):
             return "killed"
 
