@@ -223,7 +223,8 @@ def _in_table() -> Iterator[Switch]:
         return lambda given: where not in given or (given[where] in values) is wanted
 
     for names, (where, values, wanted, *texts) in packaged(_TABLE).items():
-        yield Switch(names, reads(where, values, wanted), *texts)
+        read = reads(where, values, wanted)
+        yield Switch(names, read, *texts[:2], **dict.fromkeys(texts[2:], read))
 
 
 SWITCHES = (
@@ -246,10 +247,6 @@ SWITCHES = (
         and not given["use_vllm"],
         watched=lambda given: given["off_policy_mask_threshold"] is not None,
         measured=lambda run: run.steps("masked", RATIO_MASKED, run.reach, "a smaller threshold")),
-    Switch("sapo_temperature_neg sapo_temperature_pos", _is("loss_type", "sapo"),
-        _OTHER_LOSS, "loss_type = 'sapo'", rounded=_is("loss_type", "sapo")),
-    Switch("vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg", _is("loss_type", "vespo"),
-        _OTHER_LOSS, "loss_type = 'vespo'", exact=_is("loss_type", "vespo")),
     Switch("importance_sampling_level",
         lambda given: given["loss_type"] != "vespo" or corrects_kl(given),
         "loss_type = 'vespo' always weights whole sequences", "loss_type = 'grpo'",
