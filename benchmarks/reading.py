@@ -95,9 +95,9 @@ def questions() -> dict[str, Callable[[Any, int], Any]]:
         return explain_group(run, last, 0).explained.verdict
 
     def newest(run: Any, last: int) -> int:
-        from workbench.views.groups import newest_part, read_batch
+        from workbench.run.rollouts import read_batches
 
-        return len(read_batch(newest_part(run)[1]).group(0).completions)
+        return len([*read_batches(run, [last])][-1].group(0).completions)
 
     def verdicts(run: Any, last: int) -> int:
         from workbench.health import examine_run

@@ -96,7 +96,8 @@ def over_levels():
 
 
 def duel():
-    from workbench.decide.duel import Arm, Duel, DuelPlan
+    from workbench.decide.duel import Duel
+    from workbench.decide.duel_plan import Arm, DuelPlan
 
     arms = tuple(Arm(name, Recipe(), TASK, 4, "") for name in (EVIL, "other"))
     solved = np.array([True, False] * 4)
@@ -107,7 +108,9 @@ def duel():
 def twin():
     import pandas
 
-    from workbench.decide.twin import Sign, Twin, TwinPlan
+    from workbench.decide.signs import Sign
+    from workbench.decide.twin import Twin
+    from workbench.decide.twin_plan import TwinPlan
     from workbench.run.directory import RunDirectory
 
     groups = pandas.DataFrame({"step": range(1, 41), "group": [0] * 40, "value": [0.0, 0.5] * 10 + [0.5, 1.0] * 10})
@@ -118,7 +121,8 @@ def twin():
 
 
 def judge_trial():
-    from workbench.decide.trial import FAILED, JudgeMeasure, JudgeTrial
+    from workbench.decide.measures import FAILED, JudgeMeasure
+    from workbench.decide.trial import JudgeTrial
     from workbench.rewards.judging import Spent
 
     failed = JudgeMeasure("position", EVIL, 0.1, "most", EVIL, EVIL, FAILED, 8, 0.5, 0.2, 0.8)

@@ -19,7 +19,8 @@ PACKAGE = Path(__file__).parents[1] / "workbench"
 ORDER = [
     "kinds", "printable", "errors", "plain", "extras", "workspace", "tail", "yaml_text", "door", "cache",
     "secret", "hub", "progress", "recipe", "run", "processes", "environments", "task_files", "task", "data", "rewards",
-    "audit", "replaying", "tiny", "policies", "tasks", "memory", "health", "training", "inspection", "exporting", "decide",
+    "audit", "replay_table", "replaying", "tiny", "policies", "tasks", "memory", "health", "training",
+    "inspection", "exporting", "decide",
     "views", "top",
 ]  # fmt: skip
 HEAVY = {"torch", "trl", "transformers", "datasets", "unsloth", "peft", "bitsandbytes", "matplotlib", "ipywidgets"}
@@ -150,7 +151,7 @@ CORE = (
     "rewards.answers", "rewards.suite", "rewards.groups", "training.plan", "training.prepare", "training.policy",
     "training.trainer", "training.stages",
 )  # fmt: skip
-INSTRUMENTS = ("audit", "replaying", "memory", "health", "views", "inspection", "exporting", "decide")
+INSTRUMENTS = ("audit", "replay_table", "replaying", "memory", "health", "views", "inspection", "exporting", "decide")
 
 
 # Code tokens (tools/size.py), so that no line is packed. The design's 10,100 lines are 83,800 of them; to be lowered.

@@ -13,14 +13,13 @@ import tempfile
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workbench.data.prompts import question
 from workbench.errors import RecipeError, RunError, TaskError, nearest
 from workbench.kinds import Fields
-from workbench.rewards.groups import AGGREGATIONS, attribution, batch_of, dead_kinds
+from workbench.replay_table import DEAD, NO_SIGN, ReplayTable
+from workbench.rewards.groups import AGGREGATIONS, batch_of
 from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
@@ -31,18 +30,10 @@ from workbench.run.turns import as_messages
 from workbench.task import Row, Task, load_task
 from workbench.workspace import replace_file, shown, to_json
 
-if TYPE_CHECKING:
-    import duckdb
-    import pandas
-
 MEANING = (
     "This shows what the gradients of these batches would have favoured, not what a new run would"
     " reach: a policy trained under the new rewards would have written other completions."
 )
-DEAD = "(dead)"  # in place of a function's name, which has no brackets
-NO_SIGN = 1e-6  # an advantage closer to 0 than this has no sign
-ABOUT = 4_096  # completions that are inserted at a time: each time costs a write to disk
-CUT = 200  # characters of a text in an example
 
 
 @dataclass(frozen=True)
@@ -210,36 +201,27 @@ def replay(
     rewards, settings = _trained_with(run)
     suite = _suite(run, task, settings["num_generations"], weights or {})
     recorded = _recorded(run)
-    done = 0
     drift = 0.0
     left_out: dict[str, str] = {}
-    held: list[pandas.DataFrame] = []
     with contextlib.ExitStack() as stack:
         stack.callback(suite.close)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         beside = stack.enter_context(replace_file(out)) if out else None
         connection = stack.enter_context(duckdb.connect(folder / "replay.duckdb"))
-        connection.execute("set memory_limit = '1GB'")
         names = [*dict.fromkeys([*suite.names, *rewards["functions"]])]
-        connection.execute(_table_sql(names))
+        table = ReplayTable(connection, names)
         for batch, old, new in _rescored(run, suite, aggregation, left_out):
-            held.append(_frame(batch, old, new, done))
-            if sum(map(len, held)) >= ABOUT:  # a part may be one small step
-                _insert(connection, held)
+            table.add(batch, old, new)
             drift = max(drift, float(np.abs(batch.advantages - old.advantages).max()))
-            done += len(batch.completions)
             if progress is not None:
-                progress(done, recorded)
-            if limit is not None and done >= limit:
+                progress(table.done, recorded)
+            if limit is not None and table.done >= limit:
                 break
-        if not done:
+        if not table.done:
             name, why = next(iter(left_out.items()), (shown(run.rollouts), "no completions"))
             rule = "a replay scores what was recorded"
             raise RunError(f"{name}: {why}", rule=rule, remedy="choose another run")
-        _insert(connection, held)
-        connection.execute(_GROUPS)
-        if beside:
-            connection.sql(_SIDE_BY_SIDE).write_parquet(str(beside), compression="zstd")
+        table.finish(beside)
         functions = [
             {
                 "name": name,
@@ -251,7 +233,7 @@ def replay(
             }
             for name in names
         ]
-        counts = _counts(connection, functions, examples)
+        counts = table.counts(functions, examples)
     same = rewards["hash"] == suite.hash
     return Replay(
         run=run.name,
@@ -261,13 +243,19 @@ def replay(
         settings=settings,
         aggregation=new.aggregation,
         recorded=recorded,
-        completions=done,
+        completions=table.done,
         functions=functions,
         notes=[*suite.notes, *_notes(task, functions, same, drift)],
         left_out=left_out,
         out=out,
         **counts,
     )
+
+
+def _change(old_hash: str | None, new_hash: str | None) -> str:
+    if old_hash and new_hash:
+        return "same" if old_hash == new_hash else "changed"
+    return "removed" if old_hash else "added"
 
 
 def _trained_with(run: RunDirectory) -> tuple[Fields, Fields]:
@@ -352,148 +340,6 @@ def _check_columns(suite: RewardSuite, row: Row) -> None:
         )
         value = f"the recorded rows: {error.value}"
         raise TaskError(value, rule=error.rule, remedy=remedy) from None
-
-
-def _frame(batch: ScoredBatch, old: ScoredBatch, new: ScoredBatch, before: int) -> pandas.DataFrame:
-    # A row per completion; what belongs to a group stands in each of its rows. `number`: of the
-    # completion in the replay.
-    import pandas
-
-    size, count = batch.num_generations, len(batch.completions)
-    prompts = [question(prompt) for prompt in batch.prompts]
-    columns: Fields = {
-        "step": batch.step,
-        "group": np.repeat(batch.group_places, size),
-        "generation": np.arange(count) % size,
-        "number": np.arange(before, before + count),
-        "prompt_id": batch.prompt_ids,
-        "prompt": [text if len(text) <= CUT else f"{text[:CUT]}…" for text in prompts],
-        "completion": [
-            text if len(text) <= CUT else f"{text[:CUT]}…" for text in batch.completions
-        ],
-    }
-    for side, trained, scored in (("old", batch, old), ("new", new, new)):
-        columns[f"{side}_total"] = trained.totals
-        columns[f"{side}_advantage"] = trained.advantages
-        columns[f"{side}_dead"] = np.repeat(np.array(dead_kinds(scored), dtype=object), size)
-        causes = attribution(scored)
-        # -1, in a dead group, is the last
-        deciders = np.array([*scored.names, None], dtype=object)[causes.deciders]
-        columns[f"{side}_decider"] = np.repeat(deciders, size)
-        for name, scores, shares in zip(scored.names, scored.scores.T, causes.shares.T):
-            columns[f"{side}.{name}"] = scores
-            columns[f"{side}_share.{name}"] = np.repeat(shares, size)
-    return pandas.DataFrame(columns)
-
-
-def _insert(connection: duckdb.DuckDBPyConnection, held: list[pandas.DataFrame]) -> None:
-    import pandas
-
-    if held:
-        connection.append("completions", pandas.concat(held), by_name=True)
-        held.clear()
-
-
-# What is asked of the table. `groups` has the first completion of each group, and Spearman's
-# correlation of its advantages, ranks of ties averaged; null where it is dead before or now, or its
-# advantages are equal but for rounding.
-_GROUPS = """create table groups as with ranks as (
-    select number - generation as number,
-        rank() over (partition by number - generation order by round(old_advantage, 9))
-            + count(*) over (partition by number - generation, round(old_advantage, 9)) / 2 as old,
-        rank() over (partition by number - generation order by round(new_advantage, 9))
-            + count(*) over (partition by number - generation, round(new_advantage, 9)) / 2 as new
-    from completions),
-correlations as (select number, nullif(corr(old, new), 'nan') as correlation from ranks group by 1)
-select completions.*, case when old_dead is null and new_dead is null then correlation end
-    as rank_correlation from completions join correlations using (number) order by number"""
-_SIDE_BY_SIDE = """select completions.* exclude (prompt, completion), rank_correlation
-    from completions join groups on groups.number = completions.number - completions.generation
-    order by completions.number"""
-_TOTALS = """select count(*) as groups, count(old_dead) filter (new_dead is null) as came_alive,
-    count(new_dead) filter (old_dead is null) as died, count(rank_correlation) as ranked,
-    coalesce(avg(rank_correlation), 'nan') as rank_correlation from groups"""
-_SIGNS = f"""select 1 + (old_advantage > {NO_SIGN})::int - (old_advantage < -{NO_SIGN})::int,
-    1 + (new_advantage > {NO_SIGN})::int - (new_advantage < -{NO_SIGN})::int, count(*)
-    from completions group by all"""
-_DEAD = """select {0}_dead, count(*) from groups where {0}_dead is not null group by 1
-    order by 2 desc, min(number)"""
-_DECIDERS = f"""select coalesce(old_decider, '{DEAD}'), coalesce(new_decider, '{DEAD}'), count(*)
-    from groups group by 1, 2 order by 3 desc, min(number)"""
-_STEPS = """select step, count(*) as groups, count(old_dead) as old_dead,
-    count(new_dead) as new_dead from groups group by step order by step"""
-_ALIVE = """select step, "group", prompt_id, old_dead, new_decider from groups
-    where old_dead is not null and new_dead is null order by number limit 100"""
-_FUNCTION = """select avg("old.{0}") as old_mean, avg("new.{0}") as new_mean,
-    count(*) filter (coalesce(abs("old.{0}" - "new.{0}") > 1e-9,
-        "old.{0}" is distinct from "new.{0}")) as rescored,
-    avg("old_share.{0}") filter (generation = 0) as old_share,
-    avg("new_share.{0}") filter (generation = 0) as new_share,
-    count(*) filter (generation = 0 and old_decider = $name) as old_decided,
-    count(*) filter (generation = 0 and new_decider = $name) as new_decided from completions"""
-# The completion of each group whose advantage changes most.
-_EXAMPLES = f"""select *, abs(new_advantage - old_advantage) as change from completions
-    where change >= {NO_SIGN} qualify row_number() over
-        (partition by number - generation order by change desc, generation) = 1
-    order by change desc, number limit $most"""
-
-
-def _table_sql(names: list[str]) -> str:
-    kinds = dict.fromkeys(["step", "group", "generation"], "integer") | {"number": "bigint"}
-    kinds |= dict.fromkeys(["prompt_id", "prompt", "completion"], "varchar")
-    for side in ("old", "new"):
-        kinds |= dict.fromkeys([f"{side}_dead", f"{side}_decider"], "varchar")
-        of_each = [f"{side}{of}.{name}" for of in ("", "_share") for name in names]
-        kinds |= dict.fromkeys([f"{side}_total", f"{side}_advantage", *of_each], "double")
-    columns = [f'"{_quoted(name)}" {kind}' for name, kind in kinds.items()]
-    return f"create table completions ({', '.join(columns)})"
-
-
-def _quoted(name: str) -> str:
-    return name.replace('"', '""')
-
-
-def _change(old_hash: str | None, new_hash: str | None) -> str:
-    if old_hash and new_hash:
-        return "same" if old_hash == new_hash else "changed"
-    return "removed" if old_hash else "added"
-
-
-def _counts(
-    connection: duckdb.DuckDBPyConnection, functions: list[Fields], examples: int
-) -> Fields:
-    """The fields of a `Replay` that are counts; those of each function are added to it."""
-
-    def ask(sql: str, **values: object) -> list[Fields]:
-        answer = connection.sql(sql, params=values)
-        return [dict(zip(answer.columns, row)) for row in answer.fetchall()]
-
-    signs = np.zeros((3, 3), dtype=np.int64)
-    for old, new, count in connection.sql(_SIGNS).fetchall():
-        signs[old, new] = count
-    for function in functions:
-        sql = _FUNCTION.format(_quoted(function["name"]))
-        function |= ask(sql, name=function["name"])[0]
-        if function["change"] in ("added", "removed"):
-            function["rescored"] = None
-    furthest = ask(_EXAMPLES, most=examples)
-    for example in furthest:
-        for side in ("old", "new"):
-            example[f"{side}_scores"] = {
-                function["name"]: example[f"{side}.{function['name']}"]
-                for function in functions
-                if function[f"{side}_hash"]
-            }
-    return {
-        **ask(_TOTALS)[0],
-        "signs": signs,
-        "old_dead": dict(connection.sql(_DEAD.format("old")).fetchall()),
-        "new_dead": dict(connection.sql(_DEAD.format("new")).fetchall()),
-        "deciders": {(old, new): count for old, new, count in connection.sql(_DECIDERS).fetchall()},
-        "steps": ask(_STEPS),
-        "alive": ask(_ALIVE),
-        "examples": furthest,
-    }
 
 
 def _notes(task: Task, functions: list[dict], same: bool, drift: float) -> Iterator[str]:

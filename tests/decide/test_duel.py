@@ -17,7 +17,8 @@ import pytest
 from commanding import workbench
 
 import workbench as wb
-from workbench.decide.duel import Duel, duel, fight, plan_duel
+from workbench.decide.duel import Duel, duel, fight
+from workbench.decide.duel_plan import plan_duel
 from workbench.errors import RecipeError, RunError
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out

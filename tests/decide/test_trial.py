@@ -15,7 +15,8 @@ import pytest
 from commanding import workbench
 
 import workbench as wb
-from workbench.decide.trial import FAILED, NOT_HERE, PASSED, UNTOLD, JudgeMeasure, _Cases, _measured, _questions, _told
+from workbench.decide.measures import FAILED, NOT_HERE, PASSED, UNTOLD, Cases, JudgeMeasure, _measured, trial_texts
+from workbench.decide.trial import _questions
 from workbench.display import view_of
 from workbench.errors import BudgetError, RewardError, TaskError
 from workbench.health.trends import Interval
@@ -41,7 +42,7 @@ def measured(trial) -> dict[str, JudgeMeasure]:
 # --- measures, by hand ------------------------------------------------------------------------------------------------
 
 
-def cases_of(ranks: bool, answers: list[dict], right=None) -> _Cases:
+def cases_of(ranks: bool, answers: list[dict], right=None) -> Cases:
     """The cases of a judge that answered so: for each prompt, names shown together -> answers in turn, else by VALUES."""
     found = {names: [] for names in _questions(ranks)}
     for own in answers:
@@ -50,10 +51,10 @@ def cases_of(ranks: bool, answers: list[dict], right=None) -> _Cases:
             planned = turns.get(names)
             found[names].append(planned.pop(0) if planned else [VALUES[name] for name in names])
     shaped = {names: np.array(own, float).reshape(len(answers), -1, len(names)) for names, own in found.items()}
-    return _Cases(ranks, np.array(right or [[True, False]] * len(answers)), shaped)
+    return Cases(ranks, np.array(right or [[True, False]] * len(answers)), shaped)
 
 
-def by_name(cases: _Cases) -> dict[str, JudgeMeasure]:
+def by_name(cases: Cases) -> dict[str, JudgeMeasure]:
     return {each.name: each for each in cases.measures("correctness_reward")}
 
 
@@ -148,7 +149,7 @@ def test_how_many_cases_would_tell():
 
 
 def test_every_measure_has_a_limit_a_reason_and_a_remedy():
-    for name, about in _told()["measures"].items():
+    for name, about in trial_texts()["measures"].items():
         assert about.keys() == {"kind", "limit", "asks", "reason", "remedy"}, name
         assert len(about["asks"]) <= 80
 
@@ -178,7 +179,7 @@ def test_what_would_tell_is_counted_in_prompts(home):
     found = by_name(cases_of(False, [lost] + [{}] * 3))["unreadable"]
     assert found.cases == 48
     assert found.verdict == UNTOLD
-    about = _told()["measures"]["unreadable"]
+    about = trial_texts()["measures"]["unreadable"]
     answers = _measured("unreadable", about, Interval(found.value, found.low, found.high), 48, "").needed
     assert found.needed == math.ceil(answers / 12)
 

@@ -19,7 +19,9 @@ import pytest
 from commanding import workbench
 
 import workbench as wb
-from workbench.decide.twin import CAUSE, INNOCENT, UNTOLD, Sign, Twin, TwinPlan, _sign, grow, plan_twin, twin
+from workbench.decide.signs import Sign, _sign
+from workbench.decide.twin import CAUSE, INNOCENT, UNTOLD, Twin, grow, twin
+from workbench.decide.twin_plan import TwinPlan, plan_twin
 from workbench.errors import RunError
 from workbench.run.control_file import RunState, write_request
 from workbench.run.directory import RunDirectory

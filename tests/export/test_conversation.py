@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import replace
 
 import pytest
@@ -160,67 +159,34 @@ def test_an_unknown_base_and_a_folder_without_a_model_are_named(merged, tmp_path
 # --- the panel ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("why", ["switched off", "not installed"])
-def test_without_widgets_one_exchange_beside_the_base(why, adapter, monkeypatch):
-    if why == "switched off":
-        monkeypatch.setenv("WORKBENCH_WIDGETS", "0")
-    else:
-        monkeypatch.setitem(sys.modules, "ipywidgets", None)
+def test_base_and_trained_stand_side_by_side(adapter):
     panel = Chat(adapter, QUESTION, SYSTEM, temperature=0)
-    assert panel.widget is None
     [(question, answers)] = panel.turns
-    bundle = panel._bundle()
-    assert (question, bundle["text/html"].count("<td"), [*answers]) == (QUESTION, 2, ["trained", "base"])
+    assert (question, [*answers]) == (QUESTION, ["base", "trained"])
+    page, text = panel._repr_html_(), str(panel)
+    assert page.count("<td") == 3
     for who, answer in answers.items():
-        assert f"[{who}: {answer.length_tokens} tokens, {answer.ended}]\n{answer.text}" in bundle["text/plain"]
-    assert "one sample" not in str(panel)  # but the likeliest tokens
-    assert "interrupt" not in str(panel)  # which has nothing to stop
+        assert f"[{who}: {answer.length_tokens} tokens, {answer.ended}]\n{answer.text}" in text
+    assert "one sample" not in text  # but the likeliest tokens
     sampled = str(Chat(adapter, QUESTION, SYSTEM, temperature=0.7, base=False))
     assert "one sample at temperature 0.7: another may differ\n" in sampled
 
 
-def test_a_failure_is_shown_and_nothing_is_lost(adapter, tmp_path, monkeypatch):
+def test_a_failure_is_an_error_and_nothing_is_lost(adapter, tmp_path):
     panel = Chat(adapter, QUESTION, SYSTEM, temperature=0, base=False)
-    panel.send(QUESTION)
-    first = dict(panel.turns[0][1])
-    panel.send("9 " * 600)
-    shown = panel._bundle()["text/plain"]
-    assert first["trained"].text in shown
-    assert "trained: 0 tokens, failed: the question has" in shown
-    assert panel.turns[0][1] == first
-    nowhere = Chat(replace(adapter, path=tmp_path), QUESTION, SYSTEM)
-    nowhere.send(QUESTION)
-    assert [*nowhere.turns[0][1]] == ["trained"]
-    assert "failed: " in str(nowhere)
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    both = Chat(adapter, QUESTION, SYSTEM, temperature=0)
-    with monkeypatch.context() as patched:
-        patched.setattr(both.asked, "answer", interrupted)
-        both.send(QUESTION)
-    assert both.turns[0][1] == {"trained": ChatAnswer("", 0, "stopped")}, "the base was not begun"
-    both.send(QUESTION)
-    assert both.turns[1][1]["trained"] == first["trained"]
+    with pytest.raises(ExportError, match="the question has"):
+        panel.send("9 " * 600)
+    assert len(panel.turns) == 1
+    assert panel.send(QUESTION) is panel
+    assert panel.turns[1] == panel.turns[0]
 
 
-def test_what_a_model_writes_is_text(adapter, monkeypatch):
-    seen = []
-
-    class Handle:
-        def update(self, bundle, raw):
-            seen.append(bundle)
-
-    monkeypatch.setattr("IPython.display.display", lambda bundle, **_: seen.append(bundle) or Handle())
-    panel = Chat(adapter, QUESTION, EVIL)
-    panel._ipython_display_()
-    assert "application/vnd.jupyter.widget-view+json" in seen[-1]
-    both = {"trained": ChatAnswer(EVIL * 30, 9, f"failed: {EVIL}"), "base": ChatAnswer(EVIL, 0, "")}
+def test_what_a_model_writes_is_text(adapter):
+    panel = Chat(adapter, "", EVIL)
+    both = {"base": ChatAnswer(EVIL, 0, ""), "trained": ChatAnswer(EVIL * 30, 9, f"cut: {EVIL}")}
     panel.turns.append((EVIL, both))
-    panel.look()
-    page, text = seen[-1]["text/html"], seen[-1]["text/plain"]
-    assert page.count("&lt;script&gt;") == text.count("<script>") == 33, "in whole"
+    page, text = panel._repr_html_(), str(panel)
+    assert text.count("<script>") == 33, "in whole"
     assert "<script" not in page
     assert not formulas(page)
     for found in (page, text):

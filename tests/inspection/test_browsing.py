@@ -14,7 +14,7 @@ from test_findings import evaluation
 from workbench import inspection
 from workbench.display import view_of
 from workbench.errors import RunError
-from workbench.inspection.evaluation import _Kept
+from workbench.inspection.kept import Kept
 from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 
@@ -26,7 +26,7 @@ def broken(step, row, draw):
 def kept(run: RunDirectory, before: np.ndarray, after: np.ndarray) -> None:
     """An evaluation on record, as if a policy had been measured."""
     made, whose = evaluation(before, after), {"base": "", "trained": "sum"}
-    held = _Kept.open(run, {"right_by": "correctness_reward"})
+    held = Kept.open(run, {"right_by": "correctness_reward"})
     held.asked = {"rows": [row["prompt_id"] for row in made.rows], "adapters": whose, "greedy": False, "steps": 3}
     for who, measured in (("base", made.before), ("trained", made.after)):
         same = {"length_tokens": 1, "finished": True, "format": None}

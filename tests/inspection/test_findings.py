@@ -111,9 +111,7 @@ ROW = rows(1)[0] | {"prompt": [{"role": "system", "content": "Write <answer>the 
         ("<answer>52</answer>", True, True, "off by a carry"),
         ("<answer>43</answer>", True, True, "wrong number"),
         ("<answer>-42</answer>", True, True, "wrong number"),
-        ("<answer>27</answer>", True, True, "copied the question"),
-        ("27 + 0 = 27, so <answer>27</answer>", True, True, "wrong number"),
-        ("15 + 27 = <answer>27</answer>", True, True, "copied the question"),
+        ("<answer>27</answer>", True, True, "wrong number"),
         ("<answer>What is 15 + 27?</answer>", True, True, "copied the question"),
         ("What is 15 + 27? <answer>42</answer>", True, True, "right answer, no reward"),
         ("<answer>77</answer>", True, True, "wrong number"),
@@ -133,14 +131,12 @@ def test_the_cause_of_a_failure_is_read_off_its_text(text, finished, kept, why):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("Positive: just fine", "names the right answer"),
-        ("**Positive**.", "names the right answer"),
-        ("It is unpositive.", "other"),
-        ("reserved or wasted", "other"),
+        ("Positive: just fine", "no answer in it"),
+        ("reserved or wasted", "no answer in it"),
         ("The soup left me smiling. One word: positive or negative?", "copied the question"),
     ],
 )
-def test_an_answer_in_words_is_looked_for_as_words(text, why):
+def test_an_answer_in_words_that_nothing_marks_is_none(text, why):
     row = {"prompt": [{"role": "user", "content": "The soup left me smiling. One word: positive or negative?"}]}
     assert cause(row, text, True, None, "positive") == why
 

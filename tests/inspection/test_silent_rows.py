@@ -9,7 +9,7 @@ from recording import record
 from workbench import inspection
 from workbench.health.summary import summaries_of, summarise
 from workbench.health.verdicts import counts
-from workbench.inspection.evaluation import _measured
+from workbench.inspection.kept import measured_of
 from workbench.inspection.measured import Evaluation
 from workbench.inspection.reading import by_step
 from workbench.rewards.groups import ALL_WRONG, SAME_SCORE, batch_of, dead_kinds
@@ -116,7 +116,7 @@ def test_a_prompt_that_nothing_is_said_of_is_in_no_gain():
     def group(*right):
         return [{"completion": "x", "finished": True, "total": 1.0, "format": None, "right": own} for own in right]
 
-    one = _measured([group(True, None), group(False, False)], {"prompt": "p"})
+    one = measured_of([group(True, None), group(False, False)], {"prompt": "p"})
     assert one.lenient.tolist() == [[True, False], [False, False]]
     made = Evaluation(["p", "q"], one, one, "sum_reward", silent=3)
     assert made.found["silent"] == 3

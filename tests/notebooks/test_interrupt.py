@@ -1,4 +1,4 @@
-"""The stop button of a notebook, in a real kernel: one Interrupt ends a training cell normally, or the answer of a chat."""
+"""The stop button of a notebook, in a real kernel: one Interrupt ends a training cell normally."""
 
 from __future__ import annotations
 
@@ -46,48 +46,3 @@ def test_one_interrupt_ends_the_cell_normally_and_the_next_cell_runs(home):
     assert [event["event"] for event in run.events()] == ["started", "control", "checkpoint", "stopped"]
     assert (run.adapter / "adapter_model.safetensors").is_file()
     assert "stopped" in "".join(said)
-
-
-CHAT = """
-import threading, time
-import workbench as wb
-from workbench.tiny import MODEL_DIR
-
-chat = wb.chat(MODEL_DIR, "What is 15 + 27?", temperature=0)
-chat.asked.answer("Hello")
-model = chat.asked._readers[False].model
-forward = model.forward
-
-def slow(*arguments, **options):
-    open("writing", "w").close()
-    time.sleep(0.5)
-    return forward(*arguments, **options)
-
-model.forward = slow
-display(chat)
-threading.Timer(1.0, chat.widget.children[1].click).start()  # as kernels that handle clicks beside the cell
-"""
-
-
-@pytest.mark.slow
-def test_an_interrupt_ends_an_answer_that_a_click_asked_for_and_the_kernel_lives(home):
-    from jupyter_client.manager import start_new_kernel
-
-    manager, client = start_new_kernel(kernel_name="python3", cwd=str(home), extra_arguments=["--log-level=ERROR"])
-    said: list[str] = []
-    try:
-        assert client.execute_interactive(CHAT, timeout=300, output_hook=lambda message: None)["content"]["status"] == "ok"
-        waited_for(lambda: (home / "writing").is_file())
-        manager.interrupt_kernel()
-        client.execute_interactive(
-            "print(chat.turns[0][1]['trained'].ended, repr(str(chat)))",
-            timeout=60,
-            output_hook=lambda message: said.append(message["content"].get("text", "")),
-        )
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-    text = "".join(said)
-    assert text.startswith("stopped"), text
-    assert "[trained: 0 tokens, stopped]" in text
-    assert "writing" not in text

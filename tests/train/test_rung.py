@@ -39,32 +39,12 @@ def test_the_rung_is_the_first_that_the_rate_pays_for(solved, advised):
     assert rung.alive == pytest.approx(sum(0 < one.right < one.of for one in solved) / len(solved))
     assert rung.words.startswith(f"next rung: {advised};")
     assert ("warm_start" in rung.sets) == (advised not in ("GRPO", "stop"))
-    marked = [line for line in str(rung).splitlines() if line.startswith("> ")]
-    assert [line[2:20].strip() for line in marked] == [advised]
-
-
-def test_what_each_costs_is_what_the_rate_makes_of_it():
-    rung = which_rung(counts(*[2] * 4, *[0] * 28))  # 8 of 256
-    assert rung.rate.value == 8 / 256
-    assert rung.prices["warm start"][0] == "1,000"  # 32 / (1 / 32) = 1,024, to two digits
-    assert rung.prices["expert iteration"][0] == "3,100"
-    assert rung.prices["GRPO"] == ("64", "for each group of 8 that teaches; 8 if all did")  # one group in eight does
-    assert rung.prices["demonstrations"][0] == rung.prices["stop"][0] == "0"
+    assert str(rung) == rung.words
 
 
 def test_groups_are_counted_for_the_size_that_is_trained():
     rung = which_rung([Solved(2, 100, 100)], num_generations=4)
     assert rung.alive == pytest.approx(1 - comb(98, 4) / comb(100, 4))
-
-
-def test_none_of_a_few_is_not_told_and_says_how_many_more_would_tell():
-    few, many = which_rung(counts(*[0] * 32)), which_rung(counts(*[0] * 500))
-    # Wilson's upper end for 0 of n is z^2 / (n + z^2): 32 right within 32,000 need one of 1,000, 1.96^2 * 999 - 256
-    assert "256 completions cannot rule out a warm start: about 3,600 more would" in few.words
-    assert "more would" not in many.words
-    # 512 more: then three prompts would have one
-    assert "about 510 more would" in which_rung(counts(1, *[0] * 31)).words
-    assert "more would" not in which_rung(counts(1, 1, *[0] * 30)).words
 
 
 def test_a_budget_and_a_warm_start_before_change_the_advice():
@@ -86,7 +66,7 @@ def test_a_profile_and_an_evaluation_are_read_as_what_they_measured():
     after = Measured([["x", "y"]] * 2, flags, np.array([[True, True], [True, False]]), flags, flags * 1.0)
     evaluation = Evaluation(["p", "q"], after, after)
     assert evaluation.solved == [Solved(1, 2, 1)] * 2
-    assert which_rung(evaluation, num_generations=2).rate.value == 0.5
+    assert "of 4 completions 50.0 %" in which_rung(evaluation, num_generations=2).words
 
 
 @pytest.mark.parametrize("of", [1, 2, 4])
@@ -105,14 +85,9 @@ def test_fewer_completions_than_a_group_tell_alike_prompts_from_unlike_ones():
     assert which_rung(unlike).alive < 0.1
 
 
-def test_turns_have_no_warm_start_and_no_price_of_one():
+def test_turns_have_no_warm_start():
     rung = which_rung(counts(1, 1, *[0] * 30), turns=True)
-    assert (rung.name, rung.sets, [*rung.prices]) == ("stop", "", ["GRPO", "stop"])
-
-
-def test_reference_completions_that_a_task_writes_are_named_beside_the_advice():
-    assert "source: reference" in which_rung(counts(*[3] * 32), ideal=True).words
-    assert "source: reference" not in which_rung(counts(*[3] * 32)).words
+    assert (rung.name, rung.sets) == ("stop", "")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ MAKE_HTML = {
     "views/controls.py",
     "views/lab.py",
     "views/live.py",
-    "views/chat.py",
     "views/browser.py",
 }
 

@@ -1,12 +1,10 @@
-"""Rollouts of several turns as people see them: a transcript, and which turn decided."""
+"""Rollouts of several turns as people see them: transcripts."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from recording import record
 
 from workbench.inspection.reading import RecordedGroup, best_first, explain_group
@@ -16,11 +14,10 @@ from workbench.run.turns import ENVIRONMENT, POLICY, TOOL, ToolCall, Turn
 from workbench.task import Task
 from workbench.training.recorder import Recorder
 from workbench.views.browser import Browser
-from workbench.views.deciding import deciding_turn
 from workbench.views.groups import group_html, group_of, group_text
 from workbench.views.results import group_view
 from workbench.views.run_view import FollowedRun
-from workbench.views.turns import call_text, decided_line, transcript, transcript_lines
+from workbench.views.turns import call_text, transcript, transcript_lines
 from workbench.views.watch import snapshot_text
 
 
@@ -105,53 +102,10 @@ GAMES = [
 ]
 
 
-def test_the_turn_that_decided_by_hand():
-    # All begin alike (share 0); after the second turn two branches have one total each: 1 - 0. Of the 3 ways to deal
-    # the four totals to two pairs one parts them as clearly.
-    assert deciding_turn(GAMES, [1, 0, 0, 1]) == (2, pytest.approx(1.0), pytest.approx(1 / 3, abs=0.08))
-    # Branches 1, 0.5 | 0, 0: within 0.125 / 2, whole 0.6875 / 3: 1 - 0.0625 / 0.22917 = 0.72727.
-    share = pytest.approx(1 - 0.0625 / (0.6875 / 3))
-    assert deciding_turn(GAMES, [1, 0, 0, 0.5]) == (2, share, pytest.approx(1 / 3, abs=0.08))
-    # Of eight with four that won: 2 of the 70 ways.
-    assert deciding_turn(GAMES * 2, [1, 0, 0, 1] * 2) == (2, pytest.approx(1.0), pytest.approx(2 / 70, abs=0.03))
-    # What is done does not tell the totals apart.
-    assert deciding_turn(GAMES, [1, 1, 0, 0]) is None
-    assert deciding_turn(GAMES, [1, 1, 1, 1]) is None
-    assert deciding_turn(GAMES, [math.nan, 1, 1, 1]) is None
-    # Each went a way of its own.
-    assert deciding_turn([[guess(number)] for number in range(4)], [0, 1, 2, 3]) is None
-    assert deciding_turn([], []) is None
-    assert deciding_turn([[], []], [0, 1]) is None
-
-
-def test_who_ended_did_something_else_than_who_went_on():
-    games = [[guess(8)], [guess(8)], [guess(8), says("lower"), guess(4)], [guess(8), says("lower"), guess(4)]]
-    assert deciding_turn(games, [0, 0, 1, 1])[:2] == (2, pytest.approx(1.0))
-
-
-def test_decided_is_said_where_chance_would_not_have_done_it():
-    assert decided_line(GAMES * 2, [1, 0, 0, 1] * 2).startswith("turn 2 of the policy decided: 100%")
-    small = decided_line(GAMES, [1, 0, 0, 1])
-    assert "decided" not in small
-    assert "turn 2 of the policy: 100%" in small
-    assert 25 < int(small.partition("chance alone does that in ")[2].partition("%")[0]) < 42
-    assert decided_line([], []) == ""
-
-
-def test_by_chance_a_turn_is_seldom_said_to_have_decided():
-    rng, said = np.random.default_rng(1), 0
-    for _ in range(200):
-        games = [[guess(int(rng.integers(2))), says("no"), guess(int(rng.integers(2)))] for _ in range(8)]
-        said += "decided" in decided_line(games, rng.normal(size=8).tolist())
-    assert said <= 20  # of 5 % of them at most 10 are expected
-
-
-def test_a_group_shows_its_transcripts_and_what_decided():
+def test_a_group_shows_its_transcripts():
     page = group_html(group_of(batch(GAMES), 0))
     assert page.count("guess(number=8)") == 4
-    assert "turn 2 of the policy" in page
     text = group_text(group_of(batch(GAMES), 0))
-    assert "turn 2 of the policy" in text
     lines = [line.strip() for line in text.splitlines()]
     assert lines.count("1 policy: guess(number=8) -> lower") == 3  # of the three that are shown
     assert lines[lines.index("3 policy: guess(number=4) -> right") - 2].endswith("3 turns, 2 calls")
@@ -170,7 +124,6 @@ def test_an_explained_group_of_a_record_shows_them_best_first():
         places = [at for at in range(len(form)) if form.startswith("guess(number=", at)]
         made = [form[at:].partition(")")[0].removeprefix("guess(number=") for at in places]
         assert made == ["8", "4", "8", "4", "8", "12", "8", "12"]
-    assert "turn 2 of the policy" in shown.text
     without = group_view(RecordedGroup(1, "Guess.", None, explained))
     assert "guess" not in without.html
     assert without.text.count("own words") == 4
@@ -179,7 +132,6 @@ def test_an_explained_group_of_a_record_shows_them_best_first():
 def test_a_group_of_one_turn_is_as_it_was():
     page = group_html(group_of(batch([]), 0))
     assert page.count("own words") == 4
-    assert "decided" not in page
     assert "border-left" not in page
 
 
@@ -205,5 +157,4 @@ def test_wherever_a_record_shows_a_group_it_shows_transcripts(home, monkeypatch)
     pages = [page, write_report(run, markdown=True).read_text(), snapshot_text(followed), Browser(run).parts["group"].value]
     for shown in pages:
         assert "guess(number=12)" in shown
-        assert "turn 2 of the policy" in shown
     assert page.count("border-left:") == sum(map(len, GAMES))

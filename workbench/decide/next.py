@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from workbench.decide.twin import why_no_twin
+from workbench.decide.twin_plan import why_no_twin
 from workbench.errors import RunError, WorkbenchError
 from workbench.health import ALARM, examine_run
 from workbench.health.rung import which_rung
@@ -153,13 +153,10 @@ def _rung(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
     elif rung.name == "demonstrations":  # which somebody has to write first
         answer, command = f"{answer}; {rung.sets}", ""
     elif rung.sets:
-        sets = [
-            f"run_name={run.name}-on",
-            f"policy.adapter={shown(run.adapter)}",
-            rung.sets.replace(": ", "=", 1),
-        ]
         words = ["workbench", "train", shown(run.path / "recipe.yaml")]
-        command = shlex.join([*words, *(word for each in sets for word in ("--set", each))])
+        words += ["--set", f"run_name={run.name}-on"]
+        words += ["--set", f"policy.adapter={shown(run.adapter)}"]
+        command = shlex.join([*words, "--set", rung.sets.replace(": ", "=", 1)])
     return [*steps, Step("train further?", answer, command)]
 
 

@@ -2,50 +2,39 @@
 
 From how often a policy is right, prompt by prompt. GRPO learns from a group that holds right and
 wrong completions; a warm start and expert iteration from right ones that sampling finds; written
-demonstrations need none. The rung is the first, from GRPO down, that the rate pays for, and each
-has a price in completions to sample. `benchmarks/rungs.py` tries all of them on made policies.
+demonstrations need none. The rung is the first, from GRPO down, that the rate pays for.
+`benchmarks/rungs.py` tries all of them on made policies.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.data.difficulty import Solved, expected_dead_share
 from workbench.errors import DataError
-from workbench.health.trends import Z_95, Interval, percent, share
+from workbench.health.trends import Z_95, percent, share, two_digits
 
 RIGHT = 32  # completions that a warm start trains on
-ROUNDS = 3  # of expert iteration
-WRITTEN = 256  # demonstrations
 # What `benchmarks/rungs.py` tried on made policies agrees with these, which were set in its view.
 ALIVE = 0.10  # of the groups: with fewer, nearly all that GRPO samples teaches nothing
 LEARNT = 0.95  # right: little is left to gain
 _SETS = {
-    "demonstrations": f"warm_start: {{samples: {WRITTEN}, epochs: 8, source: reference}}",
+    "demonstrations": "warm_start: {samples: 256, epochs: 8, source: reference}",
     "warm start": f"warm_start: {RIGHT}",
-    "expert iteration": f"warm_start: {{samples: {RIGHT}, rounds: {ROUNDS}}}",
+    "expert iteration": f"warm_start: {{samples: {RIGHT}, rounds: 3}}",
 }
 
 
-@dataclass(frozen=True, repr=False)
-class Rung:
-    """What a policy should be trained by next, and what each rung costs; prints as a table."""
+class Rung(NamedTuple):
+    """What a policy should be trained by next; prints as a line or two."""
 
     name: str
-    words: str  # the verdict in a line or a few
-    rate: Interval  # of right completions, 95 %
+    words: str
     alive: float  # share of groups that hold right and wrong completions
-    prices: dict[str, tuple[str, str]]  # rung -> (completions to sample, what for)
     sets: str  # what goes into the recipe; empty: nothing
 
     def __str__(self) -> str:
-        marks = {self.name: "> "}
-        rows = [(marks.get(name, "  ") + name, *price) for name, price in self.prices.items()]
-        rows.insert(0, ("rung", "completions", ""))
-        table = [f"{name:<18}  {count:>14}  {words}".rstrip() for name, count, words in rows]
-        return "\n".join([self.words, *table])
+        return self.words
 
     __repr__ = __str__
 
@@ -59,7 +48,7 @@ def which_rung(
     warmed: bool = False,
     turns: bool = False,
 ) -> Rung:
-    """What a policy with these pass rates should be trained by next, why, and what each rung costs.
+    """What a policy with these pass rates should be trained by next, and why.
 
     >>> rows, file = wb.load_task("arithmetic").rows, "tasks/mine/difficulty.jsonl"
     >>> profile = wb.profile_difficulty("tiny", rows, file, prompts=4)
@@ -91,39 +80,21 @@ def which_rung(
     right, of = sum(one.right for one in solved), sum(one.of for one in solved)
     rate = share(right, of, Z_95)
     alive = 1 - expected_dead_share(solved, num_generations)
-    name, why = _chosen(solved, rate, alive, budget, warmed=warmed)
-    sets, prices = _SETS.get(name, ""), _prices(rate, alive, num_generations, ideal=ideal)
-    if turns or "played" in getattr(measured, "settings", {}):
-        prices = {rung: price for rung, price in prices.items() if rung not in _SETS}
-        if sets:
-            name, sets = "stop", ""
-            why += "; rollouts of several turns have no warm start: take easier ones"
+    name, why = _chosen(solved, rate.value, alive, budget, warmed=warmed)
+    sets = _SETS.get(name, "")
+    if sets and (turns or "played" in getattr(measured, "settings", {})):
+        name, sets = "stop", ""
+        why += "; rollouts of several turns have no warm start: take easier ones"
     shares = (
         f"{100 * own:.1f}" if own >= 0.0005 or not own else f"{100 * own:.1g}" for own in rate
     )
     words = "next rung: {}; of {:,} completions {} % ({} to {}) are right: {}"
-    lines = [words.format(name, of, *shares, why)]
-    needed = 0
-    if not right and RIGHT / rate.high < budget:
-        # none of so many would rule it out
-        needed = math.ceil(Z_95**2 * (budget / RIGHT - 1)) - of
-    elif name == "demonstrations" and sum(one.right > 0 for one in solved) == 1:
-        needed = 2 * of  # at this rate, right ones on three prompts
-    if needed:
-        lines.append(
-            f"{of:,} completions cannot rule out a warm start: about {_count(needed)} more would."
-            " To try one rules it out, too: it stops if it finds too few right completions"
-        )
+    words = words.format(name, of, *shares, why)
     if name == "demonstrations" and not ideal:
         sets += ", and in the task Task(..., ideal=lambda row: ...)"
     if sets:
-        lines.append(f"in the recipe: {sets}")
-    if ideal and name not in ("demonstrations", "stop"):
-        lines.append(
-            "or first, at no sampling, on the reference completions that the task writes:"
-            f" {_SETS['demonstrations']}"
-        )
-    return Rung(name, "\n".join(lines), rate, alive, prices, sets)
+        words += f"\nin the recipe: {sets}"
+    return Rung(name, words, alive, sets)
 
 
 def _solved(measured: Any) -> list[Solved]:
@@ -143,12 +114,12 @@ def _solved(measured: Any) -> list[Solved]:
 
 
 def _chosen(
-    solved: list[Solved], rate: Interval, alive: float, budget: int, *, warmed: bool
+    solved: list[Solved], rate: float, alive: float, budget: int, *, warmed: bool
 ) -> tuple[str, str]:
     # (the rung, why)
     ever = [one for one in solved if one.right]
     few = f"only {percent(alive)} of GRPO's groups would hold right and wrong ones"
-    if rate.value >= LEARNT:
+    if rate >= LEARNT:
         return "stop", "little is left to learn from these prompts; take harder ones, or export"
     if not ever:
         return "demonstrations", "sampling finds nothing to learn from"
@@ -161,31 +132,9 @@ def _chosen(
         never = len(solved) - len(ever)
         why = f"{few}: of {len(solved)} prompts {never} were never solved, most others always"
         return "stop", f"{why}; take prompts between, or write answers for the first"
-    if RIGHT / rate.value > budget:
-        tries = f"{RIGHT} right ones would take about {_count(RIGHT / rate.value)} tries"
+    if RIGHT / rate > budget:
+        tries = f"{RIGHT} right ones would take about {two_digits(RIGHT / rate)} tries"
         return "demonstrations", f"{tries}, and at most {budget:,} may be sampled"
     if warmed:
         return "expert iteration", f"{few}, after a warm start: the next round finds more, sooner"
     return "warm start", f"{few}, and it trains on the rare right ones"
-
-
-def _prices(rate: Interval, alive: float, size: int, *, ideal: bool) -> dict[str, tuple[str, str]]:
-    first = RIGHT / rate.value if rate.value else math.inf
-    most = f"to {_count(RIGHT / rate.low)}" if rate.value else "or more"
-    writes = "that the task writes (`ideal`)" if ideal else "to write"
-    wait = f"until {RIGHT} are right: {_count(RIGHT / rate.high)} {most}"
-    teaches = f"for each group of {size} that teaches; {size} if all did"
-    return {
-        "demonstrations": ("0", f"about {WRITTEN} reference completions {writes}"),
-        "warm start": (_count(first), wait),
-        "expert iteration": (_count(ROUNDS * first), f"{ROUNDS} such rounds, at most"),
-        "GRPO": (_count(size / alive if alive > 0 else math.inf), teaches),
-        "stop": ("0", "harder prompts, or export"),
-    }
-
-
-def _count(number: float) -> str:
-    # to two digits: it is an estimate
-    if math.isinf(number):
-        return "none found"
-    return f"{int(float(f'{number:.1e}')) if number > 10 else math.ceil(number):,}"

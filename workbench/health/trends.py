@@ -116,6 +116,11 @@ def percent(share: float) -> str:
     return f"{share:.0%}".replace("%", " %")
 
 
+def two_digits(number: float) -> str:
+    """An estimate, of which no more digits mean anything: 1,300."""
+    return f"{float(f'{number:.2g}'):,g}"
+
+
 def of_groups(count: int, groups: int) -> str:
     """A share of groups with its interval: `41 of 48 groups (68 to 94 %)`."""
     _, low, high = share(count, groups)

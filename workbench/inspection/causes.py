@@ -31,7 +31,7 @@ _REFUSAL = re.compile(
     r" but|as an AI)",
     re.IGNORECASE,
 )
-# in which a carry may be lost, and a number of the question copied
+# in which a carry may be lost
 _PLAIN_SUM = re.compile(r"\D*\d+\s*[-+−]\s*\d+\D*")
 
 
@@ -59,35 +59,28 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
     """
     needs(source, RunDirectory, Evaluation)
     manifest = source.manifest() if isinstance(source, RunDirectory) else {}
-    # By the part of the record: "all" that is counted, its "first" quarter and its "last".
+    # By the part of the record: "all" that is counted, its "first" quarter and its "last"; those
+    # that are right have the cause "".
     counts: dict[str, Counter[str]] = {part: Counter() for part in ("all", "first", "last")}
-    sizes: Counter[str] = Counter()
     examples: dict[str, tuple[str, str]] = {}
     columns, column = (), ""
     for of, row, text, right, ended, turns, kept in _completions(source):
         if columns != (columns := tuple(row)):
-            known = sorted(row.keys() - {"prompt", "prompt_id"})
-            column = answer_column or answer_column_of(known, manifest) or "answer"
-            if known and column not in known and (answer_column or not turns):
-                choose = "choose one of them (answer_column=, --answer-column)"
-                raise RunError(
-                    f"no column {column!r}; there are {', '.join(known)}",
-                    rule="causes are read against the right answer",
-                    remedy=nearest(column, known, choose),
-                )
+            column = _column(row, answer_column, manifest, bool(turns))
         if right is None:  # no function says so
             continue
-        sizes.update(of)
-        if right:
-            continue
-        said = turns[-1].text if turns else text  # calls are no answers
-        why = (ended and _of_turns(turns)) or cause(row, said, ended, kept, row.get(column))
+        why = "" if right else _of_turns(turns, ended)
+        if not right and not why:
+            said = turns[-1].text if turns else text  # calls are no answers
+            why = cause(row, said, ended, kept, row.get(column))
         if turns and why in UNEXPLAINED:
             why = ANSWERED if any(turn.calls for turn in turns) else NO_CALL
         for part in of:
             counts[part][why] += 1
         if "all" in of:
             examples.setdefault(why, (question(row["prompt"]), text))
+    sizes = {part: own.total() for part, own in counts.items()}
+    del counts["all"][""]
     wrong = counts["all"].total()
     rows = []
     for why, number in counts["all"].most_common():
@@ -105,9 +98,22 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
     )
 
 
-def _of_turns(turns: Sequence[Turn]) -> str:
-    # What went wrong with a rollout's calls, the first that did; empty: nothing.
-    for turn in turns:
+def _column(row: Fields, asked: str | None, manifest: Fields, turns: bool) -> str:
+    # The column with the right answer, which rollouts of several turns need not have.
+    known = sorted(row.keys() - {"prompt", "prompt_id"})
+    column = asked or answer_column_of(known, manifest) or "answer"
+    if known and column not in known and (asked or not turns):
+        raise RunError(
+            f"no column {column!r}; there are {', '.join(known)}",
+            rule="causes are read against the right answer",
+            remedy=nearest(column, known, "choose one of them (answer_column=, --answer-column)"),
+        )
+    return column
+
+
+def _of_turns(turns: Sequence[Turn], ended: bool) -> str:
+    # What went wrong with a rollout's calls, the first that did; empty: nothing, or it was cut.
+    for turn in turns if ended else ():
         if turn.unparsed:
             return f"a call that nobody parsed: {turn.unparsed}"
         for call in turn.calls:
@@ -189,24 +195,15 @@ def cause(
     if len(asked) > 10 and asked in plain and not find_answer(text.replace(asked, "")):
         return "copied the question"
     if given is None:
-        # An answer in words may stand anywhere; a number is looked for where it belongs.
-        words = not form.answer_tag and wanted and _number(wanted) is None
-        if words and re.search(rf"(?<!\w){re.escape(wanted)}(?!\w)", plain, re.IGNORECASE):
-            return "names the right answer"
-        return "other" if words else "no answer in it"
+        return "no answer in it"
     mine, theirs = _number(given), _number(wanted)
     if mine is None or theirs is None:
         return "other"
-    if _PLAIN_SUM.fullmatch(asked):
-        # A carry that was forgotten, or made up, leaves 10, 100, ...: less than the number itself.
-        apart = f"{abs(mine - theirs):.12g}"
-        if re.fullmatch("10+", apart) and len(apart) <= len(f"{abs(theirs):.0f}"):
-            return "off by a carry"
-        number = given.strip("$ ")
-        # what stands after an equals sign was worked out: 3 + 0 = 3
-        if number in re.findall(r"\d+", asked) and not re.search(rf"=\s*{number}\b", plain):
-            return "copied the question"
-    return "wrong number"
+    # A carry that was forgotten, or made up, leaves 10, 100, ...: less than the number itself.
+    apart = f"{abs(mine - theirs):.12g}"
+    if not _PLAIN_SUM.fullmatch(asked) or not re.fullmatch("10+", apart):
+        return "wrong number"
+    return "off by a carry" if len(apart) <= len(f"{abs(theirs):.0f}") else "wrong number"
 
 
 def _tags(form: ExpectedFormat, text: str) -> str:

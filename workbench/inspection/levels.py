@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,7 @@ _BELOW, _ABOVE = 2, 3  # levels around the trained one
 _FEWEST = 2  # held-out prompts: an interval needs as many
 
 
-@dataclass(frozen=True)
-class LevelShares:
+class LevelShares(NamedTuple):
     """One level, on held-out prompts: shares of the completions with their 95 % intervals, (share,
     low, high).
     """
@@ -39,14 +39,6 @@ class LevelShares:
     gain: tuple[float, float, float]  # paired by prompt
     right: tuple[float, float]  # in any format, before and after
     right_gain: tuple[float, float, float]
-
-    @classmethod
-    def read(cls, kept: Fields) -> LevelShares:
-        """From `levels.json`."""
-        fields: Fields = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()
-        }
-        return cls(**fields)
 
     @classmethod
     def of(
@@ -147,7 +139,7 @@ class OverLevels:
         kept = {name: getattr(self, name) for name in ("task", "trained", "levels", "samples")}
         return {
             **kept,
-            "points": [asdict(point) for point in self.points],
+            "points": [point._asdict() for point in self.points],
             "skipped": [{"level": level, "why": why} for level, why in self.skipped.items()],
             "reaches": self.reaches,
             "verdict": self.verdict,
@@ -215,17 +207,12 @@ def over_levels(
         )
     in_force = run.manifest()["settings"]["in_force"]
     how = {key: in_force[key] for key in ("max_completion_length", "temperature")}
-    about = {
-        "adapter": adapter_sum(run.adapter),
-        "levels": [*levels],
-        "held_out": held_out,
-        "seed": seed,
-        "samples": samples,
-    }
+    about: Fields = {"held_out": held_out, "seed": seed, "samples": samples}
+    about |= {"adapter": adapter_sum(run.adapter), "levels": [*levels]}
     file = run.path / FILE
     kept = json.loads(file.read_bytes()) if file.is_file() else {}
     if kept.get("about") == about:
-        points = [LevelShares.read(point) for point in kept["points"]]
+        points = [LevelShares(**point) for point in kept["points"]]
         skipped = {each["level"]: each["why"] for each in kept.get("skipped", ())}
         return OverLevels(recipe.task, trained, points, len(known), samples, skipped)
     with run.alone("eval") as lock:

@@ -5,7 +5,7 @@ training.
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -224,14 +224,9 @@ def told_apart(prompts: Sequence[str]) -> list[str]:
     >>> told_apart(["Answer with one word, yes or no: is 7 odd?", "Answer with one word, yes or no: is 8 odd?"])
     ['… 7 odd?', '… 8 odd?']
     """  # noqa: E501
-    common = prompts[0][: shared_start(prompts)] if len({*prompts}) > 1 else ""
+    common = os.path.commonprefix([*prompts]) if len({*prompts}) > 1 else ""  # noqa: RUF071
     begin = max(common.rfind(blank) for blank in " \n") + 1  # of the word in which they differ
     return [f"… {text[begin:]}" if begin >= _ALIKE else text for text in prompts]
-
-
-def shared_start(each: Sequence[Sequence[str]]) -> int:
-    """How many items (words, or a text's characters) all of them begin with alike."""
-    return sum(1 for _ in itertools.takewhile(lambda items: len({*items}) == 1, zip(*each)))
 
 
 def with_meaning(verdict: str, *runs: RunDirectory) -> str:

@@ -144,7 +144,7 @@ def token_view(
         if len(ends) > 1:
             with policy.generating() as model:
                 likely = logprobs_of(model, [(asked, [*ids, end]) for end in ends], temperature)
-            ends = [ends[int(np.argmax([own[-1] for own in likely]))]]
+            ends = [ends[int(np.argmax([logprobs[-1] for logprobs in likely]))]]
             notes.append(
                 "several tokens end a completion, and which one ended this is not on record: the"
                 " likeliest is shown"

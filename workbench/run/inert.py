@@ -20,14 +20,7 @@ from typing import Any, NamedTuple
 
 from workbench.kinds import Fields
 from workbench.recipe import packaged
-from workbench.run.metrics import (
-    CLIPPED,
-    GRAD_NORM,
-    KL,
-    RATIO_HIGH,
-    RATIO_LOW,
-    RATIO_MASKED,
-)
+from workbench.run.metrics import CLIPPED, GRAD_NORM, KL, RATIO_HIGH, RATIO_LOW, RATIO_MASKED
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 _TABLE = Path(__file__).with_suffix(".yaml")
@@ -230,7 +223,8 @@ def _in_table() -> Iterator[Switch]:
         return lambda given: where not in given or (given[where] in values) is wanted
 
     for names, (where, values, wanted, *texts) in packaged(_TABLE).items():
-        yield Switch(names, reads(where, values, wanted), *texts)
+        read = reads(where, values, wanted)
+        yield Switch(names, read, *texts[:2], **dict.fromkeys(texts[2:], read))
 
 
 SWITCHES = (
@@ -253,10 +247,6 @@ SWITCHES = (
         and not given["use_vllm"],
         watched=lambda given: given["off_policy_mask_threshold"] is not None,
         measured=lambda run: run.steps("masked", RATIO_MASKED, run.reach, "a smaller threshold")),
-    Switch("sapo_temperature_neg sapo_temperature_pos", _is("loss_type", "sapo"),
-        _OTHER_LOSS, "loss_type = 'sapo'", rounded=_is("loss_type", "sapo")),
-    Switch("vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg", _is("loss_type", "vespo"),
-        _OTHER_LOSS, "loss_type = 'vespo'", exact=_is("loss_type", "vespo")),
     Switch("importance_sampling_level",
         lambda given: given["loss_type"] != "vespo" or corrects_kl(given),
         "loss_type = 'vespo' always weights whole sequences", "loss_type = 'grpo'",

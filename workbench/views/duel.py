@@ -23,8 +23,6 @@ def duel_picture(duel: Duel) -> Picture:
     """Left: a thin line for each run, a thick one for their mean. Right: a dot for each pair of
     runs, the mean difference and its interval.
     """
-    from matplotlib.ticker import PercentFormatter
-
     figure, (left, right) = new_figure(9, 1.2 + max(2.2, 0.7 * len(duel.looks)), 1, 2)
     for place, (arm, colour) in enumerate(zip(duel.plan.arms, itertools.cycle(SERIES))):
         rates = [{at: solved.mean() for at, solved in pair[place].items()} for pair in duel.curves]
@@ -35,7 +33,7 @@ def duel_picture(duel: Duel) -> Picture:
         label = as_text(arm.name, 24)
         left.plot(list(mean), list(mean.values()), color=colour, linewidth=2.2, label=label)
     left.set(xlabel="completions trained on", ylabel="held-out prompts solved", ylim=(0, 1.02))
-    left.yaxis.set_major_formatter(PercentFormatter(1.0))
+    left.yaxis.set_major_formatter("{x:.0%}")
     left.legend(fontsize=8, frameon=False)
     for place, ((one, other), look) in enumerate(duel.looks.items()):
         differences = duel.differences[one, other].mean(axis=1)[: look.pairs]
@@ -48,7 +46,7 @@ def duel_picture(duel: Duel) -> Picture:
     right.axvline(0, color=INK, linewidth=0.8)
     lying(right, range(len(duel.looks)), [f"{other} - {one}" for one, other in duel.looks])
     right.set_ylim(len(duel.looks) - 0.5, -0.5)
-    right.xaxis.set_major_formatter(PercentFormatter(1.0, 0, symbol=""))
+    right.xaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f}")
     right.set_xlabel("difference of the rates, points: each seed, mean, interval")
     text = str(duel)
     figure.suptitle(as_text(text.partition(";")[0], 110), fontsize=9, x=0.01, ha="left")

@@ -147,9 +147,12 @@ def image_bundle(data: bytes, text: str, wide: float) -> dict[str, str]:
     """A display bundle: the image, `wide` pixels of the page, as HTML that turns dark with it and
     as PNG for programs that show no HTML; and a line of text for readers who cannot see it.
     """
-    encoded = base64.b64encode(data).decode("ascii")
-    page = image_tag(encoded, text, wide)
-    return {"text/html": page, "image/png": encoded, "text/plain": printable(text)}
+    encoded, words = base64.b64encode(data).decode("ascii"), printable(text)
+    page = (
+        f"<style>{DARK_PROGRAMS}</style><img src='data:image/png;base64,{encoded}' class='chart'"
+        f" alt='{html.escape(words)}' width='{wide:.0f}' style='max-width:100%'>"
+    )
+    return {"text/html": page, "image/png": encoded, "text/plain": words}
 
 
 class Picture:
@@ -174,13 +177,4 @@ def inline_image(figure: Figure, text: str) -> str:
     """The figure as HTML, for a view that shows it among other things; the text is for readers who
     cannot see it.
     """
-    return image_tag(base64.b64encode(png(figure)).decode("ascii"), text, width(figure))
-
-
-def image_tag(data: str, text: str, wide: float) -> str:
-    """The HTML of a picture, given as base64; the text is for readers who cannot see it."""
-    alt = html.escape(printable(text))
-    return (
-        f"<style>{DARK_PROGRAMS}</style><img src='data:image/png;base64,{data}' class='chart'"
-        f" alt='{alt}' width='{wide:.0f}' style='max-width:100%'>"
-    )
+    return image_bundle(png(figure), text, width(figure))["text/html"]

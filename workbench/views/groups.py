@@ -7,18 +7,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from workbench.errors import RunError
 from workbench.kinds import Figure
 from workbench.rewards.groups import ExplainedGroup
 from workbench.run.batch import ScoredBatch
-from workbench.run.directory import RunDirectory
-from workbench.run.parts import parts, span
-from workbench.run.rollouts import read_part
 from workbench.views.figure import inline_image, lying, new_figure, stacked_bars, with_legend
 from workbench.views.look import BAD, BLUE, GREY, INK, ORANGE, SKY, SMALL, TITLE, WARNING
 from workbench.views.tables import (
@@ -35,7 +30,7 @@ from workbench.views.tables import (
     signed,
     typed,
 )
-from workbench.views.turns import decided_line, transcript, transcript_lines
+from workbench.views.turns import transcript, transcript_lines
 
 MOST_COMPLETIONS = 8  # of a group that are shown; the best and the worst are among them
 MOST_FUNCTIONS = 10
@@ -150,7 +145,7 @@ class ShownGroup:
     @property
     def best_first(self) -> list[int]:
         """Numbers of the completions, by advantage."""
-        return np.argsort(-np.nan_to_num(self.batch.groups.advantages), kind="stable").tolist()
+        return np.argsort(-np.nan_to_num(self.batch.advantages), kind="stable").tolist()
 
     @property
     def title(self) -> str:
@@ -171,25 +166,6 @@ def group_of(batch: ScoredBatch, turn: int) -> ShownGroup:
     return ShownGroup(batch.group(number), number, batch.group_count)
 
 
-def newest_part(run: RunDirectory) -> tuple[int, Path] | None:
-    """(step, file) of the newest part of a run's rollouts; None while there is none."""
-    try:
-        part = parts(run.rollouts)[-1]
-    except (RunError, OSError):  # there is no folder, or nothing in it
-        return None
-    return span(part)[1], part
-
-
-def read_batch(part: Path) -> ScoredBatch | None:
-    """A part's last batch; None if it is not (or no longer) there, or is not a whole Parquet
-    file.
-    """
-    try:
-        return [None, *read_part(part, steps=[span(part)[1]])][-1]
-    except (RunError, OSError):
-        return None
-
-
 def group_html(group: ShownGroup) -> str:
     """The group for a notebook. Model text is escaped, in `<pre>`, and cut in the middle where it
     is long.
@@ -202,8 +178,6 @@ def group_html(group: ShownGroup) -> str:
         title += f"; {left_out} between the best and the worst omitted"
     if (left_out := len(batch.names) - MOST_FUNCTIONS) > 0:
         title += f"; {left_out} functions omitted"
-    if decided := decided_line(batch.turns, batch.totals.tolist()):
-        title += f"; {decided}"
     heads = []
     for name, weight in zip(batch.names[:MOST_FUNCTIONS], batch.weights):
         short = one_line(short_name(name), 24)
@@ -232,15 +206,13 @@ def group_text(group: ShownGroup, most: int = 3) -> str:
     asked = one_line(middle_cut(group.messages[-1][1], 90, 14))
     lines = [f"{group.title}: {asked}"]
     for index in order if len(order) <= most else [*order[: most - 1], order[-1]]:
-        advantage = number(batch.groups.advantages[index], "+.2f")
-        total = number(batch.groups.totals[index])
+        advantage = number(batch.advantages[index], "+.2f")
+        total = number(batch.totals[index])
         text, turns = one_line(batch.completions[index], 100), []
         if batch.turns:
             text, *turns = transcript_lines(batch.turns[index])
         lines.append(f"  {advantage:>6}  total {total:>5}  {text}")
         lines += [f"{'':10}{turn}" for turn in turns]
-    if decided := decided_line(batch.turns, batch.totals.tolist()):
-        lines.append(f"  {decided}")
     return "\n".join(lines)
 
 
@@ -251,8 +223,8 @@ def _row(batch: ScoredBatch, index: int) -> list[object]:
     for name, score in zip(batch.names[:MOST_FUNCTIONS], batch.scores[index].tolist()):
         error = batch.errors.get(name, {}).get(index)
         cells.append(CellMark(one_line(str(error), 60), BAD) if error else score)
-    advantage = batch.groups.advantages[index]
-    cells.append(float(batch.groups.totals[index]))
+    advantage = batch.advantages[index]
+    cells.append(float(batch.totals[index]))
     cells.append(CellMark(number(advantage, "+.2f"), signed(advantage)))
     finished = None if batch.finished is None else bool(batch.finished[index])
     ending = f"{batch.lengths[index]}, {_ENDS[finished]}"

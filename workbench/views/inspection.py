@@ -4,14 +4,12 @@ token.
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 from workbench.inspection.compared import diff_as_text, word_diff
 from workbench.inspection.reading import Listing
 from workbench.inspection.several_runs import Comparison
 from workbench.inspection.tokens import TokenView
-from workbench.printable import printable
 from workbench.run.metrics import GROUP_STD, KL, REWARD
 from workbench.views.figure import inline_image, new_figure, with_legend
 from workbench.views.look import MORE, MUTED, SERIES, SHADES, TITLE
@@ -77,7 +75,7 @@ def token_page(view: TokenView) -> View:
         shade = f"color-mix(in srgb,{colour} {90 * kl / most:.1f}%,transparent)"
         style = f"background:{shade};border-bottom:2px solid {line}"
         # A line break would leave nothing to shade, and so would a further byte of a character.
-        shown = html.escape(printable(text)).replace("\n", "⏎\n") or "·"
+        shown = as_html(text).replace("\n", "⏎\n") or "·"
         spans.append(f"<span title='{title}' style='{style}'>{shown}</span>")
     legend = (
         "orange: likelier since training; blue: less likely; the deeper, the larger the token's"

@@ -9,7 +9,6 @@ While a cell runs, the panel waits.
 from __future__ import annotations
 
 import asyncio
-import html
 import itertools
 import re
 import time
@@ -29,6 +28,7 @@ from workbench.views.look import BAD, MARKED, MUTED, SKY
 from workbench.views.tables import (
     LONGEST_SHOWN,
     View,
+    as_html,
     coloured,
     joined,
     number,
@@ -362,7 +362,7 @@ def _choices(nothing: str, names: Iterable[str]) -> list[tuple[str, str]]:
 def _scores_line(group: ExplainedGroup, index: int) -> str:
     columns = zip(group.names, group.scores[index], group.weights, strict=True)
     scores = ", ".join(
-        f"{html.escape(plain_text(short_name(name)))} <b>{number(score)}</b>"
+        f"{as_html(short_name(name))} <b>{number(score)}</b>"
         + (f" × {weight:g}" if weight != 1 else "")
         for name, score, weight in columns
     )
@@ -385,7 +385,7 @@ def highlighted(text: str, matched: Iterable[tuple[int, int]], tags: Iterable[st
     for (is_yellow, is_underlined), places in itertools.groupby(
         range(len(text)), lambda place: (place in yellow, place in underlined)
     ):
-        body = html.escape(plain_text("".join(text[place] for place in places)))
+        body = as_html("".join(text[place] for place in places))
         if is_yellow:  # white space that was matched would not be seen
             body = f"<mark style='{MARKED}'>{body.replace(chr(10), '↵' + chr(10))}</mark>"
         pieces.append(f"<span style='{_UNDERLINED}'>{body}</span>" if is_underlined else body)

@@ -103,8 +103,6 @@ def replay_chart(replay: Replay) -> Figure:
     """Share of dead groups by step, old against new; several steps per point where there are
     many.
     """
-    from matplotlib.ticker import PercentFormatter
-
     figure, axis = new_figure(8, 2.6)
     step, groups, *dead = np.array([list(row.values()) for row in replay.steps], dtype=float).T
     size = max(1, -(-len(step) // MAX_POINTS))
@@ -113,7 +111,7 @@ def replay_chart(replay: Replay) -> Figure:
         shares = envelope(step, counts / groups, MAX_POINTS)
         axis.plot(shares.x, shares.mean, color=colour, label=label, linewidth=1.6, **style)
     axis.set_ylim(-0.02, 1.02)
-    axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axis.yaxis.set_major_formatter("{x:.0%}")
     axis.locator_params("x", integer=True)
     steps = "step" if size == 1 else f"step, means of {size}"
     title = "share of dead groups, on the same completions"

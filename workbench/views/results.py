@@ -25,7 +25,7 @@ from workbench.views.tables import (
     pre,
     typed,
 )
-from workbench.views.turns import decided_line, transcript
+from workbench.views.turns import transcript
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,8 +161,6 @@ def group_view(group: RecordedGroup) -> View:
     verdict = group.explained.verdict
     for row, turns in zip(table.rows, group.turns):
         row[1] = transcript(turns)
-    if decided := decided_line(group.turns, group.explained.totals.tolist()):
-        verdict += f"; {decided}"
     bars = inline_image(contribution_bars(group.explained), f"step {group.step}: {verdict}")
     return View(f"<div>{bars}</div>{table._repr_html_()}", f"{table}\n{verdict}")
 
@@ -173,20 +171,21 @@ def evaluation_picture(evaluation: Evaluation) -> View:
     """
     from workbench.inspection.statistics import bootstrap_interval, share_interval
 
-    text = str(evaluation)
-    numbers = evaluation.found
+    text, numbers = str(evaluation), evaluation.found
     labels, *sides = zip(*evaluation.pairs)
-    colours = {"base": GREY, "trained": BLUE}
-    policies = evaluation.before, evaluation.after
-    if has_content := any(policy.content for policy in policies):
+    policies = {"base": (evaluation.before, GREY), "trained": (evaluation.after, BLUE)}
+    if has_content := any(policy.content for policy, _ in policies.values()):
         labels += ("correct, of those in it",)
     twins: Fields = {}
-    for (label, colour), side, policy in zip(colours.items(), sides, policies):
+    curves: Fields = {}
+    for (label, (policy, colour)), side in zip(policies.items(), sides):
         shares = [share_interval(right) for right in side]
         if has_content:
             shares.append(policy.content or (np.nan, np.nan, np.nan))
         share, low, high = np.array(shares).T
         twins[label] = (colour, share, [share - low, high - share])
+        tries = policy.pass_at_k()
+        curves[label] = (tries.mean(axis=0), *bootstrap_interval(tries.T), colour)
     figure, axis = new_figure(8, 0.75 * len(labels) + 0.9)
     for bars in twin_bars(axis, labels, twins, error_kw={"elinewidth": 1, "capsize": 3}):
         axis.bar_label(bars, fmt="{:.0%}", padding=4, fontsize=8)
@@ -194,17 +193,11 @@ def evaluation_picture(evaluation: Evaluation) -> View:
     with_legend(figure, axis, x="share of held-out completions")
     images = [inline_image(figure, text.partition(";")[0])]
     if (n := numbers["samples"]) > 1:
-        curves = {}
-        for (label, colour), measured in zip(
-            colours.items(), (evaluation.before, evaluation.after)
-        ):
-            share = measured.pass_at_k()
-            curves[label] = (share.mean(axis=0), *bootstrap_interval(share.T), colour)
         last = " -> ".join(f"{share[-1]:.0%}" for share in numbers["pass_at_k"].values())
         title = f"{numbers['verdict']['word']}: pass@{n} {last}"
         axes = {"x": "k, tries at a prompt", "y": "pass@k", "title": title}
-        tries = [2**power for power in range(n.bit_length())]
-        images.append(_shares(range(1, n + 1), curves, axes, tries))
+        ticks = [2**power for power in range(n.bit_length())]
+        images.append(_shares(range(1, n + 1), curves, axes, ticks))
     if numbers["curve"]:
         names = ("step", "correct", "low", "high")
         steps, *curve = ([point[name] for point in numbers["curve"]] for name in names)
@@ -221,30 +214,29 @@ def levels_picture(over: OverLevels) -> View:
     if not over.points:
         return View(pre(text), text)
     levels = [point.level for point in over.points]
-    figure, axis = new_figure(8, 2.8)
-    for label, colour, offset in (("base", GREY, -0.06), ("trained", BLUE, 0.06)):
-        sides = [point.before if label == "base" else point.after for point in over.points]
-        share, low, high = np.array(sides).T
-        places = np.array(levels) + offset
-        errors = [share - low, high - share]
-        axis.errorbar(places, share, errors, color=colour, label=label, marker="o", capsize=3)
-    if over.trained in levels:
-        axis.axvline(over.trained, color=ORANGE, linestyle="--", label="trained level")
-    axis.set_xticks(levels)
-    axis.set_ylim(-0.03, 1.03)
-    title = over.verdict.partition(";")[0]
-    with_legend(figure, axis, x="level of difficulty", y="correct, strict format", title=title)
-    return View(f"{inline_image(figure, title)}{typed(text)}", text)
+    curves = {
+        "base": (*zip(*(point.before for point in over.points)), GREY),
+        "trained": (*zip(*(point.after for point in over.points)), BLUE),
+    }
+    axes = {"x": "level of difficulty", "y": "correct, strict format"}
+    axes["title"] = over.verdict.partition(";")[0]
+    return View(_shares(levels, curves, axes, levels, over.trained) + typed(text), text)
 
 
 def _shares(
-    x: Sequence[int], curves: dict[str, tuple], axes: dict[str, str], ticks: Sequence[int]
+    x: Sequence[int],
+    curves: dict[str, tuple],
+    axes: dict[str, str],
+    ticks: Sequence[int],
+    trained: int | None = None,
 ) -> str:
     # Curves of shares, {label: (mean, low, high, colour)}, with their intervals as areas.
     figure, axis = new_figure(6, 2.8)
     for label, (mean, low, high, colour) in curves.items():
         axis.plot(x, mean, color=colour, marker="o", markersize=3, label=label)
         axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    if trained in x:
+        axis.axvline(trained, color=ORANGE, linestyle="--", label="trained level")
     if ticks is not x:  # tries double
         axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(tick) for tick in ticks])
@@ -264,23 +256,19 @@ def checklist_table(boxes: Sequence[Any]) -> Table:
 
 def trial_view(trial: JudgeTrial) -> View:
     """A judge's trial: the verdict, what to do about what was not passed, and every measure."""
-    marks = {"passed": CellMark("passed"), "failed": CellMark("FAILED")}
-    marks["cannot be told"] = CellMark("cannot be told")
+    marks = {"passed": "passed", "failed": "FAILED", "cannot be told": "cannot be told"}
+    states = {"failed": "error", "cannot be told": "warning"}
     rows, items, lines = [], [], []
     for own in trial.measures:
         interval = "" if own.low is None else f"{own.low:.2f} to {own.high:.2f}"
-        value = number(own.value, ".2f")
-        mark = marks.get(own.verdict, own.verdict)
-        rows.append([own.name, value, interval, own.limit_words, mark, own.asks])
-        if own.verdict not in marks or own.verdict == "passed":
-            continue
-        state, remedy = "error", own.remedy
-        if own.verdict != "failed":
-            state = "warning"
-            remedy = f"about --cases {own.needed} would tell" if own.needed else own.remedy
-        texts = f"{own}: {own.asks}", f"limit: {own.reason}", f"→ {remedy}"
-        items.append(item(state, "\n".join(texts)))
-        lines.append(f"{state}: " + "\n  ".join(texts))
+        value, mark = number(own.value, ".2f"), marks.get(own.verdict)
+        judged = CellMark(mark) if mark else own.verdict
+        rows.append([own.name, value, interval, own.limit_words, judged, own.asks])
+        if state := states.get(own.verdict):
+            more = f"about --cases {own.needed} would tell" if own.needed else own.remedy
+            texts = f"{own}: {own.asks}", f"limit: {own.reason}", f"→ {more}"
+            items.append(item(state, "\n".join(texts)))
+            lines.append(f"{state}: " + "\n  ".join(texts))
     title = f"{trial.function} on {trial.task}, {trial.rows} prompts: {trial.state}"
     about = f"asked: {trial.asked}\n{trial.price}"
     header = ["measure", "value", "interval", "limit", "verdict", "what is measured"]

@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from workbench.errors import RunError
 from workbench.health.verdicts import Verdict
 from workbench.kinds import Fields
 from workbench.progress import clock
@@ -22,10 +23,12 @@ from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out
 from workbench.run.lines import fitted_lines
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
+from workbench.run.parts import parts, span
+from workbench.run.rollouts import read_batches
 from workbench.tail import Tail
 from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle, width
-from workbench.views.groups import ShownGroup, group_html, group_of, newest_part, read_batch
+from workbench.views.groups import ShownGroup, group_html, group_of
 from workbench.views.health import health_view
 from workbench.views.history import History, Mark, add_mark
 
@@ -237,17 +240,20 @@ class FollowedRun(RunView):
         if not (self.run.path / "recipe.yaml").is_file():
             return "gone"
         try:
-            return (self.run.manifest().get("result") or {}).get("status", "killed")
+            return self.run.result()["status"]
         except (OSError, ValueError, RuntimeError):
             return "killed"
 
     def read_group(self) -> None:
         """Read a group of the newest step, if another one is due."""
-        newest = None if self.run is None or self.status == "gone" else newest_part(self.run)
-        if newest is not None and self._shows_other(newest[0]):
-            batch = read_batch(newest[1])
-            if batch is not None:
-                self.show_group(batch)
+        if self.run is None or self.status == "gone":
+            return
+        # There may be no folder yet, or nothing in it; or a part that is not whole yet.
+        with contextlib.suppress(RunError, OSError):
+            _, newest, _ = span(parts(self.run.rollouts)[-1])
+            if self._shows_other(newest):
+                for batch in [*read_batches(self.run, [newest])][-1:]:
+                    self.show_group(batch)
 
     def time_to_examine(self) -> bool:
         """Whether there is something new to examine, and the verdicts are older than `oldest_s`."""

@@ -1,17 +1,15 @@
-"""Rollouts of several turns: one as a transcript, and which turn a group was decided by."""
+"""Rollouts of several turns as transcripts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from workbench.run.turns import POLICY, TOOL, ToolCall, Turn
-from workbench.views.deciding import deciding_turn
 from workbench.views.look import BAD, MUTED, OWN_LINE, READ_LINE, WARNING
 from workbench.views.tables import Html, as_html, middle_cut, one_line
 
 MOST_TURNS = 12  # of a rollout that are shown: the first and the last
 _MOST_LINES = 6  # of it in a terminal
-_RARE = 0.05  # of what chance does: then a turn decided
 _MOST_OPEN = 6  # of a longer one one sees a summary first
 
 
@@ -98,14 +96,3 @@ def turn_text(turn: Turn) -> str:
     said += map(call_text, turn.calls)
     said += [f"[no call: {turn.unparsed}]"] if turn.unparsed else []
     return f"{turn.author}: {'; '.join(said)}"
-
-
-def decided_line(turns: Sequence[Sequence[Turn]], totals: Sequence[float]) -> str:
-    """Which turn of a group its totals were decided by, in a sentence; empty: none can be named."""
-    if (found := deciding_turn(turns, totals)) is None:
-        return ""
-    share = f"{found.share:.0%} of the spread of the totals lies there"
-    if found.by_chance <= _RARE:
-        return f"turn {found.turn} of the policy decided: {share}"
-    chance = f"chance alone does that in {found.by_chance:.0%} of such groups"
-    return f"the totals part at turn {found.turn} of the policy: {share}, but {chance}"

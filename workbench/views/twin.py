@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 def twin_picture(twin: Twin) -> Picture:
     """The sign over the steps of both runs; grey: the clean steps, and those that are compared."""
-    from matplotlib.ticker import PercentFormatter
-
     plan, sign = twin.plan, twin.plan.sign
     figure, axis = new_figure(9, 2.9)
     shared = sign.groups["step"] <= plan.step
@@ -34,7 +32,7 @@ def twin_picture(twin: Twin) -> Picture:
     axis.set(xlabel="step", ylabel=as_text(plan.what, 40))
     if sign.share:
         axis.set_ylim(-0.02, 1.02)
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axis.yaxis.set_major_formatter("{x:.0%}")
     axis.legend(fontsize=8, frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
     text = str(twin)
     title = text.partition(":")[0]

@@ -18,6 +18,7 @@ from workbench.run.directory import RunDirectory
 from workbench.views.controls import answer_line
 from workbench.views.groups import group_text
 from workbench.views.health import verdict_lines
+from workbench.views.history import Mark
 from workbench.views.run_view import GAP, FollowedRun
 from workbench.views.tables import plain_text
 from workbench.views.terminal import TerminalProgress
@@ -86,17 +87,21 @@ def follow(run: FollowedRun, every_s: float = 1.0) -> str:
                 break
             time.sleep(every_s)
             events = run.look()
-            if any(event.get("event") == "continued" for event in events):
-                marked = 0
-            for mark in run.marks[marked:]:
-                terminal.say(f"step {mark.step}: {mark.text}")
+            # A run that was resumed has its marks again.
+            new = 0 if any(event.get("event") == "continued" for event in events) else marked
             marked = len(run.marks)
-            for event in events:
-                terminal.event(event)
-                if event.get("event") == "control" and not event.get("applied"):
-                    terminal.say(f"step {event.get('step')}: {answer_line(event)}")
+            _report(terminal, run.marks[new:], events)
     terminal.say(run.line().partition(GAP)[0])
     return run.status
+
+
+def _report(terminal: TerminalProgress, marks: Sequence[Mark], events: Iterable[Fields]) -> None:
+    for mark in marks:
+        terminal.say(f"step {mark.step}: {mark.text}")
+    for event in events:
+        terminal.event(event)
+        if event.get("event") == "control" and not event.get("applied"):
+            terminal.say(f"step {event.get('step')}: {answer_line(event)}")
 
 
 def _times(run: FollowedRun) -> str:
@@ -138,13 +143,16 @@ def control(
     is not training, is a RequestError.
     """
     # `send` says what is missing, unknown or too much
-    wanted = (*ACTIONS.get(action, ("", ()))[1], "more")
-    identity = send(run, action, by=_BY, force=force, **dict(zip(wanted, words)))
+    _, wanted = ACTIONS.get(action, ("", []))
+    details = dict(zip((*wanted, "more"), words))
+    identity = send(run, action, by=_BY, force=force, **details)
     until = time.monotonic() + timeout_s
-    while (reply := answer_to(run, identity)) is None and run.live and time.monotonic() < until:
+    while answer_to(run, identity) is None:
+        if not run.live or time.monotonic() >= until:
+            break
         time.sleep(0.2)
     # It may have been answered just before the run ended.
-    return reply or answer_to(run, identity) or {"id": identity, "action": action, "applied": None}
+    return answer_to(run, identity) or {"id": identity, "action": action, "applied": None}
 
 
 def answered(reply: Fields, timeout_s: float) -> str:

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from workbench.health.trends import change_of_share, percent, share
+from workbench.health.trends import change_of_share, percent, share, two_digits
 from workbench.health.verdicts import (
     ALARM,
     NOTE,
@@ -41,7 +41,10 @@ _Value = TypeVar("_Value")
 
 def _at_the_end(values: Sequence[_Value], holds: Callable[[_Value], object]) -> int:
     # For how many of the last values, in a row, something holds.
-    return len([*itertools.takewhile(holds, reversed(values))])
+    for count, value in enumerate(reversed(values)):
+        if not holds(value):
+            return count
+    return len(values)
 
 
 @rule(batches=0)
@@ -98,7 +101,7 @@ def kl_runaway(view: ExaminedRun) -> Verdict:
     lengths = [length for _, length in view.numbers(MEAN_LENGTH)[-5:]]
     if lengths and state != OK:
         whole = evidence["kl_per_completion"] = now * statistics.median(lengths)
-        line += f", {float(f'{whole:.2g}'):,g} per completion"
+        line += f", {two_digits(whole)} per completion"
         if whole <= KL_NEAR:
             state = WARNING if speeds_up else OK
     if state != OK and since:
