@@ -38,6 +38,7 @@ from workbench.run.directory import RunDirectory, open_run
 from workbench.run.held_out import standing
 from workbench.run.rollouts import query, read_batches
 from workbench.task import Task, fingerprint, load_task
+from workbench.training.changes import recorded
 from workbench.training.manifest import rewards_of
 from workbench.training.prepare import prepare
 from workbench.training.resuming import (
@@ -45,7 +46,6 @@ from workbench.training.resuming import (
     begun_task,
     kept_task,
     latest_point,
-    recorded,
     sum_of_state,
 )
 from workbench.training.trainer import continue_run, train

@@ -78,8 +78,7 @@ def _rough(name: str, phase: Phase, size: float, more: int = 0, allocated: bool 
 class Inputs:
     """What the parts of a recipe are computed from; lengths in tokens, sizes in bytes.
 
-    The settings are those that `prepare` has checked. RecipeError if no room is left for a prompt,
-    or the card has no memory.
+    The settings are those that `prepare` has checked. RecipeError if the card has no memory.
     """
 
     recipe: Recipe
@@ -94,11 +93,6 @@ class Inputs:
         self.cpu = self.device == "cpu"
         self.completion: int = settings["max_completion_length"]
         room = policy.max_seq_length - self.completion
-        if room < 1:
-            lengths = f"max_completion_length = {self.completion}, policy.max_seq_length ="
-            rule = "max_seq_length holds prompt and completion together"
-            remedy = "lower the first or raise the second"
-            raise RecipeError(f"{lengths} {policy.max_seq_length}", rule=rule, remedy=remedy)
         if self.vram_gb is not None and not self.vram_gb > 0:
             rule, remedy = "a card has more than 0 GB", "give its memory, or leave it out"
             raise RecipeError(f"vram_gb = {self.vram_gb}", rule=rule, remedy=remedy)
@@ -176,21 +170,21 @@ def activation_bytes_per_token(
     """Bytes that one layer keeps of one token for the backward pass, without gradient
     checkpointing; near autograd's on a CPU.
 
-    With PyTorch's own operations: each norm a float32 copy; the inputs of attention and MLP (also
-    in the adapter's type where that is float32); queries, keys, values and output of attention;
-    gate, its activation, up and their product; what is between the two matrices of each adapter.
-    Unsloth's kernels keep one copy of each input, gate and up, and compute the rest again.
+    With PyTorch's own operations: both norms in float32; the inputs of attention and MLP (also in
+    the adapter's type where that is float32); queries, keys, values and output of attention; gate,
+    its activation, up and their product; what is between the two matrices of each adapter.
+    Unsloth's kernels keep one copy of each input, gate and up, and compute the rest again. Norms
+    beyond two a layer, and those of queries and keys, are left to the range.
     """
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * (queries + keys)
     if kernels == "unsloth":
-        return element_bytes * (hidden * (shape.norms_per_layer + 2) + attention + 2 * inner)
-    norms = 4 * hidden * shape.norms_per_layer + (4 * (queries + keys) if shape.qk_norm else 0)
+        return element_bytes * (4 * hidden + attention + 2 * inner)
     # Seen in what autograd keeps: residuals that a float32 adapter has touched are float32 too.
     residuals = 6 * hidden + 2 * queries if element_bytes == 2 else 0
     adapters = r * len(shape.matrices) // shape.layers
-    return norms + residuals + element_bytes * (2 * hidden + attention + 4 * inner + adapters)
+    return 8 * hidden + residuals + element_bytes * (2 * hidden + attention + 4 * inner + adapters)
 
 
 def always(inputs: Inputs) -> list[Part]:
@@ -244,20 +238,18 @@ def _vllm(inputs: Inputs, weights: Part) -> Part:
         remedy = "give vram_gb, what the card has in GB"
         raise RecipeError("use_vllm = True, and the card is not known", rule=rule, remedy=remedy)
     size, more = round(share * card), round(0.1 * share * card)
-    phase: Phase = "always"
-    if not inputs.unsloth:
-        phase = "generation" if settings.get("vllm_enable_sleep_mode") else phase
-    elif weights.low > size:
+    if inputs.unsloth and weights.low > size:
         value = f"policy.gpu_memory_utilization = {share:g}, {in_gb(size)} of the card"
         held = f"vLLM's share holds the weights ({in_gb(weights.low)})"
         remedy = "raise it, or set policy.fast_inference: false"
         raise RecipeError(value, rule=f"{held}, and keys and values beside them", remedy=remedy)
-    else:
-        # Unsloth trains on the very weights that vLLM holds in its share, so what is left of it is
-        # vLLM's own. Taken as if the whole card were free when the model is loaded, and as if vLLM
-        # kept its share while the policy trains.
-        size -= weights.bytes
-    return _counted("vLLM", phase, size, more)._replace(allocated=False)
+    # Unsloth trains on the very weights that vLLM holds in its share, so what is left of it is
+    # vLLM's own. Taken as if the whole card were free when the model is loaded, and as if vLLM kept
+    # its share while the policy trains, unless it sleeps.
+    sleeps = not inputs.unsloth and settings.get("vllm_enable_sleep_mode")
+    size -= weights.bytes if inputs.unsloth else 0
+    part = _counted("vLLM", "generation" if sleeps else "always", size, more)
+    return part._replace(allocated=False)
 
 
 def generation(inputs: Inputs) -> list[Part]:

@@ -17,6 +17,8 @@ from workbench.training.plan import Memory, Part, Stage
 from workbench.training.policy import grpo_config
 from workbench.training.settings.device import Machine
 
+_OF_A_CARD = "memory and gradient checkpointing are a card's; the rest is as here, without a GPU"
+
 
 class MemoryFit(Feature):
     """GPU memory a stage should need, and after its first step what it did need; it decides on
@@ -69,22 +71,17 @@ def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory
         parts: Sequence[Part], machine: Machine, on: bool | None
     ) -> tuple[bool, list[str], Any]:
         room, lines = vram_gb or machine.card_gb, []
-        if room is None and not estimates:
-            return bool(on), [], None
         there = parts
-        if not machine.cuda:
+        if not machine.cuda and (room or estimates):
             there = [_on_a_gpu(part, vllm=room is not None) for part in parts]
         if room is not None and on is None:
             on, lines = choose_checkpointing(there, room)
+        on = bool(on)
         if not estimates:
-            return bool(on), lines, None
-        if not machine.cuda and vram_gb is None:
-            lines += _on_this_cpu(parts, bool(on))
-        elif not machine.cuda:
-            lines.append(
-                "memory and gradient checkpointing are a card's; the rest is as here, without a GPU"
-            )
-        return bool(on), lines, _largest(_estimates(there, bool(on), room))
+            return on, lines, None
+        if not machine.cuda:
+            lines += [_OF_A_CARD] if vram_gb else _on_this_cpu(parts, on)
+        return on, lines, _largest(_estimates(there, on, room))
 
     return look
 
@@ -97,10 +94,12 @@ def choose_checkpointing(parts: Sequence[Part], vram_gb: float) -> tuple[bool, l
     no estimate can be made.
     """
     try:
-        made = [_estimates(parts, on, vram_gb) for on in (False, True)]
+        phases = [
+            [each.total("training") for each in _estimates(parts, on, vram_gb)]
+            for on in (False, True)
+        ]
     except (WorkbenchError, ValueError):
         return False, []
-    phases = [[one.total("training") for one in each] for each in made]
     without, checkpointed = max(zip(*phases, strict=True), key=lambda pair: pair[0].high)
     room = round(vram_gb * 1e9)
     if without.high <= room or checkpointed.high >= without.high:
