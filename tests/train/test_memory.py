@@ -463,7 +463,7 @@ def test_on_a_cpu_the_process_counts_and_no_card_does():
     process, shape = part(plain, "process"), plain.shape
     assert 0.8e9 <= process.low < process.bytes < process.high <= 1.6e9
     assert part(wide, "process").high - process.high == 2 * shape.parameters  # the mapped file, in 16 bits
-    unpacked = 2 * sum(matrix.weights for matrix in shape.matrices)
+    unpacked = 2 * sum(shape.packed)
     assert part(packed, "process").bytes - process.bytes == unpacked
     tokens = plain.inputs.rows * (plain.inputs.completion + 1)
     for one, each in ((plain, 26), (wide, 14)):

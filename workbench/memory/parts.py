@@ -118,7 +118,7 @@ class Inputs:
         self.adapter = adapter_on(shape, self.recipe.lora, experts=self.experts).sizes
         self.lora = sum(self.adapter)
         # The largest matrix that is kept in NF4, in 16 bits while it is used.
-        largest = max((one.weights for one in shape.matrices if self.four_bit), default=0)
+        largest = max(shape.packed if self.four_bit else (), default=0)
         self.unpacked = largest * self.element + 4 * math.ceil(largest / _NF4_BLOCK)
 
 
@@ -132,9 +132,7 @@ def weight_bytes(shape: ModelShape, load_in_4bit: bool, element_bytes: int = 2) 
     """Bytes of the frozen weights. In 4 bits, embedding, output layer, norms and biases stay at
     `element_bytes` each.
     """
-    packed = [
-        matrix.weights for matrix in shape.matrices if load_in_4bit and shape.is_quantised(matrix)
-    ]
+    packed = shape.packed if load_in_4bit else ()
     return (shape.parameters - sum(packed)) * element_bytes + sum(map(nf4_bytes, packed))
 
 
@@ -183,7 +181,7 @@ def activation_bytes_per_token(
         return element_bytes * (4 * hidden + attention + 2 * inner)
     # Seen in what autograd keeps: residuals that a float32 adapter has touched are float32 too.
     residuals = 6 * hidden + 2 * queries if element_bytes == 2 else 0
-    adapters = r * len(shape.matrices) // shape.layers
+    adapters = r * len(shape.packed) // shape.layers
     return 8 * hidden + residuals + element_bytes * (2 * hidden + attention + 4 * inner + adapters)
 
 
@@ -346,7 +344,7 @@ def process(inputs: Inputs) -> list[Part]:
     shape, (size, low, high), copied = inputs.shape, _LIBRARIES, 0
     if inputs.four_bit:
         # `lean_adapters`: once for each batch of completions, where there is room for it.
-        copied = sum(one.weights for one in shape.matrices if shape.is_quantised(one))
+        copied = sum(shape.packed)
     if copied or inputs.element == 4:
         # Read from a mapped file of 16 bits, whose pages count until somebody needs them.
         high += 2 * shape.parameters

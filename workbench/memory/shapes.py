@@ -27,18 +27,6 @@ from workbench.workspace import find
 KNOWN_FILE = Path(__file__).with_name("shapes.json")
 
 
-class Matrix(NamedTuple):
-    """One linear layer: weights [outputs, inputs]."""
-
-    path: str  # "layers.0.self_attn.q_proj"
-    outputs: int
-    inputs: int
-
-    @property
-    def weights(self) -> int:
-        return self.outputs * self.inputs
-
-
 @dataclass(frozen=True)
 class ModelShape:
     """The properties of a policy that decide its memory. Sizes are numbers of elements, not
@@ -55,25 +43,17 @@ class ModelShape:
     intermediate_size: int
     vocab_size: int
     tied: bool  # the output layer is the embedding
-    # of all blocks; the embedding and the output layer are not among them
-    matrices: tuple[Matrix, ...]
+    # weights of each linear layer that is in NF4 when the model is loaded in 4 bits: all in the
+    # blocks are, but those that a quantised repository left alone
+    packed: tuple[int, ...]
     windows: tuple[int | None, ...]  # per layer: tokens that its attention reaches back; None: all
     caches: tuple[str, ...]  # the classes of transformers that keep its layers' keys and values
     # weights of experts that are kept as one parameter a layer, which bitsandbytes does not
     # quantise
     stacked: int
     quantised: bool  # the stored weights are NF4 already
-    kept_16bit: tuple[str, ...]  # modules that a quantised repository left alone, as it names them
     local: bool  # read from a folder
     config: str = field(repr=False, compare=False)  # JSON of the config.json
-
-    def is_quantised(self, matrix: Matrix) -> bool:
-        """Whether `matrix` is kept in NF4 when the model is loaded in 4 bits: all are, except those
-        excluded by name.
-        """
-        full = f"model.{matrix.path}"
-        # transformers' own rule: the name, as a pattern at the start, or as an ending.
-        return not any(re.match(key, full) or full.endswith(key) for key in self.kept_16bit)
 
 
 def shape_of(name: str | Path = "tiny") -> ModelShape:
@@ -134,21 +114,24 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
     output = model.get_output_embeddings()
     quantised = content.get("quantization_config") or {}
     in_4bit = bool(quantised.get("load_in_4bit") or quantised.get("_load_in_4bit"))
+    left_alone = (quantised.get("llm_int8_skip_modules") or ()) if in_4bit else ()
     return ModelShape(
         name=name,
         parameters=sum(one.numel() for one in model.parameters()),
         **sizes,
         tied=bool(full.tie_word_embeddings),
-        matrices=tuple(
-            Matrix(path.removeprefix("model."), module.out_features, module.in_features)
+        packed=tuple(
+            module.weight.numel()
             for path, module in model.named_modules()
-            if isinstance(module, torch.nn.Linear) and module is not output
+            if isinstance(module, torch.nn.Linear)
+            and module is not output
+            # transformers' own rule: the name, as a pattern at the start, or as an ending
+            and not any(re.match(key, path) or path.endswith(key) for key in left_alone)
         ),
         windows=tuple(getattr(layer, "sliding_window", None) for layer in cache),
         caches=tuple(dict.fromkeys(type(layer).__name__ for layer in cache)),
         stacked=sum(one.numel() for one in model.parameters() if one.dim() == 3),
         quantised=in_4bit,
-        kept_16bit=tuple(quantised.get("llm_int8_skip_modules") or ()) if in_4bit else (),
         local=local,
         config=config,
     )
