@@ -29,9 +29,6 @@ LOW, HIGH = 0.4, 1.6
 _NF4_BLOCK, _NESTED_BLOCK = 64, 256
 _CODES = 16 * 4 + 256 * 4 + 4  # of each layer: both code tables and the offset, float32
 _UNSLOTH_ROWS = 512  # Unsloth's decoding buffer grows by this many tokens
-# Of a process that trains on a CPU, before it has loaded a model: Python, torch, transformers, TRL
-# and what they import. Measured: 1.0 GB, and 0.3 GB more with Unsloth (benchmarks/resident.py).
-_LIBRARIES = (GB, 8 * GB // 10, 15 * GB // 10)
 # Unsloth's chunk of log-probabilities: least rows, most bytes
 _LOGPROB_ROWS, _LOGPROB_BYTES = 512, 2 * 2**30
 
@@ -86,11 +83,9 @@ class Inputs:
     shape: ModelShape
     longest_prompt_tokens: int | None
     vram_gb: float | None
-    device: str
 
     def __post_init__(self) -> None:
         policy, settings, shape = self.recipe.policy, self.settings, self.shape
-        self.cpu = self.device == "cpu"
         self.completion: int = settings["max_completion_length"]
         room = policy.max_seq_length - self.completion
         if self.vram_gb is not None and not self.vram_gb > 0:
@@ -106,11 +101,9 @@ class Inputs:
         self.tokens = self.rows * (self.prompt + self.completion)
         self.four_bit = policy.load_in_4bit or shape.quantised
         self.unsloth = policy.backend == "unsloth"
-        self.kernels = "unsloth" if self.unsloth and not self.cpu else "torch"
-        # Of a weight that is not quantised, and of an activation. On a CPU the plain backend's
-        # default is float32.
-        wide = policy.dtype is None and not self.unsloth and self.cpu
-        self.element = 4 if wide or policy.dtype == "float32" else 2
+        self.kernels = "unsloth" if self.unsloth else "torch"
+        # of a weight that is not quantised, and of an activation
+        self.element = 4 if policy.dtype == "float32" else 2
         # On a GPU, Unsloth also trains stacked experts that PEFT leaves out for these target
         # modules; seen on no GPU.
         self.experts = self.kernels == "unsloth" and shape.stacked > 0
@@ -268,9 +261,8 @@ def generation(inputs: Inputs) -> list[Part]:
     # one layer's values of every prompt
     per_token = element * 3 * shape.intermediate_size + (8 + element) * shape.hidden_size
     reading = sequences * inputs.prompt * per_token
-    # Of one token per sequence, in 32 bits, with what is computed of them; on a CPU also the draw,
-    # in 64 bits.
-    logits = sequences * shape.vocab_size * (14 + 8 * inputs.cpu)
+    # of one token per sequence, in 32 bits, with what is computed of them
+    logits = sequences * shape.vocab_size * 14
     scratch = growth + reading + logits + inputs.unpacked
     return [
         _counted("keys and values", "generation", cache),
@@ -296,10 +288,6 @@ def _activations(inputs: Inputs) -> Part:
     layer = inputs.tokens * activation_bytes_per_token(
         shape, kernels=inputs.kernels, r=inputs.recipe.lora.r, element_bytes=element
     )
-    if inputs.cpu and shape.heads > shape.kv_heads:
-        # With padding, attention on a CPU takes keys and values repeated for every head, and keeps
-        # these, too.
-        layer += inputs.tokens * 2 * shape.heads * shape.head_dim * element
     ends = inputs.tokens * shape.hidden_size * 8  # the embedding's output and the last norm
     one_input = inputs.tokens * shape.hidden_size * element
     if not inputs.settings.get("gradient_checkpointing"):
@@ -319,10 +307,7 @@ def _logprobs(inputs: Inputs) -> int:
         return (
             min(most, max(_LOGPROB_ROWS, math.ceil(inputs.tokens / 8)), inputs.tokens) * vocab * 8
         )
-    # float32, and its gradients in 16 bits. On a CPU, measured in TRL's function: autocast's logits
-    # are copied to float32, whose gradients are there several times.
-    on_cpu = 26 if inputs.element == 2 else 14
-    return scored * vocab * (on_cpu if inputs.cpu else 10)
+    return scored * vocab * 10  # float32, and its gradients in 16 bits
 
 
 def overhead(parts: Sequence[Part]) -> list[Part]:
@@ -335,21 +320,6 @@ def overhead(parts: Sequence[Part]) -> list[Part]:
         size = GB // 2 + held // 20
         unseen.append(_rough("CUDA and its allocator", phase, size, held // 10, allocated=False))
     return unseen
-
-
-def process(inputs: Inputs) -> list[Part]:
-    """What a process holds besides on a CPU, in resident memory: libraries, and copies of the
-    weights.
-    """
-    shape, (size, low, high), copied = inputs.shape, _LIBRARIES, 0
-    if inputs.four_bit:
-        # `lean_adapters`: once for each batch of completions, where there is room for it.
-        copied = sum(shape.packed)
-    if copied or inputs.element == 4:
-        # Read from a mapped file of 16 bits, whose pages count until somebody needs them.
-        high += 2 * shape.parameters
-    copied *= inputs.element
-    return [Part("process", "always", size + copied, low, high + copied, allocated=False)]
 
 
 def add(parts: Sequence[Part]) -> Span:
