@@ -287,7 +287,7 @@ def test_activations_are_near_what_autograd_keeps(kind, near):
     kept = {layers: kept_bytes(kind, {**SMALL, **more, "num_hidden_layers": layers}) for layers in (2, 4)}
     real = (kept[4] - kept[2]) / 2
     shape = from_config({"model_type": kind, **SMALL, **more})
-    counted = activation_bytes_per_token(shape, kernels="torch", r=8)
+    counted = activation_bytes_per_token(shape, unsloth=False, r=8)
     assert real == pytest.approx(counted, rel=near)
 
 

@@ -92,8 +92,7 @@ class MemoryEstimate:
         }
 
     def __str__(self) -> str:
-        unsloth = self.inputs.kernels == "unsloth"
-        kernels = "Unsloth's kernels" if unsloth else "PyTorch's operations"
+        kernels = "Unsloth's kernels" if self.inputs.unsloth else "PyTorch's operations"
         lines = [f"{self.shape.name} ({kernels}): {self.verdict}"]
         width = max(len(part.name) for part in self.parts)
         for part in self.parts:

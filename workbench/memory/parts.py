@@ -101,12 +101,11 @@ class Inputs:
         self.tokens = self.rows * (self.prompt + self.completion)
         self.four_bit = policy.load_in_4bit or shape.quantised
         self.unsloth = policy.backend == "unsloth"
-        self.kernels = "unsloth" if self.unsloth else "torch"
         # of a weight that is not quantised, and of an activation
         self.element = 4 if policy.dtype == "float32" else 2
         # On a GPU, Unsloth also trains stacked experts that PEFT leaves out for these target
         # modules; seen on no GPU.
-        self.experts = self.kernels == "unsloth" and shape.stacked > 0
+        self.experts = self.unsloth and shape.stacked > 0
         # elements of each of the adapter's tensors
         self.adapter = adapter_on(shape, self.recipe.lora, experts=self.experts).sizes
         self.lora = sum(self.adapter)
@@ -156,7 +155,7 @@ def kv_bytes(shape: ModelShape, sequences: int, tokens: int, element_bytes: int 
 
 
 def activation_bytes_per_token(
-    shape: ModelShape, *, kernels: str, r: int, element_bytes: int = 2
+    shape: ModelShape, *, unsloth: bool, r: int, element_bytes: int = 2
 ) -> int:
     """Bytes that one layer keeps of one token for the backward pass, without gradient
     checkpointing; near autograd's on a CPU.
@@ -170,7 +169,7 @@ def activation_bytes_per_token(
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * (queries + keys)
-    if kernels == "unsloth":
+    if unsloth:
         return element_bytes * (4 * hidden + attention + 2 * inner)
     # Seen in what autograd keeps: residuals that a float32 adapter has touched are float32 too.
     residuals = 6 * hidden + 2 * queries if element_bytes == 2 else 0
@@ -182,7 +181,7 @@ def always(inputs: Inputs) -> list[Part]:
     """The parts of both phases. Raises RecipeError if vLLM takes a share of an unknown card, or one
     too small.
     """
-    shape, settings, unsloth = inputs.shape, inputs.settings, inputs.kernels == "unsloth"
+    shape, settings, unsloth = inputs.shape, inputs.settings, inputs.unsloth
     size = weight_bytes(shape, inputs.four_bit, inputs.element)
     own = unsloth and inputs.four_bit and not shape.quantised and not shape.local
     # Unsloth may load its own repository instead, which keeps more at 16 bits.
@@ -252,7 +251,7 @@ def generation(inputs: Inputs) -> list[Part]:
     cache = kv_bytes(shape, sequences, tokens, element)
     # A layer's keys or values, copied to add a token.
     growth, more = cache // (2 * shape.layers), 0
-    if inputs.kernels == "unsloth":
+    if inputs.unsloth:
         rows = (max(inputs.completion - 2, 0) // _UNSLOTH_ROWS + 1) * _UNSLOTH_ROWS
         buffer = kv_bytes(shape, sequences, inputs.prompt + 1 + rows, element)
         growth = max(buffer - cache, 0)
@@ -286,13 +285,13 @@ def training(inputs: Inputs) -> list[Part]:
 def _activations(inputs: Inputs) -> Part:
     shape, element, more = inputs.shape, inputs.element, 0
     layer = inputs.tokens * activation_bytes_per_token(
-        shape, kernels=inputs.kernels, r=inputs.recipe.lora.r, element_bytes=element
+        shape, unsloth=inputs.unsloth, r=inputs.recipe.lora.r, element_bytes=element
     )
     ends = inputs.tokens * shape.hidden_size * 8  # the embedding's output and the last norm
     one_input = inputs.tokens * shape.hidden_size * element
     if not inputs.settings.get("gradient_checkpointing"):
         size = shape.layers * layer
-    elif inputs.kernels == "unsloth":  # keeps the layers' inputs in the host's memory
+    elif inputs.unsloth:  # keeps the layers' inputs in the host's memory
         size, more = layer + 2 * one_input, shape.layers * one_input
     else:
         size = layer + shape.layers * one_input
@@ -302,7 +301,7 @@ def _activations(inputs: Inputs) -> Part:
 def _logprobs(inputs: Inputs) -> int:
     vocab = inputs.shape.vocab_size
     scored = inputs.rows * (inputs.completion + 1)
-    if inputs.kernels == "unsloth":
+    if inputs.unsloth:
         most = max(_LOGPROB_BYTES // (8 * vocab), 2)
         return (
             min(most, max(_LOGPROB_ROWS, math.ceil(inputs.tokens / 8)), inputs.tokens) * vocab * 8
