@@ -184,7 +184,7 @@ class _Source:
         first, dot, rest = ast.unparse(node.func).partition(".")
         name = self.modules.get(first, first) + dot + rest
         role = next((role for role, kind in _CALLS.items() if _is(name, kind["name"])), "")
-        names = _CALLS[role].get("arguments", ()) if role else ()
+        names: list[str] = _CALLS[role].get("arguments", []) if role else []
         given = [*zip(names, node.args, strict=False)]
         given += [(word.arg or "**", word.value) for word in node.keywords]
         return Call(role, name, node.lineno, given, bound_to)
@@ -318,13 +318,14 @@ class _Reader:
         # A name in a loader of which nothing else is read is better than another model's.
         for call in self.source.calls("sees"):
             self._note(call.line, f"{call.name} is left out: only loaders of text models are read")
-        named: dict[object, Call] = {}
+        named: dict[str, Call] = {}
         for call in self.source.calls("unsloth", "transformers", "sees", "beside"):
             other = re.search(_TABLE["other_models"], " ".join(call.bound_to))
             for name, node in call.arguments if call.line <= self.last and not other else ():
                 value = self.source.value(node)
-                hub = isinstance(value, str) and value[:1] not in "./~"
-                if hub and _FIELDS.get(name) == "policy.name":
+                if _FIELDS.get(name) != "policy.name" or not isinstance(value, str):
+                    continue
+                if value[:1] not in "./~":  # a folder
                     named.setdefault(value, call)
         if "policy.name" not in self.stated and named:
             (value, call), *others = named.items()
