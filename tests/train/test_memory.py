@@ -278,17 +278,15 @@ def test_keys_and_values_of_windows_and_shared_heads(kind, more):
         assert kv_bytes(shape, 2, tokens) == cache_bytes(cache)
 
 
-@pytest.mark.parametrize(("kind", "near"), [("llama", 0.03), ("qwen3", 0.1), ("gemma2", 0.15)])
-def test_activations_are_near_what_autograd_keeps(kind, near):
-    """A layer's: of two norms to 3 %, of more to what the range has room for. On a GPU, other attention kernels keep other
-    things.
-    """
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
+def test_activations_are_near_what_autograd_keeps(kind):
+    """A layer's, within 3 %. The part's ends are wider: on a GPU, other attention kernels keep other things."""
     more = {"hidden_size": 128, "intermediate_size": 320, "head_dim": 32, "num_key_value_heads": 2}
     kept = {layers: kept_bytes(kind, {**SMALL, **more, "num_hidden_layers": layers}) for layers in (2, 4)}
     real = (kept[4] - kept[2]) / 2
     shape = from_config({"model_type": kind, **SMALL, **more})
     counted = activation_bytes_per_token(shape, unsloth=False, r=8)
-    assert real == pytest.approx(counted, rel=near)
+    assert real == pytest.approx(counted, rel=0.03)
 
 
 def kept_bytes(kind: str, sizes: dict) -> float:

@@ -42,26 +42,26 @@ def test_known_configurations_have_the_published_number_of_parameters(entry):
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "parameters", "windows"),
+    ("kind", "more", "parameters", "windows", "norms", "qk_norm"),
     [
         # By hand: embedding and output 2 x 112 x 48; a block's matrices; norms of 48. Queries are 6 x 8, keys 2 x 8 wide.
-        ("llama", {}, 2 * 5376 + 3 * (2 * 2304 + 2 * 768 + 3 * 3840 + 2 * 48) + 48, [None] * 3),
+        ("llama", {}, 2 * 5376 + 3 * (2 * 2304 + 2 * 768 + 3 * 3840 + 2 * 48) + 48, [None] * 3, 2, False),
         ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
          5376 + 3 * (2 * 2304 + 2 * 768 + 3 * 3840 + 2 * 48 + (48 + 16 + 16 + 48) + (80 + 80 + 48)) + 48,
-         [None] * 3),
-        ("qwen2", {}, 2 * 5376 + 3 * (2 * 2304 + 2 * 768 + 3 * 3840 + 2 * 48 + (48 + 16 + 16)) + 48, [None] * 3),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, None, [None, 8, 8]),
-        ("qwen3", {"head_dim": 8}, 2 * 5376 + 3 * (2 * 2304 + 2 * 768 + 3 * 3840 + 2 * 48 + 16) + 48, [None] * 3),
-        ("gemma2", {"sliding_window": 16}, None, [16, None, 16]),
-        ("gemma3_text", {"sliding_window": 16}, None, [16, 16, 16]),
-        ("mistral", {"sliding_window": 6}, None, [6, 6, 6]),
-        ("olmo2", {}, None, [None] * 3),
+         [None] * 3, 2, False),
+        ("qwen2", {}, 2 * 5376 + 3 * (2 * 2304 + 2 * 768 + 3 * 3840 + 2 * 48 + (48 + 16 + 16)) + 48, [None] * 3, 2, False),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, None, [None, 8, 8], 2, False),
+        ("qwen3", {"head_dim": 8}, 2 * 5376 + 3 * (2 * 2304 + 2 * 768 + 3 * 3840 + 2 * 48 + 16) + 48, [None] * 3, 2, True),
+        ("gemma2", {"sliding_window": 16}, None, [16, None, 16], 4, False),
+        ("gemma3_text", {"sliding_window": 16}, None, [16, 16, 16], 4, True),
+        ("mistral", {"sliding_window": 6}, None, [6, 6, 6], 2, False),
+        ("olmo2", {}, None, [None] * 3, 2, True),
     ],
 )  # fmt: skip
-def test_what_a_configuration_describes(kind, more, parameters, windows):
+def test_what_a_configuration_describes(kind, more, parameters, windows, norms, qk_norm):
     shape = from_config({"model_type": kind, **SMALL, **more})
     assert parameters in (None, shape.parameters)
-    assert list(shape.windows) == windows
+    assert (list(shape.windows), shape.norms_per_layer, shape.qk_norm) == (windows, norms, qk_norm)
     assert (shape.layers, shape.heads, shape.kv_heads, shape.vocab_size) == (3, 6, 2, 112)
 
 

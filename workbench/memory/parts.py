@@ -160,21 +160,21 @@ def activation_bytes_per_token(
     """Bytes that one layer keeps of one token for the backward pass, without gradient
     checkpointing; near autograd's on a CPU.
 
-    With PyTorch's own operations: both norms in float32; the inputs of attention and MLP (also in
-    the adapter's type where that is float32); queries, keys, values and output of attention; gate,
-    its activation, up and their product; what is between the two matrices of each adapter.
-    Unsloth's kernels keep one copy of each input, gate and up, and compute the rest again. Norms
-    beyond two a layer, and those of queries and keys, are left to the range.
+    With PyTorch's own operations: each norm a float32 copy; the inputs of attention and MLP (also
+    in the adapter's type where that is float32); queries, keys, values and output of attention;
+    gate, its activation, up and their product; what is between the two matrices of each adapter.
+    Unsloth's kernels keep one copy of each input, gate and up, and compute the rest again.
     """
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * (queries + keys)
     if unsloth:
-        return element_bytes * (4 * hidden + attention + 2 * inner)
+        return element_bytes * (hidden * (shape.norms_per_layer + 2) + attention + 2 * inner)
+    norms = 4 * hidden * shape.norms_per_layer + (4 * (queries + keys) if shape.qk_norm else 0)
     # Seen in what autograd keeps: residuals that a float32 adapter has touched are float32 too.
     residuals = 6 * hidden + 2 * queries if element_bytes == 2 else 0
     adapters = r * len(shape.packed) // shape.layers
-    return 8 * hidden + residuals + element_bytes * (2 * hidden + attention + 4 * inner + adapters)
+    return norms + residuals + element_bytes * (2 * hidden + attention + 4 * inner + adapters)
 
 
 def always(inputs: Inputs) -> list[Part]:

@@ -46,6 +46,8 @@ class ModelShape:
     # weights of each linear layer that is in NF4 when the model is loaded in 4 bits: all in the
     # blocks are, but those that a quantised repository left alone
     packed: tuple[int, ...]
+    norms_per_layer: int
+    qk_norm: bool
     windows: tuple[int | None, ...]  # per layer: tokens that its attention reaches back; None: all
     caches: tuple[str, ...]  # the classes of transformers that keep its layers' keys and values
     # weights of experts that are kept as one parameter a layer, which bitsandbytes does not
@@ -112,6 +114,12 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
             remedy="check config.json, or measure one step instead",
         ) from error
     output = model.get_output_embeddings()
+    norms = [
+        path
+        for path, module in model.named_modules()
+        if "layers.0." in path and "Norm" in type(module).__name__
+    ]
+    of_heads = [path for path in norms if path.endswith(("q_norm", "k_norm"))]
     quantised = content.get("quantization_config") or {}
     in_4bit = bool(quantised.get("load_in_4bit") or quantised.get("_load_in_4bit"))
     left_alone = (quantised.get("llm_int8_skip_modules") or ()) if in_4bit else ()
@@ -128,6 +136,8 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
             # transformers' own rule: the name, as a pattern at the start, or as an ending
             and not any(re.match(key, path) or path.endswith(key) for key in left_alone)
         ),
+        norms_per_layer=len(norms) - len(of_heads),
+        qk_norm=bool(of_heads),
         windows=tuple(getattr(layer, "sliding_window", None) for layer in cache),
         caches=tuple(dict.fromkeys(type(layer).__name__ for layer in cache)),
         stacked=sum(one.numel() for one in model.parameters() if one.dim() == 3),
