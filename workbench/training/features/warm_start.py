@@ -44,11 +44,6 @@ from workbench.workspace import encodable, replace_file
 
 _SAMPLED, _LEARNT = 64, 8  # completions together: at least when sampled, at most in an update
 _EVERY_S = 10.0
-_PROBE = "`workbench probe` shows whether the reward can pay at all"
-_EASIER = (
-    "; then take easier prompts, a higher temperature or more tries; or give the task a reference"
-    " completion (`ideal`: row -> text) and set warm_start.source: reference"
-)
 _EASY = 20  # tries for a right one: of eight completions one is right in every third group then
 # As GRPO's trainer has them in force: what the device needs, and how an update is made.
 _SHARED = (
@@ -239,12 +234,20 @@ def _references(task: Task, tokenizer: Tokenizer, rows: list[Row]) -> list[Compl
 
 def _too_few(part: WarmStartPart, found: int, tries: int) -> RunError:
     reference = part.source == "reference"
-    remedy = f"set warm_start.samples: {found}" if found else _PROBE
+    remedy = f"set warm_start.samples: {found}"
     if found and not reference:
         enough = -(-tries * 5 // (4 * found))
         remedy += f" or warm_start.tries: {enough}; or take easier prompts"
-    elif not reference:
-        remedy += _EASIER
+    elif not found:
+        remedy = "`workbench probe` shows whether the reward can pay at all"
+        remedy += (
+            ""
+            if reference
+            else (
+                "; then take easier prompts, a higher temperature or more tries; or give the task a"
+                " reference completion (`ideal`: row -> text) and set warm_start.source: reference"
+            )
+        )
     kind = "reference" if reference else "sampled"
     return RunError(
         f"warm_start: {found} of {tries:,} {kind} completions are right and new",
