@@ -240,13 +240,10 @@ def _too_few(part: WarmStartPart, found: int, tries: int) -> RunError:
         remedy += f" or warm_start.tries: {enough}; or take easier prompts"
     elif not found:
         remedy = "`workbench probe` shows whether the reward can pay at all"
+    if not found and not reference:
         remedy += (
-            ""
-            if reference
-            else (
-                "; then take easier prompts, a higher temperature or more tries; or give the task a"
-                " reference completion (`ideal`: row -> text) and set warm_start.source: reference"
-            )
+            "; then take easier prompts, a higher temperature or more tries; or give the task a"
+            " reference completion (`ideal`: row -> text) and set warm_start.source: reference"
         )
     kind = "reference" if reference else "sampled"
     return RunError(
