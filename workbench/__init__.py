@@ -31,7 +31,7 @@ FACE = {
     "preview": "training.sampling",
     "prompt_lengths": "training.sampling",
     "split": "data.split",
-    "profile_difficulty": "training.sampling",
+    "profile_difficulty": "training.profiling",
     "write_dataset": "data.split",
     "resolve": "workspace",
     # 02: rewards

@@ -239,7 +239,6 @@ def _predicted(setting: Setting, recipe: Any, settings: dict[str, Any]) -> dict[
         settings,
         longest_prompt_tokens=setting.sizes.prompt,
         vram_gb=Machine.here().card_gb if setting.cuda else None,
-        device=setting.device,
     )
     # A tied embedding is read whole, for the logits; of one that is not tied a few rows are read.
     shape = made.shape

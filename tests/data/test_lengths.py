@@ -35,7 +35,8 @@ from workbench.tiny.task import task as arithmetic
 from workbench.training.loading import load_tokenizer
 from workbench.training.policy import load_policy
 from workbench.training.prepare import prepare, settled
-from workbench.training.sampling import profile_difficulty, prompt_lengths
+from workbench.training.profiling import profile_difficulty
+from workbench.training.sampling import prompt_lengths
 from workbench.training.trainer import train
 
 

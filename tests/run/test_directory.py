@@ -21,7 +21,8 @@ from workbench.health import examine_run
 from workbench.recipe import Recipe
 from workbench.run.control_file import ControlReader, RunState
 from workbench.run.directory import RunDirectory, open_run
-from workbench.training.resuming import doubled, latest_point
+from workbench.training.changes import doubled
+from workbench.training.resuming import latest_point
 
 
 def test_a_second_run_of_the_same_name_gets_a_number(home):

@@ -13,8 +13,9 @@ from workbench.rewards.groups import batch_advantages
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import read_batches
 from workbench.tiny.task import task
+from workbench.training.changes import changed_since_begun
 from workbench.training.policy import trainer_classes
-from workbench.training.resuming import Point, changed_since_begun
+from workbench.training.resuming import Point
 from workbench.training.script import read_script
 from workbench.training.settings import check_values, field_kinds, field_names, normalised, overridden
 from workbench.training.settings.algorithms import ALGORITHMS

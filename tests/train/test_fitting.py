@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import psutil
 import pytest
 import torch
 
-import workbench as wb
 from workbench import memory
 from workbench.memory import OutOfMemory
 from workbench.recipe import PolicyPart, Recipe
 from workbench.run.directory import open_run
 from workbench.tiny.task import task as arithmetic
-from workbench.training.features import fitting
 from workbench.training.policy import load_policy
 from workbench.training.settings.device import Machine
 from workbench.training.settings.values import DEFAULTS
@@ -69,27 +66,3 @@ def test_without_a_gpu_nothing_is_said_or_kept(home, policy, capsys):
     run = train(recipe(max_steps=1), policy=policy, task=arithmetic(32, 4))
     assert "memory" not in run.manifest()
     assert "GB" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("gigabytes", "said"), [(1000, ""), (1.5, "may not fit"), (0.5, "does not fit")])
-def test_plan_names_resident_memory_only_where_the_machine_may_not_have_it(monkeypatch, gigabytes, said):
-    memory_here = type(psutil.virtual_memory())
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory_here(*[round(gigabytes * 1e9)] * len(memory_here._fields)))
-    lines = [note for note in wb.plan(recipe()).notes if "resident" in note]
-    assert len(lines) == (1 if said else 0)
-    for line in lines:
-        assert f"the run {said} into this machine's memory" in line
-        assert f"of {memory.in_gb(gigabytes * 1e9)};" in line  # the value
-        assert "What saves memory: grpo.gradient_checkpointing: true" in line  # and a remedy
-    asked_for_a_card = wb.plan(recipe(), vram_gb=16)
-    assert not [note for note in asked_for_a_card.notes if "resident" in note]
-
-
-@pytest.mark.parametrize("name", fitting.LIMITS)
-def test_a_container_has_what_its_limit_leaves(tmp_path, name):
-    total = psutil.virtual_memory().total
-    limit = tmp_path / name
-    limit.parent.mkdir(exist_ok=True)
-    for text, left in (("1500000000\n", 1_500_000_000), ("max\n", total), ("9223372036854771712\n", total)):
-        limit.write_text(text)
-        assert fitting._ram_bytes(str(tmp_path)) == left

@@ -22,9 +22,10 @@ from workbench.run.directory import RunDirectory, open_run
 from workbench.run.held_out import standing
 from workbench.run.rollouts import query, read_batches
 from workbench.tiny.task import task as arithmetic
-from workbench.training import resuming
+from workbench.training import changes, resuming
+from workbench.training.changes import lost_since
 from workbench.training.policy import load_policy
-from workbench.training.resuming import latest_point, lost_since
+from workbench.training.resuming import latest_point
 from workbench.training.trainer import continue_run, train
 from workbench.workspace import replace_folder
 
@@ -299,7 +300,7 @@ def test_a_checkpoint_made_during_a_pause_is_older_than_the_row_of_its_step(run)
     assert lost_since(run, point) == []
     without(3)(run.path / "metrics.jsonl")  # killed before it was over
     assert lost_since(run, point) == []
-    shown = resuming.changed_since_begun(run, run.recipe(), [], point).shown
+    shown = changes.changed_since_begun(run, run.recipe(), [], point).shown
     assert "metrics.jsonl ends with step 3, the checkpoint with step 4" in shown
 
 
@@ -629,9 +630,9 @@ def test_what_nobody_edited_is_no_edit(run):
     del begun["generation"], begun["lora"]["lora_dropout"]
     run.update_manifest(recipe=begun | {"task": "mine/task.py"})
     moved = run.recipe().model_copy(update={"task": "/elsewhere/task.py"})
-    assert resuming.changed_since_begun(run, moved, [], latest_point(run)).refused == []
+    assert changes.changed_since_begun(run, moved, [], latest_point(run)).refused == []
     other = run.recipe().model_copy(update={"task": "mine/other.py"})
-    assert resuming.changed_since_begun(run, other, [], latest_point(run)).refused == ["task: 'mine/task.py' -> 'mine/other.py'"]
+    assert changes.changed_since_begun(run, other, [], latest_point(run)).refused == ["task: 'mine/task.py' -> 'mine/other.py'"]
 
 
 @pytest.mark.slow

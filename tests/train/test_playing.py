@@ -19,7 +19,8 @@ from workbench.run.turns import POLICY, TOOL, turns_of
 from workbench.task import Task
 from workbench.training.playing import marks_of, play
 from workbench.training.policy import load_policy, trainer_classes
-from workbench.training.sampling import profile_difficulty, scored_groups
+from workbench.training.profiling import profile_difficulty
+from workbench.training.sampling import scored_groups
 from workbench.training.trainer import train
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,8 @@ from workbench.display import view_of
 from workbench.rewards.suite import RewardSuite, score
 from workbench.tiny.task import task as arithmetic
 from workbench.training import sampling
-from workbench.training.sampling import profile_difficulty, sample, scored_groups
+from workbench.training.profiling import profile_difficulty
+from workbench.training.sampling import sample, scored_groups
 
 SMALL = {"num_generations": 4, "max_completion_length": 64, "batch": 4}
 

@@ -30,8 +30,8 @@ REPLACED = {
     "_compute_loss": "ratios",
     "_get_per_token_logps_and_entropies": "unpadded, ratios",
     "get_off_policy_mask": "ratios",
-    "create_scheduler": "resuming",
-    "_get_train_sampler": "resuming",
+    "create_scheduler": "restoring",
+    "_get_train_sampler": "restoring",
     "create_model_card": "trainer",
     "rollout_func": "turns",
 }

@@ -69,7 +69,7 @@ def test_every_part_has_a_colour():
         made(optim="adafactor", beta=0.1),
         made(use_vllm=True, use_liger_kernel=True),
     ]
-    cases.append(estimate(recipe, DEFAULTS, device="cpu"))
+    cases.append(estimate(recipe, DEFAULTS))
     named = {name for group in GROUPS.values() for name in group["parts"]}
     assert {part.name for estimated in cases for part in estimated.parts} | {"reference adapter"} == named
 

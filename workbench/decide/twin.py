@@ -34,7 +34,8 @@ from workbench.run.control_file import RunState, write_request
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import standing
 from workbench.run.rollouts import query
-from workbench.training.resuming import STATE_FILES, kept_task, recorded, sum_of_state
+from workbench.training.changes import recorded
+from workbench.training.resuming import STATE_FILES, kept_task, sum_of_state
 from workbench.training.trainer import continue_run, train
 from workbench.training.watchers import Watchers
 from workbench.workspace import append_line, replace_folder, shown, to_json, write_json

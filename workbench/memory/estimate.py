@@ -28,7 +28,6 @@ from workbench.memory.parts import (
     generation,
     in_gb,
     overhead,
-    process,
     training,
 )
 from workbench.memory.shapes import ModelShape, shape_of
@@ -93,8 +92,7 @@ class MemoryEstimate:
         }
 
     def __str__(self) -> str:
-        unsloth = self.inputs.kernels == "unsloth"
-        kernels = "Unsloth's kernels" if unsloth else "PyTorch's operations"
+        kernels = "Unsloth's kernels" if self.inputs.unsloth else "PyTorch's operations"
         lines = [f"{self.shape.name} ({kernels}): {self.verdict}"]
         width = max(len(part.name) for part in self.parts)
         for part in self.parts:
@@ -112,10 +110,8 @@ def estimate(
     shape: ModelShape | None = None,
     longest_prompt_tokens: int | None = None,
     vram_gb: float | None = None,
-    device: str = "cuda",
 ) -> MemoryEstimate:
-    """Memory that a recipe needs on one device, by part and phase; compared with one run on one
-    GPU.
+    """Memory that a recipe needs on one GPU, by part and phase; compared with one run on one GPU.
 
     Args:
         settings: what GRPOConfig is built from (of a stage: with the stage's own over it).
@@ -123,19 +119,16 @@ def estimate(
         longest_prompt_tokens: of the task; None: `max_prompt_length`, or else all that
             `max_seq_length` leaves.
         vram_gb: of the card, in 10^9 bytes (a `Machine` has this one's); None: no verdict.
-        device: "cuda"; or "cpu", where Unsloth's kernels do not run: then `peak` is the resident
-            memory of the process, and `vram_gb` that of the machine.
 
     Raises:
         PolicyError: if the policy's configuration cannot be found, or its parameters cannot be
             counted.
-        RecipeError: if no room is left for a prompt, or vLLM takes a share of an unknown card.
+        RecipeError: if vLLM takes a share of an unknown card, or the card has no memory.
     """
     shape = shape or shape_of(recipe.policy.name)
-    inputs = Inputs(recipe, settings, shape, longest_prompt_tokens, vram_gb, device)
+    inputs = Inputs(recipe, settings, shape, longest_prompt_tokens, vram_gb)
     parts = [*always(inputs), *generation(inputs), *training(inputs)]
-    parts += overhead(parts) if device == "cuda" else process(inputs)
-    return MemoryEstimate(inputs, parts)
+    return MemoryEstimate(inputs, [*parts, *overhead(parts)])
 
 
 def measured_peak() -> int | None:

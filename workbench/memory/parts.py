@@ -29,9 +29,6 @@ LOW, HIGH = 0.4, 1.6
 _NF4_BLOCK, _NESTED_BLOCK = 64, 256
 _CODES = 16 * 4 + 256 * 4 + 4  # of each layer: both code tables and the offset, float32
 _UNSLOTH_ROWS = 512  # Unsloth's decoding buffer grows by this many tokens
-# Of a process that trains on a CPU, before it has loaded a model: Python, torch, transformers, TRL
-# and what they import. Measured: 1.0 GB, and 0.3 GB more with Unsloth (benchmarks/resident.py).
-_LIBRARIES = (GB, 8 * GB // 10, 15 * GB // 10)
 # Unsloth's chunk of log-probabilities: least rows, most bytes
 _LOGPROB_ROWS, _LOGPROB_BYTES = 512, 2 * 2**30
 
@@ -78,8 +75,7 @@ def _rough(name: str, phase: Phase, size: float, more: int = 0, allocated: bool 
 class Inputs:
     """What the parts of a recipe are computed from; lengths in tokens, sizes in bytes.
 
-    The settings are those that `prepare` has checked. RecipeError if no room is left for a prompt,
-    or the card has no memory.
+    The settings are those that `prepare` has checked. RecipeError if the card has no memory.
     """
 
     recipe: Recipe
@@ -87,18 +83,11 @@ class Inputs:
     shape: ModelShape
     longest_prompt_tokens: int | None
     vram_gb: float | None
-    device: str
 
     def __post_init__(self) -> None:
         policy, settings, shape = self.recipe.policy, self.settings, self.shape
-        self.cpu = self.device == "cpu"
         self.completion: int = settings["max_completion_length"]
         room = policy.max_seq_length - self.completion
-        if room < 1:
-            lengths = f"max_completion_length = {self.completion}, policy.max_seq_length ="
-            rule = "max_seq_length holds prompt and completion together"
-            remedy = "lower the first or raise the second"
-            raise RecipeError(f"{lengths} {policy.max_seq_length}", rule=rule, remedy=remedy)
         if self.vram_gb is not None and not self.vram_gb > 0:
             rule, remedy = "a card has more than 0 GB", "give its memory, or leave it out"
             raise RecipeError(f"vram_gb = {self.vram_gb}", rule=rule, remedy=remedy)
@@ -112,19 +101,16 @@ class Inputs:
         self.tokens = self.rows * (self.prompt + self.completion)
         self.four_bit = policy.load_in_4bit or shape.quantised
         self.unsloth = policy.backend == "unsloth"
-        self.kernels = "unsloth" if self.unsloth and not self.cpu else "torch"
-        # Of a weight that is not quantised, and of an activation. On a CPU the plain backend's
-        # default is float32.
-        wide = policy.dtype is None and not self.unsloth and self.cpu
-        self.element = 4 if wide or policy.dtype == "float32" else 2
+        # of a weight that is not quantised, and of an activation
+        self.element = 4 if policy.dtype == "float32" else 2
         # On a GPU, Unsloth also trains stacked experts that PEFT leaves out for these target
         # modules; seen on no GPU.
-        self.experts = self.kernels == "unsloth" and shape.stacked > 0
+        self.experts = self.unsloth and shape.stacked > 0
         # elements of each of the adapter's tensors
         self.adapter = adapter_on(shape, self.recipe.lora, experts=self.experts).sizes
         self.lora = sum(self.adapter)
         # The largest matrix that is kept in NF4, in 16 bits while it is used.
-        largest = max((one.weights for one in shape.matrices if self.four_bit), default=0)
+        largest = max(shape.packed if self.four_bit else (), default=0)
         self.unpacked = largest * self.element + 4 * math.ceil(largest / _NF4_BLOCK)
 
 
@@ -138,9 +124,7 @@ def weight_bytes(shape: ModelShape, load_in_4bit: bool, element_bytes: int = 2) 
     """Bytes of the frozen weights. In 4 bits, embedding, output layer, norms and biases stay at
     `element_bytes` each.
     """
-    packed = [
-        matrix.weights for matrix in shape.matrices if load_in_4bit and shape.is_quantised(matrix)
-    ]
+    packed = shape.packed if load_in_4bit else ()
     return (shape.parameters - sum(packed)) * element_bytes + sum(map(nf4_bytes, packed))
 
 
@@ -171,7 +155,7 @@ def kv_bytes(shape: ModelShape, sequences: int, tokens: int, element_bytes: int 
 
 
 def activation_bytes_per_token(
-    shape: ModelShape, *, kernels: str, r: int, element_bytes: int = 2
+    shape: ModelShape, *, unsloth: bool, r: int, element_bytes: int = 2
 ) -> int:
     """Bytes that one layer keeps of one token for the backward pass, without gradient
     checkpointing; near autograd's on a CPU.
@@ -184,12 +168,12 @@ def activation_bytes_per_token(
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * (queries + keys)
-    if kernels == "unsloth":
+    if unsloth:
         return element_bytes * (hidden * (shape.norms_per_layer + 2) + attention + 2 * inner)
     norms = 4 * hidden * shape.norms_per_layer + (4 * (queries + keys) if shape.qk_norm else 0)
     # Seen in what autograd keeps: residuals that a float32 adapter has touched are float32 too.
     residuals = 6 * hidden + 2 * queries if element_bytes == 2 else 0
-    adapters = r * len(shape.matrices) // shape.layers
+    adapters = r * len(shape.packed) // shape.layers
     return norms + residuals + element_bytes * (2 * hidden + attention + 4 * inner + adapters)
 
 
@@ -197,7 +181,7 @@ def always(inputs: Inputs) -> list[Part]:
     """The parts of both phases. Raises RecipeError if vLLM takes a share of an unknown card, or one
     too small.
     """
-    shape, settings, unsloth = inputs.shape, inputs.settings, inputs.kernels == "unsloth"
+    shape, settings, unsloth = inputs.shape, inputs.settings, inputs.unsloth
     size = weight_bytes(shape, inputs.four_bit, inputs.element)
     own = unsloth and inputs.four_bit and not shape.quantised and not shape.local
     # Unsloth may load its own repository instead, which keeps more at 16 bits.
@@ -244,20 +228,18 @@ def _vllm(inputs: Inputs, weights: Part) -> Part:
         remedy = "give vram_gb, what the card has in GB"
         raise RecipeError("use_vllm = True, and the card is not known", rule=rule, remedy=remedy)
     size, more = round(share * card), round(0.1 * share * card)
-    phase: Phase = "always"
-    if not inputs.unsloth:
-        phase = "generation" if settings.get("vllm_enable_sleep_mode") else phase
-    elif weights.low > size:
+    if inputs.unsloth and weights.low > size:
         value = f"policy.gpu_memory_utilization = {share:g}, {in_gb(size)} of the card"
         held = f"vLLM's share holds the weights ({in_gb(weights.low)})"
         remedy = "raise it, or set policy.fast_inference: false"
         raise RecipeError(value, rule=f"{held}, and keys and values beside them", remedy=remedy)
-    else:
-        # Unsloth trains on the very weights that vLLM holds in its share, so what is left of it is
-        # vLLM's own. Taken as if the whole card were free when the model is loaded, and as if vLLM
-        # kept its share while the policy trains.
-        size -= weights.bytes
-    return _counted("vLLM", phase, size, more)._replace(allocated=False)
+    # Unsloth trains on the very weights that vLLM holds in its share, so what is left of it is
+    # vLLM's own. Taken as if the whole card were free when the model is loaded, and as if vLLM kept
+    # its share while the policy trains, unless it sleeps.
+    sleeps = not inputs.unsloth and settings.get("vllm_enable_sleep_mode")
+    size -= weights.bytes if inputs.unsloth else 0
+    part = _counted("vLLM", "generation" if sleeps else "always", size, more)
+    return part._replace(allocated=False)
 
 
 def generation(inputs: Inputs) -> list[Part]:
@@ -269,7 +251,7 @@ def generation(inputs: Inputs) -> list[Part]:
     cache = kv_bytes(shape, sequences, tokens, element)
     # A layer's keys or values, copied to add a token.
     growth, more = cache // (2 * shape.layers), 0
-    if inputs.kernels == "unsloth":
+    if inputs.unsloth:
         rows = (max(inputs.completion - 2, 0) // _UNSLOTH_ROWS + 1) * _UNSLOTH_ROWS
         buffer = kv_bytes(shape, sequences, inputs.prompt + 1 + rows, element)
         growth = max(buffer - cache, 0)
@@ -278,9 +260,8 @@ def generation(inputs: Inputs) -> list[Part]:
     # one layer's values of every prompt
     per_token = element * 3 * shape.intermediate_size + (8 + element) * shape.hidden_size
     reading = sequences * inputs.prompt * per_token
-    # Of one token per sequence, in 32 bits, with what is computed of them; on a CPU also the draw,
-    # in 64 bits.
-    logits = sequences * shape.vocab_size * (14 + 8 * inputs.cpu)
+    # of one token per sequence, in 32 bits, with what is computed of them
+    logits = sequences * shape.vocab_size * 14
     scratch = growth + reading + logits + inputs.unpacked
     return [
         _counted("keys and values", "generation", cache),
@@ -304,17 +285,13 @@ def training(inputs: Inputs) -> list[Part]:
 def _activations(inputs: Inputs) -> Part:
     shape, element, more = inputs.shape, inputs.element, 0
     layer = inputs.tokens * activation_bytes_per_token(
-        shape, kernels=inputs.kernels, r=inputs.recipe.lora.r, element_bytes=element
+        shape, unsloth=inputs.unsloth, r=inputs.recipe.lora.r, element_bytes=element
     )
-    if inputs.cpu and shape.heads > shape.kv_heads:
-        # With padding, attention on a CPU takes keys and values repeated for every head, and keeps
-        # these, too.
-        layer += inputs.tokens * 2 * shape.heads * shape.head_dim * element
     ends = inputs.tokens * shape.hidden_size * 8  # the embedding's output and the last norm
     one_input = inputs.tokens * shape.hidden_size * element
     if not inputs.settings.get("gradient_checkpointing"):
         size = shape.layers * layer
-    elif inputs.kernels == "unsloth":  # keeps the layers' inputs in the host's memory
+    elif inputs.unsloth:  # keeps the layers' inputs in the host's memory
         size, more = layer + 2 * one_input, shape.layers * one_input
     else:
         size = layer + shape.layers * one_input
@@ -324,15 +301,12 @@ def _activations(inputs: Inputs) -> Part:
 def _logprobs(inputs: Inputs) -> int:
     vocab = inputs.shape.vocab_size
     scored = inputs.rows * (inputs.completion + 1)
-    if inputs.kernels == "unsloth":
+    if inputs.unsloth:
         most = max(_LOGPROB_BYTES // (8 * vocab), 2)
         return (
             min(most, max(_LOGPROB_ROWS, math.ceil(inputs.tokens / 8)), inputs.tokens) * vocab * 8
         )
-    # float32, and its gradients in 16 bits. On a CPU, measured in TRL's function: autocast's logits
-    # are copied to float32, whose gradients are there several times.
-    on_cpu = 26 if inputs.element == 2 else 14
-    return scored * vocab * (on_cpu if inputs.cpu else 10)
+    return scored * vocab * 10  # float32, and its gradients in 16 bits
 
 
 def overhead(parts: Sequence[Part]) -> list[Part]:
@@ -345,21 +319,6 @@ def overhead(parts: Sequence[Part]) -> list[Part]:
         size = GB // 2 + held // 20
         unseen.append(_rough("CUDA and its allocator", phase, size, held // 10, allocated=False))
     return unseen
-
-
-def process(inputs: Inputs) -> list[Part]:
-    """What a process holds besides on a CPU, in resident memory: libraries, and copies of the
-    weights.
-    """
-    shape, (size, low, high), copied = inputs.shape, _LIBRARIES, 0
-    if inputs.four_bit:
-        # `lean_adapters`: once for each batch of completions, where there is room for it.
-        copied = sum(one.weights for one in shape.matrices if shape.is_quantised(one))
-    if copied or inputs.element == 4:
-        # Read from a mapped file of 16 bits, whose pages count until somebody needs them.
-        high += 2 * shape.parameters
-    copied *= inputs.element
-    return [Part("process", "always", size + copied, low, high + copied, allocated=False)]
 
 
 def add(parts: Sequence[Part]) -> Span:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench import policies
-from workbench.cache import file_states, kept
+from workbench.cache import kept
 from workbench.errors import PolicyError, RecipeError
 from workbench.hub import check_hub
 from workbench.kinds import Fields
@@ -25,18 +25,6 @@ from workbench.workspace import find
 
 # configurations of models on the hub, for use without it
 KNOWN_FILE = Path(__file__).with_name("shapes.json")
-
-
-class Matrix(NamedTuple):
-    """One linear layer: weights [outputs, inputs]."""
-
-    path: str  # "layers.0.self_attn.q_proj"
-    outputs: int
-    inputs: int
-
-    @property
-    def weights(self) -> int:
-        return self.outputs * self.inputs
 
 
 @dataclass(frozen=True)
@@ -55,8 +43,9 @@ class ModelShape:
     intermediate_size: int
     vocab_size: int
     tied: bool  # the output layer is the embedding
-    # of all blocks; the embedding and the output layer are not among them
-    matrices: tuple[Matrix, ...]
+    # weights of each linear layer that is in NF4 when the model is loaded in 4 bits: all in the
+    # blocks are, but those that a quantised repository left alone
+    packed: tuple[int, ...]
     norms_per_layer: int
     qk_norm: bool
     windows: tuple[int | None, ...]  # per layer: tokens that its attention reaches back; None: all
@@ -65,17 +54,8 @@ class ModelShape:
     # quantise
     stacked: int
     quantised: bool  # the stored weights are NF4 already
-    kept_16bit: tuple[str, ...]  # modules that a quantised repository left alone, as it names them
     local: bool  # read from a folder
     config: str = field(repr=False, compare=False)  # JSON of the config.json
-
-    def is_quantised(self, matrix: Matrix) -> bool:
-        """Whether `matrix` is kept in NF4 when the model is loaded in 4 bits: all are, except those
-        excluded by name.
-        """
-        full = f"model.{matrix.path}"
-        # transformers' own rule: the name, as a pattern at the start, or as an ending.
-        return not any(re.match(key, full) or full.endswith(key) for key in self.kept_16bit)
 
 
 def shape_of(name: str | Path = "tiny") -> ModelShape:
@@ -88,18 +68,16 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
     text = str(name)
     folder = policies.folder_of(text) or find(text)
     if local := folder.is_dir():
-        config = _of_folder(folder, text)
+        file = folder / "config.json"
     elif text.startswith((".", "/", "~")) or text.count("/") != 1:
         rule = f"a policy is {policies.CHOICES}"
         remedy = "check the path, or write the hub name with its owner"
         raise PolicyError(f"policy {text!r}: no such folder", rule=rule, remedy=remedy)
-    elif (cached := _cached(text)) is not None:
-        config = _of_folder(cached.parent, text)
-    elif (config := _known(text)) is None:
-        # a download tries five times over half a minute, and writes a line each time
-        check_hub(text)
-        config = _read(text, text)
-    return from_config(config, text, local=local)
+    elif (file := _cached(text)) is None:
+        if known := _known(text):
+            return from_config(known, text)
+        file = _downloaded(text)
+    return from_config(_read(file, text), text, local=local)
 
 
 def from_config(
@@ -123,49 +101,40 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
     from transformers import DynamicCache
 
     content = json.loads(config)
-    kind = content.get("model_type")
     try:
         full, model = _on_meta(config)
-        text = full.get_text_config()
-        hidden, heads = text.hidden_size, text.num_attention_heads
-        sizes = {
-            "hidden_size": hidden,
-            "layers": text.num_hidden_layers,
-            "heads": heads,
-            "vocab_size": text.vocab_size,
-            "kv_heads": getattr(text, "num_key_value_heads", None) or heads,
-            "head_dim": getattr(text, "head_dim", None) or hidden // heads,
-            "intermediate_size": getattr(text, "intermediate_size", None) or 4 * hidden,
-        }
-        if wrong := [key for key, size in sizes.items() if not isinstance(size, int) or size < 1]:
-            raise ValueError(f"{wrong[0]} = {sizes[wrong[0]]!r}")
+        sizes = _sizes(full.get_text_config())
         cache = DynamicCache(config=full).layers
     except Exception as error:
+        kind = content.get("model_type")
         raise PolicyError(
             f"policy {name!r}: model_type = {kind!r}: {_first_line(error)[:200]}",
             rule="memory is estimated of models that the installed transformers builds from their"
             " config.json",
             remedy="check config.json, or measure one step instead",
         ) from error
-    modules = {path.removeprefix("model."): module for path, module in model.named_modules()}
     output = model.get_output_embeddings()
     norms = [
         path
-        for path, module in modules.items()
+        for path, module in model.named_modules()
         if "layers.0." in path and "Norm" in type(module).__name__
     ]
     of_heads = [path for path in norms if path.endswith(("q_norm", "k_norm"))]
     quantised = content.get("quantization_config") or {}
     in_4bit = bool(quantised.get("load_in_4bit") or quantised.get("_load_in_4bit"))
+    left_alone = (quantised.get("llm_int8_skip_modules") or ()) if in_4bit else ()
     return ModelShape(
         name=name,
         parameters=sum(one.numel() for one in model.parameters()),
         **sizes,
         tied=bool(full.tie_word_embeddings),
-        matrices=tuple(
-            Matrix(path, module.out_features, module.in_features)
-            for path, module in modules.items()
-            if isinstance(module, torch.nn.Linear) and module is not output
+        packed=tuple(
+            module.weight.numel()
+            for path, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear)
+            and module is not output
+            # transformers' own rule: the name, as a pattern at the start, or as an ending
+            and not any(re.match(key, path) or path.endswith(key) for key in left_alone)
         ),
         norms_per_layer=len(norms) - len(of_heads),
         qk_norm=bool(of_heads),
@@ -173,10 +142,26 @@ def _built(config: str, name: str, local: bool) -> ModelShape:
         caches=tuple(dict.fromkeys(type(layer).__name__ for layer in cache)),
         stacked=sum(one.numel() for one in model.parameters() if one.dim() == 3),
         quantised=in_4bit,
-        kept_16bit=tuple(quantised.get("llm_int8_skip_modules") or ()) if in_4bit else (),
         local=local,
         config=config,
     )
+
+
+def _sizes(text: Any) -> dict[str, int]:
+    hidden, heads = text.hidden_size, text.num_attention_heads
+    sizes = {
+        "hidden_size": hidden,
+        "layers": text.num_hidden_layers,
+        "heads": heads,
+        "vocab_size": text.vocab_size,
+        "kv_heads": getattr(text, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(text, "head_dim", None) or hidden // heads,
+        "intermediate_size": getattr(text, "intermediate_size", None) or 4 * hidden,
+    }
+    for key, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{key} = {size!r}")
+    return sizes
 
 
 def _first_line(error: Exception) -> str:
@@ -274,22 +259,19 @@ def _cached(name: str) -> Path | None:
     return Path(file) if isinstance(file, str) else None
 
 
-def _of_folder(folder: Path, name: str) -> Fields:
-    return _unchanged(str(folder), name, file_states(folder.glob("*.json")))
+def _downloaded(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    # a download tries five times over half a minute, and writes a line each time
+    check_hub(name)
+    return Path(hf_hub_download(name, "config.json"))
 
 
-@kept
-def _unchanged(folder: str, name: str, files: Fields) -> Fields:
-    return _read(folder, name)
-
-
-def _read(place: str | Path, name: str) -> Fields:
-    from transformers import PretrainedConfig
-
+def _read(file: Path, name: str) -> Fields:
     try:
-        return PretrainedConfig.get_config_dict(place)[0]
-    except Exception as error:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         value = f"policy {name!r}: config.json: {_first_line(error)}"
         rule = "memory is estimated from the config.json that transformers' save_pretrained wrote"
-        remedy = "check the folder, or the model's page on the hub (a gated model needs HF_TOKEN)"
+        remedy = "check the folder, or the model's page on the hub"
         raise PolicyError(value, rule=rule, remedy=remedy) from error

@@ -4,39 +4,26 @@ a run's own task.
 A checkpoint holds the adapter (PEFT), `optimizer.safetensors` (the optimiser's tensors and the
 random states of torch) and `state.json` (where the run was: stage, step, schedule, float16's
 gradient scaler, Python's and numpy's random states, and the sums of all its files). It is written
-atomically, and checked before a run resumes from it. That run takes the same prompts in the same
-order with the same random numbers, so on a CPU its numbers are those of a run that never stopped;
-`inexact` names what is not restored.
+atomically, and checked before a run resumes from it; `restoring.py` puts it back into a trainer.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench import processes
 from workbench.errors import RunError
-from workbench.kinds import Fields, Model, Module, Tokenizer, Trainer
+from workbench.kinds import Fields, Model, Module, Tensor, Tokenizer, Trainer
 from workbench.recipe import Recipe
-from workbench.run.control_file import RunState
-from workbench.run.differences import Differences, flat
 from workbench.run.directory import RunDirectory
-from workbench.run.machine import versions
-from workbench.run.rollouts import query
 from workbench.task import Task, fingerprint, load_task
-from workbench.training.loading import put_back, random_states
-from workbench.training.settings.algorithms import asked_settings
+from workbench.training.loading import random_states
 from workbench.workspace import (
     find,
-    read_lines,
     replace_folder,
     shown,
     size_and_sum,
@@ -44,9 +31,9 @@ from workbench.workspace import (
     write_json,
 )
 
-_TENSORS, _STATE = "optimizer.safetensors", "state.json"
+TENSORS, _STATE = "optimizer.safetensors", "state.json"
 # of a checkpoint; the other files are those of an adapter
-STATE_FILES = (_TENSORS, _STATE, "trainer_state.json")
+STATE_FILES = (TENSORS, _STATE, "trainer_state.json")
 
 
 @dataclass(frozen=True)
@@ -109,9 +96,7 @@ def check_finite(model: Model, run: RunDirectory, step: int, weights: Fields | N
     """RunError if a trained weight is nan or inf: nothing can continue from it, and no export of it
     can speak.
     """
-    weights = weights or {
-        name: weight for name, weight in model.named_parameters() if weight.requires_grad
-    }
+    weights = weights or dict(_trained(model))
     broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
     if broken:
         tensors = f"{len(broken)} of the trained tensors hold nan or inf, {broken[0]} first"
@@ -160,11 +145,11 @@ def checkpoint_bytes(model: Module) -> int:
     """Approximate bytes of a checkpoint: the trained weights, and twice as much in 32 bits for the
     optimiser's moments.
     """
-    return sum(
-        weight.numel() * (weight.element_size() + 8)
-        for weight in model.parameters()
-        if weight.requires_grad
-    )
+    return sum(weight.numel() * (weight.element_size() + 8) for _, weight in _trained(model))
+
+
+def _trained(model: Module) -> list[tuple[str, Tensor]]:
+    return [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
 
 
 def sum_of_state(state: Fields) -> str:
@@ -187,20 +172,19 @@ def _saved_state(trainer: Any, folder: Path, states: list[Fields], done: int) ->
         for index, values in packed["state"].items()
         for key, value in values.items()
     }
+    plain = {key: each for key, each in moments.items() if not isinstance(each, torch.Tensor)}
     tensors = {
-        name: value.detach().cpu().contiguous().clone()
-        for name, value in moments.items()
-        if isinstance(value, torch.Tensor)
+        key: moments[key].detach().cpu().contiguous().clone()
+        for key in moments.keys() - plain.keys()
     }
     random: Fields = {}
     for number, own in enumerate(states):
         name = f"random{number or ''}"
         random[name] = {kind: own[kind] for kind in ("python", "numpy")}
-        parts = {f"{name}.{kind}": own[kind] for kind in ("torch", "cuda")}
-        tensors |= {key: value for key, value in parts.items() if value is not None}
-    save_file(tensors, str(folder / _TENSORS))
+        drawn = {f"{name}.{kind}": own[kind] for kind in ("torch", "cuda")}
+        tensors |= {key: value for key, value in drawn.items() if value is not None}
+    save_file(tensors, str(folder / TENSORS))
     schedule = trainer.lr_scheduler.state_dict() if begun else {}
-    schedule.pop("lr_lambdas", None)  # the recipe's own functions
     scaler = trainer.accelerator.scaler  # there is one only where float16 is trained
     args = trainer.args
     window = args.steps_per_generation * trainer.num_iterations
@@ -208,13 +192,13 @@ def _saved_state(trainer: Any, folder: Path, states: list[Fields], done: int) ->
         "step": trainer.state.global_step,
         "tokens": states[0].get("tokens", trainer.state.num_input_tokens_seen),
         "whole_generation": done * args.gradient_accumulation_steps % window == 0,
-        "optimizer": {
-            "plain": {key: moments[key] for key in moments.keys() - tensors.keys()},
-            "groups": packed["param_groups"],
-        },
+        "optimizer": {"plain": plain, "groups": packed["param_groups"]},
         "scaler": scaler and scaler.state_dict(),
         "schedule": {
-            key: value for key, value in schedule.items() if isinstance(value, (int, float, list))
+            key: value
+            for key, value in schedule.items()
+            # without the recipe's own functions
+            if key != "lr_lambdas" and isinstance(value, (int, float, list))
         },
     }
 
@@ -307,158 +291,6 @@ def load_adapter(model: Model, folder: Path) -> None:
         ) from cause
 
 
-class Restored:
-    """Restores a trainer from a checkpoint: call `prepare` before `train()`, and the others as it
-    begins.
-    """
-
-    def __init__(self, point: Point, total: int) -> None:
-        # total: steps of the stage; -1: it follows from epochs
-        self.point, self.total = point, total
-        self.inexact: list[str] = []
-        self.schedule: Fields = {}  # for the event: the next step's rate, where it is another one
-        self._epochs_begun = 0
-        self._random: Fields | None = None  # to be put back, once
-
-    def prepare(self, trainer: Any) -> None:
-        """Make the trainer begin in the epoch, at the prompts and on the schedule of the
-        checkpoint.
-        """
-        point, args = self.point, trainer.args
-        at_once = args.per_device_train_batch_size * processes.count()
-        per_step = at_once * args.steps_per_generation * args.gradient_accumulation_steps
-        batches = len(trainer.get_train_dataloader())
-        per_epoch = max(1, -(-batches // args.gradient_accumulation_steps))
-        if self.total < 0:
-            self.total = math.ceil(args.num_train_epochs * per_epoch)
-        if point.done >= self.total:
-            raise RunError(
-                f"all {point.step} steps are trained",
-                rule="a run resumes up to the steps that its recipe asks for",
-                remedy="start a new run with more num_train_epochs",
-            )
-        self.epochs, self.skipped = divmod(point.done, per_epoch)
-        self._of_an_epoch = self.skipped / per_epoch
-        args.max_steps = self.total - self.epochs * per_epoch
-        schedule, sampler = trainer.create_scheduler, trainer._get_train_sampler
-        trainer.create_scheduler = lambda num_training_steps, **more: schedule(
-            num_training_steps=self.total, **more
-        )
-        trainer._get_train_sampler = lambda *a, **k: _Skipping(
-            sampler(*a, **k), self.epochs, self.skipped * per_step
-        )
-        before = sum(name.startswith("random") for name in point.state)
-        remarks = {
-            "the checkpoint lies between two generations: the rest of that batch is generated"
-            " again": not point.state["whole_generation"],
-            f"trained in {before} processes before: batches and random numbers differ from"
-            " now on": before != processes.count(),
-            "the optimiser starts from scratch: its state was spread over processes": (
-                not point.state["optimizer"]["groups"]
-            ),
-            "the next row of metrics covers only the steps after the checkpoint": (
-                args.logging_steps > 1 and point.step % args.logging_steps
-            ),
-        }
-        self.inexact += [remark for remark, holds in remarks.items() if holds]
-
-    def begin(self, trainer: Any) -> None:
-        """Once training has begun: restore the optimiser's and the schedule's state."""
-        from safetensors.torch import load_file
-
-        state, tensors = self.point.state, load_file(str(self.point.folder / _TENSORS))
-        own = f"random{processes.rank() or ''}"
-        if own in state:
-            version, numbers, gauss = state[own]["python"]
-            self._random = {
-                "python": (version, tuple(numbers), gauss),
-                "numpy": state[own]["numpy"],
-                "torch": tensors[f"{own}.torch"],
-                "cuda": tensors.get(f"{own}.cuda"),
-            }
-        by_parameter: dict[int, Fields] = {}
-        groups = state["optimizer"]["groups"]
-        for name, value in (tensors | state["optimizer"]["plain"]).items():
-            index, _, key = name.partition(".")
-            if index.isdecimal():
-                by_parameter.setdefault(int(index), {})[key] = value
-        if groups:
-            trainer.optimizer.load_state_dict({"state": by_parameter, "param_groups": groups})
-        self._reschedule(trainer)
-        trainer.state.num_input_tokens_seen = state["tokens"]
-        trainer._step = self.point.done * trainer.args.gradient_accumulation_steps
-        scaler = trainer.accelerator.scaler
-        if scaler is not None and state.get("scaler"):
-            scaler.load_state_dict(state["scaler"])
-        elif scaler is not None:
-            self.inexact.append(
-                "float16's gradient scaler starts from scratch: steps are skipped until its scale"
-                " fits"
-            )
-
-    def _reschedule(self, trainer: Any) -> None:
-        # Its functions are the recipe's; what was saved are its numbers. Where steps were added,
-        # the rate saved for the next step is the old schedule's: after a decay it is 0.
-        schedule, groups = trainer.lr_scheduler, trainer.optimizer.param_groups
-        schedule.load_state_dict({**schedule.state_dict(), **self.point.state["schedule"]})
-        if self.point.held_rate:
-            schedule.held = self.point.held_rate / schedule.base_lrs[0]  # saved with its state
-        if (held := getattr(schedule, "held", None)) is not None:
-            schedule.lr_lambdas = [lambda _: held] * len(groups)
-        parts = zip(schedule.base_lrs, getattr(schedule, "lr_lambdas", ()), strict=False)
-        rates = [base * factor(schedule.last_epoch) for base, factor in parts]
-        if all(math.isclose(rate, group["lr"]) for rate, group in zip(rates, groups, strict=False)):
-            return
-        name, step = trainer.args.lr_scheduler_type.value, self.point.step + 1
-        follows = f"as {name} now runs over {self.total} steps"
-        if held is not None:
-            follows = "held from here on"
-        words = f"learning_rate {rates[0]:.3g} in step {step}, {follows}"
-        self.schedule = {"learning_rate": rates[0], "schedule": words}
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
-        schedule._last_lr = rates
-
-    def epoch_begins(self) -> None:
-        """Before the first epoch's prompts are drawn."""
-        self._epochs_begun += 1
-        if not self.skipped:
-            self.load_random()
-
-    def epoch(self, counted: float) -> float:
-        """The epoch as the run counts it, for a trainer that began in the middle of one."""
-        return counted + self.epochs + (self._of_an_epoch if self._epochs_begun == 1 else 0.0)
-
-    def load_random(self) -> None:
-        """Restore the checkpoint's random states, once: before the first step, or the epoch that
-        begins with it.
-        """
-        if self._random is not None:
-            put_back(self._random)
-            self._random = None
-
-
-class _Skipping:
-    """A sampler that begins in the middle: it draws and discards the orders of whole epochs, then
-    skips some items.
-    """
-
-    def __init__(self, sampler: Any, epochs: int, items: int) -> None:
-        self.sampler, self.epochs, self.items = sampler, epochs, items
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __iter__(self) -> Iterator[int]:
-        for _ in range(self.epochs):
-            next(iter(self.sampler), None)  # an order is drawn when its first prompt is
-        items = itertools.islice(iter(self.sampler), self.items, None)
-        self.epochs = self.items = 0
-        yield from items
-
-
-# -- the task that a run was begun with
-# --------------------------------------------------------------------------------
 def kept_task(run: RunDirectory, number: int | None) -> Path:
     """The run's own copy of its task file, or (`number`, from 0) of that of a stage."""
     return run.path / ("task.py" if number is None else f"tasks/stage-{number}.py")
@@ -476,7 +308,7 @@ def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> 
     # stage has its own.
     shared = [place for place, part in enumerate(recipe.stages) if not part.task]
     places = ([0] if not recipe.stages else shared) if number is None else [number]
-    begun = _recorded(run.manifest(), places[0]) if places else {}
+    begun = begun_with(run.manifest(), places[0]) if places else {}
     if kept.is_file():
         source = Path(begun.get("source", name))
         # Where the whole workspace was moved, the recipe's relative path still leads to the file.
@@ -505,7 +337,7 @@ def begun_task(run: RunDirectory, recipe: Recipe, number: int | None = None) -> 
     return task
 
 
-def _recorded(manifest: Fields, number: int) -> Fields:
+def begun_with(manifest: Fields, number: int) -> Fields:
     """What a run's stage started with: name, source and rows of its task, and its functions'
     hashes.
     """
@@ -513,93 +345,3 @@ def _recorded(manifest: Fields, number: int) -> Fields:
         return {**manifest["task"], **manifest["rewards"]}
     stage = manifest["stages"][number]
     return {**stage, **stage["rewards"], "source": stage["task"], "name": stage["task"]}
-
-
-def recorded(run: RunDirectory, step: int) -> Fields:
-    """Rows, completions and effective settings in a run's record up to a saved step. RunError: a
-    part cannot be read.
-    """
-    state = RunState.of(run)
-    state.apply({"event": "continued", "step": step})
-    completions = 0
-    if any(run.rollouts.glob("step-*.parquet")):
-        sql = f"select count(*) from rollouts where step <= {step}"
-        completions = int(query(run.rollouts, sql).iat[0, 0])
-    return {
-        "metrics.jsonl": sum(row["step"] <= step for row in run.metrics()),
-        "rollouts": completions,
-        "events.jsonl": state.in_force,
-    }
-
-
-def doubled(run: RunDirectory) -> list[str]:
-    """A line on steps with two rows of metrics, if there are any: the later row is kept."""
-    rows = Counter(str(row.get("step")) for row in read_lines(run.path / "metrics.jsonl"))
-    twice = ", ".join(step for step, count in rows.items() if count > 1)
-    return [f"metrics.jsonl has two rows for step {twice}: the later one is kept"] if twice else []
-
-
-def lost_since(run: RunDirectory, point: Point) -> list[str]:
-    """Entries of the run's record that a checkpoint counted and that are now missing: one line
-    each.
-    """
-    saved = flat(point.state["recorded"])
-    there = flat(to_json(recorded(run, point.step)))
-    # Of what is counted there may be more: a checkpoint that was made during a pause is older than
-    # the row of its step.
-    counted = ("metrics.jsonl", "rollouts")
-    lost = [
-        name
-        for name, value in saved.items()
-        if value != there.get(name) and not (name in counted and there[name] > value)
-    ]
-    return [f"{name} up to step {point.step}: {saved[name]} -> {there.get(name)}" for name in lost]
-
-
-def changed_since_begun(
-    run: RunDirectory, recipe: Recipe, stages: Sequence[Any], point: Point
-) -> Differences:
-    """Recipe, rows, rewards, libraries and record of a resumed run, compared with what it started
-    from.
-    """
-    from workbench.run.sealed import unlike_saved
-
-    manifest = run.manifest()
-    # a run that resumes replaces its final adapter
-    changed = Differences([*doubled(run), *unlike_saved(run.final)], lost_since(run, point))
-    started = Recipe.of(manifest["recipe"], "manifest.json")
-    # Another algorithm is other settings, and the same settings are the same run, whoever named
-    # them.
-    begun, fields = (
-        flat(each.model_copy(update={"grpo": asked_settings(each)}).model_dump(mode="json"))
-        for each in (started, recipe)
-    )
-    for name in fields:
-        # found from another folder
-        if (
-            name.endswith("task")
-            and Path(str(begun.get(name))).name == Path(str(fields[name])).name
-        ):
-            begun[name] = fields[name]
-    changed.diff(
-        {
-            "recipe": begun,
-            "versions": manifest.get("versions"),
-            "processes": manifest.get("processes", 1),
-        },
-        {"recipe": fields, "versions": versions(), "processes": processes.count()},
-    )
-    for stage in stages:
-        suite = stage.suite
-        weights = dict(zip(suite.names, suite.weights, strict=True))
-        own = {"functions": suite.hashes, "weights": weights, "rows": fingerprint(stage.task.rows)}
-        begun_with = _recorded(manifest, stage.number)
-        begun_with = {name: begun_with[name] for name in own if begun_with.get(name)}
-        changed.diff({"stage": begun_with}, {"stage": own})
-    last = max((row["step"] for row in run.metrics()), default=point.step)
-    # saved during a pause, and killed before it was over
-    if point.step - last >= recipe.grpo.get("logging_steps", 1):
-        changed.shown.append(
-            f"metrics.jsonl ends with step {last}, the checkpoint with step {point.step}"
-        )
-    return changed

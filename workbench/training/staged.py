@@ -13,17 +13,17 @@ from workbench import processes
 from workbench.errors import RunError
 from workbench.kinds import Fields, Model, Trainer, TrainerControl, TrainerState
 from workbench.run.directory import RunDirectory
+from workbench.training.changes import recorded
 from workbench.training.loading import random_states
 from workbench.training.plan import ONLY_STAGE, Plan, Stage
 from workbench.training.policy import Policy
+from workbench.training.restoring import Restored
 from workbench.training.resuming import (
     Point,
-    Restored,
     check_finite,
     check_room,
     is_spread,
     load_adapter,
-    recorded,
     save_checkpoint,
     whole_weights,
 )

@@ -21,6 +21,7 @@ from workbench.task import Row, Task
 from workbench.training import around, resuming
 from workbench.training import settings as settings_of
 from workbench.training.attach import attach, go_on
+from workbench.training.changes import changed_since_begun, doubled, lost_since
 from workbench.training.loading import hold_reference
 from workbench.training.manifest import (
     changed_policy,
@@ -36,10 +37,8 @@ from workbench.training.prepare import prepare, settled, taken_together
 from workbench.training.resuming import (
     STATE_FILES,
     Point,
-    changed_since_begun,
     latest_point,
     load_adapter,
-    lost_since,
 )
 from workbench.training.staged import Made
 from workbench.training.watchers import Watchers
@@ -389,7 +388,7 @@ def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     # run does.
     from workbench.run.sealed import saved_with
 
-    for what in [*lost_since(run, point), *resuming.doubled(run)]:
+    for what in [*lost_since(run, point), *doubled(run)]:
         print(f"WARNING: {what}")
     run.reopen(point.step, take_over)
     result = run.result()

@@ -8,7 +8,6 @@ from workbench.training.features.fitting import MemoryFit
 from workbench.training.features.generation import DecodingLoop
 from workbench.training.features.held_out import HeldOut
 from workbench.training.features.judged import JudgeWatch
-from workbench.training.features.known_words import KnownWords
 from workbench.training.features.ratios import RatioWatch
 from workbench.training.features.trackers import Trackers
 from workbench.training.features.turns import Turns
@@ -17,10 +16,9 @@ from workbench.training.features.warm_start import WarmStart
 from workbench.training.features.watchdog import HealthWatch
 
 FEATURES: tuple[type[Feature], ...] = (
-    KnownWords,
+    MeasuredDifficulty,
     Turns,
     Curriculum,
-    MeasuredDifficulty,
     JudgeWatch,
     HealthWatch,
     Adaptive,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from workbench import memory
@@ -16,6 +15,8 @@ from workbench.training.feature import Feature
 from workbench.training.plan import Memory, Part, Stage
 from workbench.training.policy import grpo_config
 from workbench.training.settings.device import Machine
+
+_OF_A_CARD = "memory and gradient checkpointing are a card's; the rest is as here, without a GPU"
 
 
 class MemoryFit(Feature):
@@ -69,22 +70,17 @@ def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory
         parts: Sequence[Part], machine: Machine, on: bool | None
     ) -> tuple[bool, list[str], Any]:
         room, lines = vram_gb or machine.card_gb, []
-        if room is None and not estimates:
-            return bool(on), [], None
         there = parts
-        if not machine.cuda:
+        if not machine.cuda and (room or estimates):
             there = [_on_a_gpu(part, vllm=room is not None) for part in parts]
         if room is not None and on is None:
             on, lines = choose_checkpointing(there, room)
+        on = bool(on)
         if not estimates:
-            return bool(on), lines, None
-        if not machine.cuda and vram_gb is None:
-            lines += _on_this_cpu(parts, bool(on))
-        elif not machine.cuda:
-            lines.append(
-                "memory and gradient checkpointing are a card's; the rest is as here, without a GPU"
-            )
-        return bool(on), lines, _largest(_estimates(there, bool(on), room))
+            return on, lines, None
+        if not machine.cuda and vram_gb:
+            lines.append(_OF_A_CARD)
+        return on, lines, max(_estimates(there, on, room), key=lambda each: each.peak.high)
 
     return look
 
@@ -97,10 +93,12 @@ def choose_checkpointing(parts: Sequence[Part], vram_gb: float) -> tuple[bool, l
     no estimate can be made.
     """
     try:
-        made = [_estimates(parts, on, vram_gb) for on in (False, True)]
+        phases = [
+            [each.total("training") for each in _estimates(parts, on, vram_gb)]
+            for on in (False, True)
+        ]
     except (WorkbenchError, ValueError):
         return False, []
-    phases = [[one.total("training") for one in each] for each in made]
     without, checkpointed = max(zip(*phases, strict=True), key=lambda pair: pair[0].high)
     room = round(vram_gb * 1e9)
     if without.high <= room or checkpointed.high >= without.high:
@@ -113,7 +111,7 @@ def choose_checkpointing(parts: Sequence[Part], vram_gb: float) -> tuple[bool, l
 
 
 def _estimates(
-    parts: Sequence[Part], on: bool, vram_gb: float | None, device: str = "cuda"
+    parts: Sequence[Part], on: bool, vram_gb: float | None
 ) -> list[memory.MemoryEstimate]:
     return [
         memory.estimate(
@@ -121,42 +119,9 @@ def _estimates(
             {**settings, "gradient_checkpointing": on},
             longest_prompt_tokens=longest,
             vram_gb=vram_gb,
-            device=device,
         )
         for recipe, settings, longest in parts
     ]
-
-
-def _largest(made: Sequence[memory.MemoryEstimate]) -> memory.MemoryEstimate:
-    return max(made, key=lambda one: one.peak.high)
-
-
-LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of a container: cgroup 2, cgroup 1
-
-
-def _ram_bytes(cgroup: str = "/sys/fs/cgroup") -> int:
-    """This machine's memory, or what a container leaves of it."""
-    import psutil
-
-    ram = psutil.virtual_memory().total
-    for name in LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # "max": no limit
-            ram = min(ram, int(Path(cgroup, name).read_text()))
-    return ram
-
-
-def _on_this_cpu(parts: Sequence[Part], on: bool) -> list[str]:
-    """A line where the process may need more resident memory than this machine has."""
-    ram = _ram_bytes()
-    most = _largest(_estimates(parts, on, ram / 1e9, "cpu"))
-    word = "may not" if most.fits is None else "does not"
-    hint, *_ = memory.hints(most.inputs.recipe, most.inputs.settings)
-    line = (
-        f"the run {word} fit into this machine's memory: the process needs about {most.peak}"
-        f" resident, of {memory.in_gb(ram)}; {most.peak_phase} decides. What saves memory:"
-        f" {hint}"
-    )
-    return [] if most.fits else [line]
 
 
 def _on_a_gpu(part: Part, *, vllm: bool) -> Part:
