@@ -17,9 +17,9 @@ from tools.size import size_of
 PACKAGE = Path(__file__).parents[1] / "workbench"
 # From what everything stands on to what nothing stands on; a module directly in the package is a layer of its own.
 ORDER = [
-    "kinds", "printable", "errors", "plain", "extras", "workspace", "door", "cache",
-    "secret", "hub", "progress", "recipe", "run", "processes", "environments", "task_files", "task", "data", "rewards",
-    "audit", "replaying", "tiny", "policies", "tasks", "memory", "health", "training", "inspection", "exporting", "decide",
+    "kinds", "shipped", "printable", "errors", "plain", "extras", "workspace", "door", "cache",
+    "secret", "hub", "progress", "recipe", "run", "processes", "environments", "task", "data", "rewards",
+    "tiny", "policies", "tasks", "audit", "replaying", "memory", "health", "training", "inspection", "exporting", "decide",
     "views", "top",
 ]  # fmt: skip
 HEAVY = {"torch", "trl", "transformers", "datasets", "unsloth", "peft", "bitsandbytes", "matplotlib", "ipywidgets"}
@@ -88,7 +88,9 @@ MODULES = {module_name(path): path for path in FILES}
 
 @functools.cache
 def arrows(*, hints: bool = False, functions: bool = True) -> dict[str, set[str]]:
-    """Module -> the package's own modules that it imports; also under TYPE_CHECKING (`hints`), and inside `functions`."""
+    """Module -> the package's own modules that it imports; also under TYPE_CHECKING (`hints`), and inside `functions`, where
+    a module's name in quotes counts, for `importlib` or in a table: it leads there. A process that runs it (`-m`) does not.
+    """
     found: dict[str, set[str]] = {}
     for name, path in MODULES.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -97,11 +99,15 @@ def arrows(*, hints: bool = False, functions: bool = True) -> dict[str, set[str]
             hinted = isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
             if (hinted and not hints) or (isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef) and not functions):
                 left_out |= {id(node) for node in ast.walk(block)}
+            if isinstance(block, ast.List) and any(isinstance(node, ast.Constant) and node.value == "-m" for node in block.elts):
+                left_out |= {id(node) for node in block.elts}
         named = set()
         for node in ast.walk(tree):
             if id(node) in left_out:
                 continue
-            if isinstance(node, ast.Import):
+            if isinstance(node, ast.Constant) and functions:
+                named |= {node.value} & MODULES.keys()
+            elif isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:

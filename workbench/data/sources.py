@@ -6,7 +6,6 @@ with the reason.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import runpy
@@ -20,16 +19,13 @@ from typing import TYPE_CHECKING, Any
 from workbench.data import files, hub
 from workbench.data.files import Unreadable
 from workbench.errors import DataError, WorkbenchError, fault_line, nearest
-from workbench.task import EMBEDDED, Row, is_of_gym
+from workbench.shipped import is_of_gym, loader
+from workbench.task import Row
 from workbench.workspace import find, looked_in, replace_file, resolve, shown
 
 if TYPE_CHECKING:
     import pandas
 
-# Questions that travel with the package -> the module that makes them, with a function
-# `source(limit, seed)`. A game has starts, and no questions.
-_ELSEWHERE = ("gsm8k", "guess_the_number")
-SHIPPED = {name: module for name, module in EMBEDDED.items() if name not in _ELSEWHERE}
 _READERS = {
     ".jsonl": files.json_lines,
     ".ndjson": files.json_lines,
@@ -120,15 +116,12 @@ def open_source(
         if subset is not None:
             raise files.no_splits(f"a {type(source).__name__}", subset)
         opened = _from_object(source, split)
-    elif str(source) not in SHIPPED and not is_of_gym(source):
+    elif str(source) not in loader().sources and not is_of_gym(source):
         opened = _from_path(str(source), subset, split)
     elif subset or split:
         raise files.no_splits(str(source), subset or split or "")
-    elif is_of_gym(source):
-        gym = importlib.import_module("workbench.tasks.gym")
-        opened = gym.source(str(source), limit, seed)
     else:
-        opened = importlib.import_module(SHIPPED[str(source)]).source(limit, seed)
+        opened = loader().open_source(str(source), limit, seed)
     if limit is None:
         return opened
     return replace(opened, open=lambda: itertools.islice(opened.open(), limit))
@@ -147,9 +140,10 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
         on_hub.count("/") != 1 or text.startswith((".", "/", "~")) or kind in {*_READERS, ".py"}
     ):
         written = "notebook 01 writes it: run that first, or " if path.name == "train.jsonl" else ""
-        rule = f"rows come from {KINDS}, or are one of {', '.join(SHIPPED)}"
+        shipped = loader().sources
+        rule = f"rows come from {KINDS}, or are one of {', '.join(shipped)}"
         otherwise = f"{written}check the path; {looked_in()}"
-        remedy = nearest(text, () if kind else SHIPPED, otherwise)  # a name has no suffix
+        remedy = nearest(text, () if kind else shipped, otherwise)  # a name has no suffix
         raise DataError(f"{name}: no such file", rule=rule, remedy=remedy)
     called = name if folder else on_hub
     dataset, notes = hub.load(str(path) if folder else on_hub, called, subset)

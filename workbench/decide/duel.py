@@ -35,7 +35,8 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.differences import NOT_SET, flat
 from workbench.run.directory import RunDirectory, check_name
 from workbench.run.held_out import flags, held_out
-from workbench.task import Task, fingerprint, load_task
+from workbench.task import Task, fingerprint
+from workbench.tasks.loading import load_task
 from workbench.training.prepare import prepare
 from workbench.training.presets import find_recipe
 from workbench.training.settings.batches import arithmetic

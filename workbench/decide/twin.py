@@ -37,7 +37,8 @@ from workbench.run.control_file import RunState, write_request
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.held_out import standing
 from workbench.run.rollouts import query, read_batches
-from workbench.task import Task, fingerprint, load_task
+from workbench.task import Task, fingerprint
+from workbench.tasks.loading import load_task
 from workbench.training.manifest import rewards_of
 from workbench.training.prepare import prepare
 from workbench.training.resuming import (

@@ -35,7 +35,8 @@ from workbench.errors import TaskError, nearest
 from workbench.kinds import Fields
 from workbench.rewards.answers import answer_like, completion_text, find_answer
 from workbench.rewards.library import Column, Scores, max_score, strict_format_reward
-from workbench.task import GYM, Row, Task
+from workbench.shipped import GYM
+from workbench.task import Row, Task
 
 QUESTIONS = 1200
 PERCENT = 20  # held out

@@ -31,7 +31,8 @@ from workbench.run.differences import Differences, flat
 from workbench.run.directory import RunDirectory
 from workbench.run.machine import versions
 from workbench.run.rollouts import query
-from workbench.task import Task, fingerprint, load_task
+from workbench.task import Task, fingerprint
+from workbench.tasks.loading import load_task
 from workbench.training.loading import put_back, random_states
 from workbench.training.settings.algorithms import asked_settings
 from workbench.workspace import (
