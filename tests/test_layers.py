@@ -89,7 +89,7 @@ MODULES = {module_name(path): path for path in FILES}
 @functools.cache
 def arrows(*, hints: bool = False, functions: bool = True) -> dict[str, set[str]]:
     """Module -> the package's own modules that it imports; also under TYPE_CHECKING (`hints`), and inside `functions`, where
-    a module's name in quotes counts, for `importlib` or in a table: it leads there. A process that runs it (`-m`) does not.
+    a module's name that `importlib` is handed, or that a table holds for it, counts, too.
     """
     found: dict[str, set[str]] = {}
     for name, path in MODULES.items():
@@ -99,14 +99,14 @@ def arrows(*, hints: bool = False, functions: bool = True) -> dict[str, set[str]
             hinted = isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
             if (hinted and not hints) or (isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef) and not functions):
                 left_out |= {id(node) for node in ast.walk(block)}
-            if isinstance(block, ast.List) and any(isinstance(node, ast.Constant) and node.value == "-m" for node in block.elts):
-                left_out |= {id(node) for node in block.elts}
         named = set()
         for node in ast.walk(tree):
             if id(node) in left_out:
                 continue
-            if isinstance(node, ast.Constant) and functions:
-                named |= {node.value} & MODULES.keys()
+            if functions and isinstance(node, ast.Call | ast.Dict):
+                called = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")
+                quoted = node.args if called else getattr(node, "values", [])
+                named |= {each.value for each in quoted if isinstance(each, ast.Constant)}
             elif isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
