@@ -29,7 +29,7 @@ class TaskLoader(NamedTuple):
 _registered: list[TaskLoader] = []
 
 
-def register(loader: TaskLoader) -> None:
+def register_loader(loader: TaskLoader) -> None:
     """Let what stands below the tasks ask this loader."""
     _registered[:] = [loader]
 

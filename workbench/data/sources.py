@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.data import files, hub
 from workbench.data.files import Unreadable
 from workbench.errors import DataError, WorkbenchError, fault_line, nearest
+from workbench.recipe import packaged
 from workbench.shipped import is_of_gym, loader
 from workbench.task import Row
 from workbench.workspace import find, looked_in, replace_file, resolve, shown
@@ -40,20 +41,7 @@ KINDS = (
 )
 BINDINGS = ("get_dataset", "dataset", "train_dataset", "rows")
 # Helpers that snippets call and never define -> what does their job here.
-HELPERS = {
-    "extract_answer": "from workbench.data.answer_column import extract_answer",
-    "extract_number": "from workbench.data.answer_column import extract_answer as extract_number",
-    "extract_final_answer": (
-        "from workbench.rewards.answers import extract_answer as extract_final_answer"
-    ),
-    "format_prompt": (
-        "define it: format_prompt = '{}'.format, or any text that the question should stand in"
-    ),
-    "SYSTEM_PROMPT": "from workbench.data.prompts import SYSTEM_PROMPT",
-    "CUSTOM_SYSTEM_PROMPT": "define it: CUSTOM_SYSTEM_PROMPT = 'who answers, and in which format'",
-    "load_dataset": "from datasets import load_dataset",
-    "Dataset": "from datasets import Dataset",
-}
+HELPERS = packaged(Path(__file__).with_name("helpers.yaml"))
 
 
 class Rows(list):

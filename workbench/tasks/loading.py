@@ -30,7 +30,7 @@ from workbench.shipped import (
     TaskLoader,
     is_of_gym,
     is_under,
-    register,
+    register_loader,
 )
 from workbench.task import Task
 from workbench.workspace import find, looked_in, shown
@@ -104,7 +104,7 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
     return task
 
 
-def source_of(name: str, limit: int | None, seed: int) -> Any:
+def source_named(name: str, limit: int | None, seed: int) -> Any:
     """The rows of a task that ships, or of one of reasoning-gym's, as a `Source`."""
     if is_of_gym(name):
         return importlib.import_module("workbench.tasks.gym").source(name, limit, seed)
@@ -226,4 +226,4 @@ class _TaskFiles(Loader):
 
 sys.meta_path.append(_TaskFiles)
 _MAKE_ROWS = tuple(name for name in EMBEDDED if name not in _WITHOUT_SOURCE)
-register(TaskLoader(load_task, modules_of_tasks, _MAKE_ROWS, source_of))
+register_loader(TaskLoader(load_task, modules_of_tasks, _MAKE_ROWS, source_named))
