@@ -143,9 +143,9 @@ class Checked:
         self.last_turn = self.answer_column == LAST_TURN and LAST_TURN not in taken
         holds = self.prompt_column if self.last_turn else self.answer_column
         answers = [stored(row.get(holds)) for row in first]
-        self.auto, self.mark = self.answer_after == "auto", self.answer_after
+        self.mark = self.answer_after
         self.labels: dict[str, str] = {}
-        if self.auto:
+        if self.answer_after == "auto":
             answers, self.mark = self._unwrapped(answers)
             self.labels = labels_of(answers)
         self.elsewhere = self._elsewhere()
@@ -280,7 +280,7 @@ class Checked:
         whole, repairs = answer_as_text(said)
         oddities += repairs
         text, found, question = whole, [mark], prompts.question_text(prompt)
-        if self.auto:
+        if self.answer_after == "auto":
             text, found = unwrapped(whole, question)
             if found and not mark:
                 oddities.append(Repair(f"answer: taken out of {found[0]}", whole, text))

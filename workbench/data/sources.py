@@ -240,11 +240,13 @@ def _columns_of_row(error: BaseException) -> list[str]:
     # The row that lacks a key is a local variable of the innermost call: a dict, or `datasets`'
     # wrapper of one.
     columns: list[str] = []
-    for frame, _ in traceback.walk_tb(error.__traceback__ if isinstance(error, KeyError) else None):
-        for value in frame.f_locals.values() if frame.f_code.co_name != "<module>" else ():
-            row = getattr(value, "data", value)
-            if isinstance(row, dict) and all(isinstance(key, str) for key in row):
-                columns = columns if error.args[0] in row else list(row) or columns
+    if not isinstance(error, KeyError):
+        return columns
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        inside = frame.f_locals.values() if frame.f_code.co_name != "<module>" else ()
+        for row in (getattr(value, "data", value) for value in inside):
+            if isinstance(row, dict) and row and error.args[0] not in row:
+                columns = list(map(str, row))
     return columns
 
 

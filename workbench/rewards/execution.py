@@ -134,9 +134,8 @@ class RewardExecutor:
         self._unjudged: set[int] = set()
         self.places = {name: _place(own, keep_state, modules) for name, own in functions.items()}
         sent = {name: functions[name] for name, place in self.places.items() if place == WORKER}
-        self._worker = None
-        if sent:
-            self._worker = Worker(functools.partial(_call_one, sent), modules=modules)
+        call = functools.partial(_call_one, sent)
+        self._worker = Worker(call, modules=modules) if sent else None
 
     @functools.cached_property
     def _kept(self) -> contextlib.AbstractContextManager[None]:

@@ -47,6 +47,8 @@ EMBEDDED = {
     "guess_the_number": "workbench.tasks.guess_the_number",
     "calculator": "workbench.tasks.calculator",
 }
+# What the names of a library's tasks begin with -> the module that makes them.
+_LIBRARIES = {GYM: "workbench.tasks.gym", ARENA: "workbench.tasks.arena"}
 # These have no `source(limit, seed)`: a game has starts, and GSM8K's questions are the hub's.
 _WITHOUT_SOURCE = ("gsm8k", "guess_the_number")
 
@@ -82,10 +84,9 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
         raise TaskError(f"task = {name!r:.200}", rule=rule, remedy=remedy)
     if str(name) in EMBEDDED:
         return importlib.import_module(EMBEDDED[str(name)]).task()
-    if is_of_gym(name):
-        return importlib.import_module("workbench.tasks.gym").task(str(name))
-    if is_under(ARENA, name):
-        return importlib.import_module("workbench.tasks.arena").task(str(name))
+    for library, module in _LIBRARIES.items():
+        if is_under(library, name):
+            return importlib.import_module(module).task(str(name))
     path = find(name)
     text = kept or path
     if not text.is_file():
@@ -107,7 +108,7 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
 def source_named(name: str, limit: int | None, seed: int) -> Any:
     """The rows of a task that ships, or of one of reasoning-gym's, as a `Source`."""
     if is_of_gym(name):
-        return importlib.import_module("workbench.tasks.gym").source(name, limit, seed)
+        return importlib.import_module(_LIBRARIES[GYM]).source(name, limit, seed)
     return importlib.import_module(EMBEDDED[name]).source(limit, seed)
 
 
