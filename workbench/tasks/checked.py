@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.data.checks import Checked
 from workbench.data.sources import Source
-from workbench.data.split import split_rows
+from workbench.data.split import split
 from workbench.task import Task
 
 
@@ -28,13 +28,13 @@ def task_of(
     `prompt_column`, ...).
     """
     kept = Checked(source, **options).collect().kept
-    train, held_out = split_rows(kept, percent, key=source.split_by, salt=source.salt)
+    halves = split(kept, percent, source=source)
     file = Path(__file__).parent / cases if cases else None
     return Task(
         name,
-        train,
+        halves.train,
         functions,
-        held_out=held_out,
+        held_out=halves.held_out,
         right_by=right_by,
         format_by=format_by,
         cases=file,

@@ -30,7 +30,7 @@ import numpy as np
 
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.data.sources import Source
-from workbench.data.split import split_rows
+from workbench.data.split import split
 from workbench.errors import TaskError, nearest
 from workbench.kinds import Fields
 from workbench.rewards.answers import answer_like, completion_text, find_answer
@@ -307,7 +307,8 @@ def task(name: str, seed: int = 0, questions: int | None = None) -> Task:
     """A task by its name, a fifth of its questions held out; `questions` None: as many as are
     usual. TaskError: it has fewer than 20.
     """
-    asked = source(name, questions, seed).first(sys.maxsize)
+    questions_of = source(name, questions, seed)
+    asked = questions_of.first(sys.maxsize)
     if len(asked) < _FEWEST:
         raise TaskError(
             f"task {name!r}: {len(asked)} different questions",
@@ -322,12 +323,12 @@ def task(name: str, seed: int = 0, questions: int | None = None) -> Task:
         }
         for row in asked
     ]
-    train, held_out = split_rows(rows, PERCENT, salt=GYM)
+    halves = split(rows, PERCENT, source=questions_of)
     return Task(
         str(parsed(name)),
-        train,
+        halves.train,
         (score_reward, strict_format_reward),
-        held_out=held_out,
+        held_out=halves.held_out,
         right_by=("score_reward", 1.0),
         format_by="strict_format_reward",
     )
