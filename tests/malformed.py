@@ -57,6 +57,14 @@ BAD = [
     ({"prompt": chat(("user", "q15 Answer: PARIS")), "answer": "Paris"}, reasons.LEAK),
     ({"prompt": chat(("user", "q16")), "answer": 10**400}, "answer is a number of more than 60 digits"),
     ({"prompt": chat(("user", "q17")), "answer": object()}, "answer is a object, not text"),
+    (
+        {"prompt": [{"role": "user", "content": "q19", "big": 2**70}], "answer": "1"},
+        "column 'prompt[].big' holds a whole number beyond",
+    ),
+    (
+        {"prompt": [{"role": "user", "content": "q20", "weight": "x"}], "answer": "1"},
+        "column 'prompt[].weight' is text, and a",
+    ),
     ({"prompt": chat(("user", "y" * 100_001)), "answer": "1"}, "prompt has more than 100000 characters"),
     ({"prompt": "plain text", "answer": "1"}, reasons.MIXED),
     (row(), reasons.DUPLICATE),

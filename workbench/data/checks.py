@@ -29,6 +29,10 @@ from workbench.errors import DataError
 from workbench.progress import count_line
 from workbench.task import RESERVED_COLUMNS, Row
 
+# Whole numbers and fractions are one kind, as they are for Arrow.
+_KINDS: dict[type, str] = {str: "text", int: "a number", float: "a number", bool: "true or false"}
+_KINDS |= {list: "a list", tuple: "a list", dict: "an object"}
+
 
 def check(
     source: object,
@@ -186,9 +190,11 @@ class Checked:
     def __iter__(self) -> Iterator[Row]:
         chosen = {"prompt": self.prompt_column, "answer": self.answer_column}
         self.report = report = Report(self.source.name, notes=[*self.notes], columns=chosen)
-        # Of this pass: prompt -> answer, and what stands beside the prompt, as hashes; and whether
-        # the prompts are text or messages.
+        # Of this pass: prompt -> answer, and what stands beside the prompt, as hashes; the kind of
+        # value at each place in the prompts (`prompt[].weight`), of which Arrow takes only one; and
+        # the kind of the prompts.
         self.seen: dict[int, tuple[int, int]] = {}
+        self.kinds: dict[str, str] = {}
         self.kind: type | None = None
         writing = columns.Writing()
         for number, raw in enumerate(self.source):
@@ -228,6 +234,7 @@ class Checked:
         for name, value in raw.items():
             if name not in (self.prompt_column, self.answer_column):
                 row[self.names.get(name, name)] = clean.column(name, value)
+        self._one_kind(prompt)
         self._first_of_its_kind(row, [str(raw.get(name)) for name in self.beside])
         self.kind = type(prompt)
         return row, clean.oddities
@@ -306,6 +313,16 @@ class Checked:
             raise LeftOut(reasons.LEAK)
         return kept | {"answer": answer}
 
+    def _one_kind(self, prompt: object) -> None:
+        kinds = self.kinds.copy()
+        for place, inner in _parts("prompt", prompt):
+            kind = _KINDS[type(inner)]
+            if (known := kinds.setdefault(place, kind)) != kind:
+                raise LeftOut(reasons.column_is(place, f"is {kind}, and {known} in earlier rows"))
+            if type(inner) is int and not -(2**63) <= inner < 2**63:
+                raise LeftOut(reasons.column_is(place, "holds a whole number beyond 64 bits"))
+        self.kinds = kinds
+
 
 def stored(value: Any) -> Any:
     """An answer's value; of a chat that ends with the assistant's turn, what that says."""
@@ -324,3 +341,14 @@ def _free_names(taken: set[str], own: set[str | None]) -> dict[str, str]:
                 name += "_2"
             names[old] = name
     return names
+
+
+def _parts(place: str, value: Any) -> Iterator[tuple[str, object]]:
+    if type(value) in _KINDS:
+        yield place, value
+    if type(value) is dict:
+        for key, inner in value.items():
+            yield from _parts(f"{place}.{key}", inner)
+    elif type(value) in (list, tuple):
+        for inner in value:
+            yield from _parts(f"{place}[]", inner)

@@ -75,7 +75,11 @@ def unmarked(mark: str) -> Reason:
     return Reason(f"answer has no {mark}", remedy)
 
 
-def column_is(column: str, what: str, remedy: str) -> Reason:
+def column_is(
+    column: str,
+    what: str,
+    remedy: str = "give it one kind of value in every row, or keep it as text",
+) -> Reason:
     return Reason(f"column {column!r} {what}", remedy)
 
 
