@@ -780,7 +780,7 @@ def edited(run: Path, name: str, value: Any) -> None:
 
 def other_tasks(world: World) -> dict[str, Any]:
     """The task, edited: what a changed task file would give."""
-    from workbench.task import load_task
+    from workbench.tasks.loading import load_task
 
     own = load_task(world.home / "tasks" / "sums.py")
 
@@ -844,7 +844,7 @@ def edit(
 
 
 def campaign_edits(world: World, asked: Any) -> list[dict[str, Any]]:
-    from workbench.task import load_task
+    from workbench.tasks.loading import load_task
 
     def of_recipe(name: str, value: Any) -> Callable[[Path], dict[str, Any]]:
         return lambda run: edited(run, name, value) or {}

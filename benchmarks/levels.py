@@ -169,7 +169,7 @@ def outcome(claimed: bool, right: int, of: int) -> str:
 def auto(name: str, policy: Any, recipe: Any) -> dict[str, Any]:
     """One task: what `difficulty: auto` said, and the fresh measurement at that level."""
     from workbench.inspection.evaluation import measure_policy
-    from workbench.task import load_task
+    from workbench.tasks.loading import load_task
     from workbench.training.levels import find_level, fitting
 
     began = time.monotonic()
@@ -296,8 +296,8 @@ def known(name: str, policy: Any, recipe: Any) -> tuple[int | None, list[list[in
     from workbench.errors import TaskError
     from workbench.health.trends import Z_95, share
     from workbench.inspection.evaluation import measure_policy
-    from workbench.task import load_task
     from workbench.tasks import gym
+    from workbench.tasks.loading import load_task
     from workbench.training.levels import BAND, fitting
 
     tried: list[list[int]] = []

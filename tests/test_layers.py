@@ -17,9 +17,9 @@ from tools.size import size_of
 PACKAGE = Path(__file__).parents[1] / "workbench"
 # From what everything stands on to what nothing stands on; a module directly in the package is a layer of its own.
 ORDER = [
-    "kinds", "printable", "errors", "plain", "extras", "workspace", "tail", "yaml_text", "door", "cache",
-    "secret", "hub", "progress", "recipe", "run", "processes", "environments", "task_files", "task", "data", "rewards",
-    "audit", "replay_table", "replaying", "tiny", "policies", "tasks", "memory", "health", "training",
+    "kinds", "shipped", "printable", "errors", "plain", "extras", "workspace", "tail", "yaml_text", "door", "cache",
+    "secret", "hub", "progress", "recipe", "run", "processes", "environments", "task", "data", "rewards",
+    "tiny", "policies", "tasks", "audit", "replay_table", "replaying", "memory", "health", "training",
     "inspection", "exporting", "decide",
     "views", "top",
 ]  # fmt: skip
@@ -89,7 +89,9 @@ MODULES = {module_name(path): path for path in FILES}
 
 @functools.cache
 def arrows(*, hints: bool = False, functions: bool = True) -> dict[str, set[str]]:
-    """Module -> the package's own modules that it imports; also under TYPE_CHECKING (`hints`), and inside `functions`."""
+    """Module -> the package's own modules that it imports; also under TYPE_CHECKING (`hints`), and inside `functions`, where
+    a module's name that `importlib` is handed, or that a table holds for it, counts, too.
+    """
     found: dict[str, set[str]] = {}
     for name, path in MODULES.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -102,7 +104,11 @@ def arrows(*, hints: bool = False, functions: bool = True) -> dict[str, set[str]
         for node in ast.walk(tree):
             if id(node) in left_out:
                 continue
-            if isinstance(node, ast.Import):
+            if functions and isinstance(node, ast.Call | ast.Dict):
+                called = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")
+                quoted = node.args if called else getattr(node, "values", [])
+                named |= {each.value for each in quoted if isinstance(each, ast.Constant)}
+            elif isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
@@ -155,7 +161,7 @@ INSTRUMENTS = ("audit", "replay_table", "replaying", "memory", "health", "views"
 
 
 # Code tokens (tools/size.py), so that no line is packed. The design's 10,100 lines are 83,800 of them; to be lowered.
-CLOSURE_TOKENS = 92_300  # with the one door, plain rows, odd records and the tokenizer, which the spine checks now
+CLOSURE_TOKENS = 93_600  # with the loader, which was imported inside functions and did not count
 
 
 def test_the_core_is_small_and_imports_no_instrument():

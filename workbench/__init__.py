@@ -13,6 +13,8 @@ import os
 import sys
 from typing import Any
 
+from workbench.tasks import loading as _loading  # noqa: F401  it registers itself
+
 __version__ = "0.1.0"
 
 # OpenMP threads that wait by spinning fight over the cores with whatever else runs: with one other
@@ -36,7 +38,7 @@ FACE = {
     "resolve": "workspace",
     # 02: rewards
     "Task": "task",
-    "load_task": "task",
+    "load_task": "tasks.loading",
     "rewards": "",
     "score": "rewards.suite",
     "advantages": "rewards.groups",

@@ -27,7 +27,8 @@ from workbench.run.directory import RunDirectory, open_run
 from workbench.run.parts import opened, parts
 from workbench.run.rollouts import read_batches, stage_in
 from workbench.run.turns import as_messages
-from workbench.task import Row, Task, load_task
+from workbench.task import Row, Task
+from workbench.tasks.loading import load_task
 from workbench.workspace import replace_file, shown, to_json
 
 MEANING = (

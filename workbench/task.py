@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import json
 import math
 from collections import Counter
@@ -20,29 +19,11 @@ from typing import TYPE_CHECKING
 from workbench.errors import TaskError, nearest
 from workbench.kinds import Fields, Function
 from workbench.plain import plain_rows
-from workbench.workspace import find, looked_in, shown
 
 if TYPE_CHECKING:
     import numpy as np
 
 Row = Fields
-
-# Tasks that ship -> the module whose `task()` makes them, resolved when one is asked for.
-EMBEDDED = {
-    "arithmetic": "workbench.tiny.task",
-    "arithmetic_harder": "workbench.tasks.arithmetic_harder",
-    "gsm8k": "workbench.tasks.gsm8k",
-    "countdown": "workbench.tasks.countdown",
-    "csv_qa": "workbench.tasks.csv_qa",
-    "json": "workbench.tasks.structured",
-    "reviews": "workbench.tasks.reviews",
-    "guess_the_number": "workbench.tasks.guess_the_number",
-    "calculator": "workbench.tasks.calculator",
-}
-
-# Before the name of one of reasoning-gym's tasks: `workbench/tasks/gym.py`; and of one of
-# TextArena's games: `workbench/tasks/arena.py`.
-GYM, ARENA = "reasoning_gym/", "textarena/"
 
 # Names that TRL hands to a reward function itself or overwrites: a dataset column of that name
 # breaks or vanishes.
@@ -275,60 +256,3 @@ def function_name(function: Function) -> str:
     if path:
         return str(path).rstrip("/").rpartition("/")[2]
     return getattr(function, "__name__", None) or type(function).__name__
-
-
-def is_of_gym(name: object) -> bool:
-    """Whether a task's name is one of reasoning-gym's, `reasoning_gym/NAME`."""
-    return _is_under(GYM, name)
-
-
-def _is_under(library: str, name: object) -> bool:
-    return str(name).startswith(library) and not str(name).endswith(".py")
-
-
-def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
-    """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, ...: `EMBEDDED`), one of
-    reasoning-gym's (`"reasoning_gym/chain_sum"`, or `"reasoning_gym/chain_sum@3"`, harder), one of
-    TextArena's games (`"textarena/FrozenLake"`), or a task file by path.
-
-    >>> wb.load_task("arithmetic").right_function
-    'correctness_reward'
-
-    Args:
-        kept: a run's copy of the task file: its text is executed in place of the file `name`, which
-            may be edited or gone.
-
-    Raises:
-        TaskError: if there is no such task, if the file fails, or if it binds no `task`.
-    """
-    if isinstance(name, Task):
-        return name
-    named = f"{', '.join(EMBEDDED)}, {GYM}NAME, {ARENA}NAME"
-    rule = f"a task is one of {named}, or a Python file that binds `task`"
-    if not isinstance(name, (str, Path)):
-        remedy = 'a task also needs rows: wb.Task("mine", rows=[...], reward_funcs=[...])'
-        raise TaskError(f"task = {name!r:.200}", rule=rule, remedy=remedy)
-    if str(name) in EMBEDDED:
-        return importlib.import_module(EMBEDDED[str(name)]).task()
-    if is_of_gym(name):
-        return importlib.import_module("workbench.tasks.gym").task(str(name))
-    if _is_under(ARENA, name):
-        return importlib.import_module("workbench.tasks.arena").task(str(name))
-    path = find(name)
-    text = kept or path
-    if not text.is_file():
-        value = f"task {str(name)!r}: no task of that name and no such file"
-        otherwise = f"notebook 02 writes a task file (run 01 first); {looked_in()}"
-        raise TaskError(value, rule=rule, remedy=nearest(str(name), EMBEDDED, otherwise))
-    if path.suffix != ".py":
-        value = f"{shown(path)}: not a Python file"
-        raise TaskError(value, rule=rule, remedy="notebook 02 writes one")
-    from workbench.task_files import executed, executed_as
-
-    task = getattr(executed(text, executed_as(path)), "task", None)
-    if not isinstance(task, Task):
-        rule = "a task file binds `task = Task(...)`"
-        value = f"{shown(path)}: `task` is {'not bound' if task is None else type(task).__name__}"
-        raise TaskError(value, rule=rule, remedy="end the file with that line")
-    object.__setattr__(task, "source", str(path))
-    return task

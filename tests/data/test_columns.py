@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.data.answer_column import ANSWER_ALIASES
-from workbench.data.columns import PROMPT_ALIASES, choose_columns, filled_in
+from workbench.data.columns import PROMPT_ALIASES, as_values, choose_columns
 from workbench.errors import DataError
 from workbench.task import RESERVED_COLUMNS
 
@@ -110,7 +110,8 @@ def test_a_question_in_two_columns_is_joined_by_a_template():
         choose_columns(ALPACA, None, None)
     assert "prompt_column='{instruction}\\n\\n{input}'" in caught.value.remedy
     assert choose_columns(ALPACA, "instruction", None).beside == ["input"]
-    joined = [filled_in(row, "{instruction}\n\nThe land:\n{input}")["{instruction}\n\nThe land:\n{input}"] for row in ALPACA]
+    template = "{instruction}\n\nThe land:\n{input}"
+    joined = [as_values(row, [template])[template] for row in ALPACA]
     assert joined == ["Name the capital.\n\nThe land:\nPeru", "Name the capital.\n\nThe land:\nCuba", "Name the capital."]
     with pytest.raises(DataError, match="(?s)prompt_column = 'inptu'.*did you mean 'input'"):
         choose_columns(ALPACA, "{instruction} {inptu}", None)
@@ -128,7 +129,7 @@ def test_a_question_in_two_columns_is_joined_by_a_template():
     ],
 )
 def test_how_a_template_writes_a_value(value, text):
-    assert filled_in({"options": value}, "{options}") == {"{options}": text}
+    assert as_values({"options": value}, ["{options}"])["{options}"] == text
 
 
 def test_what_stands_in_the_prompt_already_or_belongs_to_the_answer_is_not_beside_it():
@@ -140,5 +141,5 @@ def test_what_stands_in_the_prompt_already_or_belongs_to_the_answer_is_not_besid
 
 def test_a_field_within_a_column():
     row = {"reward_model": {"ground_truth": "7"}}
-    assert filled_in(row, "reward_model.ground_truth") == {"reward_model.ground_truth": "7"}
-    assert filled_in(row, "reward_model.answer") == {}
+    assert as_values(row, ["reward_model.ground_truth"]) == {**row, "reward_model.ground_truth": "7"}
+    assert as_values(row, ["reward_model.answer"]) == row

@@ -10,10 +10,15 @@ import pytest
 from workbench.data.checks import Checked
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.data.sources import Source, open_source
-from workbench.data.split import Split, split, split_rows
+from workbench.data.split import Split, split
 from workbench.errors import DataError
 from workbench.task import fingerprint
 from workbench.tiny import task as arithmetic
+
+
+def split_rows(rows, percent, key=None, salt=""):
+    halves = split(rows, percent, source=Source("made", list, split_by=key, salt=salt))
+    return halves.train, halves.held_out
 
 
 def row(text="What is 1 + 1?", **columns):

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from workbench import task_files
 from workbench.errors import TaskError
 from workbench.rewards.suite import RewardSuite
-from workbench.task import RESERVED_COLUMNS, Task, function_name, load_task
+from workbench.task import RESERVED_COLUMNS, Task, function_name
+from workbench.tasks import loading
+from workbench.tasks.loading import load_task
 
 
 def a_reward(completions, **kwargs):
@@ -184,11 +185,11 @@ def test_a_module_beside_the_task_file_is_found_and_loaded_anew(home, monkeypatc
 def test_in_a_clone_the_package_is_no_module_of_a_task_file(home, monkeypatch):
     (home / "task.py").write_text("import workbench.progress\n")
     monkeypatch.delitem(sys.modules, "workbench.progress", raising=False)
-    clone = Path(task_files.__file__).parents[1]
-    task_files.executed(home / "task.py", clone / "task.py")
-    assert not [name for name in task_files._brought() if name.startswith("workbench")]
+    clone = Path(loading.__file__).parents[2]
+    loading.executed(home / "task.py", clone / "task.py")
+    assert not [name for name in loading._brought() if name.startswith("workbench")]
     loaded = sys.modules["workbench.progress"]
-    task_files.executed(home / "task.py", clone / "task.py")
+    loading.executed(home / "task.py", clone / "task.py")
     assert sys.modules["workbench.progress"] is loaded
 
 

@@ -11,7 +11,8 @@ from made_runs import made_run, sealed
 from workbench.exporting import apart
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
-from workbench.task import fingerprint, load_task
+from workbench.task import fingerprint
+from workbench.tasks.loading import load_task
 
 IN_FORCE = {"max_completion_length": 24, "temperature": 1.0}
 

@@ -14,7 +14,8 @@ from small_models import WORDS as FILES
 from workbench.data.rendering import prompt_text
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.tokens import check_tokens
-from workbench.task import Task, load_task
+from workbench.task import Task
+from workbench.tasks.loading import load_task
 from workbench.tiny import MODEL_DIR
 from workbench.training.loading import load_tokenizer
 

@@ -10,7 +10,8 @@ from workbench.audit.regression_cases import cases_file, check_cases, load_cases
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.errors import TaskError
 from workbench.rewards.library import correctness_reward, strict_format_reward
-from workbench.task import EMBEDDED, Task, load_task
+from workbench.task import Task
+from workbench.tasks.loading import EMBEDDED, load_task
 
 RIGHT = "<reasoning>\nx\n</reasoning>\n<answer>\n42\n</answer>"
 ROWS = [{"prompt": to_messages(f"What is {n} + 27?", SYSTEM_PROMPT), "answer": str(n + 27)} for n in (15, 16)]

@@ -29,7 +29,8 @@ from workbench.rewards.beside import CoroutineLoop, ProcessState
 from workbench.rewards.guarding import LONGEST_TEXT, guarded, guarded_environment, guarded_tool
 from workbench.rewards.judge_rewards import make_judge_reward
 from workbench.rewards.suite import RewardSuite
-from workbench.task import Task, load_task
+from workbench.task import Task
+from workbench.tasks.loading import load_task
 
 LOADED = """task = Task("t", [{"prompt": "1 + 1?"}], [lambda completions, **_: [1.0]])
 object.__setattr__(task, "value", sys._act())

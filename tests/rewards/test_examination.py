@@ -14,7 +14,8 @@ from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.errors import TaskError
 from workbench.rewards.library import correctness_reward as sound_correctness_reward
 from workbench.rewards.library import lenient_correctness_reward, strict_format_reward
-from workbench.task import Task, load_task
+from workbench.task import Task
+from workbench.tasks.loading import load_task
 from workbench.teaching.exercises import exercise
 from workbench.teaching.exercises.adaptive import AdaptiveReward
 from workbench.teaching.exercises.correctness import extract_final_answer

@@ -14,7 +14,8 @@ from workbench.audit.examination import audit_rewards
 from workbench.errors import RewardError
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.suite import RewardSuite
-from workbench.task import Task, load_task
+from workbench.task import Task
+from workbench.tasks.loading import load_task
 
 ROWS = [{"prompt": [{"role": "user", "content": "?"}], "answer": "1"}]
 FILES = {

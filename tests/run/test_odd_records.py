@@ -21,7 +21,7 @@ from workbench.run.held_out import held_out, in_numbers, reward_errors
 from workbench.run.lines import fitted_lines
 from workbench.run.parts import opened
 from workbench.run.rollouts import read_batches
-from workbench.task import load_task
+from workbench.tasks.loading import load_task
 from workbench.views import watch
 from workbench.views.run_view import FollowedRun
 

@@ -13,9 +13,9 @@ import pytest
 from workbench.environments import methods_of, takes_seed
 from workbench.errors import TaskError
 from workbench.rewards.suite import RewardSuite
-from workbench.task import EMBEDDED, load_task
 from workbench.tasks import calculator, guess_the_number
 from workbench.tasks.guess_the_number import GUESSES, HIGHEST, GuessTheNumber
+from workbench.tasks.loading import EMBEDDED, load_task
 
 needs_arena = pytest.mark.skipif(importlib.util.find_spec("textarena") is None, reason="the extra `tasks` is not installed")
 

@@ -13,8 +13,8 @@ import pytest
 
 from workbench.data.sources import open_source
 from workbench.errors import TaskError
-from workbench.task import load_task
 from workbench.tasks import gym
+from workbench.tasks.loading import load_task
 
 NAMED = gym.GymName("chain_sum", 3)
 

@@ -18,8 +18,9 @@ from workbench.data.prompts import (
 from workbench.errors import DataError
 from workbench.rewards.library import keeps_strict_format
 from workbench.rewards.suite import RewardSuite
-from workbench.task import EMBEDDED, Task, load_task, prompt_key
+from workbench.task import Task, prompt_key
 from workbench.tasks import countdown, csv_qa, gsm8k, reviews
+from workbench.tasks.loading import EMBEDDED, load_task
 
 ONE_TURN = set(EMBEDDED) - {"guess_the_number", "calculator"}  # those are in test_games.py
 TAGGED = "<reasoning>\nthe working\n</reasoning>\n<answer>\n{}\n</answer>"

@@ -23,7 +23,8 @@ from workbench.rewards.hashing import reward_hash
 from workbench.run.control_file import RunState, send
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.rollouts import query
-from workbench.task import Task, load_task
+from workbench.task import Task
+from workbench.tasks.loading import load_task
 from workbench.tiny.task import task as arithmetic
 from workbench.training import trainer
 from workbench.training.background import start

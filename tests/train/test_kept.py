@@ -16,7 +16,7 @@ import pytest
 import workbench as wb
 from workbench.demo import settings_of
 from workbench.recipe import Recipe
-from workbench.task import EMBEDDED
+from workbench.tasks.loading import EMBEDDED
 from workbench.tiny import MODEL_DIR
 from workbench.training import kept, settings
 from workbench.training.loading import tokenizer_files

@@ -13,8 +13,8 @@ import pytest
 
 from workbench.errors import RecipeError, TaskError
 from workbench.recipe import Recipe
-from workbench.task import load_task
 from workbench.tasks import gym
+from workbench.tasks.loading import load_task
 from workbench.training.features.curriculum import BATCHES, Curriculum, moved
 from workbench.training.levels import BAND, MOST, find_level, search
 from workbench.training.prepare import plan

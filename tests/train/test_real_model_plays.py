@@ -12,7 +12,7 @@ from workbench.errors import RecipeError
 from workbench.recipe import Recipe
 from workbench.run.rollouts import read_batches
 from workbench.run.turns import POLICY, TOOL
-from workbench.task import load_task
+from workbench.tasks.loading import load_task
 from workbench.training.policy import load_policy
 from workbench.training.prepare import prepare
 from workbench.training.trainer import train

@@ -17,7 +17,7 @@ from workbench.run.control_file import RunState, answer_to, send
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import KL, weight_of
 from workbench.run.rollouts import query
-from workbench.task import load_task
+from workbench.tasks.loading import load_task
 from workbench.tiny.task import task as arithmetic
 from workbench.training import trainer as training
 from workbench.training.policy import load_policy

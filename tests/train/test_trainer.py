@@ -18,7 +18,8 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.metrics import ALL_RIGHT, ALL_WRONG, DEAD, GROUP_STD, KL, MIXED, REWARD, REWARD_STD
 from workbench.run.rollouts import query
-from workbench.task import Task, load_task
+from workbench.task import Task
+from workbench.tasks.loading import load_task
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
 from workbench.training import trainer as training

@@ -72,7 +72,8 @@ from workbench.rewards.tracing import (
     overlooks,
     unreached,
 )
-from workbench.task import Row, Task, load_task
+from workbench.task import Row, Task
+from workbench.tasks.loading import load_task
 from workbench.workspace import encodable
 
 _UNPAID = {"cannot_pay", "constant"}  # kinds of findings

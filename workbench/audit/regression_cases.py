@@ -26,7 +26,8 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from workbench.errors import TaskError
 from workbench.kinds import Fields
 from workbench.rewards.suite import RewardSuite
-from workbench.task import Task, load_task
+from workbench.task import Task
+from workbench.tasks.loading import load_task
 from workbench.workspace import find, shown
 
 FILE = "cases.jsonl"

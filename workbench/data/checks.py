@@ -21,8 +21,8 @@ from workbench.data.answer_column import (
     labels_of,
     unwrapped,
 )
-from workbench.data.columns import LAST_TURN, PLACEHOLDERS, answer_as_text, says
-from workbench.data.prompts import comparable, last_turn
+from workbench.data.columns import LAST_TURN, PLACEHOLDERS, answer_as_text, last_turn, says
+from workbench.data.prompts import Cleaner, comparable
 from workbench.data.reasons import LeftOut, Repair, Report
 from workbench.data.sources import Unreadable, open_source
 from workbench.errors import DataError
@@ -147,9 +147,9 @@ class Checked:
         self.last_turn = self.answer_column == LAST_TURN and LAST_TURN not in taken
         holds = self.prompt_column if self.last_turn else self.answer_column
         answers = [stored(row.get(holds)) for row in first]
-        self.auto, self.mark = self.answer_after == "auto", self.answer_after
+        self.mark = self.answer_after
         self.labels: dict[str, str] = {}
-        if self.auto:
+        if self.answer_after == "auto":
             answers, self.mark = self._unwrapped(answers)
             self.labels = labels_of(answers)
         self.elsewhere = self._elsewhere()
@@ -190,11 +190,17 @@ class Checked:
     def __iter__(self) -> Iterator[Row]:
         chosen = {"prompt": self.prompt_column, "answer": self.answer_column}
         self.report = report = Report(self.source.name, notes=[*self.notes], columns=chosen)
-        usable, writing = Pass(self), columns.Writing()
+        # Of this pass: prompt -> answer, and what stands beside the prompt, as hashes; the kind of
+        # value at each place in the prompts (`prompt[].weight`), of which Arrow takes only one; and
+        # the kind of the prompts.
+        self.seen: dict[int, tuple[int, int]] = {}
+        self.kinds: dict[str, str] = {}
+        self.kind: type | None = None
+        writing = columns.Writing()
         for number, raw in enumerate(self.source):
             report.read += 1
             try:
-                row, oddities = usable.row(raw)
+                row, oddities = self._row(raw)
             except LeftOut as left_out:
                 report.leave_out(number, left_out.reason, raw)
             else:
@@ -207,114 +213,105 @@ class Checked:
         if self.progress is not None:
             self.progress(report.read)
 
-
-class Pass:
-    """One pass over the rows, and what it remembers of those that it kept."""
-
-    def __init__(self, options: Checked) -> None:
-        self.options = options
-        # prompt -> answer, and what stands beside the prompt, as hashes
-        self.seen: dict[int, tuple[int, int | None]] = {}
-        # The kind of value at each place in the prompts (`prompt[].weight`): Arrow takes only one.
-        self.kinds: dict[str, str] = {}
-        self.chat: bool | None = None
-
-    def row(self, raw: object) -> tuple[Row, list[str]]:
-        """(the usable row, its repairs and warnings), or LeftOut."""
-        options, oddities = self.options, []
+    def _row(self, raw: object) -> tuple[Row, list[str]]:
+        # (the usable row, its repairs and warnings), or LeftOut
+        clean = Cleaner()
         if not isinstance(raw, dict):
             raise LeftOut(raw.reason if isinstance(raw, Unreadable) else reasons.NOT_AN_OBJECT)
-        if reserved := options.reserved.intersection(raw):
+        if reserved := self.reserved.intersection(raw):
             if any(prompts.is_picture(raw[name]) for name in reserved):
                 raise LeftOut(reasons.PICTURE)
             remedy = "rename the column"
             raise LeftOut(reasons.column_is(min(reserved), "is reserved by TRL", remedy))
-        question = raw.get(options.prompt_column)
-        if options.last_turn:
-            question, answer = last_turn(question, oddities)
+        question = raw.get(self.prompt_column)
+        if self.last_turn:
+            question, answer = clean.last_turn(question)
             raw = {**raw, LAST_TURN: answer}
-        prompt = self._prompt(question, oddities)
+        prompt = self._prompt(question, clean)
         row: Row = {"prompt": prompt}
-        if options.answer_column is not None:
-            self._answer(raw.get(options.answer_column), row, oddities)
+        if self.answer_column is not None:
+            row |= self._answer(raw.get(self.answer_column), prompt, clean)
         for name, value in raw.items():
-            if name not in (options.prompt_column, options.answer_column):
-                row[options.names.get(name, name)] = prompts.plain_words(name, value, oddities)
+            if name not in (self.prompt_column, self.answer_column):
+                row[self.names.get(name, name)] = clean.column(name, value)
         self._one_kind(prompt)
-        if options.elsewhere and hash(comparable(prompt, system=False)) in options.elsewhere:
-            raise LeftOut(reasons.CONTAMINATED)
-        key, answer = hash(comparable(prompt)), hash(row.get("answer"))
-        beside = [str(raw.get(name)) for name in options.beside]
-        mine = answer, hash(tuple(beside)) if beside else None
-        first = self.seen.setdefault(key, mine)
-        if first is not mine:
-            if first[1] != mine[1]:
-                raise LeftOut(reasons.differs(options.beside, options.joins))
-            raise LeftOut(reasons.DUPLICATE if first == mine else reasons.CONTRADICTS)
-        self.chat = not isinstance(prompt, str)
-        return row, oddities
+        self._first_of_its_kind(row, [str(raw.get(name)) for name in self.beside])
+        self.kind = type(prompt)
+        return row, clean.oddities
 
-    def _prompt(self, value: Any, oddities: list[str]) -> Any:
-        options = self.options
+    def _first_of_its_kind(self, row: Row, beside: list[str]) -> None:
+        prompt = row["prompt"]
+        if self.elsewhere and hash(comparable(prompt, system=False)) in self.elsewhere:
+            raise LeftOut(reasons.CONTAMINATED)
+        own = hash(row.get("answer")), hash(tuple(beside))
+        first = self.seen.setdefault(hash(comparable(prompt)), own)
+        if first is own:
+            return
+        if first[1] != own[1]:
+            raise LeftOut(reasons.differs(self.beside, self.joins))
+        raise LeftOut(reasons.DUPLICATE if first == own else reasons.CONTRADICTS)
+
+    def _prompt(self, value: Any, clean: Cleaner) -> Any:
         if isinstance(value, str):
-            prompt: Any = prompts.clean_text(value, oddities)
+            prompt: Any = clean.text(value)
             said = [prompt]
             if not prompt.strip():
                 raise LeftOut(reasons.EMPTY)
-            if options.chat:
-                shown = options.examples
-                prompt = prompts.to_messages(
-                    prompt, options.system, shown, as_turns=options.as_turns
-                )
+            if self.chat:
+                shown = self.examples
+                prompt = prompts.to_messages(prompt, self.system, shown, as_turns=self.as_turns)
         else:
-            prompt = prompts.messages_of(value, oddities)
+            prompt = clean.messages(value)
             said = [message["content"] for message in prompt]
-            if options.examples:
-                oddities.append(reasons.NO_EXAMPLE)
-            if options.system and prompt[0]["role"] != "system":
-                prompt = [{"role": "system", "content": options.system}, *prompt]
-            elif options.system and prompt[0]["content"] != options.system:
-                oddities.append(reasons.OWN_SYSTEM)
+            if self.examples:
+                clean.oddities.append(reasons.NO_EXAMPLE)
+            if self.system and prompt[0]["role"] != "system":
+                prompt = [{"role": "system", "content": self.system}, *prompt]
+            elif self.system and prompt[0]["content"] != self.system:
+                clean.oddities.append(reasons.OWN_SYSTEM)
         if any(map(prompts.about_picture, said)):
             raise LeftOut(reasons.PICTURE)
         if sum(map(len, said)) > reasons.LONGEST_CHARACTERS:
             raise LeftOut(reasons.TOO_LONG)
-        if self.chat is not None and isinstance(prompt, str) is self.chat:
+        if self.kind is not None and type(prompt) is not self.kind:
             raise LeftOut(reasons.MIXED)
         return prompt
 
-    def _answer(self, value: Any, row: Row, oddities: list[str]) -> None:
-        options, mark = self.options, self.options.mark
-        if value is None and options.last_turn:
+    def _answer(self, value: Any, prompt: Any, clean: Cleaner) -> dict[str, str]:
+        # The answer as a column, and the whole of what it was taken out of as another.
+        mark, oddities = self.mark, clean.oddities
+        if value is None and self.last_turn:
             raise LeftOut(reasons.NO_TURN)
         if (said := stored(value)) is not value:
             oddities.append("answer: what the assistant says last")
-        text = whole = answer_as_text(said, oddities)
-        found, question = [mark], prompts.question_text(row["prompt"])
-        if options.auto:
+        whole, repairs = answer_as_text(said)
+        oddities += repairs
+        text, found, question = whole, [mark], prompts.question_text(prompt)
+        if self.answer_after == "auto":
             text, found = unwrapped(whole, question)
             if found and not mark:
                 oddities.append(Repair(f"answer: taken out of {found[0]}", whole, text))
         elif mark is not None:
             marked = extract_answer(whole, mark)
             found, text = [] if marked is None else [mark], marked or ""
+        kept = {}
         if mark is not None:
             if not found:
                 raise LeftOut(reasons.unmarked(mark))
-            row[options.names[""]] = prompts.encodable_text(whole, oddities)
-        if (label := options.labels.get(folded(text), text)) != text:
-            alike = "answer: its label written as in most rows"
-            oddities.append(Repair(alike, text, label))
+            kept[self.names[""]] = clean.encodable(whole)
+        if (label := self.labels.get(folded(text), text)) != text:
+            oddities.append(Repair("answer: its label written as in most rows", text, label))
             text = label
-        if options.numbers and not is_number(text):
+        if self.numbers and not is_number(text):
             raise LeftOut(reasons.NO_NUMBER)
         if text.casefold() in PLACEHOLDERS:
             oddities.append(reasons.PLACEHOLDER)
-        row["answer"] = answer = prompts.clean_text(text, oddities).strip()
+        answer = clean.text(text).strip()
         if not answer:
             raise LeftOut(reasons.EMPTY_ANSWER)
         if says(question.rstrip().rpartition("\n")[2], answer):
             raise LeftOut(reasons.LEAK)
+        return kept | {"answer": answer}
 
     def _one_kind(self, prompt: object) -> None:
         kinds = self.kinds.copy()
@@ -329,7 +326,7 @@ class Pass:
 
 def stored(value: Any) -> Any:
     """An answer's value; of a chat that ends with the assistant's turn, what that says."""
-    said = last_turn(value, [])[1]
+    said = last_turn(value)
     return value if said is None else said
 
 

@@ -18,12 +18,13 @@ from workbench.data import reasons
 from workbench.data.answer_column import (
     ANSWER_ALIASES,
     LABELS,
-    MARK,
     called,
+    extract_answer,
     is_number,
     unit_of,
+    unwrapped,
 )
-from workbench.data.prompts import is_picture, last_turn
+from workbench.data.prompts import Cleaner, is_picture
 from workbench.data.reasons import LeftOut, answer_is
 from workbench.errors import DataError, nearest
 from workbench.plain import listed
@@ -31,7 +32,8 @@ from workbench.progress import in_kernel
 from workbench.task import RESERVED_COLUMNS, Row
 
 _LONGEST = 60  # digits of an answer that is a number
-_NOUNS = ("answer", "solution", "result")
+# What an answer that stands at the end of a prompt stands in.
+_SAYS = (["<answer>"], ["\\boxed{}"], ["answer:"])
 # words that often stand for "there is none"
 PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}
 PROMPT_ALIASES = (
@@ -100,7 +102,7 @@ def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None)
         if isinstance(first[0].get(name), dict)
         for key in called(first[0][name], "answer", ANSWER_ALIASES)
     ]
-    chats = {name for row in first for name in row if last_turn(row[name], [])[1] is not None}
+    chats = {name for row in first for name in row if last_turn(row[name]) is not None}
     prompt, notes = _chosen("prompt", prompt, columns, PROMPT_ALIASES, chats)
     if unseen := pictures - reserved - {prompt}:
         many = ", ".join(map(repr, sorted(unseen)))
@@ -150,37 +152,42 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
+def last_turn(value: Any) -> str | None:
+    """What the assistant says at the end of a chat; None where it ends otherwise."""
+    return Cleaner().last_turn(value)[1]
+
+
 def as_values(row: Any, fields: Sequence[str]) -> Any:
-    """A row with these fields as columns, its arrays as lists; what is no row as it is."""
+    """A row, its arrays as lists, with these fields as columns, where it has none of that name:
+    a field within a column, `reward_model.ground_truth`, or a template,
+    "{instruction}\\n\\n{input}". What is no row as it is.
+    """
     if not isinstance(row, dict):
         return row
     row = {name: listed(value) for name, value in row.items()}
     for name in fields:
-        row = filled_in(row, name) | row
+        value = _filled_in(name, row) if "{" in name else _within(name, row)
+        if value is not None:
+            row.setdefault(name, value)
     return row
 
 
-def filled_in(row: Row, wanted: str) -> dict[str, Any]:
-    """What a row has under the name of a field within a column, `reward_model.ground_truth`, or of
-    a template, "{instruction}\\n\\n{input}", by that name; empty where it has no such field.
+def _within(name: str, value: Any) -> Any:
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
-    A list of choices becomes lines A), B), another list of texts lines, and an object JSON. A line,
-    or a paragraph, of which all columns are empty is left out.
-    """
-    if "{" not in wanted:
-        value: Any = row
-        for part in wanted.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        return {} if value is None else {wanted: value}
 
+def _filled_in(template: str, row: Row) -> str:
+    # A list of choices becomes lines A), B), another list of texts lines, and an object JSON. A
+    # line, or a paragraph, of which all columns are empty is left out.
     def filled(text: str) -> bool:
         names = _FIELD.findall(text)
         return not names or any(_in_words(name, row.get(name)).strip() for name in names)
 
-    paragraphs = wanted.replace("\\n", "\n").split("\n\n")
-    kept = ["\n".join(filter(filled, each.split("\n"))) for each in filter(filled, paragraphs)]
-    text = _FIELD.sub(lambda field: _in_words(field[1], row.get(field[1])), "\n\n".join(kept))
-    return {wanted: text}
+    paragraphs = filter(filled, template.replace("\\n", "\n").split(_PARAGRAPHS))
+    kept = ["\n".join(filter(filled, each.split("\n"))) for each in paragraphs]
+    return _FIELD.sub(lambda field: _in_words(field[1], row.get(field[1])), _PARAGRAPHS.join(kept))
 
 
 def _in_words(name: str, value: Any) -> str:
@@ -308,27 +315,20 @@ def says(line: str, answer: str) -> bool:
     """Whether a line says the answer and nothing after it: `The answer is $12.`, `#### 12`,
     `\\boxed{12}`; in linear time.
     """
-    line, wanted = line.casefold(), _bare(answer)
-    for mark in (*_NOUNS, MARK, "<answer>", "\\boxed"):
-        _, marked, rest = line.rpartition(mark)
-        if mark in _NOUNS:
-            rest = rest.lstrip("* \t")
-            marked = marked and rest.startswith(("is ", "is:", ":", "="))
-            rest = rest.removeprefix("is")
-        if marked and _bare(rest) == wanted:
-            return True
-    return False
+    found, marks = unwrapped(line)
+    if marks[:1] not in _SAYS:
+        found = extract_answer(line)
+    return found is not None and _bare(found) == _bare(answer)
 
 
 def _bare(text: str) -> str:
-    text = text.strip().casefold().replace("</answer>", "").replace("\\boxed", "")
-    text = text.strip(" \t*\"'`{}()$.!:=")
+    text = text.casefold().strip(" \t*\"'`$.!")
     return text.replace(",", "") if is_number(text) else text
 
 
-def answer_as_text(answer: Any, repairs: list[str]) -> str:
-    """The answer as text, which rewards compare and Arrow takes in every row, or LeftOut; what was
-    repaired is added to `repairs`.
+def answer_as_text(answer: Any) -> tuple[str, list[str]]:
+    """(the answer as text, which rewards compare and Arrow takes in every row; the repair of it, if
+    there was one), or LeftOut.
     """
     match answer:
         case None:
@@ -338,24 +338,20 @@ def answer_as_text(answer: Any, repairs: list[str]) -> str:
             if not text:
                 raise LeftOut(reasons.EMPTY_ANSWER)
         case [str() | int() | float() as only]:
-            text, repair = answer_as_text(only, []), "taken out of a list of one"
+            (text, _), repair = answer_as_text(only), "taken out of a list of one"
         case bool():
             raise LeftOut(answer_is("true or false, not text"))
         case dict():
             raise LeftOut(answer_is("an object, not text"))
-        case []:
-            raise LeftOut(answer_is("an empty list"))
-        case [_, _, *_]:
-            raise LeftOut(answer_is("a list of several"))
+        case list() | tuple():
+            raise LeftOut(answer_is("a list of several" if answer else "an empty list"))
         case int() | float():
             text, repair = _number_as_text(answer), reasons.becomes_text("number")
         case Decimal() | date():  # a datetime is a date
             text, repair = str(answer), reasons.becomes_text(type(answer).__name__)
         case _:
             raise LeftOut(answer_is(f"a {type(answer).__name__}, not text"))
-    if text != answer:
-        repairs.append(f"answer: {repair}")
-    return text
+    return text, [] if text == answer else [f"answer: {repair}"]
 
 
 def _number_as_text(number: float) -> str:

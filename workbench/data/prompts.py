@@ -56,29 +56,38 @@ _OTHER_ROLES = {
     "model": "assistant",
     "developer": "system",
 }
-# Of a value's text: a path alone, in a list or as `path` of an object, an address, or bytes.
+# Of a value's text: the path, address or bytes of a picture.
 _PICTURE = re.compile(
-    r"(?:\W*|.*'(?:path|url)': ')[^\s,]*\.(?:png|jpe?g|webp|gif|bmp|tiff?)['\")\]},]*(?:\s|$)"
-    r"|\W*data:image/"
-    r"|.*(?:\\x89PNG|\\xff\\xd8\\xff|<PIL\.)",
-    re.IGNORECASE,
+    r"""
+    (?:\W*|.*'(?:path|url)':\ ')               # alone, in a list, or the path of an object
+    [^\s,]*\.(?:png|jpe?g|webp|gif|bmp|tiff?)  # a file's name
+    ['")\]},]*(?:\s|$)
+    | \W*data:image/                          # an address that is the picture
+    | .*(?:\\x89PNG|\\xff\\xd8\\xff|<PIL\.)  # bytes, as Python writes them, or an object
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 # What stands for a picture at either end of a question.
 _SEEN = ("<image>", "<|image|>", "<|image_1|>", "<|vision_start|>", "<|vision_end|>")
-_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f\ufeff\u200b\u2060\ud800-\udfff\ufffd]")
 # A terminal's sequence goes as a whole: without its ESC, `[2J5` would be a wrong answer.
 _CONTROL = re.compile(
-    r"\x1b\][^\x07\x1b]*+(?:\x07|\x1b\\)?|\x1b\[[0-?]*+["
-    r" -/]*+[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+    r"""
+    \x1b\][^\x07\x1b]*+(?:\x07|\x1b\\)?   # a title or a link
+    | \x1b\[[0-?]*+[\x20-/]*+[@-~]         # a colour, or a move of the cursor
+    | [\x00-\x08\x0b\x0c\x0e-\x1f\x7f]     # any other control character
+    """,
+    re.VERBOSE,
 )
+# Zero width no-break space (a byte order mark), zero width space, word joiner.
+_INVISIBLE = re.compile(r"[\ufeff\u200b\u2060]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")  # half of a pair, which neither UTF-8 nor Arrow holds
+_ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ufeff\u200b\u2060\ud800-\udfff\ufffd]")
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _REPAIRS = (
     (re.compile("\r\n?"), "\n", "text: CRLF line ends written as LF"),
     (_CONTROL, "", "text: control characters taken out"),
-    (
-        re.compile("[\ufeff\u200b\u2060]"),
-        "",
-        "text: invisible characters (U+FEFF, U+200B, U+2060) taken out",
-    ),
+    (_INVISIBLE, "", "text: invisible characters (U+FEFF, U+200B, U+2060) taken out"),
+    (_SURROGATE, _REPLACEMENT, "text: half a surrogate pair replaced by U+FFFD"),
 )
 
 
@@ -130,47 +139,6 @@ def to_messages(
     return [{"role": role, "content": content} for role, content in (*turns, ("user", question))]
 
 
-def clean_text(text: str, oddities: list[str]) -> str:
-    """`text` without what no tokenizer should get; each repair and each suspicion is added to
-    `oddities`.
-    """
-    if _ODD.search(text) is None:
-        return text
-    for pattern, instead, rule in _REPAIRS:
-        text, count = pattern.subn(instead, text)
-        oddities += [rule] if count else []
-    text = encodable_text(text, oddities)
-    if "\ufffd" in text:
-        oddities.append(reasons.REPLACED)
-    return text
-
-
-def encodable_text(text: str, oddities: list[str]) -> str:
-    """`text` without half surrogate pairs, which neither UTF-8 nor Arrow can hold."""
-    text, count = re.subn("[\ud800-\udfff]", "\ufffd", text)
-    if count:
-        oddities.append("text: half a surrogate pair replaced by U+FFFD")
-    return text
-
-
-def plain_words(column: str, value: Any, oddities: list[str]) -> object:
-    """A column's value in a form that JSON can hold: arrays as lists, numpy's numbers as numbers,
-    dates and the like as text.
-    """
-
-    def odd(value: Any) -> Any:
-        if value is None or isinstance(value, str):
-            return value and encodable_text(value, oddities)
-        as_bytes, kind = isinstance(value, (bytes, bytearray)), type(value).__name__
-        if isinstance(value, (set, frozenset)):
-            raise LeftOut(reasons.column_is(column, "is a set", "write a list: a set has no order"))
-        what = "bytes left out of the row" if as_bytes else reasons.becomes_text(kind)
-        oddities.append(f"column {column!r}: {what}")
-        return None if as_bytes else str(value)
-
-    return plain(value, odd)
-
-
 def is_picture(value: Any) -> bool:
     """Whether a value is a picture, or the path, address or bytes of one, or a list of them."""
     return _PICTURE.match(str(value)[:500]) is not None
@@ -179,68 +147,6 @@ def is_picture(value: Any) -> bool:
 def about_picture(text: str) -> bool:
     """Whether a question begins or ends with what stands for a picture."""
     return text.strip().startswith(_SEEN) or text.strip().endswith(_SEEN)
-
-
-def messages_of(value: object, oddities: list[str]) -> list[dict[str, str]]:
-    """`value` as chat messages that end where the policy begins, or LeftOut."""
-    if value is None:
-        raise LeftOut(reasons.NO_PROMPT)
-    if isinstance(value, dict) and "content" in value:
-        value = [value]
-        oddities.append("prompt: a single message put into a list")
-    if not isinstance(value, (list, tuple)) or not value:
-        raise LeftOut(reasons.NO_MESSAGES)
-    messages = [_message(raw, oddities) for raw in value]
-    roles = [message["role"] for message in messages]
-    if "system" in roles[1:]:
-        raise LeftOut(reasons.LATE_SYSTEM)
-    if roles[-1] == "assistant":
-        raise LeftOut(reasons.ANSWERED)
-    questions = [one["content"] for one in messages if one["role"] in ("user", "tool")]
-    if not questions:
-        raise LeftOut(reasons.NO_USER)
-    if not questions[-1].strip():
-        raise LeftOut(reasons.EMPTY)
-    return messages
-
-
-def last_turn(value: Any, oddities: list[str]) -> tuple[object, str | None]:
-    """(a chat without the assistant's last turn, what that turn says); `value` itself and None
-    where it ends otherwise.
-    """
-    if isinstance(value, (list, tuple)) and value:
-        with contextlib.suppress(LeftOut):
-            message = _message(value[-1], oddities)
-            if message["role"] == "assistant":
-                return value[:-1], message["content"]
-    return value, None
-
-
-def _message(raw: object, oddities: list[str]) -> dict[str, str]:
-    if isinstance(raw, dict) and "from" in raw and "value" in raw and "role" not in raw:
-        raw = {"role": raw["from"], "content": raw["value"]}
-        oddities.append("prompt: from/value messages written as role/content")
-    if not isinstance(raw, dict) or "role" not in raw or "content" not in raw:
-        raise LeftOut(reasons.NO_MESSAGE)
-    content, role = raw["content"], raw["role"] if isinstance(raw["role"], str) else ""
-    folded = role.strip().lower()
-    known = role if role in ROLES else _OTHER_ROLES.get(folded, folded)
-    if known not in ROLES:
-        raise LeftOut(reasons.NO_ROLE)
-    if known != role:
-        oddities.append(f"prompt: role {role!r} written as {known!r}")
-    if isinstance(content, list):
-        if not all(
-            isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str)
-            for p in content
-        ):
-            pictured = any("image" in str(p) for p in content)
-            raise LeftOut(reasons.PICTURE if pictured else reasons.NOT_ONLY_TEXT)
-        content = "".join(part["text"] for part in content)
-        oddities.append("prompt: a list of text parts joined to one text")
-    if not isinstance(content, str):
-        raise LeftOut(reasons.NO_TEXT)
-    return {**raw, "role": known, "content": clean_text(content, oddities)}
 
 
 def comparable(prompt: Prompt, system: bool = True) -> str:
@@ -259,8 +165,130 @@ def comparable(prompt: Prompt, system: bool = True) -> str:
 
 def question_text(prompt: Prompt) -> str:
     """Everything that the user says in a prompt."""
-    return (
-        prompt
-        if isinstance(prompt, str)
-        else "\n".join(one["content"] for one in prompt if one["role"] == "user")
-    )
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(one["content"] for one in prompt if one["role"] == "user")
+
+
+class Cleaner:
+    """Makes the values of one row plain. `oddities` is what it repaired (texts), and what it kept
+    and suspects (reasons).
+    """
+
+    def __init__(self) -> None:
+        self.oddities: list[str] = []
+
+    def text(self, text: str) -> str:
+        """`text` without what no tokenizer should get."""
+        if _ODD.search(text) is None:
+            return text
+        text = self._repaired(text, _REPAIRS)
+        if _REPLACEMENT in text:
+            self.oddities.append(reasons.REPLACED)
+        return text
+
+    def encodable(self, text: str) -> str:
+        """`text` without half surrogate pairs."""
+        return self._repaired(text, _REPAIRS[-1:])
+
+    def _repaired(self, text: str, repairs: Sequence[tuple[re.Pattern[str], str, str]]) -> str:
+        for pattern, instead, rule in repairs:
+            text, count = pattern.subn(instead, text)
+            if count:
+                self.oddities.append(rule)
+        return text
+
+    def column(self, name: str, value: Any) -> object:
+        """A column's value in a form that JSON can hold: arrays as lists, numpy's numbers as
+        numbers, dates and the like as text.
+        """
+
+        def odd(value: Any) -> Any:
+            match value:
+                case None:
+                    return None
+                case str():
+                    return self.encodable(value)
+                case set() | frozenset():
+                    remedy = "write a list: a set has no order"
+                    raise LeftOut(reasons.column_is(name, "is a set", remedy))
+                case bytes() | bytearray():
+                    kept, what = None, "bytes left out of the row"
+                case _:
+                    kept, what = str(value), reasons.becomes_text(type(value).__name__)
+            self.oddities.append(f"column {name!r}: {what}")
+            return kept
+
+        return plain(value, odd)
+
+    def messages(self, value: Any) -> list[dict[str, str]]:
+        """`value` as chat messages that end where the policy begins, or LeftOut."""
+        if value is None:
+            raise LeftOut(reasons.NO_PROMPT)
+        if isinstance(value, dict) and "content" in value:
+            value = [value]
+            self.oddities.append("prompt: a single message put into a list")
+        if not isinstance(value, (list, tuple)) or not value:
+            raise LeftOut(reasons.NO_MESSAGES)
+        messages = [*map(self._message, value)]
+        roles = [message["role"] for message in messages]
+        if "system" in roles[1:]:
+            raise LeftOut(reasons.LATE_SYSTEM)
+        if roles[-1] == "assistant":
+            raise LeftOut(reasons.ANSWERED)
+        questions = [one["content"] for one in messages if one["role"] in ("user", "tool")]
+        if not questions:
+            raise LeftOut(reasons.NO_USER)
+        if not questions[-1].strip():
+            raise LeftOut(reasons.EMPTY)
+        return messages
+
+    def last_turn(self, value: Any) -> tuple[object, str | None]:
+        """(a chat without the assistant's last turn, what that turn says); `value` itself and None
+        where it ends otherwise.
+        """
+        if isinstance(value, (list, tuple)) and value:
+            with contextlib.suppress(LeftOut):
+                message = self._message(value[-1])
+                if message["role"] == "assistant":
+                    return value[:-1], message["content"]
+        return value, None
+
+    def _message(self, raw: Any) -> dict[str, str]:
+        match raw:
+            case {"role": role, "content": content}:
+                pass
+            case {"from": role, "value": content}:
+                self.oddities.append("prompt: from/value messages written as role/content")
+                raw = {}
+            case _:
+                raise LeftOut(reasons.NO_MESSAGE)
+        known = _known_role(role)
+        if known != role:
+            self.oddities.append(f"prompt: role {role!r} written as {known!r}")
+        if isinstance(content, list):
+            content = _joined(content)
+            self.oddities.append("prompt: a list of text parts joined to one text")
+        if not isinstance(content, str):
+            raise LeftOut(reasons.NO_TEXT)
+        return {**raw, "role": known, "content": self.text(content)}
+
+
+def _known_role(role: object) -> str:
+    folded = role.strip().lower() if isinstance(role, str) else ""
+    known = folded if folded in ROLES else _OTHER_ROLES.get(folded)
+    if known is None:
+        raise LeftOut(reasons.NO_ROLE)
+    return known
+
+
+def _joined(parts: Sequence[object]) -> str:
+    texts = []
+    for part in parts:
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                pictured = any("image" in str(each) for each in parts)
+                raise LeftOut(reasons.PICTURE if pictured else reasons.NOT_ONLY_TEXT)
+    return "".join(texts)

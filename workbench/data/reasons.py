@@ -96,6 +96,7 @@ def becomes_text(what: str) -> str:
     return what + _AS_TEXT
 
 
+LEFT_OUT, REPAIRED, WARNED = "left out", "changed and kept", "kept, but look"
 # reason, rule of a repair, or warning -> the numbers of its rows
 Rows = dict[Any, array]
 
@@ -116,20 +117,25 @@ class Report:
     kept: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     columns: dict[str, str | None] = field(default_factory=dict)
-    _left_out: Rows = field(default_factory=dict)
-    _repaired: Rows = field(default_factory=dict)
-    _warned: Rows = field(default_factory=dict)
+    _groups: dict[str, Rows] = field(
+        default_factory=lambda: {LEFT_OUT: {}, REPAIRED: {}, WARNED: {}}
+    )
     _examples: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def left_out(self) -> list[tuple[int, str]]:
         """(row number, reason) of every row that was left out, in order."""
-        return sorted((number, why) for why, rows in self._left_out.items() for number in rows)
+        return sorted(
+            (number, why) for why, rows in self._groups[LEFT_OUT].items() for number in rows
+        )
 
     # How many rows each of them has.
-    reasons = property(lambda self: _counts(self._left_out))
-    repairs = property(lambda self: _counts(self._repaired))
-    warnings = property(lambda self: _counts(self._warned))
+    reasons = property(lambda self: self._counts(LEFT_OUT))
+    repairs = property(lambda self: self._counts(REPAIRED))
+    warnings = property(lambda self: self._counts(WARNED))
+
+    def _counts(self, group: str) -> Counter[Any]:
+        return Counter({why: len(rows) for why, rows in self._groups[group].items()})
 
     def keep(self, number: int, oddities: list[str]) -> None:
         """Count a row as kept, with the rules that repaired it (texts) and its warnings
@@ -141,8 +147,8 @@ class Report:
             isinstance(each, Reason) or each.endswith(_AS_TEXT) for each in oddities
         )
         for each in dict.fromkeys(oddities):
-            group = self._warned if isinstance(each, Reason) else self._repaired
-            group.setdefault(each, array("Q")).append(number)
+            group = WARNED if isinstance(each, Reason) else REPAIRED
+            self._groups[group].setdefault(each, array("Q")).append(number)
             if isinstance(each, Repair):
                 self._examples.setdefault(each, [each.example])
 
@@ -150,7 +156,7 @@ class Report:
         """Count a row as left out; the first three of each reason are shown, cut after 100
         characters.
         """
-        self._left_out.setdefault(reason, array("Q")).append(number)
+        self._groups[LEFT_OUT].setdefault(reason, array("Q")).append(number)
         examples = self._examples.setdefault(reason, [])
         if len(examples) < 3:
             where, text = getattr(row, "where", None), repr(row)
@@ -176,14 +182,14 @@ class Report:
             "left_out": self.read - self.kept_rows,
             "columns": self.columns,
             "notes": self.notes,
-            "reasons": self._listed("reason", self._left_out),
-            "repairs": self._listed("rule", self._repaired),
-            "warnings": self._listed("warning", self._warned),
+            "reasons": self._listed("reason", LEFT_OUT),
+            "repairs": self._listed("rule", REPAIRED),
+            "warnings": self._listed("warning", WARNED),
         }
 
-    def _listed(self, kind: str, group: Rows) -> list[Fields]:
+    def _listed(self, kind: str, group: str) -> list[Fields]:
         listed = []
-        for why, rows in _ordered(group):
+        for why, rows in _ordered(self._groups[group]):
             one: Fields = {kind: why, "count": len(rows)}
             if isinstance(why, Reason):
                 one["do"] = why.remedy
@@ -197,15 +203,10 @@ class Report:
         left = self.read - self.kept_rows
         repaired = f" ({self.repaired_rows} of them repaired)" if self.repaired_rows else ""
         first = f"{self.read} rows read, {self.kept_rows} kept{repaired}, {left} left out"
-        if left or self._repaired or self._warned:
+        if any(self._groups.values()):
             first += "; rows are counted from 0"
         lines = [first, *(f"  note: {note}" for note in self.notes)]
-        groups = {
-            "left out": self._left_out,
-            "changed and kept": self._repaired,
-            "kept, but look": self._warned,
-        }
-        for title, group in groups.items():
+        for title, group in self._groups.items():
             lines += [f"{title}:"] if group else []
             for why, rows in _ordered(group):
                 some = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
@@ -215,10 +216,6 @@ class Report:
                 if isinstance(why, Reason):
                     lines.append(f"           -> {why.remedy}")
         return "\n".join(lines)
-
-
-def _counts(group: Rows) -> Counter[Any]:
-    return Counter({why: len(rows) for why, rows in group.items()})
 
 
 def _ordered(group: Rows) -> list[tuple[Any, array]]:

@@ -6,7 +6,6 @@ with the reason.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import runpy
@@ -20,16 +19,14 @@ from typing import TYPE_CHECKING, Any
 from workbench.data import files, hub
 from workbench.data.files import Unreadable
 from workbench.errors import DataError, WorkbenchError, fault_line, nearest
-from workbench.task import EMBEDDED, Row, is_of_gym
+from workbench.recipe import packaged
+from workbench.shipped import is_of_gym, loader
+from workbench.task import Row
 from workbench.workspace import find, looked_in, replace_file, resolve, shown
 
 if TYPE_CHECKING:
     import pandas
 
-# Questions that travel with the package -> the module that makes them, with a function
-# `source(limit, seed)`. A game has starts, and no questions.
-_ELSEWHERE = ("gsm8k", "guess_the_number")
-SHIPPED = {name: module for name, module in EMBEDDED.items() if name not in _ELSEWHERE}
 _READERS = {
     ".jsonl": files.json_lines,
     ".ndjson": files.json_lines,
@@ -44,20 +41,7 @@ KINDS = (
 )
 BINDINGS = ("get_dataset", "dataset", "train_dataset", "rows")
 # Helpers that snippets call and never define -> what does their job here.
-HELPERS = {
-    "extract_answer": "from workbench.data.answer_column import extract_answer",
-    "extract_number": "from workbench.data.answer_column import extract_answer as extract_number",
-    "extract_final_answer": (
-        "from workbench.rewards.answers import extract_answer as extract_final_answer"
-    ),
-    "format_prompt": (
-        "define it: format_prompt = '{}'.format, or any text that the question should stand in"
-    ),
-    "SYSTEM_PROMPT": "from workbench.data.prompts import SYSTEM_PROMPT",
-    "CUSTOM_SYSTEM_PROMPT": "define it: CUSTOM_SYSTEM_PROMPT = 'who answers, and in which format'",
-    "load_dataset": "from datasets import load_dataset",
-    "Dataset": "from datasets import Dataset",
-}
+HELPERS = packaged(Path(__file__).with_name("helpers.yaml"))
 
 
 class Rows(list):
@@ -120,15 +104,12 @@ def open_source(
         if subset is not None:
             raise files.no_splits(f"a {type(source).__name__}", subset)
         opened = _from_object(source, split)
-    elif str(source) not in SHIPPED and not is_of_gym(source):
+    elif str(source) not in loader().sources and not is_of_gym(source):
         opened = _from_path(str(source), subset, split)
     elif subset or split:
         raise files.no_splits(str(source), subset or split or "")
-    elif is_of_gym(source):
-        gym = importlib.import_module("workbench.tasks.gym")
-        opened = gym.source(str(source), limit, seed)
     else:
-        opened = importlib.import_module(SHIPPED[str(source)]).source(limit, seed)
+        opened = loader().open_source(str(source), limit, seed)
     if limit is None:
         return opened
     return replace(opened, open=lambda: itertools.islice(opened.open(), limit))
@@ -147,9 +128,10 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
         on_hub.count("/") != 1 or text.startswith((".", "/", "~")) or kind in {*_READERS, ".py"}
     ):
         written = "notebook 01 writes it: run that first, or " if path.name == "train.jsonl" else ""
-        rule = f"rows come from {KINDS}, or are one of {', '.join(SHIPPED)}"
+        shipped = loader().sources
+        rule = f"rows come from {KINDS}, or are one of {', '.join(shipped)}"
         otherwise = f"{written}check the path; {looked_in()}"
-        remedy = nearest(text, () if kind else SHIPPED, otherwise)  # a name has no suffix
+        remedy = nearest(text, () if kind else shipped, otherwise)  # a name has no suffix
         raise DataError(f"{name}: no such file", rule=rule, remedy=remedy)
     called = name if folder else on_hub
     dataset, notes = hub.load(str(path) if folder else on_hub, called, subset)
@@ -258,11 +240,13 @@ def _columns_of_row(error: BaseException) -> list[str]:
     # The row that lacks a key is a local variable of the innermost call: a dict, or `datasets`'
     # wrapper of one.
     columns: list[str] = []
-    for frame, _ in traceback.walk_tb(error.__traceback__ if isinstance(error, KeyError) else None):
-        for value in frame.f_locals.values() if frame.f_code.co_name != "<module>" else ():
-            row = getattr(value, "data", value)
-            if isinstance(row, dict) and all(isinstance(key, str) for key in row):
-                columns = columns if error.args[0] in row else list(row) or columns
+    if not isinstance(error, KeyError):
+        return columns
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        inside = frame.f_locals.values() if frame.f_code.co_name != "<module>" else ()
+        for row in (getattr(value, "data", value) for value in inside):
+            if isinstance(row, dict) and row and error.args[0] not in row:
+                columns = list(map(str, row))
     return columns
 
 

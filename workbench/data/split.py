@@ -5,7 +5,7 @@ leaves in a task's folder.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,9 @@ def split(
     Args:
         rows: rows with a `prompt`.
         held_out_percent: on average.
-        source: where they come from: it may name a column whose equal values stay on one side.
+        source: where they come from: it may name a column whose equal values stay on one side;
+            without one it is the prompt without its system message, so that asking for another
+            format keeps the split. Its `salt` makes the split another than that of other sources.
         held_out: rows to hold out instead, such as those of the split named `held_out_split`.
 
     Raises:
@@ -85,9 +87,23 @@ def split(
     """  # noqa: E501
     if held_out is not None:
         return Split(list(rows), list(held_out), {"held_out_split": held_out_split})
+    if not 0 <= held_out_percent < 100 or 0 < held_out_percent < 1:
+        value, rule = f"held_out_percent = {held_out_percent}", "a percentage is from 0 to 99"
+        raise DataError(value, rule=rule, remedy="take 10")
     key, salt = (source.split_by, source.salt) if source is not None else (None, "")
+    sides: tuple[list[Row], list[Row]] = [], []
+    for number, row in enumerate(rows):
+        if key is None:
+            text = prompt_key(comparable(row["prompt"], system=False))
+        elif key in row:
+            text = str(row[key])
+        else:
+            value, rule = f"row {number} has no column {key!r}", "rows stay together by a column"
+            raise DataError(value, rule=rule, remedy="split by another column")
+        digest = hashlib.sha256(f"{salt}{text}".encode("utf-8", "backslashreplace")).digest()
+        sides[bool(int.from_bytes(digest[:4], "big") % 100 < held_out_percent)].append(row)
     by = {"held_out_percent": held_out_percent, "key": key, "salt": salt}
-    return Split(*split_rows(rows, held_out_percent, key, salt), by)
+    return Split(*sides, by)
 
 
 def step_of(prompts: int, completions_per_step: int, num_generations: int) -> str:
@@ -110,33 +126,6 @@ def step_of(prompts: int, completions_per_step: int, num_generations: int) -> st
         epoch = f"steps per epoch: {prompts // each}"
         return f"a step takes {each} prompts x {num_generations} completions; {epoch}"
     raise DataError(value, rule=rule, remedy=remedy)
-
-
-def split_rows(
-    rows: Iterable[Row], held_out_percent: int, key: str | None = None, salt: str = ""
-) -> tuple[list[Row], list[Row]]:
-    """Split rows with a `prompt` into (train, held out); DataError: no percentage, or a row lacks
-    the column `key`.
-
-    `key`: column by which rows stay together; None: the prompt without its system message, so that
-    asking for another format keeps the split. `salt` tells this split from other splits by the same
-    keys.
-    """
-    if not 0 <= held_out_percent < 100 or 0 < held_out_percent < 1:
-        value, rule = f"held_out_percent = {held_out_percent}", "a percentage is from 0 to 99"
-        raise DataError(value, rule=rule, remedy="take 10")
-    sides: tuple[list[Row], list[Row]] = [], []
-    for number, row in enumerate(rows):
-        if key is None:
-            text = prompt_key(comparable(row["prompt"], system=False))
-        elif key in row:
-            text = str(row[key])
-        else:
-            value, rule = f"row {number} has no column {key!r}", "rows stay together by a column"
-            raise DataError(value, rule=rule, remedy="split by another column")
-        digest = hashlib.sha256(f"{salt}{text}".encode("utf-8", "backslashreplace")).digest()
-        sides[bool(int.from_bytes(digest[:4], "big") % 100 < held_out_percent)].append(row)
-    return sides
 
 
 class DatasetCard(dict):

@@ -32,7 +32,7 @@ from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import flags, held_out
-from workbench.task import load_task
+from workbench.tasks.loading import load_task
 from workbench.training.trainer import continue_run, train
 from workbench.training.watchers import Watchers
 from workbench.workspace import made, shown, write_json

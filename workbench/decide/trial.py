@@ -43,7 +43,8 @@ from workbench.rewards.judge_rewards import prompt_as_text
 from workbench.rewards.judging import FOLDER, Judge, Question, Spent, UnreadableAnswer
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import now
-from workbench.task import Row, Task, function_name, load_task
+from workbench.task import Row, Task, function_name
+from workbench.tasks.loading import load_task
 from workbench.training.prepare import prepare
 from workbench.training.presets import find_recipe
 from workbench.training.settings.batches import arithmetic

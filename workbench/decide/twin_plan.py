@@ -12,7 +12,8 @@ from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory, open_run
-from workbench.task import Task, fingerprint, load_task
+from workbench.task import Task, fingerprint
+from workbench.tasks.loading import load_task
 from workbench.training.manifest import rewards_of
 from workbench.training.prepare import prepare
 from workbench.training.resuming import begun_task

@@ -28,7 +28,7 @@ from workbench.kinds import Fields
 from workbench.policies import origin_of
 from workbench.run import sealed
 from workbench.run.directory import RunDirectory
-from workbench.task import EMBEDDED
+from workbench.tasks.loading import EMBEDDED
 from workbench.training.loading import adapter_sum, base_differs, base_files
 from workbench.workspace import replace_folder, shown, size_and_sum, sum_of, to_json, write_json
 

@@ -22,7 +22,8 @@ from workbench.progress import progress_line
 from workbench.rewards.suite import RewardSuite
 from workbench.run import sealed
 from workbench.run.directory import RunDirectory
-from workbench.task import Row, Task, load_task
+from workbench.task import Row, Task
+from workbench.tasks.loading import load_task
 from workbench.training.loading import adapter_sum, base_differs, base_summed, put_on
 from workbench.training.playing import marks_of
 from workbench.training.policy import Policy, load_policy

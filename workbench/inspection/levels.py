@@ -18,7 +18,8 @@ from workbench.inspection.reading import needs
 from workbench.kinds import Fields
 from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
-from workbench.task import is_of_gym, load_task
+from workbench.shipped import is_of_gym
+from workbench.tasks.loading import load_task
 from workbench.training.levels import fitting
 from workbench.training.loading import adapter_sum
 

@@ -11,6 +11,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from workbench.kinds import Function
+from workbench.shipped import TASK_FILES
 
 # of an instruction: line, end line, column, end column
 Place = tuple[int | None, int | None, int | None, int | None]
@@ -36,7 +37,7 @@ def beneath(function: Any) -> Any:
 def is_ours(function: Any) -> bool:
     """Whether it is the workbench's own, rather than of a task file."""
     module = f"{getattr(function, '__module__', '')}"
-    return module.startswith("workbench.") and not module.startswith("workbench.task_files.")
+    return module.startswith("workbench.") and not module.startswith(TASK_FILES)
 
 
 def code_within(code: CodeType) -> Iterator[CodeType]:

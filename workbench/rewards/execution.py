@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from workbench.door import Late, door, said
@@ -118,17 +118,24 @@ class RewardExecutor:
             first one is an error.
         keep_state: objects that keep state run here, within reach and without a deadline; else in
             the worker.
+        modules: the task files, whose functions are sent as they are.
     """
 
     def __init__(
-        self, functions: dict[str, Function], deadline_s: float | None, skip: bool, keep_state: bool
+        self,
+        functions: dict[str, Function],
+        deadline_s: float | None,
+        skip: bool,
+        keep_state: bool,
+        modules: Sequence[ModuleType] = (),
     ) -> None:
         self.functions, self.deadline_s, self.skip = functions, deadline_s, skip
         # of the latest call: formulas that were not judged in time
         self._unjudged: set[int] = set()
-        self.places = {name: _place(function, keep_state) for name, function in functions.items()}
+        self.places = {name: _place(own, keep_state, modules) for name, own in functions.items()}
         sent = {name: functions[name] for name, place in self.places.items() if place == WORKER}
-        self._worker = Worker(functools.partial(_call_one, sent)) if sent else None
+        call = functools.partial(_call_one, sent)
+        self._worker = Worker(call, modules=modules) if sent else None
 
     @functools.cached_property
     def _kept(self) -> contextlib.AbstractContextManager[None]:
@@ -322,7 +329,7 @@ def takes_environments(function: Function) -> bool:
     return False
 
 
-def _place(function: Function, keep_state: bool) -> str:
+def _place(function: Function, keep_state: bool, modules: Sequence[ModuleType]) -> str:
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         type(function).__call__
     ):
@@ -342,7 +349,7 @@ def _place(function: Function, keep_state: bool) -> str:
         if of_library and any(hasattr(value, part) for part in _PARTS_OF_MODEL):
             return f"here: it holds a {type(value).__name__}"
     try:
-        packed(function)
+        packed(function, modules)
     except TypeError as error:
         return f"here: it cannot be pickled for another process ({error})"
     return WORKER

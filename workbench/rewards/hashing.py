@@ -22,7 +22,7 @@ from workbench.rewards.code import cells_of, code_within
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # of a task file's module, which is named after its address: a folder that was moved scores the same
-_TASK_FILE = re.compile(r"workbench\.task_files\.[^'. ]*/([^'. ]*)%2Epy")
+_TASK_FILE = re.compile(r"workbench\.tasks\.loading\.[^'. ]*/([^'. ]*)%2Epy")
 _PYTHON = os.path.dirname(os.__file__)
 _PLAIN = str | bytes | int | float | complex | tuple | list | dict | set | frozenset | None
 _VALUES = _PLAIN | re.Pattern

@@ -47,7 +47,8 @@ from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
 from workbench.rewards.right import right_under
 from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
-from workbench.task import Row, Task, load_task
+from workbench.shipped import loader
+from workbench.task import Row, Task
 
 # scores up to here are not tried in 32 bits: what is lost there is smaller than what a group
 # differs by
@@ -109,7 +110,9 @@ class RewardSuite:
                 note = f"{name} is written as (prompts, {responses}): it gets both as plain text"
                 self.notes.append(note)
                 functions[name] = positional_reward(func)
-        self.functions = RewardExecutor(functions, deadline_s, on_error == "skip", keep_state)
+        self.functions = RewardExecutor(
+            functions, deadline_s, on_error == "skip", keep_state, loader().modules()
+        )
         # Column -> its values by row, where the trainer's dataset holds the row's number instead:
         # what Arrow would change.
         self.aside: dict[str, list[object]] = {}
@@ -466,7 +469,7 @@ def score(
     if not isinstance(task, (str, Path, Task)):
         functions = list(task) if isinstance(task, Sequence) else [task]
         task = Task("by hand", rows=rows, reward_funcs=functions)
-    task = load_task(task)
+    task = loader().load_task(task)
     suite = RewardSuite(task, sizes[0], weights, scale_rewards)
     suite.check_signatures(rows)
     flat = [each for group in groups for each in group]

@@ -33,6 +33,7 @@ from typing import Any
 from workbench.door import door, names_kept, said
 from workbench.errors import RewardError
 from workbench.kinds import Function
+from workbench.shipped import TASK_FILES
 from workbench.workspace import encodable
 
 # Bound now: what a target puts in their place must not decide what is sent.
@@ -72,11 +73,14 @@ class Worker:
 
     State that the target keeps between calls stays in that process, and is lost when it is killed;
     its output is printed here when the call returns. The modules of `preload` are imported before
-    the first fork. TypeError if cloudpickle cannot pickle the target (it holds a lock, a file, a
-    generator).
+    the first fork; what `modules` define goes along as it is now, and task files among them import
+    from their folders. TypeError if cloudpickle cannot pickle the target (it holds a lock, a file,
+    a generator).
     """
 
-    def __init__(self, target: Function, preload: Sequence[str] = ()) -> None:
+    def __init__(
+        self, target: Function, preload: Sequence[str] = (), modules: Sequence[ModuleType] = ()
+    ) -> None:
         # A notebook's cells are no files, and a task file may have been saved since: their text
         # goes along, to be quoted.
         cached = linecache.cache.items()
@@ -85,7 +89,10 @@ class Worker:
             for name, own in cached
             if len(own) == 4 and (own[1] is None or not os.path.exists(name))
         }
-        self._setup, self._lock = (packed(target), sources, list(preload)), threading.Lock()
+        self._setup = packed(target, modules), sources, list(preload)
+        tasks = [own for own in modules if own.__name__.startswith(TASK_FILES)]
+        self._folders = [os.path.dirname(own.__file__ or "") for own in tasks]
+        self._lock = threading.Lock()
         self._link: Connection | None = None  # to the fork at work
         self._pids: list[int] = []  # of the fork at work
         self._server: tuple[subprocess.Popen, Connection] | None = None
@@ -174,11 +181,7 @@ class Worker:
     def _start(self) -> tuple[subprocess.Popen, Connection]:
         self._end()
         ours, theirs = socket.socketpair()
-        from workbench.task_files import modules_of_tasks
-
-        tasks = [own for own in modules_of_tasks() if own.__name__.startswith("workbench.")]
-        folders = [os.path.dirname(own.__file__ or "") for own in tasks]
-        path = json.dumps([entry or os.getcwd() for entry in [*sys.path, *folders]])
+        path = json.dumps([entry or os.getcwd() for entry in [*sys.path, *self._folders]])
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-c", _SERVER, path, str(theirs.fileno())],
@@ -297,16 +300,13 @@ def _as_python(value: Any) -> Any:
     return own[0] if isinstance(own, list) and len(own) == 1 else own
 
 
-def packed(target: object) -> bytes:
-    """`target` as bytes for another process. TypeError if it cannot be pickled."""
+def packed(target: object, modules: Sequence[ModuleType] = ()) -> bytes:
+    """`target` as bytes for another process; what `modules` define is pickled by value, as it is
+    now. TypeError if it cannot be pickled.
+    """
     import cloudpickle
 
-    from workbench.task_files import modules_of_tasks
-
-    # A task file is loaded under a name that no other process can import, so what it defines is
-    # pickled by value.
-    files = modules_of_tasks()
-    for module in files:
+    for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
         return cloudpickle.dumps(target)
@@ -314,7 +314,7 @@ def packed(target: object) -> bytes:
         # an object says in its own way that it cannot: RuntimeError, ValueError, RecursionError
         raise TypeError(f"{error}") from error
     finally:
-        for module in files:
+        for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
 
 

@@ -20,7 +20,8 @@ from typing import Any
 
 from workbench.data.prompts import to_messages
 from workbench.errors import TaskError, nearest
-from workbench.task import ARENA, Row, Task
+from workbench.shipped import ARENA
+from workbench.task import Row, Task
 
 STARTS, HELD_OUT = 256, 64
 # Whose starts take half a second to three to make: fewer of them.

@@ -11,7 +11,7 @@ from workbench.rewards.answers import Column, completion_text, find_answer
 from workbench.rewards.library import max_score, number_of
 from workbench.rewards.verifiers import evaluate_expression
 from workbench.task import Row, Task
-from workbench.tasks import task_of
+from workbench.tasks.checked import task_of
 
 QUESTIONS = 1200
 LONGEST = 300  # characters of the last turn: a number at the end of anything is no answer

@@ -12,7 +12,7 @@ from workbench.data.sources import Source
 from workbench.rewards.library import strict_format_reward
 from workbench.rewards.verifiers import countdown_reward, numbers_used_reward
 from workbench.task import Row, Task
-from workbench.tasks import task_of
+from workbench.tasks.checked import task_of
 
 QUESTIONS = 2400
 EXAMPLE = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from workbench.data.sources import Source, open_source
 from workbench.task import Task
-from workbench.tasks import task_of
+from workbench.tasks.checked import task_of
 from workbench.tiny.task import REWARD_FUNCS
 
 EXAMPLE_FILE = Path(__file__).parent / "questions.csv"

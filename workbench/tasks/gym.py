@@ -30,12 +30,13 @@ import numpy as np
 
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.data.sources import Source
-from workbench.data.split import split_rows
+from workbench.data.split import split
 from workbench.errors import TaskError, nearest
 from workbench.kinds import Fields
 from workbench.rewards.answers import answer_like, completion_text, find_answer
 from workbench.rewards.library import Column, Scores, max_score, strict_format_reward
-from workbench.task import GYM, Row, Task
+from workbench.shipped import GYM
+from workbench.task import Row, Task
 
 QUESTIONS = 1200
 PERCENT = 20  # held out
@@ -142,52 +143,47 @@ def dataset(named: GymName, seed: int = 0, size: int = 500) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _questions(named: GymName, count: int, seed: int) -> tuple[Row, ...]:
-    # Different questions; fewer than `count` where the task has no more. Some generators draw from
-    # the global random state, which is given back, and some print.
-    before, theirs, began = random.getstate(), np.random.get_state(), time.monotonic()
+    # Different questions; fewer than `count` where the task has no more.
     rows: dict[str, Row] = {}
     failure: Exception | None = None
-    made = dataset(named, seed, _DRAWS * count)
-    try:
-        with (
-            _elsewhere(named.task in _RUNS_PROGRAMS),
-            contextlib.redirect_stdout(io.StringIO()),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
-            for index in range(_DRAWS * count):
-                random.seed(seed + index)
-                np.random.seed((seed + index) % 2**32)
-                try:
-                    row = _row(named, made[index])
-                    rows.setdefault(row["question"], row)
-                except Exception as error:  # it found no question for this number
-                    failure = error
-                spent_s = time.monotonic() - began
-                longest_s = _LONGEST_S * count
-                none = failure is not None and index > _ERRORS and not rows
-                if none or spent_s > longest_s:
-                    raise TaskError(
-                        f"task {str(named)!r}: {len(rows)} questions in {spent_s:.0f} s"
-                        + (f" ({type(failure).__name__}: {failure})" if failure else ""),
-                        rule=f"reasoning-gym makes {count} of them within {longest_s:.0f} s",
-                        remedy="choose an easier level, or another task",
-                    )
-                if len(rows) == count:
-                    break
-    finally:
-        random.setstate(before)
-        np.random.set_state(theirs)
+    began = time.monotonic()
+    with _apart(named):
+        made = dataset(named, seed, _DRAWS * count)
+        for index in range(_DRAWS * count):
+            random.seed(seed + index)
+            np.random.seed((seed + index) % 2**32)
+            try:
+                row = _row(named, made[index])
+                rows.setdefault(row["question"], row)
+            except Exception as error:  # it found no question for this number
+                failure = error
+            spent_s, longest_s = time.monotonic() - began, _LONGEST_S * count
+            none = failure is not None and index > _ERRORS and not rows
+            if none or spent_s > longest_s:
+                why = f" ({type(failure).__name__}: {failure})" if failure else ""
+                raise TaskError(
+                    f"task {str(named)!r}: {len(rows)} questions in {spent_s:.0f} s{why}",
+                    rule=f"reasoning-gym makes {count} of them within {longest_s:.0f} s",
+                    remedy="choose an easier level, or another task",
+                )
+            if len(rows) == count:
+                break
     return tuple(rows.values())
 
 
 @contextlib.contextmanager
-def _elsewhere(away: bool) -> Generator[None]:
-    # In an empty folder, which goes with what was written there.
-    if not away:
-        yield
-        return
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+def _apart(named: GymName) -> Generator[None]:
+    # Some generators draw from the global random state, which is given back, some print, and some
+    # write files: in an empty folder, which goes with what was written there.
+    before, theirs = random.getstate(), np.random.get_state()
+    with contextlib.ExitStack() as entered:
+        entered.callback(np.random.set_state, theirs)
+        entered.callback(random.setstate, before)
+        entered.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        entered.enter_context(warnings.catch_warnings(action="ignore"))
+        if named.task in _RUNS_PROGRAMS:
+            folder = entered.enter_context(tempfile.TemporaryDirectory())
+            entered.enter_context(contextlib.chdir(folder))
         yield
 
 
@@ -311,7 +307,8 @@ def task(name: str, seed: int = 0, questions: int | None = None) -> Task:
     """A task by its name, a fifth of its questions held out; `questions` None: as many as are
     usual. TaskError: it has fewer than 20.
     """
-    asked = source(name, questions, seed).first(sys.maxsize)
+    questions_of = source(name, questions, seed)
+    asked = questions_of.first(sys.maxsize)
     if len(asked) < _FEWEST:
         raise TaskError(
             f"task {name!r}: {len(asked)} different questions",
@@ -326,12 +323,12 @@ def task(name: str, seed: int = 0, questions: int | None = None) -> Task:
         }
         for row in asked
     ]
-    train, held_out = split_rows(rows, PERCENT, salt=GYM)
+    halves = split(rows, PERCENT, source=questions_of)
     return Task(
         str(parsed(name)),
-        train,
+        halves.train,
         (score_reward, strict_format_reward),
-        held_out=held_out,
+        held_out=halves.held_out,
         right_by=("score_reward", 1.0),
         format_by="strict_format_reward",
     )

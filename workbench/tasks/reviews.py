@@ -16,7 +16,7 @@ from workbench.data.sources import Source
 from workbench.rewards.answers import Column, completion_text
 from workbench.rewards.library import max_score
 from workbench.task import Row, Task
-from workbench.tasks import task_of
+from workbench.tasks.checked import task_of
 
 QUESTIONS = 960
 ASKED = "Is this review positive or negative? Answer with one word.\n\n{}"

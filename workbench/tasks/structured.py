@@ -13,7 +13,7 @@ from workbench.data.sources import Source
 from workbench.kinds import Fields
 from workbench.rewards.verifiers import json_right_reward, json_schema_reward, json_values_reward
 from workbench.task import Row, Task
-from workbench.tasks import task_of
+from workbench.tasks.checked import task_of
 
 QUESTIONS = 1200
 SCHEMA: Fields = {

@@ -25,7 +25,7 @@ from workbench.rewards.execution import AWAITED
 from workbench.rewards.suite import RewardSuite
 from workbench.run.control_file import CHANGES, ControlReader, Request, check_request, write_request
 from workbench.run.directory import RunDirectory
-from workbench.task import load_task
+from workbench.tasks.loading import load_task
 from workbench.training.around import Around
 from workbench.training.plan import Stage
 from workbench.training.policy import Policy

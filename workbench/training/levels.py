@@ -23,7 +23,8 @@ from workbench.health.trends import Z_95, Interval, percent, share
 from workbench.kinds import Fields, Tokenizer
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
-from workbench.task import Row, is_of_gym
+from workbench.shipped import is_of_gym
+from workbench.task import Row
 from workbench.training import settings as settings_of
 from workbench.training.loading import adapter_sum
 from workbench.training.policy import load_policy, trainer_classes

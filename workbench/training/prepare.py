@@ -26,7 +26,8 @@ from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.run.machine import environment
-from workbench.task import Task, load_task
+from workbench.task import Task
+from workbench.tasks.loading import load_task
 from workbench.training import around
 from workbench.training import settings as settings_of
 from workbench.training.feature import Asked

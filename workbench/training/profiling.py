@@ -14,7 +14,8 @@ from workbench.kinds import Fields
 from workbench.policies import NAMED
 from workbench.progress import progress_line
 from workbench.rewards.suite import RewardSuite
-from workbench.task import Row, Task, function_name, load_task
+from workbench.task import Row, Task, function_name
+from workbench.tasks.loading import load_task
 from workbench.tiny.words import new_words, words_line
 from workbench.training.policy import Policy, load_policy
 from workbench.training.sampling import scored_groups

@@ -20,7 +20,8 @@ from workbench.errors import RunError
 from workbench.kinds import Fields, Model, Module, Tensor, Tokenizer, Trainer
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
-from workbench.task import Task, fingerprint, load_task
+from workbench.task import Task, fingerprint
+from workbench.tasks.loading import load_task
 from workbench.training.loading import random_states
 from workbench.workspace import (
     find,

@@ -24,7 +24,8 @@ from workbench.progress import count_line
 from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite, call_of_rollouts
 from workbench.run.turns import turns_to_text
-from workbench.task import Row, Task, load_task
+from workbench.task import Row, Task
+from workbench.tasks.loading import load_task
 from workbench.training.drawing import drawing, until_eos
 from workbench.training.loading import eos_ids, find_model, load_tokenizer
 from workbench.training.playing import play

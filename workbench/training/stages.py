@@ -16,7 +16,8 @@ from workbench.errors import RecipeError
 from workbench.kinds import Fields
 from workbench.recipe import Recipe, StagePart
 from workbench.run.directory import RunDirectory
-from workbench.task import Row, Task, load_task
+from workbench.task import Row, Task
+from workbench.tasks.loading import load_task
 from workbench.training import settings as settings_of
 from workbench.training.around import asked
 from workbench.training.plan import ONLY_STAGE, Stage, suite_of

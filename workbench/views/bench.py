@@ -16,7 +16,8 @@ from workbench.errors import TaskError, WorkbenchError
 from workbench.rewards.groups import ExplainedGroup, batch_of, explain_in
 from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite
-from workbench.task import Row, Task, load_task
+from workbench.task import Row, Task
+from workbench.tasks.loading import load_task
 from workbench.views.audit import audit_view
 from workbench.views.groups import group_tables
 from workbench.views.tables import Table, View, pre

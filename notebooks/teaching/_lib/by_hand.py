@@ -21,7 +21,8 @@ from workbench.rewards.guarding import guarded, guarded_tool
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
 from workbench.run.turns import POLICY, TOOL, ToolCall, Turn, own_words
-from workbench.task import Task, function_name, load_task
+from workbench.task import Task, function_name
+from workbench.tasks.loading import load_task
 from workbench.views.look import BAD, MUTED
 from workbench.views.tables import Table, View, coloured, one_line, typed, verbatim
 from workbench.views.turns import transcript, turn_text

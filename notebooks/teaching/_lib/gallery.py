@@ -34,7 +34,8 @@ from workbench.recipe import Recipe
 from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, CANCELLED, SAME_SCORE
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import read_batches
-from workbench.task import Row, Task, fingerprint, load_task
+from workbench.task import Row, Task, fingerprint
+from workbench.tasks.loading import load_task
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.training.policy import Policy, load_policy

@@ -23,7 +23,8 @@ from workbench.kinds import Fields, Function, Trainer
 from workbench.recipe import Recipe
 from workbench.run.batch import ScoredBatch
 from workbench.run.metrics import LEVEL
-from workbench.task import Row, is_of_gym
+from workbench.shipped import is_of_gym
+from workbench.task import Row
 from workbench.training.feature import Asked, Feature
 from workbench.training.levels import BAND, find_level, fitting
 from workbench.training.plan import Stage

@@ -1,5 +1,7 @@
-"""Task files as modules, which every process can import by name: pools pickle the functions of a
-task so. What lies beside a task file is imported with it, and again when it is loaded again.
+"""Tasks by name or file: those that ship are imported, a task file is executed.
+
+A task file is a module, which every process can import by name: pools pickle the functions of a
+task so. What lies beside it is imported with it, and again when it is loaded again.
 """
 
 from __future__ import annotations
@@ -16,19 +18,98 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.parse import quote, unquote
 
 from workbench.door import door, said
-from workbench.errors import TaskError
-from workbench.workspace import shown
+from workbench.errors import TaskError, nearest
+from workbench.shipped import (
+    ARENA,
+    GYM,
+    TASK_FILES,
+    TaskLoader,
+    is_of_gym,
+    is_under,
+    register_loader,
+)
+from workbench.task import Task
+from workbench.workspace import find, looked_in, shown
 
-# Below it each task file is a module, named after its address: a pickle names the functions of a
-# pool so, and whoever reads it, in any process, imports that file.
-_OWN_MODULE = f"{__name__}."
+# Tasks that ship -> the module whose `task()` makes them, resolved when one is asked for.
+EMBEDDED = {
+    "arithmetic": "workbench.tiny.task",
+    "arithmetic_harder": "workbench.tasks.arithmetic_harder",
+    "gsm8k": "workbench.tasks.gsm8k",
+    "countdown": "workbench.tasks.countdown",
+    "csv_qa": "workbench.tasks.csv_qa",
+    "json": "workbench.tasks.structured",
+    "reviews": "workbench.tasks.reviews",
+    "guess_the_number": "workbench.tasks.guess_the_number",
+    "calculator": "workbench.tasks.calculator",
+}
+# What the names of a library's tasks begin with -> the module that makes them.
+_LIBRARIES = {GYM: "workbench.tasks.gym", ARENA: "workbench.tasks.arena"}
+# These have no `source(limit, seed)`: a game has starts, and GSM8K's questions are the hub's.
+_WITHOUT_SOURCE = ("gsm8k", "guess_the_number")
+
+# A pickle names the functions of a pool by the module, and whoever reads it, in any process,
+# imports that file.
 __path__: list[str] = []
 _NOWHERE = "\0"
 # the folder of the last task file, and the names of modules that were there before it
 _latest: tuple[str, frozenset[str]] = _NOWHERE, frozenset()
+
+
+def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
+    """Load a task that ships by name (`"arithmetic"`, `"gsm8k"`, ...: `EMBEDDED`), one of
+    reasoning-gym's (`"reasoning_gym/chain_sum"`, or `"reasoning_gym/chain_sum@3"`, harder), one of
+    TextArena's games (`"textarena/FrozenLake"`), or a task file by path.
+
+    >>> wb.load_task("arithmetic").right_function
+    'correctness_reward'
+
+    Args:
+        kept: a run's copy of the task file: its text is executed in place of the file `name`, which
+            may be edited or gone.
+
+    Raises:
+        TaskError: if there is no such task, if the file fails, or if it binds no `task`.
+    """
+    if isinstance(name, Task):
+        return name
+    named = f"{', '.join(EMBEDDED)}, {GYM}NAME, {ARENA}NAME"
+    rule = f"a task is one of {named}, or a Python file that binds `task`"
+    if not isinstance(name, (str, Path)):
+        remedy = 'a task also needs rows: wb.Task("mine", rows=[...], reward_funcs=[...])'
+        raise TaskError(f"task = {name!r:.200}", rule=rule, remedy=remedy)
+    if str(name) in EMBEDDED:
+        return importlib.import_module(EMBEDDED[str(name)]).task()
+    for library, module in _LIBRARIES.items():
+        if is_under(library, name):
+            return importlib.import_module(module).task(str(name))
+    path = find(name)
+    text = kept or path
+    if not text.is_file():
+        value = f"task {str(name)!r}: no task of that name and no such file"
+        otherwise = f"notebook 02 writes a task file (run 01 first); {looked_in()}"
+        raise TaskError(value, rule=rule, remedy=nearest(str(name), EMBEDDED, otherwise))
+    if path.suffix != ".py":
+        value = f"{shown(path)}: not a Python file"
+        raise TaskError(value, rule=rule, remedy="notebook 02 writes one")
+    task = getattr(executed(text, executed_as(path)), "task", None)
+    if not isinstance(task, Task):
+        rule = "a task file binds `task = Task(...)`"
+        value = f"{shown(path)}: `task` is {'not bound' if task is None else type(task).__name__}"
+        raise TaskError(value, rule=rule, remedy="end the file with that line")
+    object.__setattr__(task, "source", str(path))
+    return task
+
+
+def source_named(name: str, limit: int | None, seed: int) -> Any:
+    """The rows of a task that ships, or of one of reasoning-gym's, as a `Source`."""
+    if is_of_gym(name):
+        return importlib.import_module(_LIBRARIES[GYM]).source(name, limit, seed)
+    return importlib.import_module(EMBEDDED[name]).source(limit, seed)
 
 
 def modules_of_tasks() -> list[ModuleType]:
@@ -39,7 +120,7 @@ def modules_of_tasks() -> list[ModuleType]:
     return [
         module
         for name, module in [*sys.modules.items()]
-        if name.startswith(_OWN_MODULE) or name in brought
+        if name.startswith(TASK_FILES) or name in brought
     ]
 
 
@@ -49,7 +130,7 @@ def _brought() -> list[str]:
     folder, known = _latest
     found = []
     for name in set(sys.modules) - known:
-        if name.partition(".")[0] == __package__:  # which lies beside a task file in a clone
+        if name.partition(".")[0] == "workbench":  # which lies beside a task file in a clone
             continue
         file = getattr(sys.modules[name], "__file__", None) or "site-packages"
         if "site-packages" not in file and Path(file).resolve().is_relative_to(folder):
@@ -98,7 +179,7 @@ def _beside(folder: str) -> Generator[None]:
 def executed(text: Path, place: Path) -> ModuleType:
     """The module of a task file's text, executed as if it stood at `place`."""
     where = dict.fromkeys(str(path.absolute()) for path in (place, text))
-    name = _OWN_MODULE + quote("\0".join(where)).replace(".", "%2E")
+    name = TASK_FILES + quote("\0".join(where)).replace(".", "%2E")
     sys.modules.pop(name, None)
     return importlib.import_module(name)
 
@@ -108,14 +189,12 @@ class _TaskFiles(Loader):
 
     @classmethod
     def find_spec(cls, name: str, *_: object) -> ModuleSpec | None:
-        return ModuleSpec(name, cls()) if name.startswith(f"{_OWN_MODULE}/") else None
+        return ModuleSpec(name, cls()) if name.startswith(f"{TASK_FILES}/") else None
 
     def exec_module(self, module: ModuleType) -> None:
-        place, *others = unquote(module.__name__.removeprefix(_OWN_MODULE)).split("\0")
-        text, folder = (
-            Path(others[0] if others else place),
-            os.path.dirname(os.path.realpath(place)),
-        )
+        place, *others = unquote(module.__name__.removeprefix(TASK_FILES)).split("\0")
+        text = Path(others[0] if others else place)
+        folder = os.path.dirname(os.path.realpath(place))
         # As a script: it is in no package.
         module.__file__, module.__package__, module.__spec__ = place, None, None
         try:
@@ -125,12 +204,8 @@ class _TaskFiles(Loader):
                 source = importlib.util.decode_source(text.read_bytes())
                 # A function's source is the one that it was made from, also when the file has been
                 # saved since.
-                linecache.cache[place] = (
-                    len(source),
-                    None,
-                    source.splitlines(keepends=True),
-                    place,
-                )
+                lines = source.splitlines(keepends=True)
+                linecache.cache[place] = (len(source), None, lines, place)
                 with door():
                     exec(compile(source, place, "exec"), module.__dict__)
         except TaskError:
@@ -151,3 +226,5 @@ class _TaskFiles(Loader):
 
 
 sys.meta_path.append(_TaskFiles)
+_MAKE_ROWS = tuple(name for name in EMBEDDED if name not in _WITHOUT_SOURCE)
+register_loader(TaskLoader(load_task, modules_of_tasks, _MAKE_ROWS, source_named))
