@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas
 
-from workbench.audit.completions import AROUND, AS_ASKED
+from workbench.audit.completions import AS_ASKED
+from workbench.audit.probes import AROUND
 from workbench.recipe import packaged
 from workbench.rewards.tracing import Unreached
 
@@ -22,6 +23,7 @@ REFERENCE, PROBE, SPELLING = "reference", "probe", "spelling"
 # form that is broken
 REASONED = "reasoned"
 RIGHT, WRONG = "right", "wrong"  # among the spellings
+UNPAID = ("cannot_pay", "constant")  # kinds of findings
 _CLOSE = 1e-6
 _POOR = 0.5  # of the way to the highest score of all
 # of the way from the lowest score to the reference's highest, where a function declares no maximum
