@@ -38,7 +38,7 @@ FACE = {
     "Task": "task",
     "load_task": "task",
     "rewards": "",
-    "score": "rewards.suite",
+    "score": "rewards.scoring",
     "advantages": "rewards.groups",
     "audit_rewards": "audit.examination",
     "trial": "decide.trial",

@@ -20,10 +20,10 @@ import pytest
 from driving import waited_for
 
 from workbench.errors import RecipeError, RewardError
-from workbench.rewards.execution import check_scores
+from workbench.rewards.as_data import plain_result
 from workbench.rewards.library import correctness_reward
+from workbench.rewards.results import check_scores
 from workbench.rewards.suite import RewardSuite
-from workbench.rewards.worker import plain_result
 from workbench.task import Task
 from workbench.teaching.exercises import EXERCISES
 

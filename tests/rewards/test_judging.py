@@ -19,8 +19,9 @@ import workbench as wb
 from workbench.errors import BudgetError, RewardError, TaskError
 from workbench.rewards.code import judge_of
 from workbench.rewards.endpoint import Endpoint
+from workbench.rewards.judge_answers import UnreadableAnswer, spread_by_rank
 from workbench.rewards.judge_rewards import shuffled
-from workbench.rewards.judging import Judge, Question, Reply, Spent, UnreadableAnswer, spread_by_rank
+from workbench.rewards.judging import Judge, Question, Reply, Spent
 from workbench.rewards.suite import RewardSuite
 
 PROMPT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]

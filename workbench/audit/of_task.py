@@ -19,7 +19,7 @@ from workbench.errors import RewardError
 from workbench.rewards import library, shaping
 from workbench.rewards.chat_or_text import InputFormat
 from workbench.rewards.code import has_state
-from workbench.rewards.execution import takes_environments
+from workbench.rewards.signatures import takes_environments
 
 _LIBRARY = (library.__name__, shaping.__name__)
 

@@ -23,9 +23,9 @@ from workbench.environments import (
     where_they_part,
 )
 from workbench.errors import TaskError
-from workbench.rewards.execution import check_scores
+from workbench.rewards.as_data import plain_result
 from workbench.rewards.guarding import guarded
-from workbench.rewards.worker import plain_result
+from workbench.rewards.results import check_scores
 from workbench.task import Row, Task
 
 GROUP = 8  # starts that are compared

@@ -29,8 +29,9 @@ from workbench.audit.findings import (
 )
 from workbench.audit.probes import probes
 from workbench.errors import RewardError, WorkbenchError
-from workbench.rewards.execution import UNJUDGED, Scored
+from workbench.rewards.execution import UNJUDGED
 from workbench.rewards.library import max_score_of
+from workbench.rewards.results import Scored
 from workbench.rewards.suite import RewardSuite
 from workbench.rewards.tracing import overlooks
 from workbench.task import Row, Task

@@ -15,13 +15,9 @@ from typing import Any, NamedTuple
 from workbench.errors import RewardError
 from workbench.kinds import Function
 from workbench.rewards.answers import completion_text
-from workbench.rewards.execution import (
-    AWAITED,
-    Call,
-    RewardExecutor,
-    RewardFailure,
-    check_scores,
-)
+from workbench.rewards.calls import Call
+from workbench.rewards.execution import AWAITED, RewardExecutor, RewardFailure
+from workbench.rewards.results import check_scores
 
 # Second parameters of the (prompts, responses) style, which TRL's keyword call does not know.
 _RESPONSES = ("responses", "response", "outputs", "generations", "texts", "samples")

@@ -27,8 +27,9 @@ from workbench.errors import DataError
 from workbench.kinds import Fields, Model, Prompt, Tensor, Tokenizer
 from workbench.policies import NAMED
 from workbench.progress import count_line, progress_line
+from workbench.rewards.calls import call_of_rollouts
 from workbench.rewards.right import right_under
-from workbench.rewards.suite import RewardSuite, call_of_rollouts
+from workbench.rewards.suite import RewardSuite
 from workbench.run.turns import turns_to_text
 from workbench.task import Row, Task, function_name, load_task
 from workbench.tiny.words import new_words, words_line
