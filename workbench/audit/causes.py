@@ -24,7 +24,7 @@ Change = tuple[str, str, Sequence[Any]]  # rule, column, its other values
 
 
 def cause_of(trial: Trial, table: ScoreTable, name: str, unpaid: Finding) -> Finding | None:
-    """The cause of an `unpaid` finding; None if none of these changes it."""
+    """The cause of an `unpaid` finding of a function; None if none of these changes it."""
     with contextlib.suppress(RewardError):
         cause = _in_the_input(trial, name) or _in_the_batch(trial, name)
         # a penalty, or a guess, is no error
@@ -66,7 +66,6 @@ def _in_the_input(trial: Trial, name: str) -> Finding | None:
         if paid > max(now, _earned(trial, name, others, [""] * len(texts))):
             return finding(
                 rule,
-                name,
                 paid=paid,
                 column=column,
                 answer=repr(right),
@@ -83,7 +82,7 @@ def _in_the_batch(trial: Trial, name: str) -> Finding | None:
     alone, empty = (_earned(trial, name, [row], [text]) for text in (reference, ""))
     pair = trial.scored(name, [row] * 2, [reference, ""]).scores
     if alone != empty and np.ptp(np.nan_to_num(pair)) == 0:
-        return finding("cause.batch", name, paid=alone, empty=empty)
+        return finding("cause.batch", paid=alone, empty=empty)
     return None
 
 
@@ -94,9 +93,9 @@ def _in_the_scale(trial: Trial, table: ScoreTable, name: str) -> Finding | None:
     rounds = calls_of(trial.suite.functions[name], ("round",))
     more = f"{first.reference} {WORDS_ONCE * 200}"
     if rounds and _earned(trial, name, trial.rows[:1], [more]) != paid.iloc[0]:
-        return finding("cause.rounding", name, place=rounds[0])
+        return finding("cause.rounding", place=rounds[0])
     for column in first.row if paid[low] < paid[high] else ():
         other = {**trial.rows[low], column: trial.rows[high][column]}
         if trial.scored(name, [other], [first.reference]).scores[0] == paid[high]:
-            return finding("cause.prompt", name, column=column)
+            return finding("cause.prompt", column=column)
     return None

@@ -15,7 +15,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from workbench.audit.prompt_format import asking_text, parse_format
+from workbench.audit.json_shapes import WORDING
+from workbench.audit.prompt_format import TagBlock, asking_text, parse_format
 from workbench.data.answer_column import ANSWER_ALIASES, has_constant, is_number, unwrapped
 from workbench.door import DEADLINE_S, door, words
 from workbench.errors import TaskError
@@ -35,19 +36,11 @@ class Style(NamedTuple):
     """What a prompt leaves open about a reference completion."""
 
     name: str = ""
-    # between a tag and what is in it, and between two blocks; None: as asked
-    lines: tuple[str, str] | None = None
+    # before and after what is in a tag, and between two blocks; None: as asked
+    lines: tuple[str, str, str] | None = None
     step: str = ""  # what each step of the reasoning begins with, for example "{}. "
     other_type: bool = False  # a number in JSON as text, or the other way round
     stored: bool = False  # the answer with all that it is stored in
-
-
-_LAYOUTS = (
-    ("with a line break between its blocks", ("", "\n")),
-    ("with an empty line between its blocks", ("", "\n\n")),
-    ("with each tag on a separate line", ("\n", "\n")),
-)
-_STEPS = (("", ""), ("in numbered steps", "{}. "), ("in steps ('Step 1: ...')", "Step {}: "))
 
 
 class CompletionBuilder:
@@ -78,8 +71,7 @@ class CompletionBuilder:
         self.free = ideal is None and not self.format.asks
         # the reference is a guess
         self.guessed = ideal is None and (self.free or self.format.guessed or not answer)
-        known = self.answer.strip().casefold()
-        others = [other for other in others if other.strip().casefold() != known]
+        others = [other for other in others if _plain(other) != _plain(self.answer)]
         self.wrong = wrong_answer(self.answer, others)
         self.wrong_too = wrong_answer(self.wrong, others)
         self._step = ""
@@ -99,35 +91,31 @@ class CompletionBuilder:
         line.
         """
         answer = self.answer if answer is None else answer
-        last = (
-            f"{int(answer) - 1} + 1 = {answer}"
-            if _WHOLE_NUMBER.fullmatch(answer)
-            else f"it comes to {answer}"
-        )
-        steps = (
-            ["Read the question.", "Work it out.", last] if self._step else ["Step by step:", last]
-        )
-        return (" " if lines == 1 else "\n").join(
-            self._step.format(number) + each for number, each in enumerate(steps, 1)
-        )
+        last = f"it comes to {answer}"
+        if _WHOLE_NUMBER.fullmatch(answer):
+            last = f"{int(answer) - 1} + 1 = {answer}"
+        begin = ["Read the question.", "Work it out."] if self._step else ["Step by step:"]
+        steps = [self._step.format(place) + each for place, each in enumerate([*begin, last], 1)]
+        return (" " if lines == 1 else "\n").join(steps)
 
     def styles(self) -> list[Style]:
         """The ways in which the reference could be written, as far as the prompt leaves that open;
         its present one first.
         """
-        styles = [Style()]
         if self._ideal is not None:
-            return styles
+            return [Style()]
+        if self.format.json:
+            styles = [Style()]
+        else:
+            layouts = WORDING["layouts"]
+            styles = [
+                Style(f"{how} {name}".strip(), lines, step)
+                for how, step in WORDING["steps"]
+                for name, lines in (layouts[:1] if self.format.shown else layouts)
+            ]
         if self.format.other_type(self.answer):
             how = "a number" if self.format.slot(self.answer).has_text else "text"
             styles.append(Style(f"with the answer as {how} in the JSON", other_type=True))
-        elif not self.format.json:
-            layouts = [("", None), *(_LAYOUTS if not self.format.shown else ())]
-            styles = [
-                Style(f"{how} {name}".strip(), lines, step)
-                for how, step in _STEPS
-                for name, lines in layouts
-            ]
         if self.has_answer and self._stored != self.answer:
             styles.append(Style("with the answer as it is stored", stored=True))
         return styles
@@ -135,12 +123,8 @@ class CompletionBuilder:
     def adopt(self, style: Style) -> str:
         """From now on write in this style; returns the reference completion in it."""
         if style.lines is not None:
-            inside, between = style.lines
-            blocks = tuple(
-                block._replace(before=inside, after=inside, between=between)
-                for block in self.format.blocks
-            )
-            self.format = self.format._replace(blocks=blocks)
+            blocks = [TagBlock(*block[:3], *style.lines) for block in self.format.blocks]
+            self.format = self.format._replace(blocks=tuple(blocks))
         if style.other_type:
             self.format = self.format.other_type(self.answer) or self.format
         if style.stored:
@@ -194,9 +178,8 @@ class CompletionBuilder:
 
     def _ideal_with(self, ideal: Callable[[Fields], str], answer: str) -> str:
         value, text = self._stored_as(answer), None
-        with contextlib.suppress(
-            ValueError
-        ):  # it is there for right answers: it may fail for others
+        # it is there for right answers: it may fail for others
+        with contextlib.suppress(ValueError):
             if not isinstance(self.row.get(self.column, ""), (str, type(None))):
                 value = json.loads(answer)
             text = text_of_author("ideal", ideal, {**self.row, self.column: value})
@@ -205,13 +188,10 @@ class CompletionBuilder:
         if swapped := self.in_json(lambda own: _swapped(own, self.answer, answer)):
             return swapped
         # A 0 in the middle of a program is no answer.
-        found = list(
-            re.finditer(rf"(?<![\w.\[]){re.escape(self.answer)}(?![\w\]])", self.reference)
+        *before, after = re.split(
+            rf"(?<![\w.\[]){re.escape(self.answer)}(?![\w\]])", self.reference
         )
-        if not found:
-            return f"{self.reference}\n{answer}"
-        start, end = found[-1].span()
-        return self.reference[:start] + answer + self.reference[end:]
+        return self.answer.join(before) + answer + after if before else f"{after}\n{answer}"
 
     def in_json(self, changed: Callable[[Any], Any]) -> str:
         """The reference with the plain values of its JSON object changed; empty: it has none, or it
@@ -258,9 +238,9 @@ def text_of_author(what: str, make: str | Callable[[Row], str], row: Row) -> str
 def answer_of(row: Row, column: str = "answer") -> str:
     """The right answer as a policy would write it; empty if the row has none."""
     answer = "" if row.get(column) is None else row[column]
-    return (
-        answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
-    )
+    if isinstance(answer, str):
+        return answer
+    return json.dumps(answer, ensure_ascii=False, default=str)
 
 
 def as_numbers(answers: Sequence[str]) -> list[int | float]:
@@ -284,10 +264,12 @@ def wrong_answer(answer: str, others: Sequence[str] = ()) -> str:
     if answer.lstrip()[:1] in ("{", "["):
         with contextlib.suppress(ValueError):
             return json.dumps(_mapped(json.loads(answer), _other), ensure_ascii=False)
-    known = answer.strip().casefold()
-    return next(
-        (other for other in others if other.strip().casefold() not in ("", known)), f"not {answer}"
-    )
+    known = ("", _plain(answer))
+    return next((other for other in others if _plain(other) not in known), f"not {answer}")
+
+
+def _plain(answer: str) -> str:
+    return answer.strip().casefold()
 
 
 def _other(value: object) -> object:

@@ -262,14 +262,14 @@ def _length(trial: Trial, table: ScoreTable, name: str, late: bool) -> tuple[str
             again = trial.scored(name, trial.rows[:1] * len(texts), texts).scores
             if not np.array_equal(table.scores[name][of_first], again, equal_nan=True):
                 return "", [finding("random", name)]
-            return length_findings(trial.suite, name, trial.first)
+            return length_findings(trial, name)
     return "", []
 
 
 def _decoded(trial: Trial, names: list[str], tokenizer: Tokenizer | None) -> Findings:
     try:
         if tokenizer is not None and names:
-            yield from token_findings(trial.suite, trial.builders, names, tokenizer, trial.limit)
+            yield from token_findings(trial, names, tokenizer)
     except RewardError as error:
         yield refusal("returns", "", error)
 
@@ -286,7 +286,8 @@ def _of_function(
     payment = list(paying(table, name, never_reached, varies, failed=measured.failure is not None))
     unpaid = next((each for each in payment if each.kind in UNPAID), None)
     if unpaid and not measured.late and (cause := cause_of(trial, table, name, unpaid)):
-        payment = [replace(cause, kind=unpaid.kind, text=f"{unpaid.text}; {cause.text}")]
+        text = f"{unpaid.text}; {cause.text}"
+        payment = [replace(unpaid, severity=cause.severity, text=text, remedy=cause.remedy)]
     for each in payment:
         # with the weight 0 it decides nothing, so it need not pay
         yield each if table.weights[name] else replace(each, severity="note")

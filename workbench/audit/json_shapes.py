@@ -5,22 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.kinds import Fields
+from workbench.recipe import packaged
 
-# Names of the block, or of the field, that holds the answer; any other is for working it out.
-ANSWER_NAMES = {
-    "answer", "final_answer", "finalanswer", "solution", "result", "output", "final", "response",
-    "sql", "code", "答案", "回答",
-}  # fmt: skip
+WORDING: Fields = packaged(Path(__file__).with_name("wording.yaml"))
+ANSWER_NAMES, _VALUES = WORDING["answers"], WORDING["values"]
 _DEEPEST = 50  # levels of a JSON object in a prompt
 _LONGEST = 20_000  # characters of a prompt in which JSON is looked for
-# of a JSON Schema's types, and of the words for them in a prompt
-_VALUES = {
-    "integer": 1, "int": 1, "number": 1, "float": 1, "boolean": True, "bool": True, "array": [],
-    "list": [], "object": {}, "string": "text", "str": "text", "null": None,
-}  # fmt: skip
 # What is written for a value in JSON that a prompt shows: <int>, int, ..., "<int>"; a choice of
 # texts; and where an unquoted one stands.
 _BLANK = rf"<[^<>{{}}\n]{{1,60}}>|\.\.\.|…|\b(?:{'|'.join(_VALUES)})\b"

@@ -75,8 +75,8 @@ def _pays_less(trial: Trial, names: Sequence[str], row: int, listed: str) -> boo
     # Whether an answer as it is listed earns anything else than the row's own.
     to = builders(trial.task, [trial.task.rows[row], *trial.rows])[0]
     texts = [to.write(to.reasoning(each), each) for each in (listed, to.answer)]
-    scored = trial.suite.score_each([to.row] * 2, texts, names=names, quiet=True).values()
-    return any(np.ptp(np.nan_to_num(each.scores)) for each in scored)
+    scores = [trial.scored(name, [to.row] * 2, texts).scores for name in names]
+    return any(np.ptp(np.nan_to_num(own)) for own in scores)
 
 
 def _words(text: str) -> str:

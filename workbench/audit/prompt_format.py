@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from workbench.audit.json_shapes import (
     ANSWER_NAMES,
+    WORDING,
     Slot,
     filled,
     fitting,
@@ -28,11 +29,6 @@ from workbench.rewards.library import THINK_TAGS, max_score
 from workbench.rewards.verifiers import countdown_reward, json_of, json_right_reward
 from workbench.task import function_name
 
-_THINK_TAGS = {
-    "think", "thinking", "thought", "thoughts", "reasoning", "reason", "scratchpad", "working",
-    "working_out", "analysis",
-    "思考", "推理",
-}  # fmt: skip
 _OPENING = re.compile(r"<([^\W\d]\w{0,40})>")
 _GAP = (
     r"""\.\.\.|…|<[^<>\n]+>|\[[^\]\n]+\]|\{[^{}\n]*\}|\$?[A-Z][A-Z_]{3,}\b|_{2,}|\\boxed|[XNx]\b"""
@@ -171,7 +167,7 @@ def _tags(text: str) -> _Tags:
     marks = _marks(text)
     names = [name for name, _, _ in marks]
     answer_tag = next((name for name in names[::-1] if name.casefold() in ANSWER_NAMES), None)
-    if names and not answer_tag and names[-1].casefold() not in _THINK_TAGS:
+    if names and not answer_tag and names[-1].casefold() not in WORDING["thoughts"]:
         answer_tag = names[-1]
     blocks, place, shown, apart, inside = [], 0, False, len(marks) == 1, ""
     for (name, opening, closing), following in itertools.zip_longest(marks, marks[1:]):

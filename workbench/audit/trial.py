@@ -55,8 +55,15 @@ class Trial:
         """Of the first row."""
         return self.builders[0]
 
-    def scored(self, name: str, rows: Sequence[Row], texts: Sequence[str]) -> Scored:
-        return self.suite.score_each(rows, texts, names=[name], quiet=True)[name]
+    def scored(
+        self,
+        name: str,
+        rows: Sequence[Row],
+        texts: Sequence[str],
+        ids: Sequence[list[int]] | None = None,
+    ) -> Scored:
+        """How one function scores these texts."""
+        return self.suite.score_each(rows, texts, ids, [name], quiet=True)[name]
 
 
 class Measured(NamedTuple):

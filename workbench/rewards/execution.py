@@ -24,6 +24,7 @@ from workbench.errors import BudgetError, RewardError
 from workbench.kinds import Function
 from workbench.rewards.answers import completion_text
 from workbench.rewards.as_data import OTHER_ORDER, plain_result
+from workbench.rewards.beside import ProcessState, answer_of, run_alone
 from workbench.rewards.calls import Call, changed, copies, picklable, single, with_own_metrics
 from workbench.rewards.code import Trace, beneath, held_by, is_ours, judge_of
 from workbench.rewards.compare import watched
@@ -106,12 +107,7 @@ class RewardExecutor:
         self.places = {name: _place(function, keep_state) for name, function in functions.items()}
         sent = {name: functions[name] for name, place in self.places.items() if place == WORKER}
         self._worker = Worker(functools.partial(_call_one, sent)) if sent else None
-
-    @functools.cached_property
-    def _kept(self) -> contextlib.AbstractContextManager[None]:
-        from workbench.rewards.beside import ProcessState
-
-        return ProcessState()
+        self._kept = ProcessState()
 
     def __getitem__(self, name: str) -> Function:
         return self.functions[name]
@@ -138,8 +134,6 @@ class RewardExecutor:
         if takes_environments(self.functions[name]) and "environments" not in call:
             return Scored([math.nan] * len(call["completions"]), {})  # outside of a rollout
         if self.places[name] == AWAITED:
-            from workbench.rewards.beside import run_alone
-
             # A notebook's own event loop is running and cannot be entered again: use a thread's.
             with ThreadPoolExecutor(max_workers=1) as pool:
                 return pool.submit(run_alone, self.ascore(name, call)).result()
@@ -160,8 +154,6 @@ class RewardExecutor:
         """`score` for a coroutine function. A judge's calls may cost: it is not called again, and
         the error names the batch.
         """
-        from workbench.rewards.beside import answer_of
-
         prompts, completions = call["prompts"], call["completions"]
         own = copies(with_own_metrics(name, call))
         function = self.functions[name]
