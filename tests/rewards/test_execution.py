@@ -210,7 +210,7 @@ def any_suite(by_value):
 def test_every_shape_of_one_number_a_completion_is_read_with_the_right_numbers(any_suite, shape):
     make, expected = SHAPES[shape]
     there = any_suite.score([{**ROWS[0], "shape": shape}] * 2, ["first", "second"])[:, 0].tolist()
-    here = check_scores("any_reward", plain_result(make()), ["p"] * 2, ["first", "second"]).scores
+    here = check_scores("any_reward", plain_result(make()), {"prompts": ["p"] * 2, "completions": ["first", "second"]}).scores
     for scores in (there, here):
         assert [None if math.isnan(score) else score for score in scores] == expected
 

@@ -17,9 +17,9 @@ from workbench.audit.trial import Trial, refusal
 from workbench.data.answer_column import LABELS, folded, is_number
 from workbench.errors import RewardError
 from workbench.rewards import library, shaping
+from workbench.rewards.calls import takes_environments
 from workbench.rewards.chat_or_text import InputFormat
 from workbench.rewards.code import has_state
-from workbench.rewards.signatures import takes_environments
 
 _LIBRARY = (library.__name__, shaping.__name__)
 

@@ -91,7 +91,8 @@ def _reward_of(start: Start, deadline_s: float | None) -> str:
         values = guarded(lambda: plain_result([reward()]), deadline_s, quiet=True)()
     except Exception as error:  # of the user's own code
         return f"raised {words(error)}"
-    return check_scores("get_reward", values, [""], [""], skip=True).errors.get(0, "")
+    call = {"prompts": [""], "completions": [""]}
+    return check_scores("get_reward", values, call, skip=True).errors.get(0, "")
 
 
 def _differences(first: Start, other: Start) -> Iterator[tuple[str, str | None]]:

@@ -78,9 +78,7 @@ def _both(
     found: list[list[float | None] | str] = []
     for own in (convert_call(wide, to_chat=True), convert_call(wide, to_chat=False)):
         try:
-            scores = check_scores(
-                name, executor.call(name, own, 2.0, quiet=True), own["prompts"], own["completions"]
-            ).scores
+            scores = check_scores(name, executor.call(name, own, 2.0, quiet=True), own).scores
             found.append([None if score != score else score for score in scores])
         except (RewardFailure, RewardError) as error:
             found.append(error.value)

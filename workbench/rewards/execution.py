@@ -25,11 +25,18 @@ from workbench.kinds import Function
 from workbench.rewards.answers import completion_text
 from workbench.rewards.as_data import OTHER_ORDER, plain_result
 from workbench.rewards.beside import ProcessState, answer_of, run_alone
-from workbench.rewards.calls import Call, changed, copies, picklable, single, with_own_metrics
+from workbench.rewards.calls import (
+    Call,
+    changed,
+    copies,
+    picklable,
+    single,
+    takes_environments,
+    with_own_metrics,
+)
 from workbench.rewards.code import Trace, beneath, held_by, is_ours, judge_of
 from workbench.rewards.compare import watched
 from workbench.rewards.results import Scored, check_scores, quote
-from workbench.rewards.signatures import takes_environments
 from workbench.rewards.worker import DeadlineError, RemoteError, Worker, WorkerDied, packed
 
 HOLDS_MODEL, OWN = "here: it holds a model", "here: the workbench's own"
@@ -44,12 +51,17 @@ UNJUDGED = (
     "its formula was not judged in time, or math-verify failed on it (left unscored; training"
     " continues)"
 )
+# What is found in the value of a failure -> the remedy; the first counts.
 _REMEDIES = {
+    "^was not": (
+        "if it hangs (a pattern, a number that explodes), fix it; if it is slow, raise deadline_s"
+    ),
     "an('|no)t pickle|BrokenProcessPool": (
         "processes import what they are handed by its name: define it at the top of a file; a"
         ' script that spawns some begins its work under `if __name__ == "__main__":`'
     ),
     OTHER_ORDER: "return a list, or the Series after sort_index()",
+    "": "handle it in the function, return None where it does not apply, or let on_error be skip",
 }
 _DID: dict[type[Exception], str] = {
     DeadlineError: "was",
@@ -70,18 +82,8 @@ class RewardFailure(Exception):
     def error(self, name: str, where: str) -> RewardError:
         """The error to raise where it may not be skipped."""
         rule = "a reward function scores every completion in time; an exception never becomes 0"
-        others = (other for words, other in _REMEDIES.items() if re.search(words, self.value))
-        remedy = next(
-            others,
-            "handle it in the function, return None where it does not apply, or let on_error be"
-            " skip",
-        )
-        if not self.in_time:
-            remedy = (
-                "if it hangs (a pattern, a number that explodes), fix it; if it is slow, raise"
-                " deadline_s"
-            )
-        error = RewardError(f"{name} {self.value} {where}", rule=rule, remedy=remedy)
+        remedies = (own for words, own in _REMEDIES.items() if re.search(words, self.value))
+        error = RewardError(f"{name} {self.value} {where}", rule=rule, remedy=next(remedies))
         error.__cause__ = self.__cause__
         return error
 
@@ -145,7 +147,7 @@ class RewardExecutor:
             result = self.call(name, call, self.deadline_s and self.deadline_s * share, quiet)
         except RewardFailure as error:
             return self._one_by_one(name, call, error, started)
-        scored = check_scores(name, result, call["prompts"], call["completions"], self.skip)
+        scored = check_scores(name, result, call, self.skip)
         unjudged = {index for index in self._unjudged if math.isnan(scored.scores[index])}
         scored.errors.update(dict.fromkeys(unjudged, UNJUDGED))
         return scored
@@ -169,7 +171,7 @@ class RewardExecutor:
             failure = RewardFailure(str(error), in_time=False) if late else _raised(error)
         else:
             result = _unchanged(name, result, changed(call, own))
-            return check_scores(name, result, prompts, completions, self.skip)
+            return check_scores(name, result, call, self.skip)
         count = len(completions)
         if self.skip:
             return Scored([math.nan] * count, dict.fromkeys(range(count), failure.value))
@@ -231,57 +233,61 @@ class RewardExecutor:
 
     def _one_by_one(self, name: str, call: Call, whole: RewardFailure, started: float) -> Scored:
         """Scores of the completions one by one, after their batch failed as a `whole`."""
-        prompts, completions = call["prompts"], call["completions"]
-        count = len(completions)
-        results, failures = self._alone(name, call, started) if count > 1 else ({}, {0: whole})
+        count = len(call["completions"])
+        alone = self._alone(name, call, started) if count > 1 else [whole]
+        failures = {at: own for at, own in enumerate(alone) if isinstance(own, RewardFailure)}
         if not failures and whole.in_time:
             raise whole.error(name, f"on a batch of {count} completions")
         # Without failures it was late as a batch, and no completion is to blame.
         if failures and not self.skip:
-            # one that raised goes before one that was late
-            index = min(failures, key=lambda index: (not failures[index].in_time, index))
-            failure, where = failures[index], quote(prompts[index], completions[index])
-            if whole.in_time or failure.in_time:
-                raise failure.error(name, f"on {where}")
-            if count > 1:
-                late = f"called one by one, {len(failures)} timed out; the first was"
-                where = f"{count} completions; {late} {where}"
-            value = f"was not back after {self.deadline_s:g} s"
-            raise RewardFailure(value, in_time=False).error(name, f"for {where}")
-        scored = Scored([math.nan] * count, {index: str(each) for index, each in failures.items()})
-        for index, result in results.items():
-            one = check_scores(name, result, [prompts[index]], [completions[index]], skip=True)
-            scored.scores[index] = one.scores[0]
+            raise self._blame(name, call, whole, failures)
+        scored = Scored([], {})
+        for index, own in enumerate(alone):
+            if index in failures:
+                one = Scored([math.nan], {0: failures[index].value})
+            else:
+                one = check_scores(name, own, single(call, index), skip=True)
+            scored.scores.extend(one.scores)
             if one.errors:
                 scored.errors[index] = one.errors[0]
         return scored
 
-    def _alone(
-        self, name: str, call: Call, started: float
-    ) -> tuple[dict[int, object], dict[int, RewardFailure]]:
-        """The function's result for each completion alone, and its failures, both by index."""
-        results: dict[int, object] = {}
-        failures: dict[int, RewardFailure] = {}
+    def _blame(
+        self, name: str, call: Call, whole: RewardFailure, failures: dict[int, RewardFailure]
+    ) -> RewardError:
+        # one that raised goes before one that was late
+        index = min(failures, key=lambda index: (not failures[index].in_time, index))
+        where = quote(call["prompts"][index], call["completions"][index])
+        if whole.in_time or failures[index].in_time:
+            return failures[index].error(name, f"on {where}")
+        if (count := len(call["completions"])) > 1:
+            late = f"called one by one, {len(failures)} timed out; the first was"
+            where = f"{count} completions; {late} {where}"
+        value = f"was not back after {self.deadline_s:g} s"
+        return RewardFailure(value, in_time=False).error(name, f"for {where}")
+
+    def _alone(self, name: str, call: Call, started: float) -> list[object]:
+        """What the function returned for each completion alone, or its `RewardFailure`."""
+        found: list[object] = []
         count = len(call["completions"])
         until = math.inf if self.deadline_s is None else started + self.deadline_s
         for index in range(count):
             left_s = until - time.monotonic()
             if left_s < -_GRACE_S:
-                failures[index] = RewardFailure("was not called: the batch's time was over", False)
+                found.append(RewardFailure("was not called: the batch's time was over", False))
                 continue
             # Each may take twice its share of the time that is left, so that half of them may hang.
             share_s = max(_SHORTEST_S, 2 * left_s / (count - index))
             try:
                 own = None if self.deadline_s is None else share_s
-                results[index] = self.call(name, single(call, index), own, quiet=True)
+                found.append(self.call(name, single(call, index), own, quiet=True))
             except RewardFailure as error:
-                failures[index] = error
                 if not error.in_time:
-                    value = f"{error.value}, its share of the batch's time"
-                    failures[index] = RewardFailure(value, in_time=False)
-                elif not self.skip:
+                    error = RewardFailure(f"{error.value}, its share of the batch's time", False)
+                found.append(error)
+                if error.in_time and not self.skip:
                     break
-        return results, failures
+        return found
 
 
 def _place(function: Function, keep_state: bool) -> str:

@@ -27,8 +27,7 @@ class Scored(NamedTuple):
 def check_scores(
     name: str,
     result: Any,
-    prompts: Sequence[object],
-    completions: Sequence[object],
+    call: Fields,
     skip: bool = False,
 ) -> Scored:
     """What a reward function returned, as floats (None becomes NaN: "does not apply").
@@ -37,6 +36,7 @@ def check_scores(
     per completion that TRL can compute with; with `skip` that is the completion's failure instead.
     A RewardError in a score's place is one, too.
     """
+    prompts, completions = call["prompts"], call["completions"]
     rule = "a reward function returns a list with one score (or None) per completion, in order"
     if result is None or isinstance(result, NO_LIST) or not hasattr(result, "__iter__"):
         shown = f" {result!r}" if isinstance(result, (int, float, str)) else ""

@@ -19,7 +19,16 @@ from workbench.door import DEADLINE_S
 from workbench.errors import RecipeError, RewardError, nearest
 from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
-from workbench.rewards.calls import FROM_TRL, Call, before_training, call_of, single
+from workbench.rewards.calls import (
+    FROM_TRL,
+    Call,
+    before_training,
+    call_of,
+    check_signature,
+    lacks,
+    single,
+    takes_environments,
+)
 from workbench.rewards.chat_or_text import (
     InputFormat,
     convert_call,
@@ -34,7 +43,6 @@ from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
 from workbench.rewards.results import Part, Scored, quote, whole
 from workbench.rewards.right import right_under
-from workbench.rewards.signatures import check_signature, lacks, takes_environments
 from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
 from workbench.task import Row, Task
 
