@@ -275,7 +275,7 @@ def overlooks(function: Function) -> bool:
     counted, parts = list[ast.AST](), set[str]()
     for step in ast.walk(node):
         if isinstance(step, ast.Call) and getattr(step.func, "id", "") == "len":
-            counted += step.args
+            counted += [own for own in step.args if getattr(own, "id", "") in holds]
         elif isinstance(step, ast.For | ast.comprehension):
             targets = getattr(step.target, "elts", [step.target])
             sources = getattr(step.iter, "args", [step.iter])
