@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,25 +168,25 @@ def failed_cases(
     scored = suite.score_each(columns, [case.completion for case in cases], quiet=quiet)
     failures: list[tuple[int, str]] = []
     for index, case in enumerate(cases):
-        errors = {name: each.errors[index] for name, each in scored.items() if index in each.errors}
-        wrong = [f"{name} {said} for {case.completion[:80]!r}" for name, said in errors.items()]
-        if not wrong:  # where one failed, nothing is expected of the others
-            wrong = _unmet(suite, case, {name: each.scores[index] for name, each in scored.items()})
+        scores = {name: each.scores[index] for name, each in scored.items()}
+        known = np.nan_to_num([*scores.values()])
+        scores[TOTAL] = math.fsum(known * suite.task.weights)
+        wrong = [
+            f"{name} {each.errors[index]} for {case.completion[:80]!r}"
+            for name, each in scored.items()
+            if index in each.errors
+        ]
+        # where one failed, nothing is expected of the others
+        for name, expected in case.expected.items() if not wrong else ():
+            right = math.nan if expected is None else expected
+            given = suite.given_by_environments
+            if expected is not None and given and name in (*given, TOTAL):
+                said = "given by the environment, and a text alone has none"
+                wrong.append(f"{name}: {', '.join(given)} is {said}")
+            elif not np.isclose(scores[name], right, rtol=1e-6, atol=1e-6, equal_nan=True):
+                was, expects = (
+                    "None" if math.isnan(score) else f"{score:g}" for score in (scores[name], right)
+                )
+                wrong.append(f"{name} is {was}, expected {expects}")
         failures += [(case.line, f"line {case.line} ({case.name}): {each}") for each in wrong]
     return failures
-
-
-def _unmet(suite: RewardSuite, case: RegressionCase, scores: dict[str, float]) -> Iterator[str]:
-    given = suite.given_by_environments
-    scores = {**scores, TOTAL: math.fsum(np.nan_to_num([*scores.values()]) * suite.task.weights)}
-    for name, expected in case.expected.items():
-        right = math.nan if expected is None else expected
-        if expected is not None and given and name in (*given, TOTAL):
-            said = "given by the environment, and a text alone has none"
-            yield f"{name}: {', '.join(given)} is {said}"
-        elif not np.isclose(scores[name], right, rtol=1e-6, atol=1e-6, equal_nan=True):
-            yield f"{name} is {_number(scores[name])}, expected {_number(right)}"
-
-
-def _number(score: float) -> str:
-    return "None" if math.isnan(score) else f"{score:g}"

@@ -272,20 +272,23 @@ def overlooks(function: Function) -> bool:
     takes = {each.arg for each in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
     holds = {each.arg for each in (args.vararg, args.kwarg) if each}
     holds |= {"completions", "completion_ids"}
-    counted, parts = list[ast.AST](), set[str]()
+    each_of, idle = set[str](), list[ast.AST]()
     for step in ast.walk(node):
-        if isinstance(step, ast.Call) and getattr(step.func, "id", "") == "len":
-            counted += [own for own in step.args if getattr(own, "id", "") in holds]
-        elif isinstance(step, ast.For | ast.comprehension):
-            targets = getattr(step.target, "elts", [step.target])
-            sources = getattr(step.iter, "args", [step.iter])
-            for target, source in zip(targets, sources) if len(targets) == len(sources) else ():
-                if isinstance(target, ast.Name) and getattr(source, "id", "") in holds:
-                    counted.append(source)
-                    parts.add(target.id)
+        to: list[Any] = [ast.Name("")]  # what is counted gets no name
+        match step:
+            case ast.Call(ast.Name("len"), of):
+                pass
+            case ast.For(target, source) | ast.comprehension(target, source):
+                to, of = getattr(target, "elts", [target]), getattr(source, "args", [source])
+            case _:
+                continue
+        for one, source in zip(to, of) if len(to) == len(of) else ():
+            if isinstance(one, ast.Name) and getattr(source, "id", "") in holds:
+                idle.append(source)
+                each_of.add(one.id)
     loads = [each for each in ast.walk(node) if isinstance(getattr(each, "ctx", 0), ast.Load)]
-    read = {getattr(each, "id", "") for each in loads if each not in counted}
-    return read.isdisjoint(holds | parts) and not takes.isdisjoint({"prompts", "completions"})
+    looks = any(getattr(each, "id", None) in holds | each_of for each in loads if each not in idle)
+    return not looks and not takes.isdisjoint({"prompts", "completions"})
 
 
 def _places(function: Function, wanted: Callable[[ast.AST], bool]) -> list[str]:
