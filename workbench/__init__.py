@@ -40,7 +40,7 @@ FACE = {
     "Task": "task",
     "load_task": "tasks.loading",
     "rewards": "",
-    "score": "rewards.suite",
+    "score": "rewards.scoring",
     "advantages": "rewards.groups",
     "audit_rewards": "audit.examination",
     "trial": "decide.trial",

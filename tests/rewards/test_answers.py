@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from workbench.data.answer_column import extract_answer as after_mark
 from workbench.data.answer_column import is_number
 from workbench.errors import RewardError
-from workbench.rewards import library
+from workbench.rewards import library, shaping
 from workbench.rewards.answers import (
     PLACES,
     blocks,
@@ -23,7 +23,8 @@ from workbench.rewards.answers import (
     find_answer,
 )
 from workbench.rewards.compare import quick_same, same_answer
-from workbench.rewards.library import THINK_TAGS, format_share, number_of, repetition_reward, think_answer_format_reward
+from workbench.rewards.library import THINK_TAGS, format_share, number_of, think_answer_format_reward
+from workbench.rewards.shaping import repetition_reward
 from workbench.rewards.verifiers import evaluate_expression, json_of, numbers_used_reward, solves
 from workbench.tiny.task import REWARD_FUNCS
 
@@ -94,8 +95,8 @@ PARSERS = {
     "keeps_strict_format": library.keeps_strict_format,
     "strict_format_reward": lambda text: library.strict_format_reward([text]),
     "incremental_format_reward": lambda text: library.incremental_format_reward([text]),
-    "length_reward": lambda text: library.length_reward([text]),
-    "style_reward": lambda text: library.style_reward([text]),
+    "length_reward": lambda text: shaping.length_reward([text]),
+    "style_reward": lambda text: shaping.style_reward([text]),
     "evaluate": evaluate_expression,
     "solves": lambda text: solves(text, [1, 2], 3),
     "numbers_used_reward": lambda text: numbers_used_reward([text], [[1, 2]]),

@@ -12,8 +12,9 @@ import pytest
 from answer_pairs import BARE, DIFFERENT, ONE_WAY, PAIRS, SPELLINGS
 from math_verify import parse, verify
 
-from workbench.rewards import compare
-from workbench.rewards.compare import quick_same, same_answer, same_answers, verdicts
+from workbench.rewards import formulas
+from workbench.rewards.compare import quick_same, same_answer, same_answers
+from workbench.rewards.formulas import verdicts
 from workbench.rewards.worker import Worker
 
 GOOD = [(f"$x+{number}$", f"${number}+x$") for number in range(16)] + [
@@ -36,7 +37,7 @@ HOSTILE["mixed"] = [text for texts in zip(*(some[:8] for some in HOSTILE.values(
 
 @pytest.fixture(autouse=True)
 def nothing_remembered():
-    compare._known.clear()
+    formulas._known.clear()
     verdicts([("$x$", "$y$")])  # the worker runs
 
 
@@ -133,7 +134,7 @@ def test_hostile_answers_are_bounded_and_harm_no_others(kind):
     batch += [(*pair, same) for pair, same in zip(GOOD, GOOD_SAME, strict=True)]
     draw.shuffle(batch)
     for attempt in range(2):
-        compare._known.clear()
+        formulas._known.clear()
         started = time.perf_counter()
         found = same_answers([given for given, _, _ in batch], [right for _, right, _ in batch], deadline_s=2.0)
         late = time.perf_counter() - started >= 3.0
@@ -155,8 +156,8 @@ def test_a_hostile_right_answer_is_bounded():
 def test_what_was_not_judged_is_asked_again():
     tower = (HOSTILE["towers"][0], "42")
     assert verdicts([tower, GOOD[0]], deadline_s=0.3) == [None, True]
-    assert tower not in compare._known
-    assert GOOD[0] in compare._known
+    assert tower not in formulas._known
+    assert GOOD[0] in formulas._known
 
 
 @pytest.mark.parametrize(("error", "expected"), [(KeyError("a bug"), None), (RecursionError(), False)])
@@ -168,10 +169,10 @@ def test_a_failure_of_math_verify_is_no_verdict_but_a_text_too_deep_is_no_answer
 
     monkeypatch.setattr(agreement, "verify", fails)
     assert agreement.agrees("$x+1$", "$1+x$") is expected
-    monkeypatch.setattr(compare, "inside_worker", lambda: True)  # in this process, where it was patched
-    compare._known.clear()
+    monkeypatch.setattr(formulas, "inside_worker", lambda: True)  # in this process, where it was patched
+    formulas._known.clear()
     assert verdicts([("$x+1$", "$1+x$")]) == [expected]
-    compare._known.clear()
+    formulas._known.clear()
 
 
 def test_calls_without_time_leave_the_next_ones_as_they_were():
@@ -183,16 +184,16 @@ def test_calls_without_time_leave_the_next_ones_as_they_were():
 def test_verdicts_are_remembered(monkeypatch):
     pairs = [GOOD[0]] * 3 + [GOOD[20]]
     asked = []
-    judged = compare._judged
-    monkeypatch.setattr(compare, "_judged", lambda pairs, *time: (asked.append(len(pairs)), judged(pairs, *time))[1])
+    judged = formulas._judged
+    monkeypatch.setattr(formulas, "_judged", lambda pairs, *time: (asked.append(len(pairs)), judged(pairs, *time))[1])
     assert verdicts(pairs) == verdicts(pairs) == [True] * 3 + [False]
     assert asked == [2]
 
 
 def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr(compare, "REMEMBERED", 5)
+    monkeypatch.setattr(formulas, "REMEMBERED", 5)
     verdicts(GOOD)
-    assert list(compare._known) == sorted(GOOD, key=compare._steepness)[-5:]
+    assert list(formulas._known) == sorted(GOOD, key=formulas._steepness)[-5:]
 
 
 @pytest.mark.timing
@@ -216,10 +217,10 @@ def test_from_other_threads_at_once():
 @pytest.mark.timing
 def test_inside_a_worker_no_other_is_started():
     def score(given, right):
-        from workbench.rewards import compare
+        from workbench.rewards import formulas
         from workbench.rewards.compare import same_answers
 
-        return same_answers(given, right, deadline_s=2.0), len(compare._workers)
+        return same_answers(given, right, deadline_s=2.0), len(formulas._workers)
 
     worker = Worker(score, preload=("workbench.rewards.agreement",))
     given, right = zip(*GOOD, (r"$\sum_{k=1}^{10^9} \frac{1}{k}$", "42"), strict=True)

@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workbench.audit.completions import CompletionBuilder, probes
+from workbench.audit.completions import CompletionBuilder
+from workbench.audit.probes import probes
 from workbench.door import LONGEST_ERROR, Ended, Late, alarm, door, said
 from workbench.environments import Start, copies, offered, started
 from workbench.errors import RewardError, TaskError

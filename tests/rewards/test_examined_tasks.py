@@ -11,6 +11,7 @@ import yaml
 
 from workbench.audit import completions, examination
 from workbench.audit.examination import audit_rewards
+from workbench.audit.probes import probes
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.rewards import library
 from workbench.task import Task
@@ -36,7 +37,7 @@ def test_every_rule_of_the_tables_is_complete_and_used():
         assert [*rule] == ["severity", "text", "remedy"]
         assert rule["severity"] in ("error", "warning", "note")
         assert rule["text"]
-    named = re.findall(r'finding\(\s*"([\w.]+)"|rule = "([\w.]+)"|_refusal\("([\w.]+)"', code)
+    named = re.findall(r'finding\(\s*"([\w.]+)"|rule = "([\w.]+)"|refusal\("([\w.]+)"', code)
     assert {rule for found in named for rule in found if rule} <= set(rules)
 
 
@@ -44,7 +45,7 @@ def test_every_probe_of_the_table_can_be_made():
     task = table(SYSTEM_PROMPT, ["42", "43"], library.correctness_reward)
     shown = table('Reply as {"total": "..."}', ["yes", "no"], library.correctness_reward)
     writers = [completions.builders(each, each.rows)[0] for each in (task, shown)]
-    made = {probe.name for builder in writers for probe in completions.probes(builder)}
+    made = {probe.name for builder in writers for probe in probes(builder)}
     assert made == set(yaml.safe_load((AUDIT / "probes.yaml").read_text(encoding="utf-8")))
 
 

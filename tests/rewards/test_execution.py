@@ -20,10 +20,10 @@ import pytest
 from driving import waited_for
 
 from workbench.errors import RecipeError, RewardError
-from workbench.rewards.execution import check_scores
+from workbench.rewards.as_data import plain_result
 from workbench.rewards.library import correctness_reward
+from workbench.rewards.results import check_scores
 from workbench.rewards.suite import RewardSuite
-from workbench.rewards.worker import plain_result
 from workbench.task import Task
 from workbench.teaching.exercises import EXERCISES
 
@@ -210,7 +210,7 @@ def any_suite(by_value):
 def test_every_shape_of_one_number_a_completion_is_read_with_the_right_numbers(any_suite, shape):
     make, expected = SHAPES[shape]
     there = any_suite.score([{**ROWS[0], "shape": shape}] * 2, ["first", "second"])[:, 0].tolist()
-    here = check_scores("any_reward", plain_result(make()), ["p"] * 2, ["first", "second"]).scores
+    here = check_scores("any_reward", plain_result(make()), {"prompts": ["p"] * 2, "completions": ["first", "second"]}).scores
     for scores in (there, here):
         assert [None if math.isnan(score) else score for score in scores] == expected
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import re
 
 import pytest
@@ -11,14 +9,11 @@ import pytest
 from workbench.errors import TaskError
 from workbench.rewards.answers import PLACES
 from workbench.rewards.library import (
-    correctness_reward,
     make_answer_reward,
-    make_pattern_reward,
     make_tags_reward,
-    make_weighted_reward,
     max_score_of,
-    style_reward,
 )
+from workbench.rewards.shaping import make_pattern_reward
 from workbench.rewards.suite import RewardSuite, reward_hash
 from workbench.rewards.verifiers import make_json_reward
 from workbench.task import Task
@@ -145,34 +140,6 @@ def test_a_schema_is_checked_when_the_function_is_made():
     assert make_json_reward({"type": "string", "pattern": "(a+)+$"}).runs_in_worker
 
 
-def test_weighted():
-    def some_reward(completions, answer, **kwargs):
-        return [None, 1.0, -2.0]
-
-    doubled = make_weighted_reward(some_reward, 2.0)
-    assert doubled(completions=["", "", ""], answer=["", "", ""]) == [None, 2.0, -4.0]
-    assert doubled.__name__ == "2_some_reward"
-    assert doubled.__module__ == __name__  # so that it runs where the function would
-    assert list(inspect.signature(doubled).parameters) == ["completions", "answer", "kwargs"]
-    assert max_score_of(doubled) is None
-
-
-def test_a_weight_goes_into_the_maximum_and_marks_are_kept():
-    assert max_score_of(make_weighted_reward(style_reward, 2.0)) == 0.5
-    assert max_score_of(make_weighted_reward(style_reward, -1.0)) is None
-    assert make_weighted_reward(make_pattern_reward("x"), 0.5).runs_in_worker
-
-
-def test_weighted_async():
-    async def slow_reward(completions, **kwargs):
-        return [1.0] * len(completions)
-
-    halved = make_weighted_reward(slow_reward, 0.5, name="half_reward")
-    assert inspect.iscoroutinefunction(halved)
-    assert asyncio.run(halved(completions=["", ""])) == [0.5, 0.5]
-    assert halved.__name__ == "half_reward"
-
-
 def test_all_of_them_run_through_the_suite():
     rows = [{"prompt": [{"role": "user", "content": "What is 15 + 27?"}], "answer": "42"}]
     functions = (
@@ -180,10 +147,9 @@ def test_all_of_them_run_through_the_suite():
         make_pattern_reward(r"\d+ \+ \d+", 0.5, name="sum_reward"),
         make_answer_reward("tag"),
         make_json_reward({"type": "integer"}),
-        make_weighted_reward(correctness_reward, 0.5),
     )
     suite = RewardSuite(Task("t", rows=rows, reward_funcs=functions), 2)
-    assert suite.score(rows * 2, [THINK, "42"]).tolist() == [[1.0, 0.5, 2.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0, 0.0]]
+    assert suite.score(rows * 2, [THINK, "42"]).tolist() == [[1.0, 0.5, 2.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
     suite.rehearse(rows)
 
 
@@ -194,8 +160,6 @@ def test_all_of_them_run_through_the_suite():
         (lambda: make_pattern_reward("x" * 300 + "a"), lambda: make_pattern_reward("x" * 300 + "b")),
         (lambda: make_answer_reward("tag"), lambda: make_answer_reward("mark")),
         (lambda: make_json_reward({"type": "string"}), lambda: make_json_reward({"type": "number"})),
-        (lambda: make_weighted_reward(style_reward, 1.0), lambda: make_weighted_reward(style_reward, 2.0)),
-        (lambda: make_weighted_reward(style_reward, 1.0), lambda: make_weighted_reward(correctness_reward, 1.0)),
     ],
 )
 def test_other_settings_are_another_reward(one, other):

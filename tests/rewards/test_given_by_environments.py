@@ -9,7 +9,7 @@ import pytest
 
 from workbench.audit.examination import audit_rewards
 from workbench.audit.regression_cases import check_cases
-from workbench.rewards.suite import score
+from workbench.rewards.scoring import score
 from workbench.task import Task
 from workbench.views.audit import audit_view
 from workbench.views.lab import Lab

@@ -19,8 +19,9 @@ import workbench as wb
 from workbench.errors import BudgetError, RewardError, TaskError
 from workbench.rewards.code import judge_of
 from workbench.rewards.endpoint import Endpoint
+from workbench.rewards.judge_answers import UnreadableAnswer, spread_by_rank
 from workbench.rewards.judge_rewards import shuffled
-from workbench.rewards.judging import Judge, Question, Reply, Spent, UnreadableAnswer, spread_by_rank
+from workbench.rewards.judging import Judge, Question, Reply, Spent
 from workbench.rewards.suite import RewardSuite
 
 PROMPT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]
@@ -313,8 +314,7 @@ def test_a_judge_that_is_late_is_asked_again_and_then_no_score():
     assert judge.spent.input_tokens == 3 * (len(asked[0]) // 4 + 1)
 
 
-@pytest.mark.parametrize("wrap", [lambda judged: judged, lambda judged: weighted(judged)])
-def test_a_deadline_of_the_batch_does_not_cut_a_judges_retries(wrap):
+def test_a_deadline_of_the_batch_does_not_cut_a_judges_retries():
     asked = []
 
     def call(text):
@@ -322,11 +322,10 @@ def test_a_deadline_of_the_batch_does_not_cut_a_judges_retries(wrap):
         time.sleep(5 if len(asked) == 1 else 0)  # one is lost
         return '{"score": 5}'
 
-    judged = wrap(wb.rewards.make_judge_reward(call, cache=False, deadline_s=0.3, backoff_s=0.01))
+    judged = wb.rewards.make_judge_reward(call, cache=False, deadline_s=0.3, backoff_s=0.01)
     with contextlib.closing(RewardSuite(wb.Task("t", [ROW], [judged]), 1, deadline_s=0.2)) as suite:
         [scored] = suite.score_each([ROW], ["red"]).values()
-    assert (scored.errors, len(asked)) == ({}, 2)
-    assert scored.scores[0] in (0.5, 0.25)
+    assert (scored.errors, scored.scores, len(asked)) == ({}, [0.5], 2)
 
 
 def test_what_would_fail_again_is_not_asked_again():
@@ -713,10 +712,6 @@ def test_a_judge_is_not_asked_by_the_probe_nor_before_a_run():
     assert asked == []
 
 
-def weighted(judged):
-    return wb.rewards.make_weighted_reward(judged, 0.5)
-
-
 def closed_over(judged):
     async def own_reward(prompts, completions, **kwargs):
         return [0.5 * each for each in await judged(prompts, completions, **kwargs)]
@@ -743,7 +738,7 @@ class WithJudge:
         return await self.judged(prompts, completions, **kwargs)
 
 
-@pytest.mark.parametrize("wrap", [weighted, closed_over, within_a_list, WithJudge])
+@pytest.mark.parametrize("wrap", [closed_over, within_a_list, WithJudge])
 def test_a_judge_that_is_wrapped_is_a_judge_still(wrap):
     asked = []
     judged = wb.rewards.make_judge_reward(lambda text: asked.append(text) or '{"score": 5}', cache=False)
@@ -754,17 +749,8 @@ def test_a_judge_that_is_wrapped_is_a_judge_still(wrap):
 
 
 def test_what_asks_no_judge_has_none():
-    for function in wb.rewards.correctness_reward, wb.rewards.make_weighted_reward(wb.rewards.length_reward, 2.0):
+    for function in wb.rewards.correctness_reward, closed_over(wb.rewards.length_reward):
         assert judge_of(function) is None
-
-
-def test_an_unreadable_answer_passes_through_a_weight():
-    function = weighted(wb.rewards.make_judge_reward(lambda text: "7" if "red" in text else '{"score": 5}', cache=False))
-    with contextlib.closing(RewardSuite(wb.Task("t", [ROW], [function]), 2, on_error="skip")) as suite:
-        [scored] = suite.score_each([ROW, ROW], ["red", "blue"]).values()
-    assert math.isnan(scored.scores[0])
-    assert scored.scores[1] == 0.25
-    assert scored.errors[0].startswith("got '7' from the judge")
 
 
 def test_a_judge_of_ones_own_can_be_asked_directly():

@@ -14,15 +14,14 @@ from workbench.rewards.library import (
     incremental_format_reward,
     keeps_strict_format,
     last_line_reward,
-    length_reward,
     lenient_correctness_reward,
     mark_correctness_reward,
     max_score,
     max_score_of,
     strict_format_reward,
-    style_reward,
     think_answer_format_reward,
 )
+from workbench.rewards.shaping import length_reward, style_reward
 from workbench.rewards.verifiers import (
     countdown_reward,
     json_right_reward,

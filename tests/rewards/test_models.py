@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from workbench.errors import TaskError
-from workbench.rewards.library import max_score_of, style_reward
+from workbench.rewards.library import max_score_of
 from workbench.rewards.models import as_function
+from workbench.rewards.shaping import style_reward
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
 from workbench.tiny import MODEL_DIR

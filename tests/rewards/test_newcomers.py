@@ -16,7 +16,7 @@ from workbench.data.checks import check
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.errors import DataError, TaskError
 from workbench.rewards.library import correctness_reward, strict_format_reward
-from workbench.rewards.suite import score
+from workbench.rewards.scoring import score
 from workbench.rewards.verifiers import json_of, json_right_reward, json_schema_reward, json_values_reward, make_json_reward
 from workbench.task import Task
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.audit.completions import CompletionBuilder, Probe, probes, spellings
+from workbench.audit.completions import CompletionBuilder, spellings
+from workbench.audit.probes import Probe, probes
 from workbench.data.prompts import MARK_PROMPT, SYSTEM_PROMPT, to_messages
 from workbench.errors import TaskError
 from workbench.rewards.answers import extract_answer

@@ -13,12 +13,9 @@ from workbench.errors import TaskError
 from workbench.rewards.library import (
     closeness_reward,
     make_closeness_reward,
-    make_length_reward,
-    make_overlong_reward,
-    make_repetition_reward,
     max_score_of,
-    repetition_reward,
 )
+from workbench.rewards.shaping import make_length_reward, make_overlong_reward, make_repetition_reward, repetition_reward
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
 

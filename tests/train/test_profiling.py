@@ -8,7 +8,8 @@ import pytest
 
 from workbench.data.difficulty import load_profile, row_key
 from workbench.display import view_of
-from workbench.rewards.suite import RewardSuite, score
+from workbench.rewards.scoring import score
+from workbench.rewards.suite import RewardSuite
 from workbench.tiny.task import task as arithmetic
 from workbench.training import sampling
 from workbench.training.profiling import profile_difficulty

@@ -24,7 +24,7 @@ from workbench.inspection.tokens import token_view
 from workbench.recipe import Recipe
 from workbench.replaying import replay
 from workbench.rewards.groups import batch_of
-from workbench.rewards.suite import score
+from workbench.rewards.scoring import score
 from workbench.run.parts import parts
 from workbench.run.rollouts import query, read_batches, read_part
 from workbench.run.turns import (

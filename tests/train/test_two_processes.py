@@ -21,7 +21,8 @@ import workbench as wb
 from tests.train.in_two_processes import recipe, task
 from workbench.errors import RecipeError, RewardError, RunError
 from workbench.processes import check_processes, in_main
-from workbench.rewards.suite import RewardSuite, _call
+from workbench.rewards.calls import call_of
+from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.metrics import STEP_S
 from workbench.run.rollouts import query, read_batches
@@ -251,7 +252,7 @@ def scored_by_two(gather, on_error: str = "skip", completions=("1", "?")):
     rows = [{"prompt": "p", "answer": "1"}]
     suite = RewardSuite(wb.Task("two", rows, [doubtful_reward]), 4, on_error=on_error, on_batch=(batches := []).append)
     suite.gather = gather
-    call = _call(rows * 2, list(completions), None)
+    call = call_of(rows * 2, list(completions), None)
     try:
         for function in suite.funcs:
             function(**call)

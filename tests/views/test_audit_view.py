@@ -9,7 +9,8 @@ import pytest
 
 from workbench.audit.examination import audit_rewards
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
-from workbench.rewards.library import correctness_reward, length_reward, strict_format_reward
+from workbench.rewards.library import correctness_reward, strict_format_reward
+from workbench.rewards.shaping import length_reward
 from workbench.task import Task
 from workbench.views import audit
 from workbench.views.audit import audit_view, functions_table, leaderboard_chart, probes_table

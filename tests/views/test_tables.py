@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hostile import HOSTILE, obeyed
 
-from workbench.rewards.suite import score
+from workbench.rewards.scoring import score
 from workbench.task import Task
 from workbench.views.groups import score_table
 from workbench.views.tables import LONGEST_SHOWN, Table, Verbatim

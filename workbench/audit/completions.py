@@ -9,31 +9,26 @@ hack that earns what the reference earns.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from workbench.audit.prompt_format import asking_text, parse_format
+from workbench.audit.json_shapes import WORDING
+from workbench.audit.prompt_format import TagBlock, asking_text, parse_format
 from workbench.data.answer_column import ANSWER_ALIASES, has_constant, is_number, unwrapped
 from workbench.door import DEADLINE_S, door, words
 from workbench.errors import TaskError
 from workbench.kinds import Fields
-from workbench.recipe import packaged
 from workbench.rewards.beside import ProcessState
 from workbench.rewards.guarding import text_of
 from workbench.task import Row, Task
 
 AS_ASKED = "as asked"
-CHARACTERS_A_TOKEN = 4  # of English, roughly: for the probe that is cut at the limit
-_FULL_WIDTH = {ord("0") + digit: ord("０") + digit for digit in range(10)}
 _SYLLABLES = ("lo", "ra", "mi", "tu", "ne", "sa", "ko", "vi", "pe", "du")
 # No word twice, so that what counts repetitions counts none.
 WORDS_ONCE = " ".join(map("".join, itertools.product(_SYLLABLES, repeat=2)))
-_SUM = re.compile(r"\d+(?: ?[-+*/×÷] ?\d+)+")
 _WHOLE_NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
 
 
@@ -41,19 +36,11 @@ class Style(NamedTuple):
     """What a prompt leaves open about a reference completion."""
 
     name: str = ""
-    # between a tag and what is in it, and between two blocks; None: as asked
-    lines: tuple[str, str] | None = None
+    # before and after what is in a tag, and between two blocks; None: as asked
+    lines: tuple[str, str, str] | None = None
     step: str = ""  # what each step of the reasoning begins with, for example "{}. "
     other_type: bool = False  # a number in JSON as text, or the other way round
     stored: bool = False  # the answer with all that it is stored in
-
-
-_LAYOUTS = (
-    ("with a line break between its blocks", ("", "\n")),
-    ("with an empty line between its blocks", ("", "\n\n")),
-    ("with each tag on a separate line", ("\n", "\n")),
-)
-_STEPS = (("", ""), ("in numbered steps", "{}. "), ("in steps ('Step 1: ...')", "Step {}: "))
 
 
 class CompletionBuilder:
@@ -84,13 +71,12 @@ class CompletionBuilder:
         self.free = ideal is None and not self.format.asks
         # the reference is a guess
         self.guessed = ideal is None and (self.free or self.format.guessed or not answer)
-        known = self.answer.strip().casefold()
-        others = [other for other in others if other.strip().casefold() != known]
+        others = [other for other in others if _plain(other) != _plain(self.answer)]
         self.wrong = wrong_answer(self.answer, others)
         self.wrong_too = wrong_answer(self.wrong, others)
         self._step = ""
         self.reference = (
-            _text_of("ideal", ideal, row)
+            text_of_author("ideal", ideal, row)
             if ideal is not None
             else self.write(self.reasoning(), self.answer)
         )
@@ -105,35 +91,31 @@ class CompletionBuilder:
         line.
         """
         answer = self.answer if answer is None else answer
-        last = (
-            f"{int(answer) - 1} + 1 = {answer}"
-            if _WHOLE_NUMBER.fullmatch(answer)
-            else f"it comes to {answer}"
-        )
-        steps = (
-            ["Read the question.", "Work it out.", last] if self._step else ["Step by step:", last]
-        )
-        return (" " if lines == 1 else "\n").join(
-            self._step.format(number) + each for number, each in enumerate(steps, 1)
-        )
+        last = f"it comes to {answer}"
+        if _WHOLE_NUMBER.fullmatch(answer):
+            last = f"{int(answer) - 1} + 1 = {answer}"
+        begin = ["Read the question.", "Work it out."] if self._step else ["Step by step:"]
+        steps = [self._step.format(place) + each for place, each in enumerate([*begin, last], 1)]
+        return (" " if lines == 1 else "\n").join(steps)
 
     def styles(self) -> list[Style]:
         """The ways in which the reference could be written, as far as the prompt leaves that open;
         its present one first.
         """
-        styles = [Style()]
         if self._ideal is not None:
-            return styles
-        if self.format.other_type(self.answer):
-            how = "a number" if self.format.has_text(self.answer) else "text"
-            styles.append(Style(f"with the answer as {how} in the JSON", other_type=True))
-        elif not self.format.json:
-            layouts = [("", None), *(_LAYOUTS if not self.format.shown else ())]
+            return [Style()]
+        if self.format.json:
+            styles = [Style()]
+        else:
+            layouts = WORDING["layouts"]
             styles = [
                 Style(f"{how} {name}".strip(), lines, step)
-                for how, step in _STEPS
-                for name, lines in layouts
+                for how, step in WORDING["steps"]
+                for name, lines in (layouts[:1] if self.format.shown else layouts)
             ]
+        if self.format.other_type(self.answer):
+            how = "a number" if self.format.slot(self.answer).has_text else "text"
+            styles.append(Style(f"with the answer as {how} in the JSON", other_type=True))
         if self.has_answer and self._stored != self.answer:
             styles.append(Style("with the answer as it is stored", stored=True))
         return styles
@@ -141,12 +123,8 @@ class CompletionBuilder:
     def adopt(self, style: Style) -> str:
         """From now on write in this style; returns the reference completion in it."""
         if style.lines is not None:
-            inside, between = style.lines
-            blocks = tuple(
-                block._replace(before=inside, after=inside, between=between)
-                for block in self.format.blocks
-            )
-            self.format = self.format._replace(blocks=blocks)
+            blocks = [TagBlock(*block[:3], *style.lines) for block in self.format.blocks]
+            self.format = self.format._replace(blocks=tuple(blocks))
         if style.other_type:
             self.format = self.format.other_type(self.answer) or self.format
         if style.stored:
@@ -200,24 +178,20 @@ class CompletionBuilder:
 
     def _ideal_with(self, ideal: Callable[[Fields], str], answer: str) -> str:
         value, text = self._stored_as(answer), None
-        with contextlib.suppress(
-            ValueError
-        ):  # it is there for right answers: it may fail for others
+        # it is there for right answers: it may fail for others
+        with contextlib.suppress(ValueError):
             if not isinstance(self.row.get(self.column, ""), (str, type(None))):
                 value = json.loads(answer)
-            text = _text_of("ideal", ideal, {**self.row, self.column: value})
+            text = text_of_author("ideal", ideal, {**self.row, self.column: value})
         if text is not None and (answer == self.answer or text != self.reference):
             return text
         if swapped := self.in_json(lambda own: _swapped(own, self.answer, answer)):
             return swapped
         # A 0 in the middle of a program is no answer.
-        found = list(
-            re.finditer(rf"(?<![\w.\[]){re.escape(self.answer)}(?![\w\]])", self.reference)
+        *before, after = re.split(
+            rf"(?<![\w.\[]){re.escape(self.answer)}(?![\w\]])", self.reference
         )
-        if not found:
-            return f"{self.reference}\n{answer}"
-        start, end = found[-1].span()
-        return self.reference[:start] + answer + self.reference[end:]
+        return self.answer.join(before) + answer + after if before else f"{after}\n{answer}"
 
     def in_json(self, changed: Callable[[Any], Any]) -> str:
         """The reference with the plain values of its JSON object changed; empty: it has none, or it
@@ -246,12 +220,8 @@ def _swapped(value: Any, right: str, other: str) -> Any:
     return other if isinstance(value, str) else next(iter(as_numbers([other])), other)
 
 
-def _emptied(value: Any) -> Any:
-    return "" if isinstance(value, str) else value
-
-
-def _text_of(what: str, make: str | Callable[[Row], str], row: Row) -> str:
-    # What the task's author gives, or makes from a row.
+def text_of_author(what: str, make: str | Callable[[Row], str], row: Row) -> str:
+    """What the task's author gives, or makes from a row; TaskError if that is not text."""
     try:
         with door(ProcessState(), DEADLINE_S):
             text, cause = make(row) if callable(make) else make, None
@@ -268,9 +238,9 @@ def _text_of(what: str, make: str | Callable[[Row], str], row: Row) -> str:
 def answer_of(row: Row, column: str = "answer") -> str:
     """The right answer as a policy would write it; empty if the row has none."""
     answer = "" if row.get(column) is None else row[column]
-    return (
-        answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
-    )
+    if isinstance(answer, str):
+        return answer
+    return json.dumps(answer, ensure_ascii=False, default=str)
 
 
 def as_numbers(answers: Sequence[str]) -> list[int | float]:
@@ -294,10 +264,12 @@ def wrong_answer(answer: str, others: Sequence[str] = ()) -> str:
     if answer.lstrip()[:1] in ("{", "["):
         with contextlib.suppress(ValueError):
             return json.dumps(_mapped(json.loads(answer), _other), ensure_ascii=False)
-    known = answer.strip().casefold()
-    return next(
-        (other for other in others if other.strip().casefold() not in ("", known)), f"not {answer}"
-    )
+    known = ("", _plain(answer))
+    return next((other for other in others if _plain(other) not in known), f"not {answer}")
+
+
+def _plain(answer: str) -> str:
+    return answer.strip().casefold()
 
 
 def _other(value: object) -> object:
@@ -323,113 +295,6 @@ def builders(task: Task, rows: Sequence[Row]) -> list[CompletionBuilder]:
     declared = [getattr(function, "schema", None) for function in task.reward_funcs]
     schemas = [schema for schema in declared if isinstance(schema, dict)]
     return [CompletionBuilder(row, column, task.ideal, answers, schemas) for row in rows]
-
-
-class Probe(NamedTuple):
-    """One completion of one row."""
-
-    name: str
-    text: str
-    # it holds the right answer where it belongs, wastefully: it may earn as much, but not more
-    right: bool = False
-    own: bool = False  # added by the user
-
-
-AROUND = {"text before the answer", "text after the answer"}
-
-
-@functools.cache
-def _known_probes() -> dict[str, Fields]:
-    return packaged(Path(__file__).with_name("probes.yaml"))
-
-
-def probes(
-    to: CompletionBuilder, own: Mapping[str, Any] | None = None, max_completion_length: int = 512
-) -> list[Probe]:
-    """The probes of probes.yaml that suit a builder's row, cut at about `max_completion_length`
-    tokens; last the user's, name -> text or function.
-
-    TaskError if one of the user's fails or is not text.
-    """
-    question, known = asking_text(to.row["prompt"]), to.has_answer or not to.guessed
-    has = {
-        "answer": to.has_answer,
-        "known": known,
-        "place": to.places_answer and known,
-        "tags": to.format.blocks,
-        "form": not to.free,
-        "plain": to.answer[0] not in "{[",
-        "word": to.answer.isalnum(),
-        "object": (emptied := to.in_json(_emptied)),
-    }
-    parts = {
-        "answer": to.answer,
-        "wrong": to.wrong,
-        "working": to.reasoning(),
-        "wrong_working": to.reasoning(to.wrong),
-        "question": question,
-        "sum": (_SUM.findall(question) or question.strip().splitlines() or [""])[-1],
-        "inside": f"1{to.answer}1" if to.answer.isdigit() else f"un{to.answer}able",
-        "numbers": " ".join(map(str, range(101))),
-    }
-    made = _made(to, max_completion_length * CHARACTERS_A_TOKEN) | {"empty values": emptied}
-    seen, results = set(to.reference_completions().values()), []
-    for name, probe in _known_probes().items():
-        if "text" in probe:
-            text = probe["text"].format(**parts)
-        elif "answer" in probe:
-            text = to.write(*(probe[part].format(**parts) for part in ("reasoning", "answer")))
-        else:
-            text = made[name]
-        if text not in seen and all(has[need] for need in probe.get("needs", ())):
-            seen.add(text)
-            results.append(Probe(name, text, right="right" in probe))
-    return results + [
-        Probe(name, _text_of(f"probe {name!r}", make, to.row), own=True)
-        for name, make in (own or {}).items()
-    ]
-
-
-def _made(to: CompletionBuilder, most: int) -> dict[str, str]:
-    # The probes that are more than a text with the answer in it; `most`: characters.
-    reference, blocks, line = to.reference, to.format.blocks, f"{to.reasoning(lines=1)}\n"
-    candidates, cut = (to.wrong, to.answer, to.wrong_too), ""
-    hedge = "\n".join(to.write("Step by step:", candidate) for candidate in candidates)
-    if blocks:
-        opening, closing = blocks[-1].opening, blocks[-1].closing
-        hedge = "\n".join(f"{opening}\n{candidate}\n{closing}" for candidate in candidates)
-        hedge = reference[: max(0, reference.rfind(opening))] + hedge
-        cut = reference[: reference.rfind(closing)].rstrip()
-
-    def tagged(content: str = "") -> str:
-        return "\n".join(f"{block.opening}{content}{block.closing}" for block in blocks)
-
-    def repeated(characters: int) -> str:
-        reasoning = (line * (characters // len(line) + 1))[:characters].rstrip()
-        return to.write(reasoning, to.answer)
-
-    return {
-        "tags, no answer": tagged("\n...\n"),
-        "empty tags": tagged(),
-        "tags in the wrong order": "\n".join(
-            f"{block.closing}{to.answer}{block.opening}" for block in reversed(blocks)
-        ),
-        "tag spam": tagged("x") * 20,
-        "several answers as a hedge": hedge,
-        "text after the answer": reference
-        + "\n"
-        + "I hope this helps! Let me know if there is more. " * 20,
-        "text before the answer": "Sure! Here is what you asked for.\n" * 20 + reference,
-        "zero-width characters in the tags": to.write(to.reasoning(to.wrong), to.wrong).replace(
-            "<", "<\u200b"
-        ),
-        "white space": " \n\t" * 200,
-        "very long, cut at the limit": repeated(most)[:most],
-        "cut before the closing tag": cut,
-        "reasoning repeated": repeated(12 * 40),
-        "long reasoning": to.reasoned(f"{line[:-1]} {WORDS_ONCE[: min(most, 600)]}"),
-        "digits of full width": reference.translate(_FULL_WIDTH),
-    }
 
 
 def spellings(answer: str, free: bool = False) -> dict[str, str]:

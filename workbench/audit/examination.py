@@ -5,79 +5,57 @@ before any training.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-import functools
-import inspect
 import os
-import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
 
-from workbench.audit.completions import (
-    AS_ASKED,
-    WORDS_ONCE,
-    CompletionBuilder,
-    answer_of,
-    as_numbers,
-    builders,
-    probes,
-    spellings,
-)
+from workbench.audit import of_task
+from workbench.audit.causes import cause_of
+from workbench.audit.completions import AS_ASKED, builders
 from workbench.audit.findings import (
-    PROBE,
-    REASONED,
     REFERENCE,
-    RIGHT,
-    SPELLING,
-    WRONG,
+    UNPAID,
     Finding,
     Findings,
     ProbeResult,
     ScoreTable,
-    Text,
     finding,
-    hackable,
     leaderboard,
     paying,
     spelling,
 )
 from workbench.audit.lengths import length_findings, token_findings
-from workbench.audit.prompt_format import asking_text, format_advice
-from workbench.audit.regression_cases import RegressionCase, failed_cases, load_cases
+from workbench.audit.regression_cases import load_cases
 from workbench.audit.starts import start_findings
-from workbench.data.answer_column import LABELS, folded, is_number
-from workbench.data.prompts import to_messages
+from workbench.audit.trial import (
+    Measured,
+    Trial,
+    adopt_style,
+    measure,
+    refusal,
+    spread,
+    table_of,
+    texts_of,
+)
 from workbench.data.rendering import check_embedded
-from workbench.errors import RewardError, TaskError, WorkbenchError
-from workbench.kinds import Fields, Function, Tokenizer
-from workbench.rewards import library
-from workbench.rewards.chat_or_text import InputFormat
-from workbench.rewards.code import judge_of
-from workbench.rewards.execution import OWN, UNJUDGED, Scored, takes_environments
+from workbench.errors import RewardError, TaskError
+from workbench.kinds import Fields, Tokenizer
+from workbench.rewards.code import has_state, judge_of
+from workbench.rewards.execution import OWN
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
-from workbench.rewards.tracing import (
-    Unreached,
-    broad_handlers,
-    calls_of,
-    keywords_of,
-    overlooks,
-    unreached,
-)
-from workbench.task import Row, Task
+from workbench.rewards.tracing import Unreached, broad_handlers, calls_of, unreached
+from workbench.task import Task
 from workbench.tasks.loading import load_task
-from workbench.workspace import encodable
 
-_UNPAID = {"cannot_pay", "constant"}  # kinds of findings
 SLOW_S = 0.05  # per completion, from which a function is worth a word
+_SEVERITIES = ("error", "warning", "note")
 
 
 @dataclass(frozen=True)
@@ -204,84 +182,49 @@ def audit_rewards(
     suite = RewardSuite(task, 1, weights, deadline_s=deadline_s, on_error="skip", keep_state=False)
     tried = spread(task.rows, rows)
     with contextlib.closing(suite):
-        trial = _Trial(task, suite, tried, builders(task, tried), max_completion_length)
+        trial = Trial(task, suite, tried, builders(task, tried), max_completion_length)
         audit = _audit(trial, tokenizer, cases, progress or (lambda done, of: None))
     return replace(audit, seconds=time.monotonic() - started)
 
 
-def spread(rows: Sequence[Any], count: int) -> list[Any]:
-    """At most `count` rows, from the first to the last, so that a part which differs is met."""
-    count = min(count, len(rows))
-    return [rows[round(index * (len(rows) - 1) / max(1, count - 1))] for index in range(count)]
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """A task's rewards, the prompts that they are tried on, and how an honest policy answers."""
-
-    task: Task
-    suite: RewardSuite
-    rows: list[Row]
-    builders: list[CompletionBuilder]
-    limit: int  # tokens of a completion
-
-    def scored(self, name: str, rows: Sequence[Row], texts: Sequence[str]) -> Scored:
-        return self.suite.score_each(rows, texts, names=[name], quiet=True)[name]
-
-
-class _Measured(NamedTuple):
-    """How one function scored all completions."""
-
-    scores: list[float] | None = None  # None: it scored none of them
-    seconds: float = 0.0
-    late: bool = False
-    failure: Finding | None = None
-
-
 def _audit(
-    trial: _Trial,
+    trial: Trial,
     tokenizer: Tokenizer | None,
     cases: str | None,
     progress: Callable[[int, int], None],
 ) -> RewardAudit:
-    suite, first, files = trial.suite, trial.builders[0], set(os.listdir())
+    suite, first, files = trial.suite, trial.first, set(os.listdir())
     refused = _not_callable(trial)
     given = suite.given_by_environments
     judged = [name for name in suite.names if judge_of(suite.functions[name])]
     usable = [name for name in suite.names if name not in {*refused, *given, *judged}]
     # starts the worker, whose imports are no function's seconds
     formats = suite.input_formats(trial.rows)
-    findings = [*_answer_column(trial), *refused.values(), *_adopt_style(trial, usable)]
-    findings += _labels(trial, usable)
+    findings = [*of_task.answer_column(trial), *refused.values(), *adopt_style(trial, usable)]
+    findings += of_task.labels(trial, usable)
     findings += [finding("environment", name) for name in given]
     findings += [finding("judge", name) for name in judged]
     findings += [finding("turns")] if trial.task.for_turns and usable else []
-    texts = [
-        text for row, builder in enumerate(trial.builders) for text in _texts(trial, row, builder)
-    ]
-    measured: dict[str, _Measured] = dict.fromkeys(suite.names, _Measured())
+    texts = [text for row in range(len(trial.rows)) for text in texts_of(trial, row)]
+    measured: dict[str, Measured] = dict.fromkeys(suite.names, Measured())
     for done, name in enumerate(usable):
         progress(done, len(usable))
-        measured[name] = _measure(trial, name, texts)
+        measured[name] = measure(trial, name, texts)
     progress(len(usable), len(usable))
     findings += [each.failure for each in measured.values() if each.failure]
-    table = _table(trial, texts, measured)
+    table = table_of(trial, texts, measured)
     names, units = [*table.scores], dict.fromkeys(suite.names, "")
     for name in names:
         units[name], about_length = _length(trial, table, name, measured[name].late)
         findings += about_length
         findings += _of_function(trial, table, name, measured[name], bool(units[name]))
-    findings += _of_all(trial, table, formats)
-    try:
-        if tokenizer is not None and names:
-            findings += token_findings(suite, trial.builders, names, tokenizer, trial.limit)
-    except RewardError as error:
-        findings.append(_refusal("returns", "", error))
-    findings = [*_of_task(trial, table), *_one_cause(trial, findings)]
-    findings += start_findings(trial.task, trial.rows, trial.suite.deadline_s)
+    findings += of_task.of_all(trial, table, formats)
+    findings += _decoded(trial, names, tokenizer)
+    findings = [*of_task.of_weights(trial, table), *of_task.one_cause(trial, findings)]
+    findings += start_findings(trial.task, trial.rows, suite.deadline_s)
     known = load_cases(trial.task, cases)
     if names == [name for name in suite.names if name not in {*given, *judged}]:
-        findings += _of_cases(trial, known)
+        findings += of_task.of_cases(trial, known)
     if new := sorted(set(os.listdir()) - files):
         findings.append(finding("writes", files=", ".join(map(repr, new[:3]))))
     return RewardAudit(
@@ -289,144 +232,29 @@ def _audit(
         str(first.format),
         len(trial.rows),
         len(texts),
-        _reference(table),
+        table.texts.text[table.at(REFERENCE, AS_ASKED)].iloc[0],
         table.reference_total if names else 0.0,
         not table.confirmed,
-        [_report(trial, table, name, measured[name], units[name]) for name in suite.names],
+        [_report(suite, table, name, measured[name], units[name]) for name in suite.names],
         leaderboard(table) if names else [],
-        sorted(findings, key=lambda each: ("error", "warning", "note").index(each.severity)),
+        sorted(findings, key=lambda each: _SEVERITIES.index(each.severity)),
         len(known),
         seconds=0.0,
     )
 
 
-def _refusal(rule: str, name: str, error: WorkbenchError) -> Finding:
-    return finding(rule, name, value=error.value.removeprefix(f"{name} "), remedy=error.remedy)
-
-
-def _answer_column(trial: _Trial) -> Findings:
-    first, stated = trial.builders[0], trial.task.answer_column
-    if not first.column and first.guessed:
-        yield finding("answer_column.constant")
-    elif first.column not in ("", stated):
-        yield finding("answer_column", column=first.column, named=stated)
-
-
-def _not_callable(trial: _Trial) -> dict[str, Finding]:
+def _not_callable(trial: Trial) -> dict[str, Finding]:
     refused = {}
     for name in trial.suite.names:
         try:
             trial.suite.check_signatures(trial.task.rows, [name])
         except TaskError as error:
             rule = "signature" if "does not accept" in error.value else "needs_column"
-            refused[name] = _refusal(rule, name, error)
+            refused[name] = refusal(rule, name, error)
     return refused
 
 
-def _adopt_style(trial: _Trial, names: Sequence[str]) -> list[Finding]:
-    # What a prompt leaves open (line breaks around tags that are only named, numbered steps) is
-    # written as it pays.
-    first = trial.builders[0]
-    styles = first.styles()
-    texts = [copy.copy(first).adopt(style) for style in styles]
-    woken: dict[str, np.ndarray] = {}  # function that the first style does not wake -> which do
-    for name in names if len(texts) > 1 else ():
-        with contextlib.suppress(RewardError):  # it is named when all texts are scored
-            scores = np.nan_to_num(trial.scored(name, [first.row] * len(texts), texts).scores)
-            if scores[0] <= 0 < scores.max():
-                woken[name] = scores > 0
-    if not woken:
-        return []
-    # of equals the first, which is nearest to the prompt
-    chosen = int(np.argmax(sum(woken.values())))
-    for builder in trial.builders:
-        builder.adopt(styles[chosen])
-    style = styles[chosen]
-    rule = "layout.type" if style.other_type else "layout"
-    return [finding(rule, name, style=style.name) for name, pays in woken.items() if pays[chosen]]
-
-
-def _texts(trial: _Trial, row: int, builder: CompletionBuilder) -> Iterator[Text]:
-    for name, text in builder.reference_completions().items():
-        yield Text(row, REFERENCE, name, text)
-    for probe in probes(builder, trial.task.probes, trial.limit):
-        yield Text(row, PROBE, *probe)
-    if (short := builder.reasoned(builder.reasoning())) != builder.reference:
-        yield Text(row, REASONED, AS_ASKED, short)
-    form = builder.format
-    # a number in JSON is written in one way
-    as_text = not form.json or (form.has_text(builder.answer) and not form.guessed)
-    varied = trial.task.ideal is None and as_text
-    others = spellings(builder.answer, builder.free) if varied else {}
-    answers = {RIGHT: builder.answer, WRONG: builder.wrong, **others}
-    # In the layouts of two reference completions, so that nothing but the answer differs.
-    for compact in (False, True) if others else ():
-        reasoning = builder.reasoning(lines=1 if compact else 2)
-        for name, answer in answers.items():
-            text = builder.write(reasoning, answer, compact=compact)
-            yield Text(row, SPELLING, name, text, answer=answer)
-
-
-def _measure(trial: _Trial, name: str, texts: Sequence[Text]) -> _Measured:
-    rows, began = [trial.rows[text.row] for text in texts], time.perf_counter()
-    try:
-        scored = trial.scored(name, rows, [text.text for text in texts])
-    except RewardError as error:
-        return _Measured(failure=_refusal("returns", name, error))
-    seconds, failed = time.perf_counter() - began, len(scored.errors)
-    if not failed:
-        return _Measured(scored.scores, seconds)
-    index, error = min(scored.errors.items())
-    late = any(words in error for words in ("not back", "not asked", "in time", "blocks"))
-    rule = "returns.value" if error.startswith("returned ") else "raises"
-    failure = finding(
-        "late" if late else rule,
-        name,
-        "warning" if error == UNJUDGED else "",
-        error=error,
-        name=texts[index].name,
-        text=texts[index].text[:80],
-        failed=failed,
-        tried=len(texts),
-        deadline=trial.suite.deadline_s,
-    )
-    return _Measured(scored.scores if failed < len(texts) else None, seconds, late, failure)
-
-
-def _table(trial: _Trial, texts: list[Text], measured: dict[str, _Measured]) -> ScoreTable:
-    suite, first = trial.suite, trial.builders[0]
-    scores = {name: each.scores for name, each in measured.items() if each.scores is not None}
-    numbers = spread(range(len(trial.task.rows)), len(trial.rows))
-    # A lone surrogate, legal in Python, is no text of Arrow, where pandas keeps what it groups by.
-    named = [text._replace(name=encodable(text.name)) for text in texts]
-    table = ScoreTable(
-        pandas.DataFrame(named, dtype=object),
-        pandas.DataFrame(scores, index=range(len(texts)), dtype=float),
-        pandas.Series(suite.weights, suite.names)[[*scores]],
-        {name: max_score_of(suite.functions[name]) for name in scores},
-        first.guessed,
-        first.format.shown,
-        [f"row {n} (answer {each.answer!r:.60})" for n, each in zip(numbers, trial.builders)],
-        len(trial.task.rows),
-        [name for name in scores if overlooks(suite.functions[name])],
-    )
-    # Where no format is asked for, the way of answering that is paid best stands for the
-    # reference.
-    if first.free and scores:
-        names = table.texts.name[table.texts.kind == REFERENCE]
-        totals = table.totals.groupby(names).mean().fillna(-np.inf)
-        best = max(names.unique(), key=lambda name: (totals[name], name == AS_ASKED))
-        renamed = {AS_ASKED: "after its reasoning"} if best != AS_ASKED else {}
-        renamed[best] = AS_ASKED
-        table.texts.loc[names.index, "name"] = [renamed.get(name, name) for name in names]
-    return table
-
-
-def _reference(table: ScoreTable) -> str:
-    return table.texts.text[table.at(REFERENCE, AS_ASKED)].iloc[0]
-
-
-def _length(trial: _Trial, table: ScoreTable, name: str, late: bool) -> tuple[str, list[Finding]]:
+def _length(trial: Trial, table: ScoreTable, name: str, late: bool) -> tuple[str, list[Finding]]:
     # The unit in which a function counts lengths, and what is wrong with that.
     of_first = table.texts.row == 0
     texts = [*table.texts.text[of_first]]
@@ -435,25 +263,32 @@ def _length(trial: _Trial, table: ScoreTable, name: str, late: bool) -> tuple[st
             again = trial.scored(name, trial.rows[:1] * len(texts), texts).scores
             if not np.array_equal(table.scores[name][of_first], again, equal_nan=True):
                 return "", [finding("random", name)]
-            return length_findings(trial.suite, name, trial.builders[0])
+            return length_findings(trial, name)
     return "", []
 
 
-def _of_function(
-    trial: _Trial, table: ScoreTable, name: str, measured: _Measured, varies: bool
-) -> Findings:
-    function, place = trial.suite.functions[name], trial.suite.functions.places[name]
+def _decoded(trial: Trial, names: list[str], tokenizer: Tokenizer | None) -> Findings:
+    try:
+        if tokenizer is not None and names:
+            yield from token_findings(trial, names, tokenizer)
+    except RewardError as error:
+        yield refusal("returns", "", error)
 
+
+def _of_function(
+    trial: Trial, table: ScoreTable, name: str, measured: Measured, varies: bool
+) -> Findings:
     def never_reached(names: Sequence[str] = (AS_ASKED,)) -> list[Unreached]:
         tried = table.texts[(table.texts.kind == REFERENCE) & table.texts.name.isin(names)]
         rows = [trial.rows[row] for row in tried.row]
         trace = None if measured.late else trial.suite.trace(name, rows, [*tried.text])
-        return unreached(function, trace) if trace is not None else []
+        return unreached(trial.suite.functions[name], trace) if trace is not None else []
 
     payment = list(paying(table, name, never_reached, varies, failed=measured.failure is not None))
-    unpaid = next((each for each in payment if each.kind in _UNPAID), None)
-    if unpaid and not measured.late and (cause := _cause(trial, table, name, unpaid)):
-        payment = [replace(cause, kind=unpaid.kind, text=f"{unpaid.text}; {cause.text}")]
+    unpaid = next((each for each in payment if each.kind in UNPAID), None)
+    if unpaid and not measured.late and (cause := cause_of(trial, table, name, unpaid)):
+        text = f"{unpaid.text}; {cause.text}"
+        payment = [replace(unpaid, severity=cause.severity, text=text, remedy=cause.remedy)]
     for each in payment:
         # with the weight 0 it decides nothing, so it need not pay
         yield each if table.weights[name] else replace(each, severity="note")
@@ -465,195 +300,27 @@ def _of_function(
             rule = "unreached.more" if more else "unreached"
             yield finding(rule, name, branch=branch, earned=earned)
     yield from spelling(table, name)
+    yield from _of_code(trial.suite, name)
+    if (each := measured.seconds / len(table.texts)) > SLOW_S:
+        yield finding("slow", name, each=each, step=64 * each)
+
+
+def _of_code(suite: RewardSuite, name: str) -> Findings:
+    function, place = suite.functions[name], suite.functions.places[name]
     for line in calls_of(function, ("eval", "exec")):
         yield finding("evaluates", name, place=line)
     for line in broad_handlers(function):
         yield finding("swallows", name, place=line)
     if place != OWN and place.startswith("here: "):
         yield finding("no_deadline", name, reason=place.removeprefix("here: "))
-    for method in vars(type(function)) if _has_state(function) else ():
+    for method in vars(type(function)) if has_state(function) else ():
         if not method.startswith("_") and callable(getattr(function, method)):
             yield finding("state", name, method=method)
-    if (each := measured.seconds / len(table.texts)) > SLOW_S:
-        yield finding("slow", name, each=each, step=64 * each)
-
-
-def _has_state(function: Function) -> bool:
-    return not inspect.isroutine(function) and not isinstance(function, functools.partial)
-
-
-def _cause(trial: _Trial, table: ScoreTable, name: str, unpaid: Finding) -> Finding | None:
-    # Why it does not pay: what it is handed is changed, one thing at a time, until it pays the
-    # reference.
-    function = trial.suite.functions[name]
-    first, rows = trial.builders[0], trial.rows
-    texts = [builder.reference for builder in trial.builders]
-    right, plain = first.row.get(first.column), isinstance(first.row["prompt"], str)
-    other_form = to_messages if plain else asking_text
-    changes: list[tuple[str, str, Sequence[Any]]] = [
-        ("cause.column", column, [row.get(first.column) for row in rows])
-        for column in keywords_of(function)
-        if column not in first.row
-    ]
-    changes.append(("cause.form", "prompt", [other_form(row["prompt"]) for row in rows]))
-    answers = [each.answer for each in trial.builders]
-    if isinstance(right, (int, float)):
-        changes.append(("cause.number", first.column, answers))
-    elif (values := as_numbers(answers)) and isinstance(right, str):
-        changes.append(("cause.text", first.column, values))
-
-    def earned(rows: Sequence[Row], texts: Sequence[str]) -> float:
-        return np.nan_to_num(trial.scored(name, rows, texts).scores, nan=-np.inf).max()
-
-    with contextlib.suppress(RewardError):
-        now = earned(rows, texts)
-        for rule, column, values in changes:
-            others = [{**row, column: value} for row, value in zip(rows, values)]
-            paid = earned(others, texts)
-            if paid > max(now, earned(others, [""] * len(texts))):
-                forms = ("plain text", "chat messages")
-                return finding(
-                    rule,
-                    name,
-                    paid=paid,
-                    column=column,
-                    answer=repr(right),
-                    type=type(right).__name__,
-                    number=type(values[0]).__name__,
-                    given=forms[not plain],
-                    reads=forms[plain],
-                )
-        alone, empty = (earned(rows[:1], [text]) for text in (texts[0], ""))
-        pair = trial.scored(name, [rows[0]] * 2, [texts[0], ""]).scores
-        if alone != empty and np.ptp(np.nan_to_num(pair)) == 0:
-            return finding("cause.batch", name, paid=alone, empty=empty)
-        scores = table.scores[name]
-        paid = table.by_row(scores, REFERENCE, AS_ASKED)
-        low, high, more = int(paid.argmin()), int(paid.argmax()), f"{texts[0]} {WORDS_ONCE * 200}"
-        rounds = calls_of(function, ("round",))
-        # a penalty, or a guess, is no error
-        if unpaid.severity != "error" or not table.flat(scores):
-            return None
-        if rounds and earned(rows[:1], [more]) != paid.iloc[0]:
-            return finding("cause.rounding", name, place=rounds[0])
-        for column in first.row if paid[low] < paid[high] else ():
-            other = {**rows[low], column: rows[high][column]}
-            if trial.scored(name, [other], texts[:1]).scores[0] == paid[high]:
-                return finding("cause.prompt", name, column=column)
-    return None
-
-
-def _of_all(trial: _Trial, table: ScoreTable, formats: dict[str, InputFormat]) -> Findings:
-    fitting = "text" if isinstance(trial.rows[0]["prompt"], str) else "chat"
-    for name in table.scores:
-        reads = formats[name]
-        # Messages for messages: there is nothing to do. One that reads text alone fails once the
-        # prompts are chat.
-        if reads.note and not fitting == reads.format == "chat":
-            rule = "chat_plain" if reads.format in ("either", fitting) else "chat_plain.wrong"
-            yield finding(rule, name, note=reads.note)
-    for note in trial.suite.notes:
-        name, _, style = note.partition(" is written as ")
-        if style:
-            yield finding("signature.style", name, style=style)
-    yield from hackable(table)
-    applies = table.scores.loc[:, table.weights != 0].notna().any(axis=1)
-    served = applies.groupby(table.texts.row).any()
-    of_runs = any(map(takes_environments, trial.task.reward_funcs))
-    if len(table.weights) and not served.all() and not of_runs:
-        row = {key: value for key, value in trial.rows[served.idxmin()].items() if key != "prompt"}
-        values = {"silent": (~served).sum(), "rows": len(served), "row": repr(row)}
-        yield finding("constant.none", "", "warning" if table.guessed else "", **values)
-
-
-def _one_cause(trial: _Trial, findings: list[Finding]) -> Findings:
-    # Shipped functions that look for another format than the prompt's cannot pay for one reason.
-    first, functions = trial.builders[0], trial.suite.functions
-    row = {**first.row, "answer": first.answer} if first.has_answer else first.row
-    folded = [
-        each
-        for each in findings
-        if each.severity == "error"
-        and each.kind in (*_UNPAID, "needs_column")
-        and each.function
-        and getattr(functions[each.function], "__module__", "") == library.__name__
-    ]
-    if trial.task.ideal is None and folded and (advice := format_advice(row)):
-        asked, _, fits = advice.partition("; ")
-        names = ", ".join(dict.fromkeys(each.function for each in folded))
-        yield finding("other_rewards", advice=asked, names=names, fits=fits)
-        findings = [each for each in findings if each not in folded]
-    yield from findings
-
-
-def _labels(trial: _Trial, names: Sequence[str]) -> Findings:
-    # Answers that are not among those that a schema allows or the prompt lists.
-    task, suite, column = trial.task, trial.suite, trial.builders[0].column
-    answers = [answer_of(row, column) for row in task.rows]
-    counts, shapes = Counter(answers), trial.builders[0].format.shapes
-    if is_number(answers[0]) or len(counts) * 2 > len(answers) or len(trial.rows) < 2:
-        return
-    asked = [_words(asking_text(row["prompt"])) for row in trial.rows]
-    plain = [each for each in counts if each == each.strip()]
-    said = [each for each in plain if all(_words(each) in text for text in asked)]
-    fields = [{str(shape.get(key)) for shape in shapes} for key in {**shapes[0]}] if shapes else []
-    lists = [("the JSON that is asked for", each) for each in fields if len(each) < LABELS]
-    for where, listed in [*lists, ("the prompt's list", said)]:
-        plain = {folded(each): each for each in listed}
-        meant = [plain.get(folded(each), "") for each in answers]
-        if len(listed) < 2 or meant.count("") * 2 > len(answers):
-            continue  # it lists something else, or examples
-        odd = [place for place, each in enumerate(answers) if each not in listed]
-        spelt, paid = next((place for place in odd if meant[place]), None), ""
-        # One who answers by the list: where that is paid, the difference does no harm.
-        with contextlib.suppress(RewardError):  # it is named when all texts are scored
-            if spelt is not None:
-                to = builders(task, [task.rows[spelt], *trial.rows])[0]
-                texts = [to.write(to.reasoning(each), each) for each in (meant[spelt], to.answer)]
-                scored = suite.score_each([to.row] * 2, texts, names=names, quiet=True).values()
-                if any(np.ptp(np.nan_to_num(each.scores)) for each in scored):
-                    paid = f"; {meant[spelt]!r} is paid less on row {spelt}"
-                else:
-                    odd = [place for place in odd if not meant[place]]
-        if odd:
-            shown = ", ".join(f"{answers[place]!r} (row {place})" for place in odd[:3])
-            values = {"count": len(odd), "rows": len(answers), "where": where}
-            yield finding("labels", "", "", shown=shown, paid=paid, **values)
-        return
-
-
-def _words(text: str) -> str:
-    words = re.sub(r"[^\w&/-]+", " ", text)
-    return f" {words.strip()} "
-
-
-def _of_task(trial: _Trial, table: ScoreTable) -> Findings:
-    task, suite = trial.task, trial.suite
-    paid = [name for name, weight in zip(suite.names, suite.weights) if weight]
-    if len(paid) == 1 and (sum(suite.weights) != 1 or _has_state(suite.functions[paid[0]])):
-        yield finding("scale", paid[0])
-    # the groups panel and the measurement afterwards take its word for what is right
-    right = task.right_function
-    if right in table.scores and not table.flat(table.scores[right]):
-        wrong = table.scores[right][table.at(PROBE, "a wrong answer")]
-        if task.is_right(wrong).any():
-            chosen = "right_by" if task.right_by else "no right_by, so the first function"
-            values = {"score": wrong.max(), "counts": task.right_words}
-            yield finding("right_by", right, chosen=chosen, **values)
-
-
-def _of_cases(trial: _Trial, cases: list[RegressionCase]) -> Findings:
-    try:
-        for _, failure in failed_cases(trial.suite, cases, quiet=True):
-            yield finding("case", case=failure)
-    except RewardError as error:
-        yield _refusal("case.fails", "", error)
 
 
 def _report(
-    trial: _Trial, table: ScoreTable, name: str, measured: _Measured, unit: str
+    suite: RewardSuite, table: ScoreTable, name: str, measured: Measured, unit: str
 ) -> FunctionReport:
-    suite = trial.suite
     scores = pandas.Series(measured.scores, table.texts.index, dtype=float)
     reference = scores[table.at(REFERENCE, AS_ASKED)].mean()
     pays = [reference, scores.min(), scores.max()]

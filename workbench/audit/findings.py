@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas
 
-from workbench.audit.completions import AROUND, AS_ASKED
+from workbench.audit.completions import AS_ASKED
+from workbench.audit.probes import AROUND
 from workbench.recipe import packaged
 from workbench.rewards.tracing import Unreached
 
@@ -22,6 +23,7 @@ REFERENCE, PROBE, SPELLING = "reference", "probe", "spelling"
 # form that is broken
 REASONED = "reasoned"
 RIGHT, WRONG = "right", "wrong"  # among the spellings
+UNPAID = ("cannot_pay", "constant")  # kinds of findings
 _CLOSE = 1e-6
 _POOR = 0.5  # of the way to the highest score of all
 # of the way from the lowest score to the reference's highest, where a function declares no maximum
@@ -165,8 +167,14 @@ def paying(
     if empty.mean() > earned.mean() + _CLOSE:
         yield finding("silence", function, empty=empty.mean(), reference=earned.mean())
         return
-    # in the mean over the rows it would not be seen
-    for name in () if varies else ("empty", "a wrong answer", "the answer in the wrong place"):
+    if not varies:
+        yield from _on_some_rows(table, function, earned)
+
+
+def _on_some_rows(table: ScoreTable, function: str, earned: pandas.Series) -> Findings:
+    # Probes that some rows pay: in the mean over the rows it would not be seen.
+    scores = table.scores[function]
+    for name in ("empty", "a wrong answer", "the answer in the wrong place"):
         less = (earned - table.by_row(scores, PROBE, name)).dropna()
         leaks = (less <= _CLOSE) & (earned[less.index] > scores.min() + _CLOSE)
         if leaks.any() and not leaks.all():
@@ -183,13 +191,14 @@ def _constant(
     known, unread = table.scores[function].dropna(), function in table.unread
     score, branches = known.iloc[0], [] if unread else unreached()
     could_pay = any(branch.pays > 0 for branch in branches)
-    rule = "constant"
-    if not could_pay and any(branch.takes < 0 for branch in branches):
-        rule = "constant.penalty"
-    elif table.guessed and not unread and (could_pay or score <= 0):
-        rule = "constant.guessed"
-    elif known.max() - known.min() >= _CLOSE and not could_pay:
-        rule = "constant.prompt"
+    strikes = any(branch.takes < 0 for branch in branches)
+    rules = {
+        "constant.penalty": strikes and not could_pay,
+        "constant.guessed": table.guessed and not unread and (could_pay or score <= 0),
+        "constant.prompt": known.max() - known.min() >= _CLOSE and not could_pay,
+        "constant": True,
+    }
+    rule = next(rule for rule, holds in rules.items() if holds)
     reference = table.texts.text[0][:80]
     never = "; it does not look at the completions" if unread else _never(branches)
     some = known.groupby(table.texts.row).first().round(6).drop_duplicates()[:2]
@@ -205,20 +214,22 @@ def _cannot_pay(
     first = table.texts.assign(score=scores)[table.texts.row == 0]
     paid = first[(first.kind == REFERENCE) & (first.name != AS_ASKED) & (first.score >= target)]
     hacks = first[(first.kind == PROBE) & ~first.right & (first.score >= most - _CLOSE)]
-    rule = "cannot_pay"
-    if len(paid) and not table.shown:  # which of its layouts a policy writes is open
-        rule = "cannot_pay.layout"
-    elif table.guessed:
-        rule = "cannot_pay.guessed"
-    elif most <= 0:
-        rule = "cannot_pay.penalty"
+    rules = {
+        # which of its layouts a policy writes is open
+        "cannot_pay.layout": len(paid) and not table.shown,
+        "cannot_pay.guessed": table.guessed,
+        "cannot_pay.penalty": most <= 0,
+        "cannot_pay": True,
+    }
+    rule = next(rule for rule, holds in rules.items() if holds)
+    pays = "it pays only" if len(paid) else "it pays"
     only = " or ".join(paid.name) or "no reference completion that was tried"
     return finding(
         rule,
         function,
         earned=scores[table.at(REFERENCE, AS_ASKED)].mean(),
         most=most,
-        only=f"; it pays only {only}" if len(paid) else f"; it pays {only}",
+        only=f"; {pays} {only}",
         also=f"; {hacks.name.iloc[0]!r} earns {most:g}" if len(hacks) else "",
         never=_never(branches),
         reference=table.texts.text[0][:80],

@@ -6,11 +6,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from workbench.audit.json_shapes import (
+    ANSWER_NAMES,
+    WORDING,
+    Slot,
+    filled,
+    fitting,
+    objects_in,
+    parsed,
+    slot_of,
+)
 from workbench.data.answer_column import MARK
 from workbench.errors import DataError
 from workbench.kinds import Fields
@@ -20,29 +29,7 @@ from workbench.rewards.library import THINK_TAGS, max_score
 from workbench.rewards.verifiers import countdown_reward, json_of, json_right_reward
 from workbench.task import function_name
 
-# Names of the block that holds the answer; any other block is for working it out.
-_ANSWER_TAGS = {
-    "answer", "final_answer", "finalanswer", "solution", "result", "output", "final", "response",
-    "sql", "code", "答案", "回答",
-}  # fmt: skip
-_THINK_TAGS = {
-    "think", "thinking", "thought", "thoughts", "reasoning", "reason", "scratchpad", "working",
-    "working_out", "analysis",
-    "思考", "推理",
-}  # fmt: skip
 _OPENING = re.compile(r"<([^\W\d]\w{0,40})>")
-_DEEPEST = 50  # levels of a JSON object in a prompt
-_LONGEST = 20_000  # characters of a prompt in which JSON is looked for
-# of a JSON Schema's types, and of the words for them in a prompt
-_VALUES = {
-    "integer": 1, "int": 1, "number": 1, "float": 1, "boolean": True, "bool": True, "array": [],
-    "list": [], "object": {}, "string": "text", "str": "text", "null": None,
-}  # fmt: skip
-# What is written for a value in JSON that a prompt shows: <int>, int, ..., "<int>"; a choice of
-# texts; and where an unquoted one stands.
-_BLANK = rf"<[^<>{{}}\n]{{1,60}}>|\.\.\.|…|\b(?:{'|'.join(_VALUES)})\b"
-_IS_BLANK = re.compile(_BLANK)
-_BLANKS = re.compile(rf'("\s*:\s*)({_BLANK})(?=\s*[,}}])')
 _GAP = (
     r"""\.\.\.|…|<[^<>\n]+>|\[[^\]\n]+\]|\{[^{}\n]*\}|\$?[A-Z][A-Z_]{3,}\b|_{2,}|\\boxed|[XNx]\b"""
 )
@@ -50,7 +37,6 @@ _LABEL = re.compile(
     r"(?i:(?:\*\*)?\b(?:the )?(?:final |correct )?answer(?: is)?:(?:\*\*)?)"
     rf"""(?=\s*(?:{_GAP}|["'`]))"""
 )
-_CHOICE = re.compile(r'(?<=\w)"\s*\|\s*"(?=\w)')
 
 
 class TagBlock(NamedTuple):
@@ -95,7 +81,7 @@ class ExpectedFormat(NamedTuple):
         """
         final = answer
         if self.json:
-            final = self._in_json(answer)
+            final = self.slot(answer).filled(answer)
         elif self.boxed:
             final = f"\\boxed{{{answer}}}"
         if self.mark:
@@ -109,27 +95,19 @@ class ExpectedFormat(NamedTuple):
             text += f"{block.opening}{before}{content}{after}{block.closing}{between}"
         return text.rstrip() if self.answer_tag else f"{text.rstrip()}\n{final}"
 
+    def slot(self, answer: str) -> Slot:
+        """Where an answer belongs in the JSON."""
+        return slot_of(self.shapes, answer)
+
     def other_type(self, answer: str) -> ExpectedFormat | None:
         """With a number in the JSON written as text, or the other way round; None: how it is
         written is not open.
         """
-        slot = _slot(self.shapes, answer)
+        slot = self.slot(answer)
         if not (self.guessed and slot.only and slot.open):
             return None
-        value = 1 if self.has_text(answer) else "text"
+        value = 1 if slot.has_text else "text"
         return self._replace(shapes=({**slot.shape, slot.key: value},))
-
-    def has_text(self, answer: str) -> bool:
-        """Whether the JSON has this answer as text, and not as a number, a list or an object."""
-        slot = _slot(self.shapes, answer)
-        return isinstance(slot.shape.get(slot.key), str)
-
-    def _in_json(self, answer: str) -> str:
-        (shape, key, *_), value = _slot(self.shapes, answer), _parsed(answer)
-        if not shape or isinstance(value, dict):
-            return answer
-        filled = {**shape, key: answer if isinstance(shape[key], str) else value}
-        return json.dumps(filled, ensure_ascii=False)
 
 
 def asking_text(prompt: Any) -> str:
@@ -151,19 +129,54 @@ def parse_format(
     '<think> <answer>'
     """
     text = _asking(row["prompt"])
+    tags = _tags(text)
+    mark = MARK if MARK in text else _label(text)
+    schema, other = row.get("schema") is not None, "\\boxed" in text or mark
+    shown_in = tags.inside if tags.blocks else text
+    shapes = [] if schema or other else objects_in(shown_in)
+    # What a question shows may be data, unless its values are left blank.
+    asked_by_user = text == asking_text(row["prompt"]) and filled(shown_in) == shown_in
+    if asked_by_user:
+        shapes = [shape for shape in shapes if answer in map(str, shape.values())]
+    shapes += fitting(schemas)
+    whole = not (tags.blocks or other) and isinstance(parsed(answer), dict)
+    slot = slot_of(shapes, answer)
+    says_so = bool(shapes) and ("json" in text.casefold() or (slot.only and not asked_by_user))
+    as_json = bool(schema or whole or schemas or says_so)
+    return ExpectedFormat(
+        tags.blocks,
+        tags.answer_tag,
+        not as_json and "\\boxed" in text,
+        "" if as_json else mark,
+        as_json,
+        tags.shown,
+        tuple(shapes),
+        as_json and not (schema or whole or (slot.only and not slot.open)),
+    )
+
+
+class _Tags(NamedTuple):
+    # What a prompt says of the tags that it asks for.
+    blocks: tuple[TagBlock, ...]
+    answer_tag: str | None
+    shown: bool
+    inside: str  # what stands in the answer's block
+
+
+def _tags(text: str) -> _Tags:
     marks = _marks(text)
-    blocks, place, shown, apart, inner = [], 0, False, len(marks) == 1, ""
     names = [name for name, _, _ in marks]
-    answer_tag = next((name for name in names[::-1] if name.casefold() in _ANSWER_TAGS), None)
-    if names and not answer_tag and names[-1].casefold() not in _THINK_TAGS:
+    answer_tag = next((name for name in names[::-1] if name.casefold() in ANSWER_NAMES), None)
+    if names and not answer_tag and names[-1].casefold() not in WORDING["thoughts"]:
         answer_tag = names[-1]
+    blocks, place, shown, apart, inside = [], 0, False, len(marks) == 1, ""
     for (name, opening, closing), following in itertools.zip_longest(marks, marks[1:]):
         # After the block before, if it stands there: a prompt may name the tags first and show them
         # afterwards.
         start = text.find(opening, place if opening in text[place:] else 0)
         end = text.find(closing, start)
         place, content = end + len(closing), text[start + len(opening) : end]
-        inner = content if name == answer_tag else inner
+        inside = content if name == answer_tag else inside
         gap, found, _ = text[place:].partition(following[1] if following else opening)
         gap = gap if found and following else ""
         before, after = _spaces(content)
@@ -172,115 +185,7 @@ def parse_format(
         blocks.append(TagBlock(name, opening, closing, before, after, between))
     if not shown:  # named in words, in whatever order: one thinks first
         blocks.sort(key=lambda block: block.name == answer_tag)
-    mark = MARK if MARK in text else _label(text)
-    schema, other = row.get("schema") is not None, "\\boxed" in text or mark
-    shown_in = inner if blocks else text
-    shapes, asked_by_user = [] if schema or other else _objects(shown_in), False
-    # What a question shows may be data, unless its values are left blank.
-    if text == asking_text(row["prompt"]) and _filled(shown_in) == shown_in:
-        asked_by_user = True
-        shapes = [shape for shape in shapes if answer in map(str, shape.values())]
-    shapes += _objects("", schemas)
-    whole = not (blocks or other) and isinstance(_parsed(answer), dict)
-    slot = _slot(shapes, answer)
-    says_so = bool(shapes) and ("json" in text.casefold() or (slot.only and not asked_by_user))
-    as_json = bool(schema or whole or schemas or says_so)
-    return ExpectedFormat(
-        tuple(blocks),
-        answer_tag,
-        not as_json and "\\boxed" in text,
-        "" if as_json else mark,
-        as_json,
-        shown or not apart,
-        tuple(shapes),
-        as_json and not (schema or whole or (slot.only and not slot.open)),
-    )
-
-
-def _parsed(text: str) -> Any:
-    # The value of a text that is JSON; another text as it is.
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-class _Slot(NamedTuple):
-    # Where an answer belongs: the field of an object.
-    shape: Fields
-    key: str
-    only: bool  # one of several fields may hold it by chance: a tool's name
-    open: bool  # whether a number is written there as a number or as text
-
-
-def _slot(shapes: Sequence[Fields], answer: str) -> _Slot:
-    # Where it stands in one of them, in a field of that name, in the last of its type, in the last.
-    fields, value = [(shape, key) for shape in shapes for key in shape], _parsed(answer)
-    same = [(shape, key) for shape, key in fields if shape[key] in (answer, value)]
-    # "positive|negative" stands for one of them.
-    likely = [
-        (shape, key)
-        for shape, key in fields
-        if key in _ANSWER_TAGS or answer in re.split(r"\W+", str(shape[key]))
-    ]
-    typed = [(shape, key) for shape, key in fields if type(shape[key]) is type(value)]
-    shape, key = next(iter(same or likely or typed[::-1] or fields[::-1]), ({}, ""))
-    shown = str(shape.get(key, ""))
-    is_open = not isinstance(value, str) and (shown == "None" or _IS_BLANK.fullmatch(shown))
-    return _Slot(shape, key, len(shape) == 1 or key in _ANSWER_TAGS, bool(is_open))
-
-
-def _depth(value: object) -> int:
-    if not isinstance(value, dict | list):
-        return 0
-    inner = value.values() if isinstance(value, dict) else value
-    return 1 + max(map(_depth, inner), default=0)
-
-
-def _objects(text: str, schemas: Sequence[Fields] = ()) -> list[Fields]:
-    # The JSON objects in a text; instead of a schema, objects that fit it, with each value that a
-    # field may have.
-    text = _filled(text)
-    decoder, values, place = json.JSONDecoder(), [*schemas], text.find("{")
-    while 0 <= place < _LONGEST:
-        try:
-            value, end = decoder.raw_decode(text, place)
-            # Deeper ones can be read, but not written everywhere: Python's own limit depends on who
-            # calls.
-            values.append(value if _depth(value) <= _DEEPEST else {})
-        except (ValueError, RecursionError):
-            end = place + 1
-        place = text.find("{", end)
-    shapes = []
-    for value in values:
-        properties = value.get("properties")
-        fields = properties if isinstance(properties, dict) else {}
-        choices = {name: _choices(each) for name, each in fields.items()}
-        first = {name: some[0] for name, some in choices.items()} or value
-        shapes.append(first)
-        shapes += [{**first, name: other} for name, some in choices.items() for other in some[1:20]]
-    return [shape for shape in shapes if shape]
-
-
-def _filled(text: str) -> str:
-    # The text with a value where the JSON in it has a word for one; null: it does not say which.
-    def value(blank: re.Match[str]) -> str:
-        words = re.findall(r"\w+", blank[2].casefold())
-        known = (_VALUES[word] for word in words if word in _VALUES)
-        return f"{blank[1]}{json.dumps(next(known, None))}"
-
-    return _CHOICE.sub("|", _BLANKS.sub(value, text[:_LONGEST])) + text[_LONGEST:]
-
-
-def _choices(schema: object) -> list[Any]:
-    if not isinstance(schema, dict):
-        return ["text"]
-    known = schema.get("enum")
-    return (
-        known
-        if known and isinstance(known, list)
-        else [_VALUES.get(str(schema.get("type")), "text")]
-    )
+    return _Tags(tuple(blocks), answer_tag, shown or not apart, inside)
 
 
 def _asking(prompt: Any) -> str:
@@ -293,7 +198,7 @@ def _asking(prompt: Any) -> str:
         _marks(each) or "\\boxed" in each or MARK in each or _label(each)
         for each in (system, whole)
     )
-    return system if tagged or (_objects(system) and not shown) else whole
+    return system if tagged or (objects_in(system) and not shown) else whole
 
 
 def _label(text: str) -> str:
@@ -356,7 +261,7 @@ def grader_for(
     answer, asked = str(row["answer"]), asking_text(row["prompt"])
     expected = parse_format(row, answer)
     grader: Callable[..., Sequence[float | None]] = library.last_line_reward
-    if expected.json and expected.shapes and not isinstance(_parsed(answer), dict):
+    if expected.json and expected.shapes and not isinstance(parsed(answer), dict):
         grader = shown_json_reward
     elif expected.json:
         grader = json_right_reward

@@ -23,9 +23,9 @@ from workbench.environments import (
     where_they_part,
 )
 from workbench.errors import TaskError
-from workbench.rewards.execution import check_scores
+from workbench.rewards.as_data import plain_result
 from workbench.rewards.guarding import guarded
-from workbench.rewards.worker import plain_result
+from workbench.rewards.results import check_scores
 from workbench.task import Row, Task
 
 GROUP = 8  # starts that are compared
@@ -91,7 +91,8 @@ def _reward_of(start: Start, deadline_s: float | None) -> str:
         values = guarded(lambda: plain_result([reward()]), deadline_s, quiet=True)()
     except Exception as error:  # of the user's own code
         return f"raised {words(error)}"
-    return check_scores("get_reward", values, [""], [""], skip=True).errors.get(0, "")
+    call = {"prompts": [""], "completions": [""]}
+    return check_scores("get_reward", values, call, skip=True).errors.get(0, "")
 
 
 def _differences(first: Start, other: Start) -> Iterator[tuple[str, str | None]]:

@@ -12,12 +12,13 @@ from typing import Any
 _LIBRARY = {
     "library": (
         "correctness_reward", "lenient_correctness_reward", "mark_correctness_reward",
-        "boxed_correctness_reward",
-        "last_line_reward", "closeness_reward", "strict_format_reward", "incremental_format_reward",
-        "think_answer_format_reward", "length_reward", "style_reward", "repetition_reward",
-        "make_answer_reward",
-        "make_closeness_reward", "make_tags_reward", "make_length_reward", "make_repetition_reward",
-        "make_overlong_reward", "make_pattern_reward", "make_weighted_reward", "max_score",
+        "boxed_correctness_reward", "last_line_reward", "closeness_reward", "strict_format_reward",
+        "incremental_format_reward", "think_answer_format_reward", "make_answer_reward",
+        "make_closeness_reward", "make_tags_reward", "max_score",
+    ),
+    "shaping": (
+        "length_reward", "style_reward", "repetition_reward", "make_length_reward",
+        "make_repetition_reward", "make_overlong_reward", "make_pattern_reward",
     ),
     "verifiers": (
         "json_schema_reward", "json_values_reward", "json_right_reward", "countdown_reward",

@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 from workbench.door import Late, Setting, door, settings_kept
 from workbench.kinds import Fields, Function
+from workbench.rewards.as_data import plain_result
 from workbench.rewards.code import beneath, held_by
-from workbench.rewards.worker import plain_result
 
 _GRACE_S = 0.5  # in which a coroutine that was cancelled has to end
 

@@ -15,13 +15,9 @@ from typing import Any, NamedTuple
 from workbench.errors import RewardError
 from workbench.kinds import Function
 from workbench.rewards.answers import completion_text
-from workbench.rewards.execution import (
-    AWAITED,
-    Call,
-    RewardExecutor,
-    RewardFailure,
-    check_scores,
-)
+from workbench.rewards.calls import Call
+from workbench.rewards.execution import AWAITED, RewardExecutor, RewardFailure
+from workbench.rewards.results import check_scores
 
 # Second parameters of the (prompts, responses) style, which TRL's keyword call does not know.
 _RESPONSES = ("responses", "response", "outputs", "generations", "texts", "samples")
@@ -82,9 +78,7 @@ def _both(
     found: list[list[float | None] | str] = []
     for own in (convert_call(wide, to_chat=True), convert_call(wide, to_chat=False)):
         try:
-            scores = check_scores(
-                name, executor.call(name, own, 2.0, quiet=True), own["prompts"], own["completions"]
-            ).scores
+            scores = check_scores(name, executor.call(name, own, 2.0, quiet=True), own).scores
             found.append([None if score != score else score for score in scores])
         except (RewardFailure, RewardError) as error:
             found.append(error.value)

@@ -40,6 +40,11 @@ def is_ours(function: Any) -> bool:
     return module.startswith("workbench.") and not module.startswith(TASK_FILES)
 
 
+def has_state(function: Any) -> bool:
+    """Whether it is an object, rather than a function, a method or a partial of one."""
+    return not inspect.isroutine(function) and not isinstance(function, functools.partial)
+
+
 def code_within(code: CodeType) -> Iterator[CodeType]:
     """A code object, and those of the comprehensions and functions in it, which are among its
     constants.

@@ -9,7 +9,6 @@ objects with a state, and models.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
 import io
@@ -18,37 +17,31 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
 from workbench.door import Late, door, said
 from workbench.errors import BudgetError, RewardError
-from workbench.kinds import Fields, Function
+from workbench.kinds import Function
 from workbench.rewards.answers import completion_text
+from workbench.rewards.as_data import OTHER_ORDER, plain_result
+from workbench.rewards.beside import ProcessState, answer_of, run_alone
+from workbench.rewards.calls import (
+    Call,
+    changed,
+    copies,
+    picklable,
+    single,
+    takes_environments,
+    with_own_metrics,
+)
 from workbench.rewards.code import Trace, beneath, held_by, is_ours, judge_of
 from workbench.rewards.compare import watched
-from workbench.rewards.worker import (
-    NO_LIST,
-    OTHER_ORDER,
-    DeadlineError,
-    Foreign,
-    RemoteError,
-    Worker,
-    WorkerDied,
-    packed,
-    plain_result,
-)
-from workbench.run.metrics import is_own
+from workbench.rewards.results import Scored, check_scores, quote
+from workbench.rewards.worker import DeadlineError, RemoteError, Worker, WorkerDied, packed
 
-Call = Fields
-# TRL computes advantages in 32 bits, where the square of 1.8e19 is infinite; a batch adds up the
-# squares of thousands.
-LARGEST = 1e15
 HOLDS_MODEL, OWN = "here: it holds a model", "here: the workbench's own"
 AWAITED, WORKER = "awaited", "worker"
-_OF_TRAINER = ("trainer_state", "log_extra", "log_metric")
-# What TRL passes beside the dataset's columns.
-FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "environments", *_OF_TRAINER})
 _MODELS = ("torch", "transformers", "peft", "unsloth", "vllm")
 _PARTS_OF_MODEL = ("parameters", "device", "model", "vocab")
 _BATCH_SHARE = 0.4  # of the deadline: a batch that is not back by then is gone through one by one
@@ -59,12 +52,17 @@ UNJUDGED = (
     "its formula was not judged in time, or math-verify failed on it (left unscored; training"
     " continues)"
 )
+# What is found in the value of a failure -> the remedy; the first counts.
 _REMEDIES = {
+    "^was not": (
+        "if it hangs (a pattern, a number that explodes), fix it; if it is slow, raise deadline_s"
+    ),
     "an('|no)t pickle|BrokenProcessPool": (
         "processes import what they are handed by its name: define it at the top of a file; a"
         ' script that spawns some begins its work under `if __name__ == "__main__":`'
     ),
     OTHER_ORDER: "return a list, or the Series after sort_index()",
+    "": "handle it in the function, return None where it does not apply, or let on_error be skip",
 }
 _DID: dict[type[Exception], str] = {
     DeadlineError: "was",
@@ -85,27 +83,10 @@ class RewardFailure(Exception):
     def error(self, name: str, where: str) -> RewardError:
         """The error to raise where it may not be skipped."""
         rule = "a reward function scores every completion in time; an exception never becomes 0"
-        others = (other for words, other in _REMEDIES.items() if re.search(words, self.value))
-        remedy = next(
-            others,
-            "handle it in the function, return None where it does not apply, or let on_error be"
-            " skip",
-        )
-        if not self.in_time:
-            remedy = (
-                "if it hangs (a pattern, a number that explodes), fix it; if it is slow, raise"
-                " deadline_s"
-            )
-        error = RewardError(f"{name} {self.value} {where}", rule=rule, remedy=remedy)
+        remedies = (own for words, own in _REMEDIES.items() if re.search(words, self.value))
+        error = RewardError(f"{name} {self.value} {where}", rule=rule, remedy=next(remedies))
         error.__cause__ = self.__cause__
         return error
-
-
-class Scored(NamedTuple):
-    """One function's scores of a batch."""
-
-    scores: list[float]  # NaN: did not apply, or failed
-    errors: dict[int, str]  # index of the completion -> what the function did
 
 
 class RewardExecutor:
@@ -136,12 +117,7 @@ class RewardExecutor:
         sent = {name: functions[name] for name, place in self.places.items() if place == WORKER}
         call = functools.partial(_call_one, sent)
         self._worker = Worker(call, modules=modules) if sent else None
-
-    @functools.cached_property
-    def _kept(self) -> contextlib.AbstractContextManager[None]:
-        from workbench.rewards.beside import ProcessState
-
-        return ProcessState()
+        self._kept = ProcessState()
 
     def __getitem__(self, name: str) -> Function:
         return self.functions[name]
@@ -168,8 +144,6 @@ class RewardExecutor:
         if takes_environments(self.functions[name]) and "environments" not in call:
             return Scored([math.nan] * len(call["completions"]), {})  # outside of a rollout
         if self.places[name] == AWAITED:
-            from workbench.rewards.beside import run_alone
-
             # A notebook's own event loop is running and cannot be entered again: use a thread's.
             with ThreadPoolExecutor(max_workers=1) as pool:
                 return pool.submit(run_alone, self.ascore(name, call)).result()
@@ -181,7 +155,7 @@ class RewardExecutor:
             result = self.call(name, call, self.deadline_s and self.deadline_s * share, quiet)
         except RewardFailure as error:
             return self._one_by_one(name, call, error, started)
-        scored = check_scores(name, result, call["prompts"], call["completions"], self.skip)
+        scored = check_scores(name, result, call, self.skip)
         unjudged = {index for index in self._unjudged if math.isnan(scored.scores[index])}
         scored.errors.update(dict.fromkeys(unjudged, UNJUDGED))
         return scored
@@ -190,10 +164,8 @@ class RewardExecutor:
         """`score` for a coroutine function. A judge's calls may cost: it is not called again, and
         the error names the batch.
         """
-        from workbench.rewards.beside import answer_of
-
         prompts, completions = call["prompts"], call["completions"]
-        own = _copies(_with_own_metrics(name, call))
+        own = copies(with_own_metrics(name, call))
         function = self.functions[name]
         # A judge has a deadline for each call; the batch's would cut its retries short.
         deadline_s = None if hasattr(beneath(function), "judge") else self.deadline_s
@@ -206,8 +178,8 @@ class RewardExecutor:
             late = isinstance(error.__cause__, Late)
             failure = RewardFailure(str(error), in_time=False) if late else _raised(error)
         else:
-            result = _unchanged(name, result, _changed(call, own))
-            return check_scores(name, result, prompts, completions, self.skip)
+            result = _unchanged(name, result, changed(call, own))
+            return check_scores(name, result, call, self.skip)
         count = len(completions)
         if self.skip:
             return Scored([math.nan] * count, dict.fromkeys(range(count), failure.value))
@@ -227,11 +199,11 @@ class RewardExecutor:
 
         RewardFailure if it raised or was not back in time, RewardError if it changed its inputs.
         """
-        self._unjudged, call = set(), _with_own_metrics(name, call)
+        self._unjudged, call = set(), with_own_metrics(name, call)
         if self._worker is not None and self.places[name] == WORKER:
             try:
                 result, changed, logged = self._worker(
-                    name, _picklable(call), follow, deadline_s=deadline_s, quiet=quiet
+                    name, picklable(call), follow, deadline_s=deadline_s, quiet=quiet
                 )
             except tuple(_DID) as error:
                 in_time = not isinstance(error, DeadlineError)
@@ -269,64 +241,61 @@ class RewardExecutor:
 
     def _one_by_one(self, name: str, call: Call, whole: RewardFailure, started: float) -> Scored:
         """Scores of the completions one by one, after their batch failed as a `whole`."""
-        prompts, completions = call["prompts"], call["completions"]
-        count = len(completions)
-        results, failures = self._alone(name, call, started) if count > 1 else ({}, {0: whole})
+        count = len(call["completions"])
+        alone = self._alone(name, call, started) if count > 1 else [whole]
+        failures = {at: own for at, own in enumerate(alone) if isinstance(own, RewardFailure)}
         if not failures and whole.in_time:
             raise whole.error(name, f"on a batch of {count} completions")
         # Without failures it was late as a batch, and no completion is to blame.
         if failures and not self.skip:
-            # one that raised goes before one that was late
-            index = min(failures, key=lambda index: (not failures[index].in_time, index))
-            failure, where = failures[index], quote(prompts[index], completions[index])
-            if whole.in_time or failure.in_time:
-                raise failure.error(name, f"on {where}")
-            if count > 1:
-                late = f"called one by one, {len(failures)} timed out; the first was"
-                where = f"{count} completions; {late} {where}"
-            value = f"was not back after {self.deadline_s:g} s"
-            raise RewardFailure(value, in_time=False).error(name, f"for {where}")
-        scored = Scored([math.nan] * count, {index: str(each) for index, each in failures.items()})
-        for index, result in results.items():
-            one = check_scores(name, result, [prompts[index]], [completions[index]], skip=True)
-            scored.scores[index] = one.scores[0]
+            raise self._blame(name, call, whole, failures)
+        scored = Scored([], {})
+        for index, own in enumerate(alone):
+            if index in failures:
+                one = Scored([math.nan], {0: failures[index].value})
+            else:
+                one = check_scores(name, own, single(call, index), skip=True)
+            scored.scores.extend(one.scores)
             if one.errors:
                 scored.errors[index] = one.errors[0]
         return scored
 
-    def _alone(
-        self, name: str, call: Call, started: float
-    ) -> tuple[dict[int, object], dict[int, RewardFailure]]:
-        """The function's result for each completion alone, and its failures, both by index."""
-        results: dict[int, object] = {}
-        failures: dict[int, RewardFailure] = {}
+    def _blame(
+        self, name: str, call: Call, whole: RewardFailure, failures: dict[int, RewardFailure]
+    ) -> RewardError:
+        # one that raised goes before one that was late
+        index = min(failures, key=lambda index: (not failures[index].in_time, index))
+        where = quote(call["prompts"][index], call["completions"][index])
+        if whole.in_time or failures[index].in_time:
+            return failures[index].error(name, f"on {where}")
+        if (count := len(call["completions"])) > 1:
+            late = f"called one by one, {len(failures)} timed out; the first was"
+            where = f"{count} completions; {late} {where}"
+        value = f"was not back after {self.deadline_s:g} s"
+        return RewardFailure(value, in_time=False).error(name, f"for {where}")
+
+    def _alone(self, name: str, call: Call, started: float) -> list[object]:
+        """What the function returned for each completion alone, or its `RewardFailure`."""
+        found: list[object] = []
         count = len(call["completions"])
         until = math.inf if self.deadline_s is None else started + self.deadline_s
         for index in range(count):
             left_s = until - time.monotonic()
             if left_s < -_GRACE_S:
-                failures[index] = RewardFailure("was not called: the batch's time was over", False)
+                found.append(RewardFailure("was not called: the batch's time was over", False))
                 continue
             # Each may take twice its share of the time that is left, so that half of them may hang.
             share_s = max(_SHORTEST_S, 2 * left_s / (count - index))
             try:
                 own = None if self.deadline_s is None else share_s
-                results[index] = self.call(name, single(call, index), own, quiet=True)
+                found.append(self.call(name, single(call, index), own, quiet=True))
             except RewardFailure as error:
-                failures[index] = error
                 if not error.in_time:
-                    value = f"{error.value}, its share of the batch's time"
-                    failures[index] = RewardFailure(value, in_time=False)
-                elif not self.skip:
+                    error = RewardFailure(f"{error.value}, its share of the batch's time", False)
+                found.append(error)
+                if error.in_time and not self.skip:
                     break
-        return results, failures
-
-
-def takes_environments(function: Function) -> bool:
-    """Whether it is handed the environments of its rollouts, which only a run has."""
-    with contextlib.suppress(TypeError, ValueError):
-        return "environments" in inspect.signature(function).parameters
-    return False
+        return found
 
 
 def _place(function: Function, keep_state: bool, modules: Sequence[ModuleType]) -> str:
@@ -355,28 +324,6 @@ def _place(function: Function, keep_state: bool, modules: Sequence[ModuleType]) 
     return WORKER
 
 
-def _with_own_metrics(function: str, call: Call) -> Call:
-    # What a function logs must not take the place of the trainer's own numbers, nor end the run
-    # steps later.
-    if "log_metric" not in call:
-        return call
-
-    def logged(name: str, value: Any) -> None:
-        try:
-            fits = not is_own(str(name)) and not isinstance(value, (str, bytes))
-            finite = math.isfinite(float(value))
-        except (TypeError, ValueError, OverflowError):
-            fits, finite = False, False
-        if not fits:
-            rule = "a function logs numbers, under names that neither TRL nor the workbench uses"
-            remedy = f"log a number, under another name: {function}/{str(name).rpartition('/')[2]}"
-            raise RewardError(f"{function} logs {name!r} = {value!r:.80}", rule=rule, remedy=remedy)
-        if finite:  # a mean of nothing is left out
-            call["log_metric"](name, value)
-
-    return {**call, "log_metric": logged}
-
-
 def _call_one(functions: dict[str, Function], name: str, call: Call, follow: bool) -> tuple:
     # In the worker. What the function logs is collected, and logged where the trainer is.
     logged: list[tuple[str, Sequence[object], dict]] = []
@@ -391,12 +338,12 @@ def _run(function: Function, call: Call, follow: bool, copied: bool = True) -> t
     """(What the function returned, or with `follow` its trace; the input that it changed, "" if it
     changed none).
     """
-    own = _copies(call) if copied else call
+    own = copies(call) if copied else call
     if follow:
         from workbench.rewards.tracing import traced
 
         return tuple(traced(function, map(completion_text, call["completions"]), **own)), ""
-    return plain_result(function(**own)), _changed(call, own) if copied else ""
+    return plain_result(function(**own)), changed(call, own) if copied else ""
 
 
 def _raised(error: Exception) -> RewardFailure:
@@ -411,116 +358,3 @@ def _unchanged(name: str, result: object, changed: str) -> object:
         remedy = f"work on a copy, messages and all: {changed} = copy.deepcopy({changed})"
         raise RewardError(f"{name} changed its input {changed!r}", rule=rule, remedy=remedy)
     return result
-
-
-def _copies(call: Call) -> Call:
-    own = {key: value if key in _OF_TRAINER else _copy(value) for key, value in call.items()}
-    if (state := call.get("trainer_state")) is not None:  # with it the trainer counts its steps
-        own["trainer_state"] = copy.copy(state)
-        vars(own["trainer_state"]).update(
-            {name: _copy(value) for name, value in vars(state).items()}
-        )
-    return own
-
-
-def _copy(value: object) -> object:
-    if isinstance(value, list):
-        deep = any(isinstance(item, (list, dict)) for item in value)
-        return [_copy(item) for item in value] if deep else list(value)
-    return {key: _copy(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def _changed(given: Call, own: Call) -> str:
-    for key, value in given.items():
-        # NaN is not equal to itself, and no change; arrays are not compared.
-        with contextlib.suppress(ValueError):
-            other = own.get(key)
-            if isinstance(value, list) and value != other and repr(value) != repr(other):
-                return key
-    return ""
-
-
-def _picklable(call: Call) -> Call:
-    sent = {key: None if key.startswith("log_") else value for key, value in call.items()}
-    sent.pop("environments", None)  # who takes them is called here
-    if (state := call.get("trainer_state")) is not None:
-        simple = (int, float, str)
-        kept = {key: value for key, value in vars(state).items() if isinstance(value, simple)}
-        sent["trainer_state"] = SimpleNamespace(**kept)
-    return sent
-
-
-def single(call: Call, index: int) -> Call:
-    """A batch's call for one of its completions."""
-    count = len(call["completions"])
-    one = {
-        key: [value[index]] if isinstance(value, list) and len(value) == count else value
-        for key, value in call.items()
-    }
-    if "log_extra" in one:  # the trainer's log takes whole batches only
-        one["log_extra"] = lambda *_, **__: None
-    return one
-
-
-def check_scores(
-    name: str,
-    result: Any,
-    prompts: Sequence[object],
-    completions: Sequence[object],
-    skip: bool = False,
-) -> Scored:
-    """What a reward function returned, as floats (None becomes NaN: "does not apply").
-
-    Raises RewardError, naming function, prompt and completion, unless there is one score or None
-    per completion that TRL can compute with; with `skip` that is the completion's failure instead.
-    A RewardError in a score's place is one, too.
-    """
-    rule = "a reward function returns a list with one score (or None) per completion, in order"
-    if result is None or isinstance(result, NO_LIST) or not hasattr(result, "__iter__"):
-        shown = f" {result!r}" if isinstance(result, (int, float, str)) else ""
-        kind = result.kind if isinstance(result, Foreign) else type(result).__name__
-        missing = "; is a `return` missing?" if result is None else ""
-        remedy = f"return [score for completion in completions]{missing}"
-        raise RewardError(f"{name} returned {kind}{shown}", rule=rule, remedy=remedy)
-    values = list(result)
-    if len(values) != len(completions):
-        value = f"{name} returned {len(values)} scores for {len(completions)} completions"
-        remedy = "score every completion, and use None where the function does not apply"
-        raise RewardError(value, rule=rule, remedy=remedy)
-    scored = Scored([], {})
-    for index, value in enumerate(values):
-        failed = value if isinstance(value, RewardError) else _unfit(value)
-        scored.scores.append(math.nan if failed or value is None else float(value))
-        if failed is None:
-            continue
-        scored.errors[index] = failed.value
-        if not skip:
-            value = f"{name} {failed.value} for {quote(prompts[index], completions[index])}"
-            raise RewardError(value, rule=failed.rule, remedy=failed.remedy) from failed
-    return scored
-
-
-def _unfit(value: Any) -> RewardError | None:
-    with contextlib.suppress(Exception):  # of whatever it is
-        number = not isinstance(value, (str, bytes))
-        if value is None or (number and abs(float(value)) <= LARGEST):
-            return None
-    try:
-        text = repr(value)
-    except ValueError:
-        text = f"a {type(value).__name__} of more than 4,300 digits"
-    text = text if len(text) <= 60 else f"{text[:57]}..."
-    return RewardError(
-        f"returned {text}",
-        rule=f"a score is None or a finite number, at most {LARGEST:g} in size: TRL computes"
-        " advantages in 32 bits",
-        remedy="correct the function for this completion, or bound its scores with min() and max()",
-    )
-
-
-def quote(prompt: Any, completion: object, limit: int = 200) -> str:
-    """A completion and its prompt, shortened for an error message."""
-    question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    text = completion_text(completion)
-    more = "…" if len(text) > limit else ""
-    return f"the completion {text[:limit]!r}{more} to the prompt {question[:limit]!r}"

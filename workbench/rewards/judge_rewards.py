@@ -8,7 +8,8 @@ from typing import Any
 from workbench.errors import RewardError
 from workbench.kinds import Function
 from workbench.rewards.answers import completion_text
-from workbench.rewards.judging import RUBRIC, Judge, Question, digest, spread_by_rank
+from workbench.rewards.judge_answers import spread_by_rank
+from workbench.rewards.judging import RUBRIC, Judge, Question, digest
 from workbench.rewards.library import Scorer, named
 
 

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import hashlib
-import inspect
-import json
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 import numpy as np
 
 from workbench.door import DEADLINE_S
-from workbench.errors import RecipeError, RewardError, TaskError, nearest
+from workbench.errors import RecipeError, RewardError, nearest
 from workbench.kinds import Fields, Function
 from workbench.rewards.answers import completion_text
+from workbench.rewards.calls import (
+    FROM_TRL,
+    Call,
+    before_training,
+    call_of,
+    check_signature,
+    lacks,
+    single,
+    takes_environments,
+)
 from workbench.rewards.chat_or_text import (
     InputFormat,
     convert_call,
@@ -32,19 +37,11 @@ from workbench.rewards.chat_or_text import (
     responses_parameter,
 )
 from workbench.rewards.code import Trace
-from workbench.rewards.execution import (
-    AWAITED,
-    FROM_TRL,
-    Call,
-    RewardExecutor,
-    Scored,
-    quote,
-    single,
-    takes_environments,
-)
+from workbench.rewards.execution import AWAITED, RewardExecutor
 from workbench.rewards.groups import batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
+from workbench.rewards.results import Part, Scored, quote, whole
 from workbench.rewards.right import right_under
 from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
 from workbench.shipped import loader
@@ -117,7 +114,7 @@ class RewardSuite:
         # what Arrow would change.
         self.aside: dict[str, list[object]] = {}
         self._formats: dict[str, InputFormat] = {}
-        self._pending = _Part({}, {}, {})  # of the functions of a batch that have answered
+        self._pending = Part({}, {}, {})  # of the functions of a batch that have answered
         # Where several processes score one batch: it is handed each one's own part, or error, and
         # returns those of all in order.
         self.gather: Callable[[Any], list[Any]] | None = None
@@ -178,10 +175,10 @@ class RewardSuite:
         part = self._pending
         part.scored[name], part.seconds[name] = scored, time.perf_counter() - started
         if len(part.scored) == len(self.names):
-            self._pending = _Part({}, {}, {})
+            self._pending = Part({}, {}, {})
             if self.gather is not None:
                 lists = {key: value for key, value in call.items() if isinstance(value, list)}
-                part = _whole(self.gather(part._replace(columns=lists)))
+                part = whole(self.gather(part._replace(columns=lists)))
             batch = self._join(call | part.columns, part.scored, part.seconds)
             if self.on_batch is not None:
                 self.on_batch(batch)
@@ -209,7 +206,7 @@ class RewardSuite:
 
     def _input_format(self, name: str, call: Call) -> InputFormat:
         if name not in self._formats and call["completions"]:
-            one = single(call, 0) | _before_training()
+            one = single(call, 0) | before_training()
             reads = self._formats[name] = detect_input_format(self.functions, name, one)
             given = "text" if isinstance(call["prompts"][0], str) else "chat"
             if reads.note and reads.format != given:
@@ -219,7 +216,7 @@ class RewardSuite:
 
     def input_formats(self, rows: Sequence[Row]) -> dict[str, InputFormat]:
         """How each function reads messages and plain text, tried on the first row."""
-        call = _call(rows[:1], [""], None)
+        call = call_of(rows[:1], [""], None)
         return {name: self._input_format(name, call) for name in self.names}
 
     def _join(
@@ -241,6 +238,10 @@ class RewardSuite:
         )
         self._check_in_32_bits(batch)
         return batch
+
+    def score_call(self, call: Call) -> ScoredBatch:
+        """What the trainer would make of TRL's call."""
+        return self._join(call, {name: self._score(name, call) for name in self.names}, {})
 
     def batch(
         self,
@@ -308,7 +309,7 @@ class RewardSuite:
         given: Fields | None = None,
     ) -> dict[str, Scored]:
         """`score` with each function's errors: function (of `names`; None: all) -> `Scored`."""
-        call = _call(rows, completions, completion_ids) | (given or {})
+        call = call_of(rows, completions, completion_ids) | (given or {})
         names = self.names if names is None else names
         return {name: self._score(name, call, quiet) for name in names}
 
@@ -316,7 +317,7 @@ class RewardSuite:
         """Which parts of a function these completions reach, and what it matched in them; None if
         that cannot be said.
         """
-        return self.functions.trace(name, self._converted(name, _call(rows, completions, None)))
+        return self.functions.trace(name, self._converted(name, call_of(rows, completions, None)))
 
     def rehearse(self, rows: Sequence[Row]) -> None:
         """Call every function once, on silence, words and an answer, before anything is loaded, so
@@ -337,7 +338,7 @@ class RewardSuite:
         names = [
             name
             for name in self.names
-            if not (known.needs_run(name) or _lacks(known[name], rows[0]))
+            if not (known.needs_run(name) or lacks(known[name], rows[0]))
         ]
         scored = self.score_each([row for row in rows[:2] for _ in range(4)], texts, names=names)
         if names == self.names and np.isnan([each.scores for each in scored.values()]).all():
@@ -354,161 +355,9 @@ class RewardSuite:
         every row.
         """
         for name in self.names if names is None else names:
-            function = self.functions[name]
-            if self.task.rollout_func and _lacks(function, rows[0]):
-                continue  # what else the rollout_func returns is handed over, too
-            for value, rule, remedy in _misfits(name, function, rows):
-                raise TaskError(f"{name} {value}", rule=rule, remedy=remedy)
-
-
-def _needed(function: Function) -> list[str]:
-    parameters = inspect.signature(function).parameters.values()
-    own = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    return [p.name for p in own if p.default is p.empty]
-
-
-def _keywords(row: Row) -> frozenset[str]:
-    return (FROM_TRL | set(row)) - {"prompt"}
-
-
-def _lacks(function: Function, row: Row) -> list[str]:
-    return [each for each in _needed(function) if each not in _keywords(row)]
-
-
-def _misfits(name: str, function: Function, rows: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
-    parameters = inspect.signature(function).parameters.values()
-    needed = _needed(function)
-    if missing := next(iter(_lacks(function, rows[0])), None):
-        columns = ", ".join(map(str, rows[0]))
-        rule = (
-            "a reward function gets `prompts`, `completions` and the dataset's columns, by keyword"
-        )
-        remedy = (
-            f"add a column {missing!r} to the rows, or rename the parameter to one that is there"
-        )
-        if f"{missing}s" in FROM_TRL:
-            remedy = (
-                f"rename the parameter to {missing}s: it is a list with one item per completion"
-            )
-        yield f"needs {missing!r}; the rows have the columns {columns}", rule, remedy
-    for column in sorted(set(needed) - FROM_TRL):
-        if empty := [number for number, row in enumerate(rows) if row.get(column) is None]:
-            value = (
-                f"needs {column!r}, and {len(empty)} rows have none (the first is row {empty[0]})"
-            )
-            remedy = "fill it in or leave those rows out; wb.check lists them"
-            yield value, "it reads that column of every row", remedy
-    for column, kind in getattr(function, "json_columns", {}).items():
-        for number, row in enumerate(rows):
-            with contextlib.suppress(TypeError, ValueError, RecursionError):
-                if isinstance(json.loads(row[column]), kind):
-                    continue
-            example = json.dumps({"label": str(row[column])[:40]}, ensure_ascii=False)
-            value = f"needs JSON text in {column!r}, and row {number} has {row[column]!r:.80}"
-            remedy = (
-                f"write an object there, such as {example}, or compare the word in your own"
-                " function"
-            )
-            yield value, "it reads that column of every row as JSON", remedy
-    by_keyword = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    extra = sorted(_keywords(rows[0]) - by_keyword)
-    if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        rule = "TRL passes every column, and a few objects besides, by keyword"
-        remedy = f"end its signature with **kwargs: def {name}(completions, **kwargs)"
-        yield f"does not accept {extra[0]!r}", rule, remedy
-
-
-def score(
-    task: Task | str | Path | Function | Sequence[Function],
-    row: Row | str | Sequence[Row],
-    completions: Sequence[Any],
-    weights: dict[str, float] | None = None,
-    scale_rewards: str | bool = "group",
-) -> ScoredBatch:
-    """Score completions by hand, as training would: each function's scores, the totals and the
-    advantages.
-
-    Args:
-        task: a task, its name or file; or reward functions alone, one or several (models, and names
-            of models, in a list).
-        row: the prompt's row (`prompt` and the columns that the functions read), or just the
-            prompt, as a text or as chat messages; or several of either.
-        completions: of the one prompt, which are one group; with several rows a list for each, all
-            of one length. Texts, or what `sample` returned, whose tokens, turns and environments
-            the functions then see.
-        weights: by function name, where they differ from the task's.
-        scale_rewards: what an advantage is divided by: "group", "batch" or "none".
-
-    Raises:
-        TaskError: if a function lacks a column, or the task cannot be loaded.
-        RewardError: if a function fails: the error names it and the completion.
-
-    >>> wb.score(wb.rewards.correctness_reward, {"prompt": "6 * 7?", "answer": "42"}, ["<answer>42</answer>", "42"]).totals
-    array([2., 0.])
-    """  # noqa: E501
-    if isinstance(completions, str):
-        rule = "completions are a list: the group of one prompt"
-        raise RewardError(f"completions = {completions!r}", rule=rule, remedy="put it in a list")
-    # One prompt as chat messages stands where several rows could stand as well.
-    chat = len(row) and all(
-        isinstance(each, dict) and "role" in each and "prompt" not in each for each in row
-    )
-    one = chat or isinstance(row, (str, dict))
-    groups = [completions] if one else [list(group) for group in completions]
-    rows = [
-        each if isinstance(each, dict) else {"prompt": each} for each in ([row] if one else row)
-    ]
-    sizes = sorted({len(group) for group in groups})
-    if len(rows) != len(groups) or len(sizes) != 1 or not sizes[0]:
-        lengths = " or ".join(map(str, sizes)) or "none"
-        raise RewardError(
-            f"{len(rows)} rows with completions for {len(groups)}, {lengths} each",
-            rule="each row has its list of completions, all equally long and none empty",
-            remedy="give as many completions for each prompt",
-        )
-    if not isinstance(task, (str, Path, Task)):
-        functions = list(task) if isinstance(task, Sequence) else [task]
-        task = Task("by hand", rows=rows, reward_funcs=functions)
-    task = loader().load_task(task)
-    suite = RewardSuite(task, sizes[0], weights, scale_rewards)
-    suite.check_signatures(rows)
-    flat = [each for group in groups for each in group]
-    texts = [getattr(each, "text", each) for each in flat]
-    ids = [each.ids for each in flat] if all(hasattr(each, "ids") for each in flat) else None
-    call = _call([each for each in rows for _ in range(sizes[0])], texts, ids)
-    played = all(hasattr(each, "messages") for each in flat)
-    call |= call_of_rollouts(flat) if played else {}
-    with contextlib.closing(suite):
-        scored = {name: suite._score(name, call) for name in suite.names}
-    batch = suite._join(call, scored, {})
-    if played:
-        lengths = np.array([each.length_tokens for each in flat])
-        turns = [each.turns for each in flat]
-        batch = dataclasses.replace(batch, completions=texts, lengths=lengths, turns=turns)
-    return batch
-
-
-def call_of_rollouts(rollouts: Sequence[Any]) -> Fields:
-    """What TRL's call has of rollouts that were played: messages, and environments."""
-    return {
-        "completions": [each.messages for each in rollouts],
-        "environments": [each.environment for each in rollouts],
-    }
-
-
-def _call(
-    rows: Sequence[Row], completions: Sequence[str], completion_ids: Sequence[list[int]] | None
-) -> Fields:
-    prompts = [row["prompt"] for row in rows]
-    written = [
-        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-        for prompt, text in zip(prompts, completions, strict=True)
-    ]
-    keys = [key for key in (rows[0] if len(rows) else ()) if key != "prompt"]
-    columns = {key: [row.get(key) for row in rows] for key in keys}
-    ids = list(completion_ids or [list(text.encode("utf-8", "replace")) for text in completions])
-    given = {"prompts": prompts, "completions": written, "completion_ids": ids}
-    return given | columns | _before_training()
+            # what else a rollout_func returns is handed over, too
+            if not (self.task.rollout_func and lacks(self.functions[name], rows[0])):
+                check_signature(name, self.functions[name], rows)
 
 
 def _weights(task: Task, given: dict[str, float]) -> list[float]:
@@ -528,42 +377,3 @@ def _weights(task: Task, given: dict[str, float]) -> list[float]:
         value, rule = f"all {len(names)} are 0", "the reward is the weighted sum of the functions"
         remedy = "give a function a weight"
     raise RecipeError(f"reward_weights: {value}", rule=rule, remedy=remedy)
-
-
-class _Part(NamedTuple):
-    """What one process has of a batch."""
-
-    columns: Call  # lists with one value per completion
-    scored: dict[str, Scored]  # by function
-    seconds: dict[str, float]  # by function
-
-
-def _whole(parts: Sequence[_Part]) -> _Part:
-    # One batch of the equally large parts of all processes: a group may lie across two. A step
-    # waits for the slowest.
-    size = len(parts[0].columns["completions"])
-    columns = {
-        key: [value for part in parts for value in part.columns[key]] for key in parts[0].columns
-    }
-    whole = _Part(columns, {}, {})
-    for name in parts[0].scored:
-        own = [part.scored[name] for part in parts]
-        errors = {
-            number * size + index: why
-            for number, each in enumerate(own)
-            for index, why in each.errors.items()
-        }
-        whole.scored[name] = Scored([score for each in own for score in each.scores], errors)
-        whole.seconds[name] = max(part.seconds[name] for part in parts)
-    return whole
-
-
-def _before_training() -> Call:
-    # What a function may ask of these before there is a trainer: the step, and two calls that go
-    # nowhere.
-    state = SimpleNamespace(global_step=0, max_steps=1, epoch=0.0)
-    return {"trainer_state": state, **dict.fromkeys(("log_extra", "log_metric"), _ignore)}
-
-
-def _ignore(*_: object, **__: object) -> None:
-    pass

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import importlib
 import io
-import itertools
 import json
 import linecache
 import os
@@ -31,8 +30,8 @@ from types import ModuleType
 from typing import Any
 
 from workbench.door import door, names_kept, said
-from workbench.errors import RewardError
 from workbench.kinds import Function
+from workbench.rewards.as_data import Foreign, sendable
 from workbench.shipped import TASK_FILES
 from workbench.workspace import encodable
 
@@ -43,7 +42,6 @@ START_S = 60.0  # for the imports of a fresh process
 # all
 MEMORY_GB = 8
 LONGEST_OUTPUT = 20_000  # characters of printed text that are passed on from one call
-OTHER_ORDER = "it returned a Series whose index is not 0, 1, 2, ..."
 _WORKER_MARK = "_WORKBENCH_WORKER"
 _SERVER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from workbench.rewards import worker;"
@@ -217,16 +215,6 @@ def _end(process: subprocess.Popen, control: Connection, pids: list[int]) -> Non
 
 
 # -- what comes back: read as data, for what the target put there must run nothing where it is read
-# -------------------
-class Foreign(str):
-    """Stands in an answer for a value that is not data: its printed form, and its type."""
-
-    kind: str
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 class _AsData(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (Foreign.__module__, Foreign.__name__):
@@ -244,60 +232,6 @@ def _answer(link: Connection, kinds: tuple[type, ...]) -> Any:
         raise
     except Exception as error:  # bytes that are no pickle: of any kind
         raise pickle.UnpicklingError(f"{type(error).__name__}: {error}") from None
-
-
-def sendable(value: Any) -> Any:
-    """A copy made of numbers, texts, bytes, None, and lists, dicts and sets of them; anything else
-    as a number, or `Foreign`.
-    """
-    kind = type(value)
-    if kind in (int, float, bool, str, bytes, type(None), Foreign):
-        return value
-    if kind in (list, tuple, set, frozenset):
-        return kind(map(sendable, value))
-    if kind is dict:
-        return {sendable(key): sendable(item) for key, item in value.items()}
-    with contextlib.suppress(Exception):
-        if isinstance(value, (str, bytes)):
-            return str(value) if isinstance(value, str) else bytes(value)
-        return float(value)
-    try:
-        foreign = Foreign(repr(value)[:200])
-    except Exception:
-        foreign = Foreign(f"a {kind.__name__}")
-    foreign.kind = kind.__name__
-    return foreign
-
-
-# what can be gone through, and is not one score per completion in order
-NO_LIST = (dict, str, bytes, set, frozenset)
-_MOST_VALUES = 1_000_000
-
-
-def plain_result(result: Any) -> Any:
-    """What a function returned, with tensors, arrays and generators as lists of Python values (at
-    most a million). ValueError: a Series in another order than the completions.
-    """
-    dimensions = getattr(result, "ndim", 1)
-    if isinstance(result, NO_LIST) or not hasattr(result, "__iter__") or not dimensions:
-        return _as_python(result)
-    if dimensions == 2 and result.shape[1] == 1:
-        result = result.reshape(-1)
-    if hasattr(index := getattr(result, "index", None), "tolist"):
-        order = index.tolist()
-        if order != [*range(len(order))]:
-            raise ValueError(f"{OTHER_ORDER} but {str(order)[:60]}")
-    values = itertools.islice(result, _MOST_VALUES)
-    return [
-        each if isinstance(each, RewardError) else sendable(_as_python(each)) for each in values
-    ]
-
-
-def _as_python(value: Any) -> Any:
-    if not hasattr(value, "tolist"):
-        return value
-    own = value.tolist()  # a model's head returns its one score in a row
-    return own[0] if isinstance(own, list) and len(own) == 1 else own
 
 
 def packed(target: object, modules: Sequence[ModuleType] = ()) -> bytes:

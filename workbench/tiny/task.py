@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.data.sources import Source
-from workbench.rewards import library
+from workbench.rewards import library, shaping
 from workbench.task import Row, Task
 
 LIMIT = 100  # operands run from 0 to 99
@@ -25,8 +25,8 @@ REWARD_FUNCS = (
     library.correctness_reward,
     library.strict_format_reward,
     library.incremental_format_reward,
-    library.length_reward,
-    library.style_reward,
+    shaping.length_reward,
+    shaping.style_reward,
 )
 
 

@@ -21,8 +21,9 @@ from workbench.data.rendering import (
 from workbench.data.template import TemplateCard, template_card
 from workbench.kinds import Fields, Model, Prompt, Tensor, Tokenizer
 from workbench.progress import count_line
+from workbench.rewards.calls import call_of_rollouts
 from workbench.rewards.right import right_under
-from workbench.rewards.suite import RewardSuite, call_of_rollouts
+from workbench.rewards.suite import RewardSuite
 from workbench.run.turns import turns_to_text
 from workbench.task import Row, Task
 from workbench.tasks.loading import load_task
