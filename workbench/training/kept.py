@@ -38,7 +38,7 @@ from workbench.run.differences import flat
 from workbench.training import settings as settings_of
 from workbench.training.plan import Plan
 from workbench.training.policy import trainer_classes
-from workbench.training.prepare import taken_together
+from workbench.training.settings.building import taken_together
 from workbench.training.settings.device import Machine
 from workbench.training.settings.in_force import defaults_of
 from workbench.workspace import replace_file

@@ -19,7 +19,6 @@ from workbench.run.directory import RunDirectory, open_run
 from workbench.run.metrics import LEARNING_RATE
 from workbench.task import Row, Task
 from workbench.training import around, resuming
-from workbench.training import settings as settings_of
 from workbench.training.attach import attach, go_on
 from workbench.training.loading import hold_reference
 from workbench.training.manifest import (
@@ -32,7 +31,9 @@ from workbench.training.manifest import (
 from workbench.training.plan import Plan, Stage
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
-from workbench.training.prepare import prepare, settled, taken_together
+from workbench.training.prepare import prepare, settled
+from workbench.training.replaced import replace as replace_method
+from workbench.training.replaced import replaces
 from workbench.training.resuming import (
     STATE_FILES,
     Point,
@@ -41,6 +42,7 @@ from workbench.training.resuming import (
     load_adapter,
     lost_since,
 )
+from workbench.training.settings.building import build, taken_together
 from workbench.training.staged import Made
 from workbench.training.watchers import Watchers
 from workbench.workspace import replace_folder
@@ -119,8 +121,7 @@ def train(
     """  # noqa: E501
     from workbench.training.kept import asked_anew
 
-    memory = around.memory_feature(estimates=False)
-    plan = asked_anew(lambda: prepare(recipe, task, policy=policy, memory=memory))
+    plan = asked_anew(lambda: prepare(recipe, task, policy=policy))
     trainer = make_trainer(plan, policy or load_policy(plan))
     run = attach(trainer, plan, watchers=watchers, runs=runs)
     trainer.train()
@@ -178,8 +179,7 @@ def continue_run(
     if not steps and run.result()["status"] != "finished" and _all_trained(recipe, point):
         # whatever became of the task since
         return processes.in_main(lambda: _finished(run, point, take_over))
-    memory = around.memory_feature(estimates=False)
-    plan = prepare(recipe, task, policy=policy, run=run, memory=memory)
+    plan = prepare(recipe, task, policy=policy, run=run)
     if steps:
         _add_steps(run, plan, recipe, steps)
     left = tuple(stage for stage in plan.stages if _unfinished(stage, point))
@@ -231,7 +231,7 @@ def continue_run(
         found["processes"] = processes.count()
         run.update_manifest(**found)
         news = _news(run, point, changed, left[-1], reached)
-        go_on(run, trainer, point, watchers, news + around.lines("resumes", recipe, point, before))
+        go_on(run, trainer, point, watchers, news + around.resume_lines(recipe, point, before))
         told = {
             "accepted": changed.refused,
             "shown": changed.shown,
@@ -304,11 +304,9 @@ def build_config(
 
     suite, settings = stage.scored_by[1], {**stage.settings, "report_to": "none"}
     cuda = torch.cuda.is_available()
-    own: Fields = config_overrides(policy.backend_name, policy.compute_dtype, settings, cuda=cuda)
-    own |= {"output_dir": str(folder), "seed": stage.recipe.seed}
-    own |= {"reward_weights": list(suite.weights), "disable_tqdm": True}  # watchers show progress
-    with taken_together():
-        config = settings_of.built(config_class, settings, **own)
+    settings |= config_overrides(policy.backend_name, policy.compute_dtype, settings, cuda=cuda)
+    weights, seed = list(suite.weights), stage.recipe.seed
+    config = build(config_class, settings, folder, seed, reward_weights=weights).config
     if config.n_gpu > 1:
         # or transformers would train on all at once, with a batch and a loss so many times as large
         config._n_gpu = 1
@@ -318,6 +316,7 @@ def build_config(
     return config
 
 
+@replaces("create_model_card")
 def build_trainer(
     trainer_class: type, config: object, stage: Stage, policy: Policy
 ) -> tuple[Trainer, list[str]]:
@@ -348,7 +347,7 @@ def build_trainer(
     trainer.remove_callback(PrinterCallback)
     # A form that nobody has filled in, and that asks trackers for their addresses at every
     # checkpoint.
-    trainer.create_model_card = lambda *_, **__: None
+    replace_method(trainer, "create_model_card", lambda *_, **__: None)
     # TRL's reference is a frozen copy of the adapter as the stage finds it; Unsloth's is the base
     # model. One meaning for both, for every stage and for a run that goes on.
     own = stage.recipe.policy
@@ -392,9 +391,7 @@ def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     for what in [*lost_since(run, point), *resuming.doubled(run)]:
         print(f"WARNING: {what}")
     run.reopen(point.step, take_over)
-    result = run.result()
-    for late in around.asked("late_result", run):
-        result |= late
+    result = run.result() | around.late_results(run)
     ignored = shutil.ignore_patterns(*STATE_FILES)
     try:
         with run.writing(), replace_folder(run.final) as folder:

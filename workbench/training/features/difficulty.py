@@ -8,7 +8,7 @@ from pathlib import Path
 from workbench.data.difficulty import load_profile, row_key
 from workbench.errors import DataError
 from workbench.health.rung import which_rung
-from workbench.training.feature import Asked, Feature
+from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.loading import adapter_named
 
 
@@ -20,13 +20,13 @@ class MeasuredDifficulty(Feature):
     key = "difficulty"
 
     @classmethod
-    def plan(cls, asked: Asked) -> list[str]:
+    def plan(cls, asked: Asked) -> Planned:
         if asked.task is None or not asked.task.source:
-            return []
+            return Planned()
         try:
             profile = load_profile(Path(asked.task.source).with_name("difficulty.jsonl"))
         except DataError:  # there is none, or it is something else of that name
-            return []
+            return Planned()
         keys = set(map(row_key, asked.task.rows))  # of those that are trained on
         solved = {key: one for key, one in profile.solved.items() if key in keys}
         profile = replace(profile, solved=solved or profile.solved)
@@ -41,4 +41,4 @@ class MeasuredDifficulty(Feature):
             size = asked.stages[0].planned.num_generations
             rung = which_rung(profile, num_generations=size, ideal=asked.task.ideal is not None)
             lines.append(rung.words.replace("\n", "; "))
-        return lines
+        return Planned(lines)
