@@ -25,9 +25,10 @@ from workbench.run.machine import environment
 from workbench.task import Task, load_task
 from workbench.training import around
 from workbench.training import settings as settings_of
+from workbench.training.building import Built, build
 from workbench.training.feature import Asked
-from workbench.training.loading import (
-    find_model,
+from workbench.training.loading import find_model
+from workbench.training.measuring import (
     measure_of,
     measuring,
     sampled_besides,
@@ -39,7 +40,6 @@ from workbench.training.policy import grpo_config
 from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
 from workbench.training.resuming import begun_task
 from workbench.training.settings.algorithms import ALGORITHMS
-from workbench.training.settings.building import Built, build
 from workbench.training.settings.device import Machine, asks_for_vllm
 from workbench.training.settings.in_force import Row
 from workbench.training.settings.values import ENVIRONMENT

@@ -111,7 +111,7 @@ class Session:
         and raised.
         """
         # all of it: an Interrupt that comes while something is being saved must not lose it
-        with self.control.graceful():
+        with self.control.interrupts.graceful():
             return self._recorded(*args, **kwargs)
 
     def _recorded(self, *args: object, **kwargs: object) -> object:

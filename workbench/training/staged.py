@@ -13,9 +13,9 @@ from workbench import processes
 from workbench.errors import RunError
 from workbench.kinds import Fields, Model, Trainer, TrainerControl, TrainerState
 from workbench.run.directory import RunDirectory
-from workbench.training.loading import random_states
 from workbench.training.plan import ONLY_STAGE, Plan, Stage
 from workbench.training.policy import Policy
+from workbench.training.randomness import random_states
 from workbench.training.replaced import replaces
 from workbench.training.resuming import (
     Point,

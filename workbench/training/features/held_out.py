@@ -37,7 +37,7 @@ from workbench.run.metrics import HELD_OUT
 from workbench.run.sealed import saved_with
 from workbench.task import Row, Task
 from workbench.training.feature import Asked, Feature, Planned, Watched
-from workbench.training.loading import random_kept
+from workbench.training.randomness import random_kept
 from workbench.training.resuming import check_finite, save_adapter
 from workbench.training.sampling import as_trained, scored_groups
 from workbench.workspace import replace_folder

@@ -199,7 +199,7 @@ class Generation:
         from transformers import GenerationConfig
 
         from workbench.training.features.generation.decoding import NotNumbers, Unsupported, decoder
-        from workbench.training.loading import put_back, random_states
+        from workbench.training.randomness import put_back, random_states
 
         states, reason, output = random_states(), None, None
         known = {"input_ids", "attention_mask", "generation_config", *GenerationConfig().to_dict()}
