@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import os
 import subprocess
@@ -15,6 +16,7 @@ import workbench.training
 from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.training.around import kinds
+from workbench.training.playing import trainer_parts
 from workbench.training.policy import load_policy
 from workbench.training.prepare import prepare
 from workbench.training.replaced import OWNERS, replace
@@ -80,6 +82,7 @@ def assigned_in_the_sources() -> set[str]:
 
 def test_every_method_that_is_replaced_is_registered_where_that_is_done(trainer):
     by_features = {name for kind in kinds() for name in kind.around(_Bare(), trainer)}
+    importlib.import_module("workbench.training.theirs")  # which attach imports
     # If less is found than is known to be replaced, it is the search that is broken.
     assert {"_compute_loss", "get_off_policy_mask"} <= by_features <= set(OWNERS)
     assert {"train", "_save_checkpoint", "create_scheduler", "_calculate_rewards"} <= set(OWNERS)
@@ -93,6 +96,11 @@ def test_a_method_that_nobody_registered_is_not_replaced(trainer):
     with pytest.raises(LookupError, match="log"):
         replace(trainer, "log", print)
     assert "log" not in vars(trainer)
+
+
+def test_what_rollouts_outside_a_trainer_are_given_is_what_a_trainer_has(trainer):
+    parts = trainer_parts(load_policy("tiny"), arithmetic(4, 2))
+    assert [name for name in parts if not hasattr(trainer, name)] == []
 
 
 class _Bare:

@@ -243,13 +243,3 @@ def put_on(model: Any, adapter: str | Path) -> None:
     if unfit:
         what = f"adapter {shown(folder)}: {unfit[0]} does not fit this model"
         raise PolicyError(what, rule=rule, remedy=remedy)
-
-
-def hold_reference(model: Any, adapter: str | None) -> None:
-    """Make KL measured from a trained adapter, a frozen copy of which goes onto the model under
-    TRL's own name; None: from the model without an adapter, as where there is no such copy.
-    """
-    if "ref" in model.peft_config:  # TRL's: what this stage found, which is neither
-        model.delete_adapter("ref")
-    if adapter is not None:
-        model.load_adapter(find_adapter(adapter), "ref", torch_device="cpu")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from workbench.errors import RecipeError
 from workbench.kinds import Fields, Trainer, TrainingArguments
 from workbench.task import Row
-from workbench.training.adapters import hold_reference
+from workbench.training.loading import find_adapter
 from workbench.training.plan import Stage
 from workbench.training.policy import Policy
 from workbench.training.precision import adapter_in_float32, config_overrides
@@ -172,3 +172,13 @@ def _for_arrow(rows: list[Row]) -> tuple[list[Row], dict[str, list[Any]]]:
         if not same:
             aside[name] = values
     return [{**row, **dict.fromkeys(aside, number)} for number, row in enumerate(rows)], aside
+
+
+def hold_reference(model: Any, adapter: str | None) -> None:
+    """Make KL measured from a trained adapter, a frozen copy of which goes onto the model under
+    TRL's own name; None: from the model without an adapter, as where there is no such copy.
+    """
+    if "ref" in model.peft_config:  # TRL's: what this stage found, which is neither
+        model.delete_adapter("ref")
+    if adapter is not None:
+        model.load_adapter(find_adapter(adapter), "ref", torch_device="cpu")

@@ -2,8 +2,7 @@
 
 Through one of two backends: Unsloth's `FastLanguageModel`, or plain transformers with PEFT
 (`plain.py`). unsloth patches trl, transformers and peft when it is imported, so with it every
-module that needs one of them in a training process goes through here first; with the plain backend
-it is not imported at all.
+module that needs one of them in a training process goes through here first.
 """
 
 from __future__ import annotations
@@ -66,9 +65,8 @@ class Policy:
             stored = f"NF4 in {layers} Linear4bit layers, computing in {self.compute_dtype}"
         trains = "with a trained adapter, frozen"
         if self.trainable:
-            trains = (
-                f"LoRA trains {_count(self.trainable)} ({self.trainable / self.parameters:.1%})"
-            )
+            share = self.trainable / self.parameters
+            trains = f"LoRA trains {_count(self.trainable)} ({share:.1%})"
         where = f"on {self.device} through {self.backend}"
         parts = [f"{self.name}: {_count(self.parameters)} parameters, {stored}, {where}", trains]
         if self.fast_inference:
@@ -86,9 +84,8 @@ class Policy:
     def found(self) -> Fields:
         """What the manifest records."""
         left_out = ("model", "tokenizer", "load_s", "gradient_checkpointing")
-        return {name: value for name, value in vars(self).items() if name not in left_out} | {
-            "base": self.base()
-        }
+        kept = {name: value for name, value in vars(self).items() if name not in left_out}
+        return kept | {"base": self.base()}
 
     @contextlib.contextmanager
     def generating(self, *, base: bool = False) -> Generator[Any]:
@@ -165,7 +162,7 @@ def load_policy(
     asked = recipe.policy
     name, loads = asked.name, _BACKENDS[asked.backend]
     source = loading.find_model(name)
-    # While libraries are imported, and the same files are read to load it.
+    # while libraries are imported
     base = loading.base_summed(source) if trained is None else dict
     version = loads.version()  # imports what must come before trl, transformers and peft
     if asked.backend == "transformers":
@@ -305,8 +302,7 @@ def _check_backend(backend: str) -> None:
 
 
 def _check_not_replaced() -> None:
-    # On a CPU unsloth leaves TRL's trainer and the models as they are, and both backends can share
-    # a process.
+    # On a CPU unsloth leaves TRL's trainer as it is, and both backends can share a process.
     if "unsloth" in sys.modules:
         import trl
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from workbench import processes
 from workbench.errors import DataError, PolicyError, WorkbenchError
@@ -26,7 +26,7 @@ from workbench.task import Task, load_task
 from workbench.training import around
 from workbench.training import settings as settings_of
 from workbench.training.building import Built, build
-from workbench.training.feature import Asked
+from workbench.training.feature import Asked, Planned
 from workbench.training.loading import find_model
 from workbench.training.measuring import (
     measure_of,
@@ -78,17 +78,20 @@ def prepare(
 
     recipe, of_adapter = _begun(recipe_of(recipe), run)
     backend, of_extras = _loadable(recipe, policy)
-    found = _Found(recipe, task)
-    if with_task and task is None:
-        found = _with_task(recipe, policy, run, shown)
+    found, unread = Planned(), []
+    if task is None and with_task:
+        if run is None:
+            found = around.planned(Asked(recipe, policy=policy))
+        recipe = found.changes or recipe
+        task, unread = _task(recipe, run, shown)
     config_class = grpo_config(backend)
     fields = settings_of.field_names(config_class)
-    recipe, renamed = settings_of.with_new_names(found.recipe, fields)
+    recipe, renamed = settings_of.with_new_names(recipe, fields)
     settings_of.check_lora(recipe.lora)
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
-    stages = planned_stages(recipe, found.task, config_class, machine, run)
+    stages = planned_stages(recipe, task, config_class, machine, run)
     steps = sum(stage.steps for stage in stages) if recipe.stages else stages[0].steps
-    planned = around.planned(Asked(recipe, found.task, stages, steps, run, policy, shown, vram_gb))
+    planned = around.planned(Asked(recipe, task, stages, steps, run, policy, shown, vram_gb))
     for stage in stages:
         _rehearse(stage)
     stages, measured = _measured(recipe, stages, policy, shown)
@@ -102,26 +105,15 @@ def prepare(
     for stage in stages if recipe.stages else ():  # for what the libraries warn of
         heard += _built(config_class, stage.recipe, stage.settings, machine, backend).heard
     notes = [
-        *renamed, *found.sought, *settings_of.stages_decide(recipe), *_of_stages(stages),
-        *found.unread, *measured, *planned.lines, *of_shape, *chosen, *of_adapter,
-        *_warned(found.task), *dict.fromkeys(heard), *of_extras, *one_gpu(backend, machine),
+        *renamed, *found.lines, *settings_of.stages_decide(recipe), *_of_stages(stages),
+        *unread, *measured, *planned.lines, *of_shape, *chosen, *of_adapter,
+        *_warned(task), *dict.fromkeys(heard), *of_extras, *one_gpu(backend, machine),
         *settings_of.check_in_force(given, built), *_never_saved(recipe, settings, steps),
         *_from_outside(recipe, backend, settings),
     ]  # fmt: skip
     words = ". ".join(around.generation_lines(stages, machine, shape))
     rows = _rows(recipe, stages, given, built)
-    return Plan(
-        recipe, found.task, machine, tuple(stages), settings, tuple(notes), words, rows, estimate
-    )
-
-
-class _Found(NamedTuple):
-    """A recipe with its task."""
-
-    recipe: Recipe  # with what features found out
-    task: Task | None  # None: its hub cannot be reached, or it is not looked at
-    sought: Sequence[str] = ()  # lines of what was found out
-    unread: Sequence[str] = ()  # lines on what was not
+    return Plan(recipe, task, machine, tuple(stages), settings, tuple(notes), words, rows, estimate)
 
 
 def _loadable(recipe: Recipe, policy: Policy | None) -> tuple[str, list[str]]:
@@ -134,16 +126,11 @@ def _loadable(recipe: Recipe, policy: Policy | None) -> tuple[str, list[str]]:
     return backend, without_extras(recipe)
 
 
-def _with_task(
-    recipe: Recipe, policy: Policy | None, run: RunDirectory | None, offline: bool
-) -> _Found:
+def _task(recipe: Recipe, run: RunDirectory | None, offline: bool) -> tuple[Task | None, list[str]]:
     if run is not None:
-        return _Found(recipe, begun_task(run, recipe))
-    found = around.planned(Asked(recipe, policy=policy))
-    recipe = found.changes or recipe
+        return begun_task(run, recipe), []
     missed = "its prompts were neither counted nor measured"
-    task, unread = _reached(lambda: load_task(recipe.task), missed, offline)
-    return _Found(recipe, task, found.lines, unread)
+    return _reached(lambda: load_task(recipe.task), missed, offline)
 
 
 def _rehearse(stage: Stage) -> None:
