@@ -35,15 +35,23 @@ class Built(NamedTuple):
 
 
 def build(
-    config_class: type, given: Fields, folder: str | Path, seed: int, **more: object
+    config_class: type,
+    settings: Fields,
+    folder: str | Path,
+    *,
+    backend: str,
+    computes: str | None,
+    cuda: bool,
+    **more: object,
 ) -> Built:
-    """A GRPOConfig of what `normalised` gives, in which `scale_rewards` is as requested.
+    """A GRPOConfig of what `normalised` gives and the device needs, in which `scale_rewards` is as
+    requested.
 
     Unsloth's class turns "group" into "none" where loss_type is "dr_grpo", even if it was
     requested, and the advantages recorded would not be those trained on.
     """
-    # watchers show progress
-    own: Fields = {"output_dir": str(folder), "seed": seed, "disable_tqdm": True}
+    given = settings | config_overrides(backend, computes, settings, cuda=cuda)
+    own: Fields = {"output_dir": str(folder), "disable_tqdm": True}  # watchers show progress
     with taken_together() as heard:
         config = config_class(**{**given, "scale_rewards": "none"}, **own, **more)
     config.scale_rewards = plain_setting("scale_rewards", given["scale_rewards"])
@@ -94,10 +102,16 @@ def build_config(
     import torch
 
     suite, settings = stage.scored_by[1], {**stage.settings, "report_to": "none"}
-    cuda = torch.cuda.is_available()
-    settings |= config_overrides(policy.backend_name, policy.compute_dtype, settings, cuda=cuda)
-    weights, seed = list(suite.weights), stage.recipe.seed
-    config = build(config_class, settings, folder, seed, reward_weights=weights).config
+    _, config, _ = build(
+        config_class,
+        settings,
+        folder,
+        backend=policy.backend_name,
+        computes=policy.compute_dtype,
+        cuda=torch.cuda.is_available(),
+        seed=stage.recipe.seed,
+        reward_weights=list(suite.weights),
+    )
     if config.n_gpu > 1:
         # or transformers would train on all at once, with a batch and a loss so many times as large
         config._n_gpu = 1

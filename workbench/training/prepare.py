@@ -37,7 +37,7 @@ from workbench.training.measuring import (
 )
 from workbench.training.plan import Memory, Plan, Stage
 from workbench.training.policy import grpo_config
-from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
+from workbench.training.precision import choose_dtype, unsloths_choice
 from workbench.training.resuming import begun_task
 from workbench.training.settings.algorithms import ALGORITHMS
 from workbench.training.settings.device import Machine, asks_for_vllm
@@ -348,9 +348,9 @@ def _built(
     # The config that will be trained with, as far as is known before the policy is loaded.
     dtype, cuda = recipe.policy.dtype, machine.cuda
     computes, _ = choose_dtype(dtype, backend, cuda=cuda, bf16=machine.bf16)
-    needed = config_overrides(backend, computes, settings, cuda=cuda)
+    how: Fields = {"backend": backend, "computes": computes, "cuda": cuda, "seed": recipe.seed}
     with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
-        made = build(config_class, {**settings, **needed}, scratch, recipe.seed)
+        made = build(config_class, settings, scratch, **how)
     if cuda and backend == "unsloth":  # its trainer decides, when it is made
         vars(made.config).update(unsloths_choice(dtype, made.given, bf16=machine.bf16))
     return made
