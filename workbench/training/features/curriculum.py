@@ -59,10 +59,11 @@ class Curriculum(Feature):
                 rule="a level is found for a task that the recipe names",
                 remedy="leave difficulty out, or pass no task",
             )
+        for stage in asked.stages:
+            if stage.recipe.curriculum and stage.task is not None:
+                _begin(stage.task.name, stage.where)
         if not recipe.curriculum or task is None:
             return Planned()
-        for stage in asked.stages:
-            _begin(stage.task.name if stage.task else task.name, stage.where)
         level, levels = _begin(task.name)
         return Planned(
             [
