@@ -85,8 +85,7 @@ def prepare(
         recipe = found.changes or recipe
         task, unread = _task(recipe, run, shown)
     config_class = grpo_config(backend)
-    fields = settings_of.field_names(config_class)
-    recipe, renamed = settings_of.with_new_names(recipe, fields)
+    recipe, renamed = settings_of.with_new_names(recipe, settings_of.field_names(config_class))
     settings_of.check_lora(recipe.lora)
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
     stages = planned_stages(recipe, task, config_class, machine, run)
@@ -101,18 +100,19 @@ def prepare(
     for stage in stages:
         stage.settings["gradient_checkpointing"] = on
     settings = {**stages[0].settings, "max_steps": steps}
-    given, built, heard = _built(config_class, recipe, settings, machine, backend)
-    for stage in stages if recipe.stages else ():  # for what the libraries warn of
-        heard += _built(config_class, stage.recipe, stage.settings, machine, backend).heard
+    parts = [(recipe, settings)]
+    parts += [(stage.recipe, stage.settings) for stage in stages if recipe.stages]
+    built = [_built(config_class, *part, machine, backend) for part in parts]
+    given, config, _ = built[0]
     notes = [
         *renamed, *found.lines, *settings_of.stages_decide(recipe), *_of_stages(stages),
         *unread, *measured, *planned.lines, *of_shape, *chosen, *of_adapter,
-        *_warned(task), *dict.fromkeys(heard), *of_extras, *one_gpu(backend, machine),
-        *settings_of.check_in_force(given, built), *_never_saved(recipe, settings, steps),
+        *_warned(task), *_heard(built), *of_extras, *one_gpu(backend, machine),
+        *settings_of.check_in_force(given, config), *_never_saved(recipe, settings, steps),
         *_from_outside(recipe, backend, settings),
     ]  # fmt: skip
     words = ". ".join(around.generation_lines(stages, machine, shape))
-    rows = _rows(recipe, stages, given, built)
+    rows = _rows(recipe, stages, given, config)
     return Plan(recipe, task, machine, tuple(stages), settings, tuple(notes), words, rows, estimate)
 
 
@@ -354,6 +354,11 @@ def _built(
     if cuda and backend == "unsloth":  # its trainer decides, when it is made
         vars(made.config).update(unsloths_choice(dtype, made.given, bf16=machine.bf16))
     return made
+
+
+def _heard(built: Sequence[Built]) -> list[str]:
+    # What the libraries warn of, each once.
+    return list(dict.fromkeys(line for each in built for line in each.heard))
 
 
 def _of_stages(stages: Sequence[Stage]) -> list[str]:
