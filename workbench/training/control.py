@@ -96,9 +96,7 @@ class RunControl:
                 requests += self._taken()
             if self._handle(requests):
                 self._wait()
-        # An Interrupt's own line could not be written, or stands after what was read.
-        self.stopped_by = self.stopped_by or self._interrupted() or None
-        if self.stopped_by is not None:
+        if self._is_stopped():
             flags.should_training_stop = flags.should_save = True
 
     def stops(self) -> bool:
@@ -111,6 +109,10 @@ class RunControl:
             self._held.remove(request)
             self.stopped_by = request.by
             self._answer(request)
+        return self._is_stopped()
+
+    def _is_stopped(self) -> bool:
+        # An Interrupt's own line could not be written, or stands after what was read.
         self.stopped_by = self.stopped_by or self._interrupted() or None
         return self.stopped_by is not None
 

@@ -61,15 +61,9 @@ class Watched(Protocol):
     control: Any  # of the run: its stage, task and rewards as they are now, and whether it stops
     restored: Any  # from the checkpoint, in the stage that is resumed
     at_end: ExitStack
-
-    def replace(self, name: str, value: object) -> None:
-        """Replace a method of the trainer until the session is over."""
-
-    def spared(self, lost: str = ...) -> AbstractContextManager[object]:
-        """What fails inside must not end somebody's own training."""
-
-    def save_before_first(self, **known: object) -> None:
-        """Save a checkpoint of step 0."""
+    replace: Function  # (name, value): a method of the trainer, until the session is over
+    spared: Function  # inside, what fails must not end somebody's own training
+    save_before_first: Function  # a checkpoint of step 0
 
 
 class Feature:
