@@ -32,7 +32,8 @@ from workbench.run.directory import RunDirectory
 from workbench.run.machine import versions
 from workbench.run.rollouts import query
 from workbench.task import Task, fingerprint, load_task
-from workbench.training.loading import put_back, random_states
+from workbench.training.randomness import put_back, random_states
+from workbench.training.replaced import replace, replaces
 from workbench.training.settings.algorithms import asked_settings
 from workbench.workspace import (
     find,
@@ -307,6 +308,7 @@ def load_adapter(model: Model, folder: Path) -> None:
         ) from cause
 
 
+@replaces("create_scheduler", "_get_train_sampler")
 class Restored:
     """Restores a trainer from a checkpoint: call `prepare` before `train()`, and the others as it
     begins.
@@ -341,11 +343,15 @@ class Restored:
         self._of_an_epoch = self.skipped / per_epoch
         args.max_steps = self.total - self.epochs * per_epoch
         schedule, sampler = trainer.create_scheduler, trainer._get_train_sampler
-        trainer.create_scheduler = lambda num_training_steps, **more: schedule(
-            num_training_steps=self.total, **more
+        replace(
+            trainer,
+            "create_scheduler",
+            lambda num_training_steps, **more: schedule(num_training_steps=self.total, **more),
         )
-        trainer._get_train_sampler = lambda *a, **k: _Skipping(
-            sampler(*a, **k), self.epochs, self.skipped * per_step
+        replace(
+            trainer,
+            "_get_train_sampler",
+            lambda *a, **k: _Skipping(sampler(*a, **k), self.epochs, self.skipped * per_step),
         )
         before = sum(name.startswith("random") for name in point.state)
         remarks = {

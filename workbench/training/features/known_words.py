@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.tiny.words import new_words, words_line
-from workbench.training.feature import Asked, Feature
+from workbench.training.feature import Asked, Feature, Planned
 
 _ROWS = 200  # of a stage that are looked at
 
@@ -18,11 +18,11 @@ class KnownWords(Feature):
         return None  # it has nothing to do while it trains
 
     @classmethod
-    def plan(cls, asked: Asked) -> list[str]:
+    def plan(cls, asked: Asked) -> Planned:
         if asked.recipe.policy.name != "tiny":
-            return []
+            return Planned()
         new: list[str] = []
         for stage in asked.stages:
             column = stage.task.answer_column if stage.task else ""
             new += new_words(stage.rows[:_ROWS], column)
-        return words_line(new)
+        return Planned(words_line(new))
