@@ -99,10 +99,10 @@ def by_trl(recipe: Any, task: Any, **over: Any) -> Run:
     from datasets import Dataset
     from transformers import TrainerCallback
 
+    from workbench.training.building import build_config
     from workbench.training.policy import trainer_classes
     from workbench.training.precision import adapter_in_float32
     from workbench.training.prepare import prepare
-    from workbench.training.trainer import build_config
 
     run = Run()
 

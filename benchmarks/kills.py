@@ -479,9 +479,9 @@ class Trl:
         from datasets import Dataset
         from transformers import TrainerCallback
 
+        from workbench.training.building import build_config
         from workbench.training.policy import trainer_classes
         from workbench.training.precision import adapter_in_float32
-        from workbench.training.trainer import build_config
 
         class Notes(TrainerCallback):
             def on_save(self, *_: Any, **__: Any) -> None:

@@ -16,7 +16,7 @@ from workbench.data import reasons
 from workbench.data.checks import Checked, check
 from workbench.data.prompts import SYSTEM_PROMPT
 from workbench.errors import DataError
-from workbench.training.trainer import _for_arrow
+from workbench.training.building import _for_arrow
 
 
 def check_rows(rows, answer_column="answer", **options):

@@ -14,10 +14,10 @@ from workbench.run.directory import open_run
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
 from workbench.training import precision
-from workbench.training.loading import random_kept
 from workbench.training.policy import Policy, load_policy, trainer_classes
 from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.prepare import one_gpu
+from workbench.training.randomness import random_kept
 from workbench.training.settings.device import Machine
 from workbench.training.trainer import train
 

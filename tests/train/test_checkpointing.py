@@ -11,7 +11,8 @@ import workbench as wb
 from workbench.memory import estimate
 from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
-from workbench.training.features.fitting import choose_checkpointing, memory_on
+from workbench.training.feature import Planned
+from workbench.training.features.fitting import MemoryFit, choose_checkpointing, memory_on
 from workbench.training.loading import load_tokenizer
 from workbench.training.prepare import prepare
 from workbench.training.settings.device import Machine
@@ -93,7 +94,7 @@ def test_the_card_decides_for_all_stages():
     (None, None, False, False),
 ])  # fmt: skip
 def test_before_the_card_come_the_recipe_what_the_run_began_with_and_a_given_policy(
-    tmp_path, asked, begun_with, loaded_with, found
+    tmp_path, monkeypatch, asked, begun_with, loaded_with, found
 ):
     """The policy is what `prepare` reads of one; the run, its manifest."""
     recipe = Recipe(grpo={} if asked is None else {"gradient_checkpointing": asked})
@@ -105,7 +106,8 @@ def test_before_the_card_come_the_recipe_what_the_run_began_with_and_a_given_pol
     kept = {"settings": {"in_force": {"gradient_checkpointing": begun_with}}}
     run = None if begun_with is None else SimpleNamespace(manifest=lambda: kept, path=tmp_path)
     always = lambda parts, machine, on: (on is None or on, ["looked at"] * (on is None), None)  # noqa: E731
-    made = prepare(recipe, arithmetic(16, 4), policy=policy, run=run, memory=always)
+    monkeypatch.setattr(MemoryFit, "plan", classmethod(lambda cls, asked: Planned(memory=always)))
+    made = prepare(recipe, arithmetic(16, 4), policy=policy, run=run)
     assert [stage.settings["gradient_checkpointing"] for stage in made.stages] == [found]
     assert "looked at" not in made.notes
     said = asked is None and begun_with is None and loaded_with

@@ -146,7 +146,7 @@ def test_what_is_continued_with_another_judge_wants_a_trial_of_it_and_says_what_
     def planned(task, judge=None):
         plan = wb.plan(recipe(task="arithmetic", judge="accept"), task)
         own = recipe(task="arithmetic", **({"judge": judge} if judge else {}))
-        return JudgeWatch.plan(Asked(own, task, plan.stages, 2, run))
+        return JudgeWatch.plan(Asked(own, task, plan.stages, 2, run)).lines
 
     assert planned(task)[-1].endswith("on trial: passed")
     other = wb.rewards.make_judge_reward(judges.answers(judges.quality), "Is it kind?", cache=False)

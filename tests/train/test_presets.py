@@ -16,6 +16,8 @@ from workbench.recipe import PolicyPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.training import settings as settings_of
+from workbench.training.feature import Planned
+from workbench.training.features.fitting import MemoryFit
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.presets import FOLDER, find_recipe, preset_names, read_source
 from workbench.training.settings.device import Machine
@@ -275,9 +277,11 @@ def test_the_steps_of_the_stages_decide_and_that_is_said(grpo, steps, line):
     assert settings_of.stages_decide(Recipe.of({"grpo": grpo})) == []
 
 
-def test_memory_is_asked_with_what_is_known():
+def test_memory_is_asked_with_what_is_known(monkeypatch):
     seen = []
-    found = wb.plan("cpu", memory=lambda *known: seen.append(known) or (True, ["told"], {"gb": 0.1}))
+    look = lambda *known: seen.append(known) or (True, ["told"], {"gb": 0.1})  # noqa: E731
+    monkeypatch.setattr(MemoryFit, "plan", classmethod(lambda cls, asked: Planned(memory=look)))
+    found = wb.plan("cpu")
     assert found.found()["memory"] == {"gb": 0.1}
     assert "{'gb': 0.1}" in str(found)
     assert (found.settings["gradient_checkpointing"], found.notes[1:]) == (True, ("told",))

@@ -17,8 +17,9 @@ import pytest
 
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
-from workbench.training.control import ECHO_S, RunControl
+from workbench.training.control import RunControl
 from workbench.training.recorder import Recorder
+from workbench.training.signals import ECHO_S
 
 WARNINGS = [name for name in ("SIGHUP", "SIGXCPU", "SIGUSR1", "SIGUSR2", "SIGPWR") if hasattr(signal, name)]
 
@@ -48,19 +49,19 @@ def requests(control) -> list[tuple[str, str]]:
 def test_a_warning_is_one_request_to_stop_however_often_it_comes(name, control):
     number = getattr(signal, name)
     with handled(number, signal.SIG_DFL):
-        with control.graceful():
+        with control.interrupts.graceful():
             os.kill(os.getpid(), number)
-            control._interrupted_at -= ECHO_S  # a limit of CPU time warns every second
+            control.interrupts.at -= ECHO_S  # a limit of CPU time warns every second
             os.kill(os.getpid(), number)
         assert signal.getsignal(number) is signal.SIG_DFL
     assert requests(control) == [("stop", name)]
 
 
 def test_after_a_warning_ctrl_c_aborts(control):
-    with handled(signal.SIGHUP, signal.SIG_DFL), control.graceful():
+    with handled(signal.SIGHUP, signal.SIG_DFL), control.interrupts.graceful():
         os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGTERM)  # a logout sends both
-        control._interrupted_at -= ECHO_S
+        control.interrupts.at -= ECHO_S
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert requests(control) == [("stop", "SIGHUP")]
@@ -70,7 +71,7 @@ def test_after_a_warning_ctrl_c_aborts(control):
 def test_what_nohup_ignores_and_what_others_use_stays_theirs(name, control):
     number, seen = getattr(signal, name), []
     for handler in (signal.SIG_IGN, lambda *_: seen.append(name)):
-        with handled(number, handler), control.graceful():
+        with handled(number, handler), control.interrupts.graceful():
             os.kill(os.getpid(), number)
     assert seen == [name]
     assert requests(control) == []
@@ -78,13 +79,13 @@ def test_what_nohup_ignores_and_what_others_use_stays_theirs(name, control):
 
 def test_quit_and_the_signals_of_a_debugger_are_left_alone(control):
     before = {number: signal.getsignal(number) for number in (signal.SIGQUIT, signal.SIGABRT, signal.SIGPIPE)}
-    with control.graceful():
+    with control.interrupts.graceful():
         assert {number: signal.getsignal(number) for number in before} == before
 
 
 def test_another_thread_handles_nothing(control):
     def train():
-        with control.graceful():
+        with control.interrupts.graceful():
             assert signal.getsignal(signal.SIGHUP) == before
 
     before = signal.getsignal(signal.SIGHUP)
@@ -115,14 +116,14 @@ from workbench.training.control import RunControl
 from workbench.training.recorder import Recorder
 run = RunDirectory.create("t", Recipe(), {})
 control = RunControl(run, Recorder(run, None))
-with control.graceful():
+with control.interrupts.graceful():
     print("ready", flush=True)
-    while not control._interrupted_by:
+    while not control.interrupts.by:
         time.sleep(0.01)
     for stream in (sys.stdout, sys.stderr):
         print("the checkpoint is saved now", file=stream, flush=True)
     os.write(1, b"and a library says so, too")
-    (run.path / "saved").write_text(control._interrupted_by)
+    (run.path / "saved").write_text(control.interrupts.by)
 """
 
 

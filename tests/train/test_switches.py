@@ -17,8 +17,8 @@ from workbench.recipe import Recipe, packaged
 from workbench.run.inert import inert_in_plan, more_updates, ratio_is_one
 from workbench.run.machine import environment
 from workbench.training import settings as settings_of
+from workbench.training.building import taken_together
 from workbench.training.policy import trainer_classes
-from workbench.training.prepare import taken_together
 from workbench.training.settings.combinations import completed
 from workbench.training.settings.in_force import defaults_of
 

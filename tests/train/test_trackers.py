@@ -245,7 +245,7 @@ def test_a_run_whose_tracker_fails_is_whole(home, fake, methods):
 )
 def test_an_unknown_tracker_is_an_error_with_the_nearest(report_to, said):
     with pytest.raises(RecipeError, match=said):
-        Trackers.check(SimpleNamespace(settings={"report_to": report_to}), "")
+        Trackers.plan(SimpleNamespace(stages=[SimpleNamespace(settings={"report_to": report_to})]))
 
 
 @pytest.mark.parametrize("report_to", ["none", None, [], ["none"]])

@@ -23,9 +23,10 @@ from workbench.tasks.loading import load_task
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
 from workbench.training import trainer as training
-from workbench.training.control import ECHO_S, RunControl
+from workbench.training.control import RunControl
 from workbench.training.policy import load_policy
 from workbench.training.recorder import Recorder
+from workbench.training.signals import ECHO_S
 from workbench.training.trainer import train
 
 GRPO = {

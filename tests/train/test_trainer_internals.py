@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import os
 import subprocess
@@ -15,26 +16,11 @@ import workbench.training
 from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.training.around import kinds
+from workbench.training.playing import trainer_parts
 from workbench.training.policy import load_policy
 from workbench.training.prepare import prepare
+from workbench.training.replaced import OWNERS, replace
 from workbench.training.trainer import make_trainer
-
-# Every method of a trainer that is replaced, and by whom; each is put back when the session is
-# over, but for those that decide where a resumed run begins.
-REPLACED = {
-    "train": "session",
-    "_generate": "session, turns",
-    "_save_checkpoint": "session",
-    "_generate_and_score_completions": "theirs, turns, curriculum",
-    "_calculate_rewards": "theirs",
-    "_compute_loss": "ratios",
-    "_get_per_token_logps_and_entropies": "unpadded, ratios",
-    "get_off_policy_mask": "ratios",
-    "create_scheduler": "restoring",
-    "_get_train_sampler": "restoring",
-    "create_model_card": "trainer",
-    "rollout_func": "turns",
-}
 
 # Under settings/ a "trainer" is a call in somebody's script.
 SOURCES = [p for p in sorted(Path(workbench.training.__file__).parent.rglob("*.py")) if p.parent.name != "settings"]
@@ -86,28 +72,36 @@ def test_what_is_replaced_on_the_trainer_is_looked_up_there(source, called):
     assert called in source
 
 
-def replaced_in_the_sources() -> set[str]:
-    """Methods that anything in workbench/training puts in the place of a trainer's: by `replace`, by assignment, by `around`."""
-    names = set()
-    for path in SOURCES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "replace":
-                of_session = ast.unparse(node.func.value) in ("self", "session", "self.session")
-                names |= {node.args[0].value} if of_session and isinstance(node.args[0], ast.Constant) else set()
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
-                names |= {to.attr for to in node.targets if isinstance(to, ast.Attribute) and _is_trainer(to.value)}
-    return names
+def assigned_in_the_sources() -> set[str]:
+    """Methods that anything in workbench/training puts on a trainer by an assignment, which no registration sees."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES]
+    assigned = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    functions = [node for node in assigned if isinstance(node.value, ast.Lambda)]
+    return {to.attr for node in functions for to in node.targets if isinstance(to, ast.Attribute) and _is_trainer(to.value)}
 
 
-def test_all_methods_that_are_replaced_are_in_one_list(trainer):
+def test_every_method_that_is_replaced_is_registered_where_that_is_done(trainer):
     by_features = {name for kind in kinds() for name in kind.around(_Bare(), trainer)}
+    importlib.import_module("workbench.training.theirs")  # which attach imports
     # If less is found than is known to be replaced, it is the search that is broken.
-    assert {"_compute_loss", "get_off_policy_mask"} <= by_features
-    assert {"train", "_save_checkpoint", "create_scheduler", "_calculate_rewards"} <= replaced_in_the_sources()
-    assert replaced_in_the_sources() | by_features == set(REPLACED)
+    assert {"_compute_loss", "get_off_policy_mask"} <= by_features <= set(OWNERS)
+    assert {"train", "_save_checkpoint", "create_scheduler", "_calculate_rewards"} <= set(OWNERS)
+    assert set(OWNERS["_generate_and_score_completions"]) == {"TheirSession", "Turns", "Curriculum"}
+    assert assigned_in_the_sources() == set()
     assert trainer.rollout_func is None  # the task's own, where it has one
-    assert [name for name in REPLACED if not callable(getattr(trainer, name, None))] == ["rollout_func"]
+    assert [name for name in OWNERS if not callable(getattr(trainer, name, None))] == ["rollout_func"]
+
+
+def test_a_method_that_nobody_registered_is_not_replaced(trainer):
+    with pytest.raises(LookupError, match="log"):
+        replace(trainer, "log", print)
+    assert "log" not in vars(trainer)
+
+
+def test_what_rollouts_outside_a_trainer_are_given_is_what_a_trainer_has(trainer, source):
+    parts = trainer_parts(load_policy("tiny"), arithmetic(4, 2))
+    # One of them is set where there are tools.
+    assert [name for name in parts if not hasattr(trainer, name) and f"self.{name}" not in source] == []
 
 
 class _Bare:

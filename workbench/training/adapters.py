@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -205,3 +206,40 @@ def _merged(name: str, adapter: str) -> Path:
         "it is merged into its base once, in 16 bits, in the user's cache",
         [_MERGER, base, adapter],
     )
+
+
+def put_on(model: Any, adapter: str | Path) -> None:
+    """Replace the weights of a model's adapter with others of the same shapes; PolicyError if they
+    cannot be read.
+    """
+    from peft import set_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    folder = find_adapter(adapter)
+    with reading(f"adapter {shown(folder)}"):
+        weights = load_peft_weights(folder, device="cpu")
+    if bad := [name for name, weight in weights.items() if not weight.isfinite().all()]:
+        raise PolicyError(
+            f"adapter {shown(folder)}: {bad[0]} holds NaN or infinity",
+            rule="a policy whose weights are not numbers writes nothing",
+            remedy="take an earlier checkpoint, or train it again at a lower learning rate",
+        )
+    rule = "an adapter goes onto the model that it was trained for, and holds weights for each"
+    rule += " adapted layer"
+    remedy = "name the base model that adapter_config.json names as policy.name"
+    whole = model.peft_config["default"].modules_to_save or []
+    # PEFT would write what belongs to neither into the base itself.
+    unfit = [
+        name
+        for name in weights
+        if "lora_" not in name and not any(f".{each}." in name for each in whole)
+    ]
+    if not unfit:
+        with reading(f"adapter {shown(folder)}", rule, remedy):  # another shape, by its layer
+            keys = set_peft_model_state_dict(model, weights)
+        own = ("lora_", ".modules_to_save.")
+        missing = [key for key in keys.missing_keys if any(part in key for part in own)]
+        unfit = [*keys.unexpected_keys, *missing]
+    if unfit:
+        what = f"adapter {shown(folder)}: {unfit[0]} does not fit this model"
+        raise PolicyError(what, rule=rule, remedy=remedy)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.run.batch import ScoredBatch
-from workbench.training.feature import Feature
-from workbench.training.plan import Memory
+from workbench.run.directory import RunDirectory
+from workbench.training.feature import Asked, Feature, Planned
+from workbench.training.plan import Stage
+from workbench.training.settings.device import Machine
+
+if TYPE_CHECKING:
+    from workbench.training.resuming import Point
 
 
 def kinds() -> tuple[type[Feature], ...]:
@@ -20,29 +25,33 @@ def kinds() -> tuple[type[Feature], ...]:
     return FEATURES
 
 
-def asked(hook: str, *details: object) -> list[Any]:
-    """What each feature's class answers before a run exists; answers of None are left out."""
-    answers = [getattr(kind, hook)(*details) for kind in kinds()]
-    return [answer for answer in answers if answer is not None]
-
-
-def lines(hook: str, *details: object) -> list[str]:
-    """The lines of all features, one after another."""
-    return [line for answer in asked(hook, *details) for line in answer]
-
-
-def found(recipe: Recipe, policy: object) -> tuple[Recipe, list[str]]:
-    """The recipe with what the features find out before its task is loaded, and their lines."""
-    lines: list[str] = []
+def planned(asked: Asked) -> Planned:
+    """What all features make of a run: their lines, the recipe as they changed it one after
+    another, and the first that decides on memory.
+    """
+    lines, memory = [], None
     for kind in kinds():
-        recipe, more = kind.find(recipe, policy)
-        lines += more
-    return recipe, lines
+        answer = kind.plan(asked)
+        lines += answer.lines
+        memory = memory or answer.memory
+        asked = asked._replace(recipe=answer.changes or asked.recipe)
+    return Planned(lines, asked.recipe, memory)
 
 
-def memory_feature(vram_gb: float | None = None, *, estimates: bool = True) -> Memory | None:
-    """For `prepare(memory=...)`: the callback of the first feature that decides on memory."""
-    return next(iter(asked("memory", vram_gb, estimates)), None)
+def generation_lines(stages: Sequence[Stage], machine: Machine, shape: Any) -> list[str]:
+    """Who samples the completions, each line once."""
+    lines = [kind.generates(stage, machine, shape) for stage in stages for kind in kinds()]
+    return list(dict.fromkeys(filter(None, lines)))
+
+
+def resume_lines(recipe: Recipe, point: Point, manifest: Fields) -> list[str]:
+    """The lines of all features where a run is resumed."""
+    return [line for kind in kinds() for line in kind.resumes(recipe, point, manifest)]
+
+
+def late_results(run: RunDirectory) -> Fields:
+    """What all features add to the result of a run that was killed before it wrote one."""
+    return {name: value for kind in kinds() for name, value in kind.late_result(run).items()}
 
 
 class Around:

@@ -13,9 +13,9 @@ from workbench.errors import RunError
 from workbench.kinds import Trainer
 from workbench.run.directory import RunDirectory
 from workbench.training import settings as settings_of
-from workbench.training.loading import random_kept
 from workbench.training.manifest import manifest_of
 from workbench.training.plan import Plan
+from workbench.training.randomness import random_kept
 from workbench.training.resuming import Point, kept_task
 from workbench.training.session import Session
 from workbench.training.staged import Made, StagedSession

@@ -7,14 +7,8 @@ generated after it; the record of each completion names the weight it was scored
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import signal
-import stat
-import threading
 import time
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,30 +24,14 @@ from workbench.training.around import Around
 from workbench.training.plan import Stage
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder
+from workbench.training.signals import ECHO_S, Interrupts
 from workbench.workspace import append_line, resolve, shown
 
 POLL_S = 0.1
-# a launcher (uv, timeout, a scheduler) hands on a signal that its whole group has had, and people
-# click twice
-ECHO_S = 2.0
 CARRIED = "the stage before"  # who asked for a reload that a stage inherits
 SAMPLED_PROMPTS = 4
 _NAMED = ("function", "value")
 _ON_REWARDS = ("weight", "mute", "unmute", "reload")
-_AGAIN = (signal.SIGINT, signal.SIGTERM)  # given twice, they abort
-# What else asks a process to end: a terminal that closes, a limit of CPU time, a scheduler (Slurm's
-# `--signal`, SGE, LSF), a power supply that fails.
-_WARNINGS = ("SIGHUP", "SIGXCPU", "SIGUSR1", "SIGUSR2", "SIGPWR")
-
-
-def _leave_lost_terminal() -> None:
-    # Whatever is printed to a terminal that is gone is an error, also in a library, and would end
-    # the run before it is saved. Files and pipes stay, and so does a terminal that is still there.
-    for handle in (1, 2):
-        with contextlib.suppress(OSError):
-            if stat.S_ISCHR(os.fstat(handle).st_mode) and not os.isatty(handle):
-                with open(os.devnull, "wb") as nothing:
-                    os.dup2(nothing.fileno(), handle)
 
 
 class RunControl:
@@ -64,55 +42,15 @@ class RunControl:
     def __init__(self, run: RunDirectory, recorder: Recorder) -> None:
         self.run, self.recorder, self.requests = run, recorder, ControlReader(run)
         self.paused_s, self.stopped_by = 0.0, None
-        self._interrupted_by, self._interrupted_at = "", 0.0
+        self.interrupts = Interrupts(self._interrupt)
         self._held: list[Request] = []  # for the next boundary
         self._reloaded: dict[str, Path] = {}  # edited task file -> the effective copy
 
-    @contextlib.contextmanager
-    def graceful(self) -> Generator[None]:
-        """Inside, the first signal that asks the process to end (a scheduler's warning before it
-        kills, a closed terminal) is a request to stop; a second SIGINT or SIGTERM aborts.
-
-        Interrupt is the one control that works in every front end while a cell is busy: a click
-        waits behind it in most.
-        """
-
-        def interrupted(signum: int, frame: object) -> None:
-            _leave_lost_terminal()
-            now, again = time.monotonic(), signum in _AGAIN
-            # A limit of CPU time warns every second.
-            if self._interrupted_by and (not again or now - self._interrupted_at < ECHO_S):
-                return
-            self._interrupted_at = now
-            if self._interrupted_by:
-                raise KeyboardInterrupt  # whose echo must not end what is saved now
-            by = "interrupt" if signum == signal.SIGINT else signal.Signals(signum).name
-            self._interrupted_by = by
-            if not is_main():
-                return
-            # Whatever the handler does happens in the middle of a step: an error here must not
-            # become the step's.
-            with contextlib.suppress(Exception):
-                write_request(self.run, "stop", by, {})
-                again = f"to abort at once, interrupt again in {ECHO_S:g} seconds or later"
-                print(f"stopping after this step; {again}", flush=True)
-
-        # Python lets only the main thread handle signals; elsewhere the caller's own handling stays
-        # in force.
-        main = threading.current_thread() is threading.main_thread()
-        # `nohup` ignores one, and others may have a use of their own.
-        signals = [
-            each
-            for each in (signal.Signals if main else ())
-            if each in _AGAIN
-            or (each.name in _WARNINGS and signal.getsignal(each) is signal.SIG_DFL)
-        ]
-        before = {number: signal.signal(number, interrupted) for number in signals}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _interrupt(self, by: str) -> None:
+        if is_main():
+            write_request(self.run, "stop", by, {})
+            again = f"to abort at once, interrupt again in {ECHO_S:g} seconds or later"
+            print(f"stopping after this step; {again}", flush=True)
 
     def steer(self, trainer: Any, policy: Policy | None, stage: Stage, around: Around) -> None:
         """Requests change this from now on; `policy`: None for the user's own trainer."""
@@ -158,9 +96,7 @@ class RunControl:
                 requests += self._taken()
             if self._handle(requests):
                 self._wait()
-        # An Interrupt's own line could not be written, or stands after what was read.
-        self.stopped_by = self.stopped_by or self._interrupted() or None
-        if self.stopped_by is not None:
+        if self._is_stopped():
             flags.should_training_stop = flags.should_save = True
 
     def stops(self) -> bool:
@@ -173,6 +109,10 @@ class RunControl:
             self._held.remove(request)
             self.stopped_by = request.by
             self._answer(request)
+        return self._is_stopped()
+
+    def _is_stopped(self) -> bool:
+        # An Interrupt's own line could not be written, or stands after what was read.
         self.stopped_by = self.stopped_by or self._interrupted() or None
         return self.stopped_by is not None
 
@@ -181,7 +121,7 @@ class RunControl:
 
     def _interrupted(self) -> str:
         # Whichever of the processes was: they stop after the same step.
-        return next(filter(None, gathered(self._interrupted_by)), "")
+        return next(filter(None, gathered(self.interrupts.by)), "")
 
     def refuse_rest(self, step: int) -> None:
         """The run is over: answer the requests that came after the last boundary."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from workbench.kinds import Fields, Function, Trainer
 from workbench.recipe import Recipe
@@ -19,17 +19,51 @@ from workbench.training.plan import Memory, Stage
 from workbench.training.settings.device import Machine
 
 if TYPE_CHECKING:
+    from workbench.training.policy import Policy
     from workbench.training.resuming import Point
 
 
 class Asked(NamedTuple):
-    """What is known of a run before its policy is loaded."""
+    """What is known of a run before it is trained."""
 
     recipe: Recipe  # of the whole run
-    task: Task | None  # the recipe's
+    task: Task | None = None  # the recipe's
+    stages: Sequence[Stage] = ()  # empty: the task is not loaded yet
+    steps: int = -1  # of the whole run; below 1 where epochs decide
+    run: RunDirectory | None = None  # the one that is resumed
+    policy: Policy | None = None  # if it is loaded
+    estimates: bool = False  # whether the plan estimates memory
+    vram_gb: float | None = None  # of another card than this machine's
+
+
+class Planned(NamedTuple):
+    """What a feature makes of a planned run."""
+
+    lines: Sequence[str] = ()  # for the plan
+    changes: Recipe | None = None  # the recipe with what it left to be found out
+    memory: Memory | None = None  # decides on gradient checkpointing, and estimates
+
+
+class Watched(Protocol):
+    """What features use of a session: `Session` of the spine has it, `StagedSession` all of it."""
+
+    run: RunDirectory
+    trainer: Any  # of the current stage
+    policy: Any  # None: a trainer of the user's own
+    plan: Any  # the `Plan` that it trains, where there is a policy
     stages: Sequence[Stage]
-    steps: int  # of the whole run; below 1 where epochs decide
-    run: RunDirectory | None  # the one that is resumed
+    stage: Stage  # the current one
+    point: Point | None  # where it was resumed
+    begun_at: int  # the step before the first
+    trained_before: bool  # before the first step, as by a warm start
+    measured: Sequence[Fields]  # of held-out prompts, so far
+    recorder: Any
+    control: Any  # of the run: its stage, task and rewards as they are now, and whether it stops
+    restored: Any  # from the checkpoint, in the stage that is resumed
+    at_end: ExitStack
+    replace: Function  # (name, value): a method of the trainer, until the session is over
+    spared: Function  # inside, what fails must not end somebody's own training
+    save_before_first: Function  # a checkpoint of step 0
 
 
 class Feature:
@@ -44,40 +78,24 @@ class Feature:
     key = ""
     of_recipe = False  # only for policies that the workbench loaded
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Watched) -> None:
         self.session = session
 
     # -- before a run
     # ----------------------------------------------------------------------------------------------
     @classmethod
-    def check(cls, stage: Stage, where: str) -> None:
-        """RecipeError for settings that a stage cannot have, before its rewards are tried; `where`
-        begins the error's value.
-        """
+    def plan(cls, asked: Asked) -> Planned:
+        """What it makes of a run; RecipeError for settings that the run, or a stage, cannot have.
 
-    @classmethod
-    def find(cls, recipe: Recipe, policy: Any) -> tuple[Recipe, list[str]]:
-        """The recipe with what it leaves to be found out before its task is loaded, and lines for
-        the plan; `policy`: None where none is loaded.
+        Asked twice: before the task is loaded, without stages, when it may change the recipe; and
+        once the stages' settings are checked, before their rewards are tried.
         """
-        return recipe, []
-
-    @classmethod
-    def plan(cls, asked: Asked) -> list[str]:
-        """Lines for the plan; RecipeError for impossible settings."""
-        return []
+        return Planned()
 
     @classmethod
     def generates(cls, stage: Stage, machine: Machine, shape: Any) -> str | None:
         """Who samples a stage's completions, in a line for the plan; None: nothing to say. `shape`:
         None where not known.
-        """
-        return None
-
-    @classmethod
-    def memory(cls, vram_gb: float | None, estimates: bool) -> Memory | None:
-        """The memory callback for `prepare(memory=...)`; None: this feature does not decide on
-        memory.
         """
         return None
 
@@ -92,7 +110,7 @@ class Feature:
         return {}
 
     @classmethod
-    def of(cls, session: Any) -> Feature | None:
+    def of(cls, session: Watched) -> Feature | None:
         """The feature for this session's run; None: the run does not use it. The trainer is not
         touched yet.
         """
@@ -106,8 +124,8 @@ class Feature:
         """
 
     def around(self, trainer: Trainer) -> dict[str, Function]:
-        """By name, the trainer's methods to replace; they are put back at the end.
-        `tests/train/test_trainer_internals.py` lists them all.
+        """By name, the trainer's methods to replace, each registered with `@replaces`; they are put
+        back at the end.
         """
         return {}
 

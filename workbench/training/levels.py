@@ -33,6 +33,7 @@ from workbench.training.settings.device import Machine
 from workbench.workspace import append_line, made, read_lines, resolve, shown
 
 if TYPE_CHECKING:
+    from workbench.tasks.gym import GymName
     from workbench.training.policy import Policy
 
 BAND = (0.2, 0.8)
@@ -224,50 +225,46 @@ def find_level(recipe: Recipe, policy: Policy | None = None) -> tuple[Recipe, li
     }
     key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:8]
     file = resolve(f"tasks/levels/{name}-{key}.jsonl")
-    known = {(line["level"], line["start"], line["of"]): line for line in read_lines(file)}
-    loaded = [policy] if policy else []
+    known = [kept for kept in read_lines(file) if "task" in kept]
+    if not known:
+        loaded = [policy] if policy else []
 
-    def attempt(level: int | None, start: int, count: int) -> tuple[int, int]:
-        place = level, start, count
-        if place not in known:
-            known[place] = {"level": level, "start": start, "of": count}
-            known[place] |= _attempted(recipe, gym.GymName(name, level), start, count, loaded, how)
-            made(file.parent)
-            append_line(file, known[place])
-        if failure := known[place].get("failure"):
-            raise TaskError(failure, rule="a level makes questions", remedy="choose another")
-        return known[place]["right"], known[place]["completions"]
+        def attempt(level: int | None, start: int, count: int) -> tuple[int, int]:
+            return _attempted(recipe, gym.GymName(name, level), start, count, loaded, how)
 
-    found = search(gym.levels(name) or (None,), attempt)
-    del loaded[:]
-    gc.collect()
-    task = str(gym.GymName(name, found.chosen))
-    line = f"difficulty: auto: {found}; kept in {shown(file)}"
-    return recipe.model_copy(update={"task": task, "difficulty": None}), [line]
+        found = search(gym.levels(name) or (None,), attempt)
+        del loaded[:]
+        gc.collect()
+        line = f"difficulty: auto: {found}; kept in {shown(file)}"
+        known.append({"task": str(gym.GymName(name, found.chosen)), "line": line})
+        made(file.parent)
+        append_line(file, known[-1])
+    changes = {"task": known[-1]["task"], "difficulty": None}
+    return recipe.model_copy(update=changes), [known[-1]["line"]]
 
 
 def _attempted(
-    recipe: Recipe, named: object, start: int, count: int, loaded: list[Policy], how: Fields
-) -> Fields:
+    recipe: Recipe, named: GymName, start: int, count: int, loaded: list[Policy], how: Fields
+) -> tuple[int, int]:
     from workbench.tasks import gym
 
-    try:
-        task = gym.task(str(named), questions=_QUESTIONS)
-    except TaskError as error:
-        return {"failure": error.value}
+    task = gym.task(str(named), questions=_QUESTIONS)
     if not loaded:
         loaded.append(load_policy(recipe))
-    completion = how["max_completion_length"]
-    fit = fitting(task.rows, loaded[0].tokenizer, recipe, completion)
-    rows = fit[start : start + count]
+    fit = fitting(task.rows, loaded[0].tokenizer, recipe, how["max_completion_length"])
     if not fit:
-        return {"failure": f"{named}: no prompt fits into {recipe.policy.max_seq_length} tokens"}
+        raise TaskError(
+            f"{named}: no prompt fits into {recipe.policy.max_seq_length} tokens",
+            rule="prompt and completion fit into policy.max_seq_length together",
+            remedy="raise it, or lower max_completion_length",
+        )
+    rows = fit[start : start + count]
     if not rows:
-        return {"right": 0, "completions": 0}
+        return 0, 0
     suite = RewardSuite(task, 1, recipe.reward_weights, **recipe.rewards.model_dump())
     seed = recipe.seed + start
     groups = scored_groups(loaded[0], task, rows, suite, 1, seed=seed, batch_size=_TOGETHER, **how)
     suite.close()
     right = sum(group[0]["right"] or False for group in groups)
     print(f"difficulty: auto: {named}: {right} of {len(rows)} solved", flush=True)
-    return {"right": right, "completions": len(rows)}
+    return right, len(rows)

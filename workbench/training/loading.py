@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import functools
 import gc
 import json
 import logging
-import random
 import re
 import sys
 import warnings
@@ -17,19 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from workbench.cache import cache_folder, file_states, kept
-from workbench.data.rendering import (
-    Measure,
-    check_embedded,
-    prompt_lengths_tokens,
-    template_notes,
-)
-from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
-from workbench.extras import explaining, installed, need, need_train
+from workbench.cache import cache_folder
+from workbench.errors import PolicyError, WorkbenchError
+from workbench.extras import explaining
 from workbench.hub import check_hub
 from workbench.kinds import Fields, Model, Tokenizer
-from workbench.recipe import Recipe
-from workbench.training.settings.values import SAMPLING
 from workbench.workspace import find, looked_in, shown, sum_of
 
 TOKENIZER_FILES = [
@@ -41,7 +30,6 @@ _DECIDING = [
     "*.safetensors*", "pytorch_model*", "*config.json", "*tokens*.json", "chat_template*",
     "merges.txt",
 ]  # fmt: skip
-_SPACED = "What is 2 + 3 ?\n\tSay it in one word."
 NF4_BLOCK = 64
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 SMALL_BYTES = 400 * 2**20
@@ -195,122 +183,9 @@ def load_tokenizer(
         tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     tokenizer.chat_template_kwargs = dict(chat_template_kwargs or {})
     tokenizer.eos_ids = with_eos(_eos_of_files(source), tokenizer)
-    size = _said(_content_of(source, "config.json") or {}, "vocab_size")
+    size = _said(content_of(source, "config.json") or {}, "vocab_size")
     tokenizer.embedded = size if isinstance(size, int) else None
     return tokenizer
-
-
-def measure_of(name: str, chat_template_kwargs: Fields) -> Measure:
-    """Measures prompts with a policy's tokenizer, which is loaded and checked where that has to be
-    done; raises as `load_tokenizer` and `check_tokenizer`.
-    """
-
-    @functools.cache
-    def loaded() -> Measure:
-        tokenizer = load_tokenizer(name, chat_template_kwargs)
-        check_tokenizer(tokenizer, name)
-        return measuring(tokenizer)
-
-    def checked(files: object, *of: Any) -> tuple[list[str], list[int]]:
-        return loaded()(*of)
-
-    files = tokenizer_files(name)
-    return functools.partial(kept(checked) if files else checked, files)
-
-
-def measuring(tokenizer: Any) -> Measure:
-    """Measures prompts, and says what in the first one's rendering would make a reward impossible
-    to earn; the tokenizer carries the arguments of its template from then on. PolicyError: a prompt
-    has a token that the policy's embedding lacks.
-    """
-
-    from workbench.data.template import template_card
-
-    def measured(kwargs: Fields, rows: list[Any], tools: Any) -> tuple[list[str], list[int]]:
-        tokenizer.chat_template_kwargs = kwargs
-        lengths = [*prompt_lengths_tokens(rows, tokenizer, tools=tools)]
-        if not rows:
-            return [], lengths
-        check_embedded(tokenizer, rows, tools)
-        notes = template_notes(rows, tokenizer)
-        with contextlib.suppress(DataError):  # it takes no assistant's turn after this prompt
-            problems = template_card(tokenizer, rows[0]["prompt"]).problems
-            notes += [f"WARNING: {problem}" for problem in problems]
-        return notes, lengths
-
-    return measured
-
-
-def tokenizer_files(name: str | Path) -> Fields:
-    """What a tokenizer's results follow from, where it is in a folder: its files; and today's date,
-    if its template may write it. Empty for one on the hub.
-    """
-    folder = Path(find_model(name, ask_hub=False))
-    texts = [*folder.glob("*.jinja"), *folder.glob("*_config.json")]
-    dated = any("strftime_now" in file.read_text("utf-8", "ignore") for file in texts)
-    states: Fields = file_states(file for file in folder.glob("*") if file.is_file())
-    return states | ({"today": str(datetime.date.today())} if dated else {})
-
-
-def check_tokenizer(tokenizer: Any, name: str | Path) -> None:
-    """PolicyError for a tokenizer that runs words together, whose policy would neither read nor
-    write white space, or that pads or ends with a token that the embedding lacks.
-    """
-    special = f"{tokenizer.pad_token} {tokenizer.bos_token} {tokenizer.eos_token}"
-    check_embedded(tokenizer, [{"prompt": special}], what=f"policy {str(name)!r}")
-    # It warns of the first prompt that is too long, and of no other: the workbench measures all.
-    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
-    ids = tokenizer(_SPACED, add_special_tokens=False)["input_ids"]
-    back = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    if "".join(back.split()) == "".join(_SPACED.split()) and back.split() != _SPACED.split():
-        made = f"its tokenizer ({type(tokenizer).__name__}) makes {back!r} of {_SPACED!r}"
-        raise PolicyError(
-            f"policy {str(name)!r}: {made}",
-            rule="a text that is encoded and decoded keeps its white space; here the class does"
-            " not fit tokenizer.json",
-            remedy='set "tokenizer_class": "PreTrainedTokenizerFast" in tokenizer_config.json, in'
-            " a copy of the folder",
-        )
-
-
-def shape_of_policy(recipe: Recipe, policy: Any = None) -> tuple[Any, list[str]]:
-    """(shape of a recipe's policy, None: not known; notes on its 4 bits and its adapter, which a
-    loaded policy has itself). RecipeError for the loss of a router that it does not have.
-    """
-    from workbench.memory.shapes import adapter_on, from_config, routes, shape_of, unquantised
-
-    try:
-        if policy is None:
-            shape = shape_of(recipe.policy.name)
-        else:
-            shape = from_config(policy.model.config.to_dict(), policy.name)
-    except PolicyError:  # loading it says what is wrong
-        return None, []
-    if (coef := recipe.grpo.get("router_aux_loss_coef")) and not routes(shape):
-        raise RecipeError(
-            f"grpo.router_aux_loss_coef = {coef!r}, and policy {shape.name!r}",
-            rule="it weighs the load of experts, and this model gives no router's logits",
-            remedy="leave it out",
-        )
-    if policy is not None:
-        return shape, []
-    notes = _no_layer(adapter_on(shape, recipe.lora).unmatched)
-    if recipe.policy.load_in_4bit and shape.stacked:
-        stays = unquantised(shape.stacked, shape.parameters)
-        notes.insert(0, f"load_in_4bit = True: {stays}")
-    return shape, notes
-
-
-def adapter_notes(model: Model, target_modules: Sequence[str]) -> list[str]:
-    """Requested layers that a model's new adapter is not on."""
-    from workbench.memory.shapes import unmatched
-
-    return _no_layer(unmatched(model, target_modules))
-
-
-def _no_layer(names: Sequence[str]) -> list[str]:
-    called = f"no layer of this model is called {' or '.join(names)}; no adapter there"
-    return [f"lora.target_modules: {called}"] if names else []
 
 
 def eos_ids(owner: Any) -> list[int]:
@@ -341,7 +216,7 @@ def _eos_of_files(source: str) -> list[int] | None:
     # What the model's generation_config would say if it were loaded: where there is no such file,
     # its config decides.
     for name in ("generation_config.json", "config.json"):
-        if (content := _content_of(source, name)) is not None:
+        if (content := content_of(source, name)) is not None:
             ids = _said(content, "eos_token_id")
             ids = ids if isinstance(ids, list) else [ids]
             return [each for each in ids if isinstance(each, int)]
@@ -354,9 +229,10 @@ def _said(config: Fields, name: str) -> Any:
     return config.get(name, own.get(name) if isinstance(own, dict) else None)
 
 
-def _content_of(source: str, name: str, **how: object) -> Fields | None:
-    # Of a JSON file of a policy; None: there is none, or a damaged one, which says so when the
-    # model is loaded.
+def content_of(source: str, name: str, **how: object) -> Fields | None:
+    """A JSON file of a policy; None: there is none, or a damaged one, which says so when the model
+    is loaded.
+    """
     with contextlib.suppress(OSError, ValueError, RecursionError):
         file = Path(source, name)
         if not file.parent.is_dir():
@@ -368,22 +244,6 @@ def _content_of(source: str, name: str, **how: object) -> Fields | None:
     return None
 
 
-def sampled_besides(name: str, settings: Fields) -> list[str]:
-    """A line on what a policy's own generation_config adds to a recipe's settings while completions
-    are sampled; none where vLLM does.
-    """
-    given = {"min_p": settings.get("min_p"), **(settings.get("generation_kwargs") or {})}
-    with contextlib.suppress(PolicyError):
-        source = find_model(name, ask_hub=False)
-        own = _content_of(source, "generation_config.json", local_files_only=True) or {}
-        acting = [key for key in SAMPLING["by_policy"] if own.get(key) and given.get(key) is None]
-        if acting and not settings.get("use_vllm"):
-            values = ", ".join(f"{key} = {own[key]!r}" for key in acting)
-            does = "acts while completions are sampled, unless generation_kwargs says otherwise"
-            return [f"the policy's generation_config: {values}: {does}"]
-    return []
-
-
 def with_adapter(model: Model, adapter: str | Path) -> Any:
     """The model with a trained adapter on it, frozen; PolicyError if the folder holds none that
     PEFT can read.
@@ -393,53 +253,6 @@ def with_adapter(model: Model, adapter: str | Path) -> Any:
     folder = find_adapter(adapter)
     with reading(f"adapter {shown(folder)}"):
         return PeftModel.from_pretrained(model, folder)
-
-
-def put_on(model: Any, adapter: str | Path) -> None:
-    """Replace the weights of a model's adapter with others of the same shapes; PolicyError if they
-    cannot be read.
-    """
-    from peft import set_peft_model_state_dict
-    from peft.utils import load_peft_weights
-
-    folder = find_adapter(adapter)
-    with reading(f"adapter {shown(folder)}"):
-        weights = load_peft_weights(folder, device="cpu")
-    if bad := [name for name, weight in weights.items() if not weight.isfinite().all()]:
-        raise PolicyError(
-            f"adapter {shown(folder)}: {bad[0]} holds NaN or infinity",
-            rule="a policy whose weights are not numbers writes nothing",
-            remedy="take an earlier checkpoint, or train it again at a lower learning rate",
-        )
-    rule = "an adapter goes onto the model that it was trained for, and holds weights for each"
-    rule += " adapted layer"
-    remedy = "name the base model that adapter_config.json names as policy.name"
-    whole = model.peft_config["default"].modules_to_save or []
-    # PEFT would write what belongs to neither into the base itself.
-    unfit = [
-        name
-        for name in weights
-        if "lora_" not in name and not any(f".{each}." in name for each in whole)
-    ]
-    if not unfit:
-        with reading(f"adapter {shown(folder)}", rule, remedy):  # another shape, by its layer
-            keys = set_peft_model_state_dict(model, weights)
-        own = ("lora_", ".modules_to_save.")
-        missing = [key for key in keys.missing_keys if any(part in key for part in own)]
-        unfit = [*keys.unexpected_keys, *missing]
-    if unfit:
-        what = f"adapter {shown(folder)}: {unfit[0]} does not fit this model"
-        raise PolicyError(what, rule=rule, remedy=remedy)
-
-
-def hold_reference(model: Any, adapter: str | None) -> None:
-    """Make KL measured from a trained adapter, a frozen copy of which goes onto the model under
-    TRL's own name; None: from the model without an adapter, as where there is no such copy.
-    """
-    if "ref" in model.peft_config:  # TRL's: what this stage found, which is neither
-        model.delete_adapter("ref")
-    if adapter is not None:
-        model.load_adapter(find_adapter(adapter), "ref", torch_device="cpu")
 
 
 @contextlib.contextmanager
@@ -472,22 +285,6 @@ def adapter_named(adapter: str | Path) -> str:
     """A trained adapter as a record names it: its folder, and the start of its weights' SHA-256."""
     folder = find_adapter(adapter)
     return f"{shown(folder)} ({adapter_sum(folder)[:12]})"
-
-
-def without_extras(recipe: Recipe) -> list[str]:
-    """Lines on defaults that are others here, as an extra is not installed. MissingError: the
-    recipe names what is not there.
-    """
-    need_train()
-    said, lines = recipe.policy.model_fields_set, []
-    if recipe.policy.load_in_4bit:
-        need("bitsandbytes")
-    elif "load_in_4bit" not in said:
-        lines.append("policy.load_in_4bit = False: bitsandbytes is not installed here")
-    if "backend" not in said and not installed("unsloth"):
-        why = "Unsloth is not installed here, and plain transformers trains"
-        lines.insert(0, f"policy.backend = 'transformers': {why}")
-    return lines
 
 
 def linear4bit_layers(model: Model) -> list[Any]:
@@ -581,16 +378,6 @@ def bars_for(source: str) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def own_patterns() -> Generator[None]:
-    """Without PEFT's warning about a pattern that it wrote itself, for stacked experts, and that is
-    effective.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not match")
-        yield
-
-
-@contextlib.contextmanager
 def quiet_imports() -> Generator[None]:
     """Silence what other libraries print about one another on import: nothing that a reader could
     act on. MissingError: one of them comes with an extra.
@@ -606,42 +393,3 @@ def quiet_imports() -> Generator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-def random_states() -> Fields:
-    """The current states of all random generators that loading and training draw from."""
-    need_train()
-    import numpy as np
-    import torch
-
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-        "cuda": cuda,
-    }
-
-
-def put_back(states: Fields) -> None:
-    """Restore the states of all random generators."""
-    import numpy as np
-    import torch
-
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    if states["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
-
-
-@contextlib.contextmanager
-def random_kept() -> Generator[None]:
-    """The caller's random numbers continue as if nothing had drawn from them meanwhile. Also a
-    decorator.
-    """
-    states = random_states()
-    try:
-        yield
-    finally:
-        put_back(states)

@@ -12,8 +12,9 @@ from typing import Any
 
 from workbench.extras import need
 from workbench.kinds import Fields, Model, Tokenizer
-from workbench.training.loading import linear4bit_layers, quiet_imports, random_kept
+from workbench.training.loading import linear4bit_layers, quiet_imports
 from workbench.training.precision import choose_dtype, native_bf16
+from workbench.training.randomness import random_kept
 
 
 def version() -> str:

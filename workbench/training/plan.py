@@ -55,6 +55,11 @@ class Stage:
         assert self.task is not None and self.suite is not None  # noqa: PT018  only a plan may lack them
         return self.task, self.suite
 
+    @property
+    def where(self) -> str:
+        """How an error about the stage begins; empty: it is the only one."""
+        return "" if self.name == ONLY_STAGE else f"stage {self.name!r}: "
+
     def fresh(self) -> Stage:
         """A copy of the stage with separate settings and reward functions: each trainer gets its
         own.
@@ -110,8 +115,7 @@ class Plan:
         adds to them.
         """
         return ". ".join(
-            (f"stage {stage.name!r}: " if stage.name != ONLY_STAGE else "")
-            + batch_line(stage.planned, stage.settings, len(stage.rows) or None)
+            stage.where + batch_line(stage.planned, stage.settings, len(stage.rows) or None)
             for stage in self.stages
         )
 

@@ -69,6 +69,7 @@ def play(
     max_tool_calling_iterations: int | None = None,
     batch_size: int = 64,
     progress: Callable[[int, int], None] | None = None,
+    seed: int = 0,
     **shape: Any,
 ) -> list[list[Rollout]]:
     """Play `num_generations` rollouts from each row, with the task's tools and environment: [P][G].
@@ -85,7 +86,7 @@ def play(
             `num_generations` is a multiple of it.
         max_completion_length: of a rollout, what tools return included, as in training.
         max_tool_calling_iterations: rounds of calls at most; None: until the completion is full.
-        batch_size, progress, shape: as for `sample`: `temperature`, `top_p`, `seed`, `base`, ...
+        batch_size, progress, seed, shape: as for `sample`: `temperature`, `top_p`, `base`, ...
 
     Raises:
         TaskError: if the task generates in its own `rollout_func`, a prompt is plain text, or an
@@ -99,15 +100,20 @@ def play(
             remedy="leave per_start out",
         )
     per_batch = max(1, batch_size // num_generations)
+    starts = range(num_generations // per_start)
+    rounds = sys.maxsize if max_tool_calling_iterations is None else max_tool_calling_iterations
     limits: Fields = {"max_completion_length": max_completion_length}
     groups: list[list[Rollout]] = []
     with (
-        drawing(policy, **limits, **shape) as draw,
-        player_of(policy, task, draw, max_tool_calling_iterations, **limits) as player,
-        pinned_random(shape.get("seed", 0)),
+        drawing(policy, seed=seed, **limits, **shape) as draw,
+        _event_loop() as loop,
+        pinned_random(seed),
     ):
+        parts = {**trainer_parts(policy, task), "async_loop": loop, **limits}
+        player = _player_class(policy.backend_name)(
+            {**parts, "max_tool_calling_iterations": rounds}, task, draw
+        )
         for first in range(0, len(rows), per_batch):
-            starts = range(num_generations // per_start)
             some = [row for row in rows[first : first + per_batch] for _ in starts]
             flat = player.play(some, per_start)
             groups += [
@@ -117,26 +123,6 @@ def play(
             if progress is not None:
                 progress(len(groups), len(rows))
     return groups
-
-
-@contextlib.contextmanager
-def player_of(
-    owner: Any,
-    task: Task,
-    draw: Callable[[Any, int], Any],
-    max_tool_calling_iterations: int | None,
-    max_completion_length: int,
-) -> Generator[Any]:
-    """Inside, `play(rows)` plays a rollout from each row; what the policy writes, `draw` draws: of
-    padded inputs [N, T], and 1, the ids [N, T].
-
-    `owner`: a policy, or another pair of `model` and `tokenizer` with a `backend_name` and
-    `chat_template_kwargs`.
-    """
-    rounds = sys.maxsize if max_tool_calling_iterations is None else max_tool_calling_iterations
-    limits = {"max_tool_calling_iterations": rounds, "max_completion_length": max_completion_length}
-    with _event_loop() as loop:
-        yield _player(owner, task, {"draw": draw, "async_loop": loop, "task": task, **limits})
 
 
 def marks_of(task: Task) -> Fields:
@@ -175,28 +161,23 @@ def _player_class(backend: str) -> type:
 
     class Player(trainer_class):
         # TRL's constructor would also wrap the model and set the process's random state.
-        def __init__(self, parts: Fields) -> None:
+        def __init__(self, parts: Fields, task: Task, draw: Function) -> None:
             self.__dict__.update(parts)
+            self.task, self.draw, self.kept = task, draw, ProcessState()
+            factories = self.environment_factories or {}
+            self.environment_factories = {
+                name: functools.partial(_guarded, make, self.kept)
+                for name, make in factories.items()
+            } or None
+            self.why_none = functools.partial(
+                unparsed,
+                tools={function_name(tool) for tool in self.tools},
+                markers=markers_of(self._tokenizer),
+            )
 
         def play(self, rows: list[Row], per_start: int = 1) -> list[Rollout]:
-            if factories := self.environment_factories:
-                # New ones for each batch: those of the last are handed out with its rollouts.
-                pool = {name: [factory()] for name, factory in factories.items()}
-                self._environment_pool = pool
-                several = self._multi_environment
-                names = [row.get("environment") if several else None for row in rows]
-                rows = [
-                    _seeded(row, pool[name][0]) if name in pool else row
-                    for row, name in zip(rows, names, strict=True)
-                ]
-                if per_start > 1:
-                    self._environment_pool = {name: [] for name in pool}
-                    for row, name in zip(rows, names, strict=True):
-                        begin = guarded(started, DEADLINE_S, self.kept)
-                        begun = begin(self.task.environment, row, 0)
-                        own = copies(begun, per_start, self.task.name)
-                        self._environment_pool[name] += own
-                    rows = [row for row in rows for _ in range(per_start)]
+            if self.environment_factories:
+                rows = self._begun(rows, per_start)
             try:
                 self._generate_and_score_completions(rows)
             except _Played as played:
@@ -204,6 +185,25 @@ def _player_class(backend: str) -> type:
             nothing = [None] * len(rows)
             parts = ids, masks or nothing, messages, records, self.environments or nothing
             return [self._rollout(*own) for own in zip(*parts, strict=True)]
+
+        def _begun(self, rows: list[Row], per_start: int) -> list[Row]:
+            # The rows of the rollouts, with seeds, and environments for them: new ones for each
+            # batch, as those of the last are handed out with its rollouts.
+            factories, several = self.environment_factories, self._multi_environment
+            pool = {name: [make()] for name, make in factories.items()}
+            names = [row.get("environment") if several else None for row in rows]
+            rows = [
+                _seeded(row, pool[name][0]) if name in pool else row
+                for row, name in zip(rows, names, strict=True)
+            ]
+            self._environment_pool = pool
+            if per_start == 1:
+                return rows
+            self._environment_pool = {name: [] for name in pool}
+            for row, name in zip(rows, names, strict=True):
+                begun = guarded(started, DEADLINE_S, self.kept)(self.task.environment, row, 0)
+                self._environment_pool[name] += copies(begun, per_start, self.task.name)
+            return [row for row in rows for _ in range(per_start)]
 
         def _rollout(
             self, ids: list, mask: Any, messages: list, records: list, environment: Any
@@ -234,46 +234,37 @@ def _seeded(row: Row, environment: Any) -> Row:
     return {**row, "seed": int(row_key(row)[:7], 16)}
 
 
-def _player(policy: Any, task: Task, parts: Fields) -> Any:
-    # What TRL's constructor sets, as far as the methods that play read it.
-    player_class = _player_class(policy.backend_name)
+def trainer_parts(policy: Policy, task: Task) -> Fields:
+    """What TRL's constructor sets, as far as the methods that play read it."""
     tools, factories = list(task.tools), factories_of(task.environment)
     of_each = offered(tools, task.environment)
     every = list(dict.fromkeys(itertools.chain(*of_each.values())))
     tokenizer, template = with_calls(policy.tokenizer, bool(every))
-    names = {function_name(tool) for tool in every}
-    state: Fields = {"state": SimpleNamespace(num_input_tokens_seen=0), "environments": None}
-    state |= {"_metrics": defaultdict(lambda: defaultdict(list)), "rollout_func": None}
-    device, kept = policy.model.device, ProcessState()
-    return player_class(
-        {
-            **parts,
-            **state,
-            "kept": kept,
-            "accelerator": SimpleNamespace(device=device, gather=lambda values: values),
-            "model": policy.model,
-            "processing_class": tokenizer,
-            "_tokenizer": tokenizer,
-            "_is_vlm": False,
-            "use_vllm": False,
-            "num_generations_eval": 1,
-            "chat_template": template,
-            "chat_template_kwargs": policy.chat_template_kwargs,
-            "eos_token_ids": eos_ids(policy),
-            "tools": every,
-            "_standalone_tools": tools,
-            "environment_factories": {
-                name: functools.partial(_begun, make, kept) for name, make in factories.items()
-            }
-            or None,
-            "_env_tools": of_each,
-            "_multi_environment": isinstance(task.environment, Mapping),
-            "why_none": functools.partial(unparsed, tools=names, markers=markers_of(tokenizer)),
-        }
-    )
+    gather = SimpleNamespace(device=policy.model.device, gather=lambda values: values)
+    return {
+        "accelerator": gather,
+        "model": policy.model,
+        "processing_class": tokenizer,
+        "_tokenizer": tokenizer,
+        "_is_vlm": False,
+        "use_vllm": False,
+        "num_generations_eval": 1,
+        "chat_template": template,
+        "chat_template_kwargs": policy.chat_template_kwargs,
+        "eos_token_ids": eos_ids(policy),
+        "state": SimpleNamespace(num_input_tokens_seen=0),
+        "_metrics": defaultdict(lambda: defaultdict(list)),
+        "rollout_func": None,
+        "tools": every,
+        "environments": None,
+        "environment_factories": factories or None,
+        "_standalone_tools": tools,
+        "_env_tools": of_each,
+        "_multi_environment": isinstance(task.environment, Mapping),
+    }
 
 
-def _begun(make: Function, kept: ProcessState) -> Any:
+def _guarded(make: Function, kept: ProcessState) -> Any:
     return guarded_environment(guarded(make, DEADLINE_S, kept)(), kept=kept)
 
 

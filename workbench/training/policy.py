@@ -2,21 +2,19 @@
 
 Through one of two backends: Unsloth's `FastLanguageModel`, or plain transformers with PEFT
 (`plain.py`). unsloth patches trl, transformers and peft when it is imported, so with it every
-module that needs one of them in a training process goes through here first; with the plain backend
-it is not imported at all.
+module that needs one of them in a training process goes through here first.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
-import re
 import sys
 import time
 import warnings
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -26,8 +24,9 @@ from workbench.cache import ANSWERS
 from workbench.errors import PolicyError, nearest
 from workbench.kinds import Fields, Model, Tokenizer
 from workbench.recipe import Recipe
-from workbench.training import loading, plain
+from workbench.training import loading, measuring, plain, randomness
 from workbench.training.precision import choose_dtype, native_bf16
+from workbench.training.quiet import NOISE, own_patterns, without_noise
 from workbench.training.settings.device import COST, NOT_IN_FORCE, missing, why_not
 from workbench.training.settings.names import as_dtype
 
@@ -54,20 +53,16 @@ class Policy:
     linear4bit: int  # layers that are bitsandbytes.nn.Linear4bit
     load_s: float
     gradient_checkpointing: bool = False  # as it was loaded
-    # vLLM has been started with it, holds its frozen weights and generates
-    fast_inference: bool = False
+    fast_inference: bool = False  # vLLM was started with it, holds its weights and generates
     notes: list[str] = field(default_factory=list)
-    # what this adapter was before: a folder, and runs, in order
-    trained_in: list[str] = field(default_factory=list)
+    trained_in: list[str] = field(default_factory=list)  # before: a folder, and runs, in order
     # what it was loaded from, as `loading.base_files` found it; waits for the sums
     base: Callable[[], Fields] = dict
 
     def __str__(self) -> str:
-        stored = self.precision
-        if self.linear4bit:
-            stored = (
-                f"NF4 in {self.linear4bit} Linear4bit layers, computing in {self.compute_dtype}"
-            )
+        layers, stored = self.linear4bit, self.precision
+        if layers:
+            stored = f"NF4 in {layers} Linear4bit layers, computing in {self.compute_dtype}"
         trains = "with a trained adapter, frozen"
         if self.trainable:
             share = self.trainable / self.parameters
@@ -89,9 +84,8 @@ class Policy:
     def found(self) -> Fields:
         """What the manifest records."""
         left_out = ("model", "tokenizer", "load_s", "gradient_checkpointing")
-        return {name: value for name, value in vars(self).items() if name not in left_out} | {
-            "base": self.base()
-        }
+        kept = {name: value for name, value in vars(self).items() if name not in left_out}
+        return kept | {"base": self.base()}
 
     @contextlib.contextmanager
     def generating(self, *, base: bool = False) -> Generator[Any]:
@@ -153,36 +147,22 @@ def load_policy(
             loaded, vLLM does not start, or the plain backend is requested where unsloth has patched
             the libraries.
     """
-    if isinstance(source, (str, Path)):
-        recipe = _recipe_for(str(source), **fields)
-        fast_inference = recipe.policy.fast_inference
-    elif fields:
-        given = ", ".join(f"{field} = {value!r}" for field, value in fields.items())
-        raise PolicyError(
-            f"load_policy: {given} beside a {type(source).__name__.lower()}",
-            rule="a plan or a recipe alone decides how its policy is loaded",
-            remedy="change the recipe, and plan it again; or give a name and these fields",
-        )
-    elif isinstance(source, Recipe):
-        # vLLM and checkpointing serve training, which a plan is for.
-        recipe, fast_inference = source, False
-    else:
-        recipe, settings = source.recipe, source.settings
-        gradient_checkpointing = bool(settings["gradient_checkpointing"])
-        fast_inference = bool(settings.get("use_vllm")) and recipe.policy.backend == "unsloth"
+    recipe, fast_inference = _requested(source, fields)
+    if not isinstance(source, (str, Path, Recipe)):
+        gradient_checkpointing = bool(source.settings["gradient_checkpointing"])
     from workbench.policies import origin_of
 
     trained = None if adapter is None else loading.find_adapter(adapter)
     lora = recipe.lora.model_dump()
     if trained is None and recipe.policy.adapter is not None:
-        from workbench.training.adapters import fitted_to_adapter, peft_settings
+        from workbench.training.adapters import fitted_to_adapter, peft_settings, put_on
 
         recipe, _ = fitted_to_adapter(recipe)
         lora = peft_settings(recipe)
     asked = recipe.policy
     name, loads = asked.name, _BACKENDS[asked.backend]
     source = loading.find_model(name)
-    # While libraries are imported, and the same files are read to load it.
+    # while libraries are imported
     base = loading.base_summed(source) if trained is None else dict
     version = loads.version()  # imports what must come before trl, transformers and peft
     if asked.backend == "transformers":
@@ -194,27 +174,14 @@ def load_policy(
     if fast_inference:
         without = why_not(asked.backend, cuda=cuda, missing=missing(imports=cuda))
     how = asked.model_dump(include={"load_in_4bit", "max_seq_length", "dtype"})
-    what, words = f"policy {name!r}", {}
+    reads = loading.reading(f"policy {name!r}")
     if fast_inference and not without:
-        # Its buffers for the adapter are made when it starts, so it has to know the rank before
-        # there is an adapter.
-        share = asked.gpu_memory_utilization
-        how |= {
-            "fast_inference": True,
-            "max_lora_rank": recipe.lora.r,
-            "gpu_memory_utilization": share,
-        }
-        what += " with fast_inference"
-        words = {
-            "rule": "vLLM starts when the policy is loaded, within its share of the GPU's free"
-            f" memory (gpu_memory_utilization = {share:g})",
-            "remedy": "correct what it names, or set policy.fast_inference: false, which generates"
-            " with the policy itself",
-        }
-    with loading.reading(what, **words), loading.bars_for(source):
+        more, reads = _with_vllm(recipe)
+        how |= more
+    with reads, loading.bars_for(source):
         model, tokenizer, notes = loads.load_base(source, **how)
     tokenizer.embedded = model.get_input_embeddings().weight.shape[0]
-    loading.check_tokenizer(tokenizer, name)
+    measuring.check_tokenizer(tokenizer, name)
     # Unsloth may have taken a 4-bit repository in the place of the one that was asked for
     if not Path(source).is_dir():
         base = loading.base_summed(getattr(model.config, "_name_or_path", "") or source)
@@ -222,13 +189,12 @@ def load_policy(
     notes += origin_of(source) + loading.check_4bit(model, name, asked.load_in_4bit)
     trained_in = []
     if trained is None:
-        with loading.own_patterns():
-            model = loads.add_lora(
-                model, lora, gradient_checkpointing=gradient_checkpointing, seed=recipe.seed
-            )
-        notes += loading.adapter_notes(model, recipe.lora.target_modules)
+        how = {"gradient_checkpointing": gradient_checkpointing, "seed": recipe.seed}
+        with own_patterns():
+            model = loads.add_lora(model, lora, **how)
+        notes += measuring.adapter_notes(model, recipe.lora.target_modules)
         if asked.adapter is not None:
-            loading.put_on(model, asked.adapter)
+            put_on(model, asked.adapter)
             trained_in = [loading.adapter_named(asked.adapter)]
     else:
         model = loading.with_adapter(model, trained)
@@ -237,18 +203,16 @@ def load_policy(
     if fast_inference and not generates:
         without = without or "Unsloth loads this model, or on this GPU, without it, and prints why"
         notes.append(f"{NOT_IN_FORCE}{without}; {COST}")
-    device = f"the CPU ({torch.get_num_threads()} threads)"
-    if cuda:
-        device = torch.cuda.get_device_name()
+    cpu = f"the CPU ({torch.get_num_threads()} threads)"
     if asked.backend != "unsloth" and "unsloth" in sys.modules:
-        version += _BESIDE
+        version += ", beside unsloth"  # imported, it changes a gradient's last bits
     return Policy(
         name=name,
         source=source,
         model=model,
         tokenizer=tokenizer,
         max_seq_length=asked.max_seq_length,
-        device=device,
+        device=torch.cuda.get_device_name() if cuda else cpu,
         backend=version,
         backend_name=asked.backend,
         **loading.measured(model),
@@ -259,6 +223,38 @@ def load_policy(
         trained_in=trained_in,
         base=base,
     )
+
+
+def _with_vllm(recipe: Recipe) -> tuple[Fields, AbstractContextManager[None]]:
+    # (what more is loaded with, what errors become). Its buffers for the adapter are made when it
+    # starts, so it has to know the rank before there is an adapter.
+    share, rank = recipe.policy.gpu_memory_utilization, recipe.lora.r
+    how = {"fast_inference": True, "max_lora_rank": rank, "gpu_memory_utilization": share}
+    return how, loading.reading(
+        f"policy {recipe.policy.name!r} with fast_inference",
+        rule="vLLM starts when the policy is loaded, within its share of the GPU's free memory"
+        f" (gpu_memory_utilization = {share:g})",
+        remedy="correct what it names, or set policy.fast_inference: false, which generates with"
+        " the policy itself",
+    )
+
+
+def _requested(source: str | Path | Recipe | Plan, fields: Fields) -> tuple[Recipe, bool]:
+    # (the recipe of what is loaded, whether vLLM should start)
+    if isinstance(source, (str, Path)):
+        recipe = _recipe_for(str(source), **fields)
+        return recipe, recipe.policy.fast_inference
+    if fields:
+        given = ", ".join(f"{field} = {value!r}" for field, value in fields.items())
+        raise PolicyError(
+            f"load_policy: {given} beside a {type(source).__name__.lower()}",
+            rule="a plan or a recipe alone decides how its policy is loaded",
+            remedy="change the recipe, and plan it again; or give a name and these fields",
+        )
+    if isinstance(source, Recipe):
+        return source, False  # vLLM serves training, which a plan is for
+    vllm = bool(source.settings.get("use_vllm"))
+    return source.recipe, vllm and source.recipe.policy.backend == "unsloth"
 
 
 def _recipe_for(
@@ -306,8 +302,7 @@ def _check_backend(backend: str) -> None:
 
 
 def _check_not_replaced() -> None:
-    # On a CPU unsloth leaves TRL's trainer and the models as they are, and both backends can share
-    # a process.
+    # On a CPU unsloth leaves TRL's trainer as it is, and both backends can share a process.
     if "unsloth" in sys.modules:
         import trl
 
@@ -330,27 +325,6 @@ def _count(number: int) -> str:
 
 
 _MODES = ("training", "gradient_checkpointing")
-_BESIDE = ", beside unsloth"  # which, imported, is enough to change a gradient's last bits
-_NOISE = re.compile(
-    r"Unsloth \S+: no GPU found, training on CPU .*SFTTrainer|Unsloth \(CPU\): \w+ on \d+ CPU"
-    r" .*chunked CE"
-    # of every checkpoint, with the name that its folder has while it is written
-    r"|Unsloth: (Restored added_tokens_decoder metadata|Preserved sentencepiece asset)"
-)
-# torch 2.11's own compiler warns of itself, four times a first step
-_OWN_COMPILER = r"inductor::_alloc_from_pool"
-
-
-@contextlib.contextmanager
-def _without_noise() -> Generator[None, None, None]:
-    """Leave these lines out of what is printed meanwhile, and print the rest afterwards."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(printed):
-            yield
-    finally:
-        kept = [line for line in printed.getvalue().splitlines(True) if not _NOISE.match(line)]
-        print("".join(kept), end="", flush=True)
 
 
 def _unsloth() -> ModuleType:
@@ -365,12 +339,13 @@ def _unsloth() -> ModuleType:
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))
         os.environ.setdefault("UNSLOTH_AUTO_INSTALL", "0")
         os.environ.setdefault("TORCHAO_LOG_LEVEL", "ERROR")
-        with loading.quiet_imports(), _without_noise():
+        with loading.quiet_imports(), without_noise():
             import unsloth
         logging.getLogger("transformers.models.llama.modeling_llama").addFilter(
-            lambda record: not _NOISE.match(record.getMessage())
+            lambda record: not NOISE.match(record.getMessage())
         )
-        warnings.filterwarnings("ignore", _OWN_COMPILER)
+        # torch 2.11's own compiler warns of itself, four times a first step
+        warnings.filterwarnings("ignore", r"inductor::_alloc_from_pool")
     import unsloth
 
     return unsloth
@@ -383,7 +358,7 @@ def _unsloth_version() -> str:
     return f"Unsloth {unsloth.__version__}" + (" (CPU backend)" if DEVICE_TYPE == "cpu" else "")
 
 
-@loading.random_kept()
+@randomness.random_kept()
 def _unsloth_base(
     source: str, *, dtype: str | None, **how: object
 ) -> tuple[Model, Tokenizer, list[str]]:
@@ -395,12 +370,12 @@ def _unsloth_base(
     # on a GPU it knows two of the three by their names
     torch_dtype = getattr(torch, chosen) if chosen else None
     # On a GPU, where loading can take minutes, all of it is printed as it comes.
-    with contextlib.nullcontext() if cuda else _without_noise():
+    with contextlib.nullcontext() if cuda else without_noise():
         model, tokenizer = loader.from_pretrained(model_name=source, dtype=torch_dtype, **how)
     return model, tokenizer, notes
 
 
-@loading.random_kept()  # on a GPU it seeds Python's, numpy's and torch's for the whole process
+@randomness.random_kept()  # on a GPU it seeds Python's, numpy's and torch's for the whole process
 def _unsloth_lora(model: Model, lora: Fields, *, gradient_checkpointing: bool, seed: int) -> Model:
     return _unsloth().FastLanguageModel.get_peft_model(
         model,

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import itertools
-import logging
 import os
-import re
 import tempfile
-import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench import processes
-from workbench.errors import DataError, PolicyError, RecipeError, WorkbenchError
+from workbench.errors import DataError, PolicyError, WorkbenchError
 from workbench.kinds import Fields
 from workbench.printable import printable
 from workbench.recipe import Recipe
@@ -30,9 +26,10 @@ from workbench.task import Task
 from workbench.tasks.loading import load_task
 from workbench.training import around
 from workbench.training import settings as settings_of
-from workbench.training.feature import Asked
-from workbench.training.loading import (
-    find_model,
+from workbench.training.building import Built, build
+from workbench.training.feature import Asked, Planned
+from workbench.training.loading import find_model
+from workbench.training.measuring import (
     measure_of,
     measuring,
     sampled_besides,
@@ -41,7 +38,7 @@ from workbench.training.loading import (
 )
 from workbench.training.plan import Memory, Plan, Stage
 from workbench.training.policy import grpo_config
-from workbench.training.precision import choose_dtype, config_overrides, unsloths_choice
+from workbench.training.precision import choose_dtype, unsloths_choice
 from workbench.training.resuming import begun_task
 from workbench.training.settings.algorithms import ALGORITHMS
 from workbench.training.settings.device import Machine, asks_for_vllm
@@ -53,9 +50,6 @@ if TYPE_CHECKING:
     from workbench.training.policy import Policy
 
 
-_IN_OUR_WORDS = re.compile("luspo|VESPO|importance_sampling_level='sequence'|EXPERIMENTAL")
-
-
 def prepare(
     recipe: str | Path | Fields | Recipe,
     task: Task | None = None,
@@ -63,9 +57,10 @@ def prepare(
     *,
     policy: Policy | None = None,
     run: RunDirectory | None = None,
-    memory: Memory | None = None,
-    offline: bool = False,
+    vram_gb: float | None = None,
+    shown: bool = False,
     with_task: bool = True,
+    with_policy: bool = True,
 ) -> Plan:
     """Check all that can be checked without loading the policy, and return what the run will be.
     Raises as `plan`.
@@ -74,51 +69,75 @@ def prepare(
         task: None: the recipe's is loaded, or that of the resumed `run`.
         policy: an already loaded policy, which then decides on backend, context, checkpointing and
             vLLM.
-        memory: decides on gradient checkpointing where nothing else does, and estimates.
-        offline: a hub that cannot be reached is a note instead of an error.
-        with_task: False: the recipe's task only stands in for an unknown one, so no prompt is
-            looked at.
+        vram_gb: as for `plan`.
+        shown: nothing is trained yet: memory is estimated, and a hub that cannot be reached is a
+            note instead of an error.
+        with_task, with_policy: False: the recipe's only stands in for an unknown one, so no prompt,
+            or no memory, is looked at.
     """
     from workbench.training.presets import recipe_of
 
-    recipe, begins = _begun(recipe_of(recipe), run)
-    backend = policy.backend_name if policy else recipe.policy.backend
-    processes.check_processes(backend)
-    if policy is None:  # a slip in a path is found before torch and Unsloth are imported
-        find_model(recipe.policy.name, ask_hub=False)
-    instead = [] if policy else without_extras(recipe)
-    unread: list[str] = []
-    sought: list[str] = []
-    if task is None and run is not None:
-        task = begun_task(run, recipe)
-    elif task is None and with_task:
-        missed = "its prompts were neither counted nor measured"
-        recipe, sought = around.found(recipe, policy)
-        task, unread = _reached(lambda: load_task(recipe.task), missed, offline)
+    recipe, of_adapter = _begun(recipe_of(recipe), run)
+    backend, of_extras = _loadable(recipe, policy)
+    found, unread = Planned(), []
+    if task is None and with_task:
+        if run is None:
+            found = around.planned(Asked(recipe, policy=policy))
+        recipe = found.changes or recipe
+        task, unread = _task(recipe, run, shown)
     config_class = grpo_config(backend)
-    recipe, notes = settings_of.with_new_names(recipe, settings_of.field_names(config_class))
+    recipe, renamed = settings_of.with_new_names(recipe, settings_of.field_names(config_class))
     settings_of.check_lora(recipe.lora)
     machine = machine or Machine.here(for_vllm=asks_for_vllm(recipe.grpo, recipe))
     stages = planned_stages(recipe, task, config_class, machine, run)
-    stages, measured = _measured(recipe, stages, policy, offline)
+    steps = sum(stage.steps for stage in stages) if recipe.stages else stages[0].steps
+    planned = around.planned(Asked(recipe, task, stages, steps, run, policy, shown, vram_gb))
+    for stage in stages:
+        _rehearse(stage)
+    stages, measured = _measured(recipe, stages, policy, shown)
     shape, of_shape = shape_of_policy(recipe, policy)
+    memory = planned.memory if with_policy else None
     on, chosen, estimate = _memory(stages, machine, policy, run, memory)
     for stage in stages:
         stage.settings["gradient_checkpointing"] = on
-    steps = sum(stage.steps for stage in stages) if recipe.stages else stages[0].steps
     settings = {**stages[0].settings, "max_steps": steps}
-    given, built, heard = _built(config_class, recipe, settings, machine, policy)
-    for stage in stages if recipe.stages else ():  # for what the libraries warn of
-        heard += _built(config_class, stage.recipe, stage.settings, machine, policy)[2]
-    notes += [*sought, *settings_of.stages_decide(recipe), *_of_stages(stages), *unread, *measured]
-    notes += around.lines("plan", Asked(recipe, task, stages, steps, run))
-    notes += [*of_shape, *chosen, *begins, *_warned(task), *dict.fromkeys(heard)]
-    notes += [*instead, *one_gpu(backend, machine), *settings_of.check_in_force(given, built)]
-    notes += [*_never_saved(recipe, settings, steps), *_from_outside(recipe, backend, settings)]
-    generates = [around.asked("generates", stage, machine, shape) for stage in stages]
-    words = ". ".join(dict.fromkeys(itertools.chain(*generates)))
-    rows = _rows(recipe, stages, given, built)
+    parts = [(recipe, settings)]
+    parts += [(stage.recipe, stage.settings) for stage in stages if recipe.stages]
+    built = [_built(config_class, *part, machine, backend) for part in parts]
+    given, config, _ = built[0]
+    notes = [
+        *renamed, *found.lines, *settings_of.stages_decide(recipe), *_of_stages(stages),
+        *unread, *measured, *planned.lines, *of_shape, *chosen, *of_adapter,
+        *_warned(task), *_heard(built), *of_extras, *one_gpu(backend, machine),
+        *settings_of.check_in_force(given, config), *_never_saved(recipe, settings, steps),
+        *_from_outside(recipe, backend, settings),
+    ]  # fmt: skip
+    words = ". ".join(around.generation_lines(stages, machine, shape))
+    rows = _rows(recipe, stages, given, config)
     return Plan(recipe, task, machine, tuple(stages), settings, tuple(notes), words, rows, estimate)
+
+
+def _loadable(recipe: Recipe, policy: Policy | None) -> tuple[str, list[str]]:
+    # (the backend, lines on what is not installed); errors before torch and Unsloth are imported.
+    backend = policy.backend_name if policy else recipe.policy.backend
+    processes.check_processes(backend)
+    if policy is not None:
+        return backend, []
+    find_model(recipe.policy.name, ask_hub=False)
+    return backend, without_extras(recipe)
+
+
+def _task(recipe: Recipe, run: RunDirectory | None, offline: bool) -> tuple[Task | None, list[str]]:
+    if run is not None:
+        return begun_task(run, recipe), []
+    missed = "its prompts were neither counted nor measured"
+    return _reached(lambda: load_task(recipe.task), missed, offline)
+
+
+def _rehearse(stage: Stage) -> None:
+    if stage.suite is not None:
+        with contextlib.closing(stage.suite):
+            stage.suite.rehearse(stage.rows)
 
 
 def _never_saved(recipe: Recipe, settings: Fields, steps: int) -> list[str]:
@@ -216,7 +235,6 @@ def plan(
     *,
     machine: Machine | None = None,
     vram_gb: float | None = None,
-    memory: Memory | None = None,
     said: Sequence[str] = (),
     steps: int | None = None,
 ) -> Plan:
@@ -235,7 +253,6 @@ def plan(
         vram_gb: GPU memory to plan for, in 10^9 bytes; None: that of the machine's card. On a
             machine without a GPU the settings stay those of the machine, and the estimate is of a
             card.
-        memory: as for `prepare`; None: the workbench's own estimate.
         said, steps: as for `overridden`: the values of `--set` and `--steps`.
 
     Raises:
@@ -248,12 +265,12 @@ def plan(
     called, recipe, notes, named, tasked = read_source(source, said)
     with of_recipe(called):
         recipe = settings_of.overridden(recipe, said, steps)
-    memory = (memory or around.memory_feature(vram_gb)) if named else None
     # Prompts that stand in for a script's own say nothing about its epochs, lengths or memory.
     with_task = tasked or task is not None
+    how: Fields = {"vram_gb": vram_gb, "with_task": with_task, "with_policy": named}
     try:
         with of_recipe(called):
-            made = prepare(recipe, task, machine, memory=memory, offline=True, with_task=with_task)
+            made = prepare(recipe, task, machine, shown=True, **how)
     except WorkbenchError as error:
         for note in notes:  # what was read otherwise than it stands in a script may be the cause
             error.add_note(f"  note:   {printable(note)}")
@@ -327,54 +344,22 @@ def _memory(
 
 
 def _built(
-    config_class: type, recipe: Recipe, settings: Fields, machine: Machine, policy: Policy | None
-) -> tuple[Fields, Any, list[str]]:
-    """(what GRPOConfig is given, the config that it makes of it, the warnings)."""
+    config_class: type, recipe: Recipe, settings: Fields, machine: Machine, backend: str
+) -> Built:
+    # The config that will be trained with, as far as is known before the policy is loaded.
     dtype, cuda = recipe.policy.dtype, machine.cuda
-    backend = policy.backend_name if policy else recipe.policy.backend
     computes, _ = choose_dtype(dtype, backend, cuda=cuda, bf16=machine.bf16)
-    given = {**settings, **config_overrides(backend, computes, settings, cuda=cuda)}
-    own: Fields = {"seed": recipe.seed, "disable_tqdm": True}
-    with tempfile.TemporaryDirectory(prefix="workbench-") as scratch, taken_together() as heard:
-        built = settings_of.built(config_class, given, output_dir=scratch, **own)
+    how: Fields = {"backend": backend, "computes": computes, "cuda": cuda, "seed": recipe.seed}
+    with tempfile.TemporaryDirectory(prefix="workbench-") as scratch:
+        made = build(config_class, settings, scratch, **how)
     if cuda and backend == "unsloth":  # its trainer decides, when it is made
-        vars(built).update(unsloths_choice(dtype, given, bf16=machine.bf16))
-    return given, built, heard
+        vars(made.config).update(unsloths_choice(dtype, made.given, bf16=machine.bf16))
+    return made
 
 
-@contextlib.contextmanager
-def taken_together() -> Generator[list[str], None, None]:
-    """RecipeError for settings that the libraries refuse together; their warnings are appended to
-    the list, each once.
-    """
-    heard: list[str] = []
-
-    def hear(who: str, said: object) -> None:
-        line = f"{who} warns: {' '.join(str(said).split())}"
-        # A plan says some in its own words: `combinations.py`. The pins hold what is experimental.
-        if line not in heard and not _IN_OUR_WORDS.search(line):
-            heard.append(line)
-
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: hear("TRL", record.getMessage())
-    logging.getLogger("trl").addHandler(handler)
-    try:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("default")
-            yield heard
-    except (TypeError, ValueError, AttributeError, ImportError, NotImplementedError) as error:
-        raise RecipeError(
-            f"grpo: {error}",
-            rule="GRPOConfig and GRPOTrainer accept these settings together",
-            remedy="change the setting that it names",
-        ) from error
-    finally:
-        logging.getLogger("trl").removeHandler(handler)
-    for each in warned:
-        if issubclass(each.category, (UserWarning, FutureWarning)):
-            _, _, inside = each.filename.replace(os.sep, "/").rpartition("/site-packages/")
-            library = inside.partition("/")[0] or "Python"
-            hear("TRL" if library == "trl" else library, each.message)
+def _heard(built: Sequence[Built]) -> list[str]:
+    # What the libraries warn of, each once.
+    return list(dict.fromkeys(line for each in built for line in each.heard))
 
 
 def _of_stages(stages: Sequence[Stage]) -> list[str]:

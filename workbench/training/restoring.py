@@ -14,10 +14,12 @@ from typing import Any
 from workbench import processes
 from workbench.errors import RunError
 from workbench.kinds import Fields
-from workbench.training.loading import put_back
+from workbench.training.randomness import put_back
+from workbench.training.replaced import replace, replaces
 from workbench.training.resuming import TENSORS, Point
 
 
+@replaces("create_scheduler", "_get_train_sampler")
 class Restored:
     """Restores a trainer from a checkpoint: call `prepare` before `train()`, and the others as it
     begins.
@@ -52,11 +54,15 @@ class Restored:
         self._of_an_epoch = self.skipped / per_epoch
         args.max_steps = self.total - self.epochs * per_epoch
         schedule, sampler = trainer.create_scheduler, trainer._get_train_sampler
-        trainer.create_scheduler = lambda num_training_steps, **more: schedule(
-            num_training_steps=self.total, **more
+        replace(
+            trainer,
+            "create_scheduler",
+            lambda num_training_steps, **more: schedule(num_training_steps=self.total, **more),
         )
-        trainer._get_train_sampler = lambda *a, **k: _Skipping(
-            sampler(*a, **k), self.epochs, self.skipped * per_step
+        replace(
+            trainer,
+            "_get_train_sampler",
+            lambda *a, **k: _Skipping(sampler(*a, **k), self.epochs, self.skipped * per_step),
         )
         before = sum(name.startswith("random") for name in point.state)
         remarks = {

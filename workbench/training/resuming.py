@@ -22,7 +22,7 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.task import Task, fingerprint
 from workbench.tasks.loading import load_task
-from workbench.training.loading import random_states
+from workbench.training.randomness import random_states
 from workbench.workspace import (
     find,
     replace_folder,

@@ -29,6 +29,7 @@ from workbench.training.loading import eos_ids
 from workbench.training.plan import Stage
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder
+from workbench.training.replaced import replace, replaces
 from workbench.training.resuming import Point, check_finite, is_spread, save_adapter, whole_weights
 from workbench.training.watchers import Watchers, unasked
 from workbench.workspace import replace_folder
@@ -54,6 +55,7 @@ def _short(hook: Function) -> Function:
     )
 
 
+@replaces("train", "_generate")
 class Session:
     """Trains once, with a trainer as it is, through its `train`, and closes the record however that
     ends.
@@ -62,6 +64,8 @@ class Session:
     """
 
     policy: Policy | None = None  # None: a trainer of the user's own
+    plan: Any = None  # what it was made from, if it was
+    restored: Any = None
     point: Point | None = None  # where to resume; None: from the start
     begun_at = 0  # the step before the first
     # before the first step, and that is saved: the run is kept, whatever becomes of that step
@@ -100,14 +104,14 @@ class Session:
             self.at_end.callback(own.update, {name: own[name]})
         else:
             self.at_end.callback(own.pop, name, None)
-        own[name] = value
+        replace(self.trainer, name, value)
 
     def train(self, *args: object, **kwargs: object) -> Any:
         """The trainer's own `train`, watched and recorded; an error that ends it early is recorded
         and raised.
         """
         # all of it: an Interrupt that comes while something is being saved must not lose it
-        with self.control.graceful():
+        with self.control.interrupts.graceful():
             return self._recorded(*args, **kwargs)
 
     def _recorded(self, *args: object, **kwargs: object) -> object:

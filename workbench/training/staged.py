@@ -14,9 +14,10 @@ from workbench.errors import RunError
 from workbench.kinds import Fields, Model, Trainer, TrainerControl, TrainerState
 from workbench.run.directory import RunDirectory
 from workbench.training.changes import recorded
-from workbench.training.loading import random_states
 from workbench.training.plan import ONLY_STAGE, Plan, Stage
 from workbench.training.policy import Policy
+from workbench.training.randomness import random_states
+from workbench.training.replaced import replaces
 from workbench.training.restoring import Restored
 from workbench.training.resuming import (
     Point,
@@ -44,6 +45,7 @@ class Made:
     KEY = "_workbench_made_from"
 
 
+@replaces("_save_checkpoint")
 class StagedSession(Session):
     """Trains the stages that a trainer of `make_trainer` was made for, from the start or from a
     checkpoint.
@@ -58,8 +60,9 @@ class StagedSession(Session):
         **more: object,
     ) -> None:
         self.made: Made = vars(trainer)[Made.KEY]
-        self.policy, self.point, self.begun_at = self.made.policy, point, point.step if point else 0
-        super().__init__(run, trainer, self.made.plan.stages, watchers, **more)
+        self.plan, self.policy = self.made.plan, self.made.policy
+        self.point, self.begun_at = point, point.step if point else 0
+        super().__init__(run, trainer, self.plan.stages, watchers, **more)
 
     def train(self, *args: object, **kwargs: object) -> Any:
         """Train the plan's stages; RunError for `resume_from_checkpoint` or another argument of the

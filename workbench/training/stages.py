@@ -7,7 +7,6 @@ in the third is not found only after the second has trained.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,7 +18,6 @@ from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task
 from workbench.tasks.loading import load_task
 from workbench.training import settings as settings_of
-from workbench.training.around import asked
 from workbench.training.plan import ONLY_STAGE, Stage, suite_of
 from workbench.training.policy import Policy
 from workbench.training.resuming import begun_task
@@ -80,10 +78,6 @@ def planned_stages(
             source=source,
             offset=offset,
         )
-        asked("check", stage, _where(part))
-        if suite is not None:
-            with contextlib.closing(suite):
-                suite.rehearse(rows)
         stages.append(stage)
         offset += stage.steps
     return stages
@@ -121,7 +115,7 @@ def _for_stage(recipe: Recipe, part: StagePart, task: Task | None) -> Recipe:
 
 
 def _prompts(part: StagePart | None, task: Task) -> list[Row]:
-    where = _where(part)
+    where = f"stage {part.name!r}: " if part else ""
     if not len(task.rows):
         raise RecipeError(
             f"{where}task {task.name!r}: 0 prompts",
@@ -145,10 +139,6 @@ def _prompts(part: StagePart | None, task: Task) -> list[Row]:
             )
         rows = kept
     return rows
-
-
-def _where(part: StagePart | None) -> str:
-    return f"stage {part.name!r}: " if part else ""
 
 
 def fit(stage: Stage, measure: Measure, max_seq_length: int) -> Stage:

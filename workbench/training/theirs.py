@@ -28,6 +28,7 @@ from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
 from workbench.training.loading import base_summed, measured
 from workbench.training.plan import ONLY_STAGE, Stage
 from workbench.training.policy import Policy
+from workbench.training.replaced import replaces
 from workbench.training.session import Session
 from workbench.training.settings import Batch
 from workbench.training.settings.in_force import settings_in_force
@@ -107,6 +108,7 @@ def of_theirs(
     return recipe, policy, [stage], notes
 
 
+@replaces("_calculate_rewards", "_generate_and_score_completions")
 class TheirSession(Session):
     """Records a trainer of the user's own: everything that its functions score, however it calls
     them, and a row for every step.

@@ -8,21 +8,19 @@ import tempfile
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from workbench import processes
 from workbench.errors import RecipeError, RunError
-from workbench.kinds import Fields, Trainer, TrainingArguments
+from workbench.kinds import Fields, Trainer
 from workbench.recipe import Recipe
 from workbench.run.differences import Differences
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.metrics import LEARNING_RATE
-from workbench.task import Row, Task
+from workbench.task import Task
 from workbench.training import around, resuming
-from workbench.training import settings as settings_of
 from workbench.training.attach import attach, go_on
+from workbench.training.building import build_config, build_trainer
 from workbench.training.changes import changed_since_begun, doubled, lost_since
-from workbench.training.loading import hold_reference
 from workbench.training.manifest import (
     changed_policy,
     changed_settings,
@@ -32,8 +30,7 @@ from workbench.training.manifest import (
 )
 from workbench.training.plan import Plan, Stage
 from workbench.training.policy import Policy, load_policy, trainer_classes
-from workbench.training.precision import adapter_in_float32, config_overrides
-from workbench.training.prepare import prepare, settled, taken_together
+from workbench.training.prepare import prepare, settled
 from workbench.training.resuming import (
     STATE_FILES,
     Point,
@@ -116,10 +113,7 @@ def train(
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and
             the remedy.
     """  # noqa: E501
-    from workbench.training.kept import asked_anew
-
-    memory = around.memory_feature(estimates=False)
-    plan = asked_anew(lambda: prepare(recipe, task, policy=policy, memory=memory))
+    plan = prepare(recipe, task, policy=policy)
     trainer = make_trainer(plan, policy or load_policy(plan))
     run = attach(trainer, plan, watchers=watchers, runs=runs)
     trainer.train()
@@ -177,22 +171,13 @@ def continue_run(
     if not steps and run.result()["status"] != "finished" and _all_trained(recipe, point):
         # whatever became of the task since
         return processes.in_main(lambda: _finished(run, point, take_over))
-    memory = around.memory_feature(estimates=False)
-    plan = prepare(recipe, task, policy=policy, run=run, memory=memory)
+    plan = prepare(recipe, task, policy=policy, run=run)
     if steps:
         _add_steps(run, plan, recipe, steps)
     left = tuple(stage for stage in plan.stages if _unfinished(stage, point))
     if hold_rate:
-        rates = [row.get(LEARNING_RATE) for row in run.metrics() if row["step"] <= point.step]
-        held = next(filter(None, reversed(rates)), None)
-        if not (steps and held) or left[-1].number != point.stage:
-            raise RunError(
-                f"{run.name}: hold_rate",
-                rule="the learning rate of the last step is held over steps that are added to the"
-                " stage that it trained",
-                remedy="add --steps N; or leave it out",
-            )
-        point = replace(point, held_rate=held)
+        added = steps if left and left[-1].number == point.stage else None
+        point = replace(point, held_rate=_held_rate(run, point, added))
     if not left:
         raise RunError(
             f"{run.name}: all {point.step} steps are trained",
@@ -201,20 +186,15 @@ def continue_run(
         )
     changed = changed_since_begun(run, plan.recipe, left, point)
     check_same(run, changed, accept_changes)
-    # the adapter that the run began from may be gone: the checkpoint has what became of it
-    if policy is None:
-        part = plan.recipe.policy
-        saved = {"adapter": part.adapter and str(point.folder), "reference": "base"}
-        resumed = plan.recipe.model_copy(update={"policy": part.model_copy(update=saved)})
-        policy = load_policy(replace(plan, recipe=resumed))
-        policy.trained_in = list(run.manifest()["policy"].get("trained_in", ()))
+    policy = policy or _policy_at(point, run, plan)
     changed_policy(run, policy, changed)
     check_same(run, changed, accept_changes)
     trainer = make_trainer(replace(plan, stages=left), policy)
     changed_settings(run, trainer, changed, left[0].number)
     # before the run is touched: it may be another policy's
     load_adapter(policy.model, point.folder)
-    before, reached = run.manifest(), run.result()["steps"]
+    before = run.manifest()
+    news = _news(run, point, changed, left[-1], run.result()["steps"])
     done = point.done if left[0].number == point.stage else 0
     resuming.check_room(run, policy.model, trainer.args, left[0].steps - done)
     try:
@@ -229,15 +209,9 @@ def continue_run(
         found["recipe"] = (recipe if steps else plan.recipe).model_dump(mode="json")
         found["processes"] = processes.count()
         run.update_manifest(**found)
-        news = _news(run, point, changed, left[-1], reached)
-        go_on(run, trainer, point, watchers, news + around.lines("resumes", recipe, point, before))
-        told = {
-            "accepted": changed.refused,
-            "shown": changed.shown,
-            "passed_over": point.passed_over,
-        }
-        if any(told.values()):
-            run.log_event("changed", point.step, **told)
+        news += around.resume_lines(recipe, point, before)
+        go_on(run, trainer, point, watchers, news)
+        _tell_changes(run, point, changed)
         if steps and processes.is_main():
             recipe.save(run.path / "recipe.yaml")
     except BaseException:
@@ -246,6 +220,40 @@ def continue_run(
         raise
     trainer.train()
     return run
+
+
+def _held_rate(run: RunDirectory, point: Point, added: int | None) -> float:
+    # The learning rate of the last step, for steps that are added to its stage.
+    rates = [row.get(LEARNING_RATE) for row in run.metrics() if row["step"] <= point.step]
+    held = next(filter(None, reversed(rates)), None)
+    if not (added and held):
+        raise RunError(
+            f"{run.name}: hold_rate",
+            rule="the learning rate of the last step is held over steps that are added to the"
+            " stage that it trained",
+            remedy="add --steps N; or leave it out",
+        )
+    return held
+
+
+def _policy_at(point: Point, run: RunDirectory, plan: Plan) -> Policy:
+    # The adapter that the run began from may be gone: the checkpoint has what became of it.
+    part = plan.recipe.policy
+    saved = {"adapter": part.adapter and str(point.folder), "reference": "base"}
+    resumed = plan.recipe.model_copy(update={"policy": part.model_copy(update=saved)})
+    policy = load_policy(replace(plan, recipe=resumed))
+    policy.trained_in = list(run.manifest()["policy"].get("trained_in", ()))
+    return policy
+
+
+def _tell_changes(run: RunDirectory, point: Point, changed: Differences) -> None:
+    told = {
+        "accepted": changed.refused,
+        "shown": changed.shown,
+        "passed_over": point.passed_over,
+    }
+    if any(told.values()):
+        run.log_event("changed", point.step, **told)
 
 
 def _check_resumable(run: RunDirectory) -> None:
@@ -293,96 +301,6 @@ def _news(
     ]
 
 
-def build_config(
-    config_class: type, stage: Stage, folder: str | Path, policy: Policy
-) -> TrainingArguments:
-    """The stage's GRPOConfig for the policy's backend, or a RecipeError. `features/trackers.py`
-    guards trackers, not this.
-    """
-    import torch
-
-    suite, settings = stage.scored_by[1], {**stage.settings, "report_to": "none"}
-    cuda = torch.cuda.is_available()
-    own: Fields = config_overrides(policy.backend_name, policy.compute_dtype, settings, cuda=cuda)
-    own |= {"output_dir": str(folder), "seed": stage.recipe.seed}
-    own |= {"reward_weights": list(suite.weights), "disable_tqdm": True}  # watchers show progress
-    with taken_together():
-        config = settings_of.built(config_class, settings, **own)
-    if config.n_gpu > 1:
-        # or transformers would train on all at once, with a batch and a loss so many times as large
-        config._n_gpu = 1
-    # What is recorded follows from what is in force, whoever chose it.
-    suite.scale_rewards = config.scale_rewards
-    suite.aggregation = config.multi_objective_aggregation
-    return config
-
-
-def build_trainer(
-    trainer_class: type, config: object, stage: Stage, policy: Policy
-) -> tuple[Trainer, list[str]]:
-    """(TRL's trainer for a stage, on the policy's own adapter; its warnings). RecipeError for what
-    it refuses together.
-    """
-    from datasets import Dataset
-    from transformers import PrinterCallback
-
-    model, tokenizer, suite = policy.model, policy.tokenizer, stage.scored_by[1]
-    rows, suite.aside = _for_arrow(stage.rows)
-    hold_reference(model, None)  # that of the stage before
-    kept = [(one, one.data) for one in model.parameters() if one.requires_grad]
-    tokenizer.chat_template_kwargs = stage.recipe.chat_template_kwargs
-    with taken_together() as heard:
-        trainer = trainer_class(
-            model=model,
-            processing_class=tokenizer,
-            reward_funcs=suite.funcs,
-            args=config,
-            train_dataset=Dataset.from_list(rows),
-            **stage.scored_by[0].for_turns,
-        )
-    # An environment's own reward is one of the suite's, which records it.
-    for name in ("funcs", "func_names", "processing_classes", "weights"):
-        own = getattr(trainer, f"reward_{name}")
-        setattr(trainer, f"reward_{name}", own[: len(suite.names)])
-    trainer.remove_callback(PrinterCallback)
-    # A form that nobody has filled in, and that asks trackers for their addresses at every
-    # checkpoint.
-    trainer.create_model_card = lambda *_, **__: None
-    # TRL's reference is a frozen copy of the adapter as the stage finds it; Unsloth's is the base
-    # model. One meaning for both, for every stage and for a run that goes on.
-    own = stage.recipe.policy
-    hold_reference(model, own.adapter if own.reference == "adapter" else None)
-    # TRL rounds the adapter of a 4-bit model to bfloat16, where a small learning rate's updates
-    # vanish, and one that was trained before is no longer what it was.
-    for parameter, data in kept if policy.trained_in else ():
-        parameter.data = data
-    adapter_in_float32(model)
-    return trainer, heard
-
-
-def _for_arrow(rows: list[Row]) -> tuple[list[Row], dict[str, list[Any]]]:
-    """(rows that come back from an Arrow table as they are; column -> its values, of which those
-    rows hold the row's number).
-
-    Arrow gives every dict of a column the keys of all, and turns or refuses values of several
-    types, large integers and texts that are not UTF-8.
-    """
-    from pyarrow import array
-
-    aside = {}
-    for name in dict.fromkeys(name for row in rows for name in row if name != "prompt"):
-        values = [row.get(name) for row in rows]
-        try:
-            plain = set(map(type, values)) <= {str, int, float, bool, type(None)}
-            # By their texts: 1 equals 1.0 and True.
-            same = plain and str(array(values).to_pylist()) == str(values)
-        except (ValueError, TypeError, OverflowError):
-            same = False
-        if not same:
-            aside[name] = values
-    return [{**row, **dict.fromkeys(aside, number)} for number, row in enumerate(rows)], aside
-
-
 def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     # It ended between its last checkpoint and its result: what is left to do is what the end of a
     # run does.
@@ -391,9 +309,7 @@ def _finished(run: RunDirectory, point: Point, take_over: bool) -> RunDirectory:
     for what in [*lost_since(run, point), *doubled(run)]:
         print(f"WARNING: {what}")
     run.reopen(point.step, take_over)
-    result = run.result()
-    for late in around.asked("late_result", run):
-        result |= late
+    result = run.result() | around.late_results(run)
     ignored = shutil.ignore_patterns(*STATE_FILES)
     try:
         with run.writing(), replace_folder(run.final) as folder:

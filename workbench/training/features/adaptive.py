@@ -17,7 +17,7 @@ from workbench.recipe import AdaptivePart
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
-from workbench.training.feature import Feature
+from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.plan import Stage
 
 
@@ -28,9 +28,11 @@ class Adaptive(Feature):
     of_recipe = True
 
     @classmethod
-    def check(cls, stage: Stage, where: str) -> None:
-        if stage.suite is not None:
-            cls(None).follow(stage.adaptive, stage.suite, where)
+    def plan(cls, asked: Asked) -> Planned:
+        for stage in asked.stages:
+            if stage.suite is not None:
+                cls.__new__(cls).follow(stage.adaptive, stage.suite, stage.where)
+        return Planned()
 
     def begin_stage(self, stage: Stage) -> None:
         self.follow(stage.adaptive, stage.scored_by[1])

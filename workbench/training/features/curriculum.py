@@ -15,19 +15,18 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from workbench.errors import RecipeError, TaskError
 from workbench.health.trends import percent
 from workbench.kinds import Fields, Function, Trainer
-from workbench.recipe import Recipe
 from workbench.run.batch import ScoredBatch
 from workbench.run.metrics import LEVEL
 from workbench.shipped import is_of_gym
 from workbench.task import Row
-from workbench.training.feature import Asked, Feature
+from workbench.training.feature import Asked, Feature, Planned, Watched
 from workbench.training.levels import BAND, find_level, fitting
 from workbench.training.plan import Stage
+from workbench.training.replaced import replaces
 
 BATCHES = 5
 _QUESTIONS = 300  # of a level that is moved to
@@ -42,6 +41,7 @@ def moved(level: int, shares: Sequence[float]) -> int:
     return level + (mean > BAND[1]) - (mean < BAND[0])
 
 
+@replaces("_generate_and_score_completions")
 class Curriculum(Feature):
     """The level of a run whose recipe has `difficulty: auto` or `curriculum: true`."""
 
@@ -49,34 +49,34 @@ class Curriculum(Feature):
     of_recipe = True
 
     @classmethod
-    def find(cls, recipe: Recipe, policy: Any) -> tuple[Recipe, list[str]]:
-        return (recipe, []) if recipe.difficulty is None else find_level(recipe, policy)
-
-    @classmethod
-    def check(cls, stage: Stage, where: str) -> None:
-        if stage.recipe.curriculum and stage.task is not None:
-            _begin(stage.task.name, where)
-
-    @classmethod
-    def plan(cls, asked: Asked) -> list[str]:
-        if asked.recipe.difficulty is not None and asked.task is not None:
+    def plan(cls, asked: Asked) -> Planned:
+        recipe, task = asked.recipe, asked.task
+        if recipe.difficulty is not None and not asked.stages:
+            found, lines = find_level(recipe, asked.policy)
+            return Planned(lines, found)
+        if recipe.difficulty is not None and task is not None:
             raise RecipeError(
-                f"difficulty = 'auto' beside a task object, {asked.task.name!r}",
+                f"difficulty = 'auto' beside a task object, {task.name!r}",
                 rule="a level is found for a task that the recipe names",
                 remedy="leave difficulty out, or pass no task",
             )
-        if not asked.recipe.curriculum or asked.task is None:
-            return []
-        level, levels = _begin(asked.task.name)
-        return [
-            f"curriculum: begins at level {level} of {levels[0]} to {levels[-1]}; up where more"
-            f" than {percent(BAND[1])} of the completions of {BATCHES} batches are right, down"
-            f" where fewer than {percent(BAND[0])} are"
-        ]
+        for stage in asked.stages:
+            if stage.recipe.curriculum and stage.task is not None:
+                _begin(stage.task.name, stage.where)
+        if not recipe.curriculum or task is None:
+            return Planned()
+        level, levels = _begin(task.name)
+        return Planned(
+            [
+                f"curriculum: begins at level {level} of {levels[0]} to {levels[-1]}; up where more"
+                f" than {percent(BAND[1])} of the completions of {BATCHES} batches are right, down"
+                f" where fewer than {percent(BAND[0])} are"
+            ]
+        )
 
     @classmethod
-    def of(cls, session: Any) -> Curriculum | None:
-        return cls(session) if session.policy and session.made.plan.recipe.curriculum else None
+    def of(cls, session: Watched) -> Curriculum | None:
+        return cls(session) if session.policy and session.plan.recipe.curriculum else None
 
     def begin_stage(self, stage: Stage) -> None:
         self.stage = stage

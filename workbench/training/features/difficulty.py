@@ -11,7 +11,7 @@ from workbench.data.difficulty import load_profile, row_key
 from workbench.errors import DataError
 from workbench.health.rung import which_rung
 from workbench.tiny.words import new_words, words_line
-from workbench.training.feature import Asked, Feature
+from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.loading import adapter_named
 
 _ROWS = 200  # of a stage whose words are looked at
@@ -25,12 +25,12 @@ class MeasuredDifficulty(Feature):
     key = "difficulty"
 
     @classmethod
-    def plan(cls, asked: Asked) -> list[str]:
+    def plan(cls, asked: Asked) -> Planned:
         new: list[str] = []
         for stage in asked.stages if asked.recipe.policy.name == "tiny" else ():
             column = stage.task.answer_column if stage.task else ""
             new += new_words(stage.rows[:_ROWS], column)
-        return words_line(new) + _measured(asked)
+        return Planned(words_line(new) + _measured(asked))
 
 
 def _measured(asked: Asked) -> list[str]:

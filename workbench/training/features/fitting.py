@@ -11,7 +11,7 @@ from typing import Any
 from workbench import memory
 from workbench.errors import WorkbenchError
 from workbench.training import settings as settings_of
-from workbench.training.feature import Feature
+from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.plan import Memory, Part, Stage
 from workbench.training.policy import grpo_config
 from workbench.training.settings.device import Machine
@@ -30,8 +30,8 @@ class MemoryFit(Feature):
     of_recipe = True
 
     @classmethod
-    def memory(cls, vram_gb: float | None, estimates: bool) -> Memory | None:
-        return memory_on(vram_gb, estimates=estimates)
+    def plan(cls, asked: Asked) -> Planned:
+        return Planned(memory=memory_on(asked.vram_gb, estimates=asked.estimates))
 
     def begin_stage(self, stage: Stage) -> None:
         self.stage, self.measured = stage, False
@@ -59,7 +59,7 @@ class MemoryFit(Feature):
 
 
 def memory_on(vram_gb: float | None = None, *, estimates: bool = True) -> Memory:
-    """The memory callback of `prepare(memory=...)`, for a card of `vram_gb`, or for this machine's.
+    """The memory callback of a plan, for a card of `vram_gb`, or for this machine's.
 
     On a machine without a GPU the estimate is still for a card, with the settings as the card would
     run them. Without `estimates`, only gradient checkpointing is chosen, and nothing without a

@@ -17,7 +17,6 @@ import math
 import random
 import shutil
 import time
-from typing import Any
 
 from workbench import processes
 from workbench.data.difficulty import row_key
@@ -37,8 +36,8 @@ from workbench.run.held_out import (
 from workbench.run.metrics import HELD_OUT
 from workbench.run.sealed import saved_with
 from workbench.task import Row, Task
-from workbench.training.feature import Asked, Feature
-from workbench.training.loading import random_kept
+from workbench.training.feature import Asked, Feature, Planned, Watched
+from workbench.training.randomness import random_kept
 from workbench.training.resuming import check_finite, save_adapter
 from workbench.training.sampling import as_trained, scored_groups
 from workbench.workspace import replace_folder
@@ -107,9 +106,9 @@ class HeldOut(Feature):
 
     key = "held_out"
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Watched) -> None:
         super().__init__(session)
-        run, plan, begun_at = session.run, session.made.plan, session.begun_at
+        run, plan, begun_at = session.run, session.plan, session.begun_at
         recipe, task = plan.recipe, plan.task
         self.run, self.policy, self.task = run, session.policy, task
         self._correct: dict[str, float] = {}  # measured since the latest row of metrics
@@ -138,14 +137,15 @@ class HeldOut(Feature):
         session.measured = self.measurements  # the verdicts on the run's health look at it
 
     @classmethod
-    def of(cls, session: Any) -> HeldOut | None:
-        return cls(session) if session.policy and session.made.plan.recipe.eval_every else None
+    def of(cls, session: Watched) -> HeldOut | None:
+        return cls(session) if session.policy and session.plan.recipe.eval_every else None
 
     @classmethod
-    def plan(cls, asked: Asked) -> list[str]:
-        return held_out_lines(
-            asked.recipe, asked.task, asked.stages[0].planned.completions, asked.steps
-        )
+    def plan(cls, asked: Asked) -> Planned:
+        if not asked.stages:
+            return Planned()
+        completions = asked.stages[0].planned.completions
+        return Planned(held_out_lines(asked.recipe, asked.task, completions, asked.steps))
 
     def on_train_begin(self, *_: object, **__: object) -> None:
         """Measure the base, and the policy if it differs, unless that was done before the run was
@@ -156,7 +156,7 @@ class HeldOut(Feature):
             return
         if not self.measurements:
             self._measure(0, base=True)
-        trained = session.trained_before or session.made.plan.recipe.policy.adapter is not None
+        trained = session.trained_before or session.plan.recipe.policy.adapter is not None
         if trained and len(self.measurements) == 1 and not self.failed:
             self._measure(0)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 from workbench import processes
 from workbench.errors import RecipeError
@@ -14,7 +13,7 @@ from workbench.kinds import Fields
 from workbench.rewards.code import judge_of
 from workbench.rewards.judging import Judge, Spent
 from workbench.task import Task, function_name
-from workbench.training.feature import Asked, Feature
+from workbench.training.feature import Asked, Feature, Planned, Watched
 from workbench.training.plan import Stage
 from workbench.workspace import shown
 
@@ -26,7 +25,7 @@ class JudgeWatch(Feature):
     of_recipe = True
 
     @classmethod
-    def plan(cls, asked: Asked) -> list[str]:
+    def plan(cls, asked: Asked) -> Planned:
         lines = []
         for stage in asked.stages:
             for name, judge in judges(stage):
@@ -55,9 +54,9 @@ class JudgeWatch(Feature):
                     raise told
                 kept = judge.trial_on(task) or {"verdict": "no trial: accepted"}
                 lines.append(f"{name}, on trial: {kept['verdict']}")
-        return list(dict.fromkeys(lines))
+        return Planned([*dict.fromkeys(lines)])
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Watched) -> None:
         super().__init__(session)
         self.judges = dict(each for stage in session.stages for each in judges(stage))
         for judge in self.judges.values():

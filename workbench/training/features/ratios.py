@@ -13,6 +13,7 @@ import numpy as np
 from workbench.kinds import Fields, Function, Model, Tensor, Trainer
 from workbench.run.metrics import RATIO_HIGH, RATIO_LOW, RATIO_MASKED
 from workbench.training.feature import Feature
+from workbench.training.replaced import replaces
 
 _OVER: dict[str, Callable[[list[float]], float]] = {
     RATIO_LOW: min,
@@ -21,6 +22,7 @@ _OVER: dict[str, Callable[[list[float]], float]] = {
 }
 
 
+@replaces("_compute_loss", "_get_per_token_logps_and_entropies", "get_off_policy_mask")
 class RatioWatch(Feature):
     """Records the minimum and maximum ratio of every loss, and how much an off-policy mask
     removes.

@@ -16,8 +16,7 @@ from typing import Any
 
 from workbench import processes
 from workbench.kinds import Fields
-from workbench.training.feature import Feature
-from workbench.training.plan import Stage
+from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.settings.values import check_trackers
 
 PROJECT = "grpo-workbench"
@@ -51,8 +50,10 @@ class Trackers(Feature):
                     tracker.logging_dir = str(session.run.path / "trackers")
 
     @classmethod
-    def check(cls, stage: Stage, where: str) -> None:
-        check_trackers(stage.settings["report_to"])
+    def plan(cls, asked: Asked) -> Planned:
+        for stage in asked.stages:
+            check_trackers(stage.settings["report_to"])
+        return Planned()
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         if not event.startswith("on_"):

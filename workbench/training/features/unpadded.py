@@ -20,6 +20,7 @@ from workbench.kinds import Fields, Function, Model, Tensor, Trainer
 from workbench.training.feature import Feature
 from workbench.training.plan import Stage
 from workbench.training.precision import fast_bf16
+from workbench.training.replaced import replaces
 
 _NAME = "_get_per_token_logps_and_entropies"
 _ATTENTION = "workbench_unpadded"
@@ -64,6 +65,7 @@ class OtherTokensError(Exception):
     """An adapter's layer was given other tokens than those of the batch."""
 
 
+@replaces(_NAME)
 class Unpadded(Feature):
     """The loss's log-probabilities without padding. The first batch of a stage is computed both
     ways: where a bit differs from TRL's, TRL's own path computes them all.

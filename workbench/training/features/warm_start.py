@@ -33,11 +33,11 @@ from workbench.kinds import (
 from workbench.progress import progress_line
 from workbench.recipe import Recipe, WarmStartPart
 from workbench.task import Row, Task
-from workbench.training.feature import Asked, Feature
-from workbench.training.loading import random_kept
+from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.plan import Stage
 from workbench.training.policy import Policy
 from workbench.training.precision import adapter_in_float32
+from workbench.training.randomness import random_kept
 from workbench.training.resuming import Point, load_adapter
 from workbench.training.sampling import Completion, sample
 from workbench.workspace import encodable, replace_file
@@ -73,11 +73,11 @@ class WarmStart(Feature):
     of_recipe = True
 
     @classmethod
-    def plan(cls, asked: Asked) -> list[str]:
-        part = asked.recipe.warm_start
-        if part is None or (asked.run is not None and asked.run.warm_start.is_file()):
-            return []
-        return checked(part, asked.stages[0])
+    def plan(cls, asked: Asked) -> Planned:
+        part, run = asked.recipe.warm_start, asked.run
+        if part is None or not asked.stages or (run is not None and run.warm_start.is_file()):
+            return Planned()
+        return Planned(checked(part, asked.stages[0]))
 
     @classmethod
     def resumes(cls, recipe: Recipe, point: Point, manifest: Fields) -> list[str]:

@@ -19,7 +19,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import reward_errors, standing
 from workbench.run.rollouts import qualified, unstated_right
-from workbench.training.feature import Feature
+from workbench.training.feature import Feature, Watched
 from workbench.training.plan import Stage
 from workbench.training.settings.algorithms import asked_settings
 from workbench.training.settings.in_force import settings_in_force
@@ -34,7 +34,7 @@ class HealthWatch(Feature):
     key = "watchdog"
     called, failed = "the health verdicts", "watchdog_failed"  # where it is left out
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Watched) -> None:
         super().__init__(session)
         self.dog: Watchdog | None = None
         self.watch()
@@ -46,7 +46,7 @@ class HealthWatch(Feature):
             watchers.insert(0, self)
 
     @classmethod
-    def of(cls, session: Any) -> HealthWatch | None:
+    def of(cls, session: Watched) -> HealthWatch | None:
         return cls(session) if is_main() else None
 
     @classmethod

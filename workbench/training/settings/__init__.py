@@ -24,7 +24,7 @@ from workbench.training.settings.batches import (
     whole_groups,
 )
 from workbench.training.settings.device import Machine, asks_for_vllm, fitted
-from workbench.training.settings.in_force import asked_of, built, check_in_force, in_force_table
+from workbench.training.settings.in_force import asked_of, check_in_force, in_force_table
 from workbench.training.settings.names import TURNS, overridden, with_new_names
 from workbench.training.settings.values import DEFAULTS, check_lora, check_values, field_kinds
 

@@ -41,17 +41,6 @@ def asked_of(recipe: Recipe) -> Fields:
     return recipe.grpo | ({"seed": recipe.seed} if "seed" in recipe.model_fields_set else {})
 
 
-def built(config_class: type, settings: Fields, **more: object) -> Any:
-    """A GRPOConfig of what `normalised` gives, in which `scale_rewards` is as requested.
-
-    Unsloth's class turns "group" into "none" where loss_type is "dr_grpo", even if it was
-    requested, and the advantages recorded would not be those trained on.
-    """
-    config = config_class(**{**settings, "scale_rewards": "none"}, **more)
-    config.scale_rewards = plain_setting("scale_rewards", settings["scale_rewards"])
-    return config
-
-
 def in_force_table(asked: Fields, config: object, given: Fields) -> list[Row]:
     """The settings that decide what a run does and costs, and all that were `asked_of` a recipe
     after `normalised`.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.kinds import Fields
 from workbench.recipe import Recipe
-from workbench.training.feature import Feature
+from workbench.training.feature import Feature, Watched
 from workbench.training.plan import Stage
 from workbench.training.resuming import not_numbers
 from workbench.training.settings.device import Machine
@@ -80,7 +80,7 @@ class DecodingLoop(Feature):
     key = "generation"
     of_recipe = True
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Watched) -> None:
         super().__init__(session)
         self.loop = Generation(session.policy.model)
 
@@ -199,7 +199,7 @@ class Generation:
         from transformers import GenerationConfig
 
         from workbench.training.features.generation.decoding import NotNumbers, Unsupported, decoder
-        from workbench.training.loading import put_back, random_states
+        from workbench.training.randomness import put_back, random_states
 
         states, reason, output = random_states(), None, None
         known = {"input_ids", "attention_mask", "generation_config", *GenerationConfig().to_dict()}

@@ -20,20 +20,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench import processes
 from workbench.data.prompts import question
 from workbench.door import said
 from workbench.environments import takes_seed
-from workbench.errors import RecipeError, RunError
+from workbench.errors import RunError
 from workbench.kinds import Fields, Function, Trainer
 from workbench.rewards.beside import ProcessState
 from workbench.rewards.guarding import guarded, guarded_environment, guarded_tool
 from workbench.run.batch import ScoredBatch
 from workbench.run.calls import Markers, unparsed
 from workbench.run.turns import POLICY, Turn, own_words
-from workbench.training.feature import Asked, Feature
-from workbench.training.features.turns.planning import described, turns_lines
+from workbench.training.feature import Asked, Feature, Planned, Watched
+from workbench.training.features.turns.planning import check_turns, described, turns_lines
 from workbench.training.plan import Stage
+from workbench.training.replaced import replaces
 from workbench.training.transcribing import Record, calls_recorded, text_tokenizer, turns_from
 
 NO_MASK = (
@@ -44,14 +44,6 @@ UNMASKED = (
     "tools answered, and the trainer masks no token of theirs: the loss teaches the policy to write"
     " what tools answer, and the record cannot tell who wrote what"
 )
-# Of a recipe: what samples one turn, and would measure or teach something else than the run does.
-_ONE_TURN = {
-    "warm_start": "its examples are completions of one turn",
-    "difficulty": "it is found by completions of one turn",
-}
-_PLAYED = {"eval_every": "a rollout_func generates with the trainer, which training alone has"}
-
-
 _EACH = "each rollout of a generation has its own environment, made without arguments"
 _BEGINS = "an environment begins every rollout of every row, with a text or None"
 SHARED = (
@@ -67,12 +59,13 @@ class Generated(NamedTuple):
     turns: list[list[Turn]]
 
 
+@replaces("_generate", "_generate_and_score_completions", "rollout_func")
 class Turns(Feature):
     """Splits each rollout into turns and keeps every call, for the record."""
 
     key = "turns"
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Watched) -> None:
         super().__init__(session)
         self._made: deque[Generated] = deque()  # not scored yet
         self._told = False  # that nobody said which tokens are the policy's
@@ -82,27 +75,10 @@ class Turns(Feature):
         self._why_none: Callable[[str], str] = lambda text: ""
 
     @classmethod
-    def check(cls, stage: Stage, where: str) -> None:
-        if stage.task is None or not stage.task.for_turns:
-            return
-        if processes.count() > 1:
-            raise RecipeError(
-                f"{where}{processes.count()} processes, and {stage.task.name!r} has turns",
-                rule="turns are recorded by the process that generates them",
-                remedy="train on one GPU, in one process",
-            )
-        refused = _ONE_TURN | (_PLAYED if stage.task.rollout_func else {})
-        for name, why in refused.items():
-            if value := getattr(stage.recipe, name):
-                raise RecipeError(
-                    f"{where}{name} = {value}",
-                    rule=f"{why}; the rollouts of {stage.task.name!r} have several",
-                    remedy=f"leave {name} out",
-                )
-
-    @classmethod
-    def plan(cls, asked: Asked) -> list[str]:
-        return turns_lines(asked)
+    def plan(cls, asked: Asked) -> Planned:
+        for stage in asked.stages:
+            check_turns(stage)
+        return Planned(turns_lines(asked))
 
     def begin_stage(self, stage: Stage) -> None:
         self._made.clear()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from workbench import processes
 from workbench.data.call_markers import markers_of
 from workbench.environments import factories_of, takes_seed
 from workbench.errors import DataError, PolicyError, RecipeError
@@ -19,7 +20,33 @@ from workbench.training.playing import with_calls
 from workbench.training.policy import trainer_classes
 from workbench.training.transcribing import text_tokenizer
 
+# Of a recipe: what samples one turn, and would measure or teach something else than the run does.
+_ONE_TURN = {
+    "warm_start": "its examples are completions of one turn",
+    "difficulty": "it is found by completions of one turn",
+}
+_PLAYED = {"eval_every": "a rollout_func generates with the trainer, which training alone has"}
 _UNTIL_FULL = "calls until the completion is full (max_tool_calling_iterations caps them)"
+
+
+def check_turns(stage: Stage) -> None:
+    """RecipeError for what a stage whose rollouts have turns cannot have."""
+    if stage.task is None or not stage.task.for_turns:
+        return
+    if processes.count() > 1:
+        raise RecipeError(
+            f"{stage.where}{processes.count()} processes, and {stage.task.name!r} has turns",
+            rule="turns are recorded by the process that generates them",
+            remedy="train on one GPU, in one process",
+        )
+    refused = _ONE_TURN | (_PLAYED if stage.task.rollout_func else {})
+    for name, why in refused.items():
+        if value := getattr(stage.recipe, name):
+            raise RecipeError(
+                f"{stage.where}{name} = {value}",
+                rule=f"{why}; the rollouts of {stage.task.name!r} have several",
+                remedy=f"leave {name} out",
+            )
 
 
 def turns_lines(asked: Asked) -> list[str]:
