@@ -59,9 +59,11 @@ def plain_rows(where: str, given: Any, made_plain: Counter[str]) -> list[Fields]
     def odd(value: Any) -> Any:
         kind = type(value).__name__
         if value is not None and not isinstance(value, _AS_TEXT):
-            rule = "a row holds text, numbers, lists and objects, as JSON does"
-            remedy = "write it so: a set as a sorted list, say; or leave the column out"
-            raise TaskError(f"{place}, column {name!r}: a {kind}", rule=rule, remedy=remedy)
+            raise TaskError(
+                f"{place}, column {name!r}: a {kind}",
+                rule="a row holds text, numbers, lists and objects, as JSON does",
+                remedy="write it so: a set as a sorted list, say; or leave the column out",
+            )
         if not isinstance(value, str):
             as_what = "NaN read as None" if value is None else f"{kind} written as text"
             made_plain[f"column {name!r}: {as_what}"] += 1

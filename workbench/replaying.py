@@ -187,8 +187,11 @@ def replay(
 
     if aggregation not in (None, *AGGREGATIONS):
         rule = f"multi_objective_aggregation is one of {', '.join(AGGREGATIONS)}"
-        remedy = nearest(str(aggregation), AGGREGATIONS, "choose one of them")
-        raise RecipeError(f"aggregation = {aggregation!r}", rule=rule, remedy=remedy)
+        raise RecipeError(
+            f"aggregation = {aggregation!r}",
+            rule=rule,
+            remedy=nearest(str(aggregation), AGGREGATIONS, "choose one of them"),
+        )
     run = run if isinstance(run, RunDirectory) else open_run(run, latest="recorded")
     task = load_task(task)
     out = Path(out) if out else None
@@ -268,9 +271,11 @@ def _trained_with(run: RunDirectory) -> tuple[Fields, Fields]:
     for name, value in (("num_generations", settings.get(names[0])), ("rewards", known["rewards"])):
         if not value:
             value = f"{shown(run.path / 'manifest.json')}: no {name!r}"
-            rule = "a manifest names the run's rewards and settings"
-            remedy = "choose a run that was trained with the workbench"
-            raise RunError(value, rule=rule, remedy=remedy)
+            raise RunError(
+                value,
+                rule="a manifest names the run's rewards and settings",
+                remedy="choose a run that was trained with the workbench",
+            )
     return known["rewards"], settings
 
 
@@ -335,12 +340,12 @@ def _check_columns(suite: RewardSuite, row: Row) -> None:
     try:
         suite.check_signatures([row])
     except TaskError as error:
-        remedy = (
-            "read one of the recorded columns, or give the parameter a default (in a new run:"
-            f" {error.remedy})"
-        )
-        value = f"the recorded rows: {error.value}"
-        raise TaskError(value, rule=error.rule, remedy=remedy) from None
+        raise TaskError(
+            f"the recorded rows: {error.value}",
+            rule=error.rule,
+            remedy="read one of the recorded columns, or give the parameter a default (in a new"
+            f" run: {error.remedy})",
+        ) from None
 
 
 def _notes(task: Task, functions: list[dict], same: bool, drift: float) -> Iterator[str]:

@@ -362,6 +362,36 @@ def test_a_setting_asks_the_libraries_each_time_and_keeps_nothing(cache, asked, 
 # -- training asks ---------------------------------------------------------------------------------
 
 
+def test_training_asks_the_libraries_says_where_they_disagree_and_removes_what_was_kept(cache, home):
+    recipe = Recipe.of({**TINY, "policy": {"name": "tiny", "load_in_4bit": False}, "grpo": ONE_STEP})
+    right = told(recipe)
+    rewritten(only(cache), forged)
+    assert told(recipe) != right
+    run = wb.train(recipe)
+    notes = run.manifest()["settings"]["translated"]
+    assert [note for note in notes if "WARNING" in note and f"{FORGED}" in note and "epsilon" in note]
+    assert run.manifest()["settings"]["in_force"]["epsilon"] == 0.2
+    assert told(recipe) == right
+    again = wb.train(recipe)
+    assert not [note for note in again.manifest()["settings"]["translated"] if "WARNING" in note and "epsilon" in note]
+
+
+def test_training_compares_what_was_made_of_the_settings_too(cache):
+    def another_optimiser(known, states):
+        for name, answer in known.items():
+            if name.startswith("built"):
+                answer["made"]["optim"] = "sgd"
+        return [known, states]
+
+    right = told()
+    rewritten(only(cache), another_optimiser)
+    assert " sgd " in told()
+    with kept.answering(ask=True) as answers:
+        asked = str(wb.plan(Recipe.of(TINY)))
+    assert asked == right == told()
+    assert [line for line in answers.differed if "made.optim" in line and "'sgd'" in line]
+
+
 # -- a process of its own --------------------------------------------------------------------------
 
 COMMAND = """

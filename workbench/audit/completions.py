@@ -231,8 +231,11 @@ def text_of_author(what: str, make: str | Callable[[Row], str], row: Row) -> str
         text, cause, value = None, error, f"{what} raised {words(error)}"
     if isinstance(text, str):
         return text
-    rule = f"{what} gives the text of a completion of a row"
-    raise TaskError(value, rule=rule, remedy="return a str: json.dumps(...) for JSON") from cause
+    raise TaskError(
+        value,
+        rule=f"{what} gives the text of a completion of a row",
+        remedy="return a str: json.dumps(...) for JSON",
+    ) from cause
 
 
 def answer_of(row: Row, column: str = "answer") -> str:

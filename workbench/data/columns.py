@@ -90,9 +90,10 @@ def choose_columns(first: Sequence[Row], prompt: str | None, answer: str | None)
     pictures = {name for row in first for name, value in row.items() if is_picture(value)}
     reserved = RESERVED_COLUMNS - {prompt, answer, *(aliases if answer is None else ())}
     if everywhere := reserved.difference(pictures).intersection(*first):
-        rule = "TRL passes its own argument of that name to every reward function"
         raise DataError(
-            f"a column is called {min(everywhere)!r}", rule=rule, remedy="rename the column"
+            f"a column is called {min(everywhere)!r}",
+            rule="TRL passes its own argument of that name to every reward function",
+            remedy="rename the column",
         )
     template = prompt if prompt and "{" in prompt else None
     columns = [name for name in names if name not in {*reserved, template}]
@@ -232,8 +233,11 @@ def _chosen(
     if matches:
         value = f"{' and '.join(map(repr, matches))} could both be the {role}"
     remedy = _say_which(role, matches, names, chats, prompt)
-    rule = f"the {role} is a column of the rows, called {role!r} or by its own name"
-    raise DataError(f"{value}; the rows have {there}", rule=rule, remedy=remedy)
+    raise DataError(
+        f"{value}; the rows have {there}",
+        rule=f"the {role} is a column of the rows, called {role!r} or by its own name",
+        remedy=remedy,
+    )
 
 
 def _say_which(

@@ -58,9 +58,11 @@ class Profile:
         The filtered-out rows are also returned. DataError: the band is not within 0 to 1.
         """
         if not 0 <= low <= high <= 1:
-            remedy = "use (0.0, 1.0) for all, (0.01, 0.99) for what is sometimes solved"
-            rule = "pass rates lie between 0 and 1, lowest first"
-            raise DataError(f"a band from {low} to {high}", rule=rule, remedy=remedy)
+            raise DataError(
+                f"a band from {low} to {high}",
+                rule="pass rates lie between 0 and 1, lowest first",
+                remedy="use (0.0, 1.0) for all, (0.01, 0.99) for what is sometimes solved",
+            )
         band = Band([], [], 0, (low, high), self.shares if self.solved else None)
         for row in self.rows:
             solved = self.solved.get(row_key(row))
@@ -208,11 +210,11 @@ def load_profile(file: str | Path) -> Profile:
     path = resolve(file)
     first, *lines = [*read_lines(path)] or [{}]
     if "settings" not in first:
-        value, rule = (
+        raise DataError(
             f"{shown(path)}: not a difficulty profile",
-            "its first line holds the settings",
+            rule="its first line holds the settings",
+            remedy="measure one with notebook 01",
         )
-        raise DataError(value, rule=rule, remedy="measure one with notebook 01")
     return Profile(first["settings"], {line.pop("row"): Solved(**line) for line in lines})
 
 

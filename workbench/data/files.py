@@ -85,8 +85,11 @@ def json_file(path: Path, split: str | None = None) -> Opened:
         document = json.loads(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except (ValueError, RecursionError) as error:
         hint = "; it looks like JSON lines: call it .jsonl" if "Extra data" in str(error) else ""
-        rule, remedy = "a .json file is one JSON document", f"correct it at that place{hint}"
-        raise DataError(f"{name}: {error}", rule=rule, remedy=remedy) from None
+        raise DataError(
+            f"{name}: {error}",
+            rule="a .json file is one JSON document",
+            remedy=f"correct it at that place{hint}",
+        ) from None
     if isinstance(document, list) and split is None:
         return lambda: iter(document), []
     members = document if isinstance(document, dict) else {}
@@ -115,9 +118,11 @@ def by_row(columns: Any, name: str) -> Callable[[], Iterator[Row]]:
     if None in sizes.values() or len({*sizes.values()}) != 1:
         value = f"{name}: a {type(columns).__name__} with"
         value += ", ".join(f" {key!r} ({size or 'no list'})" for key, size in sizes.items())
-        rule = "rows are a list of objects, or columns: lists of one length"
-        remedy = 'write [{"prompt": ..., "answer": ...}, ...]'
-        raise DataError(value, rule=rule, remedy=remedy)
+        raise DataError(
+            value,
+            rule="rows are a list of objects, or columns: lists of one length",
+            remedy='write [{"prompt": ..., "answer": ...}, ...]',
+        )
     return lambda: zipped(columns)
 
 
@@ -135,15 +140,20 @@ def choose(what: str, name: str, wanted: str | None, there: Sequence[str], usual
     if chosen is not None and chosen in there:
         return chosen
     value = f"no {what} {wanted!r}" if wanted else f"{len(there)} {what}s"
-    remedy = f"choose with {what} (--{what}): {', '.join(there[:12])}"
-    raise DataError(f"{name}: {value}", rule=f"rows come from one {what}", remedy=remedy)
+    raise DataError(
+        f"{name}: {value}",
+        rule=f"rows come from one {what}",
+        remedy=f"choose with {what} (--{what}): {', '.join(there[:12])}",
+    )
 
 
 def no_splits(name: str, split: str) -> DataError:
     """The error for a split requested of something that has none."""
-    rule = "only hub datasets, folders, DatasetDicts and JSON objects of lists have splits"
-    remedy = "leave split out, or name the file that holds that split"
-    return DataError(f"{name}: split {split!r}", rule=rule, remedy=remedy)
+    return DataError(
+        f"{name}: split {split!r}",
+        rule="only hub datasets, folders, DatasetDicts and JSON objects of lists have splits",
+        remedy="leave split out, or name the file that holds that split",
+    )
 
 
 def csv_file(path: Path) -> Opened:
@@ -188,8 +198,11 @@ def csv_file(path: Path) -> Opened:
         if names.count(name) > 1:
             fault = f"two columns are called {name!r}"
     if fault:
-        rule = "the first line names the columns, each once"
-        raise DataError(f"{shown(path)}: {fault}", rule=rule, remedy="correct the header line")
+        raise DataError(
+            f"{shown(path)}: {fault}",
+            rule="the first line names the columns, each once",
+            remedy="correct the header line",
+        )
 
     first = [
         cells

@@ -96,9 +96,11 @@ def prompt_for_system(which: str | None) -> str:
     word that is no name.
     """
     if which and which not in SYSTEM_PROMPTS and len(which.split()) < 2:
-        rule = f"a system prompt is one of {', '.join(SYSTEM_PROMPTS)}, or a text"
-        remedy = "choose a name, or write out the text"
-        raise DataError(f"system_prompt = {which!r}", rule=rule, remedy=remedy)
+        raise DataError(
+            f"system_prompt = {which!r}",
+            rule=f"a system prompt is one of {', '.join(SYSTEM_PROMPTS)}, or a text",
+            remedy="choose a name, or write out the text",
+        )
     return SYSTEM_PROMPTS.get(which, which) if which else ""
 
 
@@ -106,9 +108,11 @@ def examples_for(which: str | None) -> list[tuple[str, str]]:
     """The worked example of a named system prompt, as a list of one; DataError if it has none."""
     if which in EXAMPLES:
         return [EXAMPLES[which]]
-    value = f"no worked example for system_prompt = {str(which)[:40]!r}"
-    rule = f"an example ships for each of {', '.join(EXAMPLES)}"
-    raise DataError(value, rule=rule, remedy="choose one of those, or give your own examples")
+    raise DataError(
+        f"no worked example for system_prompt = {str(which)[:40]!r}",
+        rule=f"an example ships for each of {', '.join(EXAMPLES)}",
+        remedy="choose one of those, or give your own examples",
+    )
 
 
 def question(prompt: Prompt) -> str:

@@ -167,9 +167,11 @@ class Report:
         """The rows that were kept; DataError, with the commonest reason, if there are none."""
         if not self.kept_rows:
             why, count = next(iter(self.reasons.most_common(1)), (Reason("there are no rows"), 0))
-            value = f"{self.source}: none of {self.read} rows could be kept; {count} times: {why}"
-            rule = "a dataset has rows that can be trained on"
-            raise DataError(value, rule=rule, remedy=why.remedy)
+            raise DataError(
+                f"{self.source}: none of {self.read} rows could be kept; {count} times: {why}",
+                rule="a dataset has rows that can be trained on",
+                remedy=why.remedy,
+            )
         return self.kept
 
     def found(self) -> Fields:

@@ -31,12 +31,12 @@ def prompt_text(prompt: object, tokenizer: object) -> str:
     if not isinstance(text, str):
         text = render(prompt, tokenizer, add_generation_prompt=True)
     if (half := _SURROGATE.search(text)) is not None:
-        value = f"the prompt {encodable(text[max(0, half.start() - 40) : half.end() + 40])!r}"
-        rule = (
-            "a tokenizer reads Unicode text, and half of a surrogate pair (\\ud800 to \\udfff) is"
-            " not text"
+        raise DataError(
+            f"the prompt {encodable(text[max(0, half.start() - 40) : half.end() + 40])!r}",
+            rule="a tokenizer reads Unicode text, and half of a surrogate pair (\\ud800 to \\udfff)"
+            " is not text",
+            remedy="read the file as UTF-8, or leave that row out",
         )
-        raise DataError(value, rule=rule, remedy="read the file as UTF-8, or leave that row out")
     return text
 
 
@@ -194,13 +194,12 @@ class PromptLengths:
             return list(self.rows), []
         shortest = min(self.lengths)
         if shortest > limit:
-            value = (
+            raise DataError(
                 f"max_prompt_length = {limit}: all {len(self.rows)} prompts are longer, the"
-                f" shortest has {shortest}"
+                f" shortest has {shortest}",
+                rule="some prompts must be within the limit, in tokens",
+                remedy=f"raise it to at least {shortest}; {max(self.lengths)} keeps all",
             )
-            remedy = f"raise it to at least {shortest}; {max(self.lengths)} keeps all"
-            rule = "some prompts must be within the limit, in tokens"
-            raise DataError(value, rule=rule, remedy=remedy)
         sides: tuple[list[Row], list[Row]] = [], []
         for row, length in zip(self.rows, self.lengths, strict=True):
             sides[bool(length > limit)].append(row)
@@ -219,12 +218,12 @@ class PromptLengths:
                     f", or max_prompt_length to {room} (longer prompts are then left out and"
                     " counted)"
                 )
-            value = (
+            raise DataError(
                 f"the longest prompt has {self.longest} tokens, max_completion_length ="
-                f" {max_completion_length}: {whole} tokens"
+                f" {max_completion_length}: {whole} tokens",
+                rule=f"prompt + completion fit into max_seq_length = {max_seq_length}",
+                remedy=remedy,
             )
-            rule = f"prompt + completion fit into max_seq_length = {max_seq_length}"
-            raise DataError(value, rule=rule, remedy=remedy)
         return (
             f"{self.longest} + {max_completion_length} = {whole} <= {max_seq_length} tokens: fits"
         )

@@ -131,8 +131,11 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
         shipped = loader().sources
         rule = f"rows come from {KINDS}, or are one of {', '.join(shipped)}"
         otherwise = f"{written}check the path; {looked_in()}"
-        remedy = nearest(text, () if kind else shipped, otherwise)  # a name has no suffix
-        raise DataError(f"{name}: no such file", rule=rule, remedy=remedy)
+        raise DataError(
+            f"{name}: no such file",
+            rule=rule,
+            remedy=nearest(text, () if kind else shipped, otherwise),
+        )
     called = name if folder else on_hub
     dataset, notes = hub.load(str(path) if folder else on_hub, called, subset)
     opened = _from_object(dataset, split, called)
@@ -144,9 +147,11 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
 def _from_file(path: Path, subset: str | None, split: str | None) -> Source:
     name, kind = shown(path), path.suffix.lower()
     if kind not in _READERS:
-        value, rule = f"{name}: a {kind or 'nameless'} file", f"rows come from {KINDS}"
-        remedy = "convert it, or read it yourself and give the rows as a list"
-        raise DataError(value, rule=rule, remedy=remedy)
+        raise DataError(
+            f"{name}: a {kind or 'nameless'} file",
+            rule=f"rows come from {KINDS}",
+            remedy="convert it, or read it yourself and give the rows as a list",
+        )
     if kind == ".json" and subset is None:
         return Source(name, *files.json_file(path, split))
     if subset or split:
@@ -174,8 +179,11 @@ def _from_object(rows: Any, split: str | None, name: str = "") -> Source:
     if isinstance(rows, dict):
         return Source("a dict of columns", files.by_row(rows, "the source"))
     if isinstance(rows, (bytes, bytearray)) or not hasattr(rows, "__iter__"):
-        rule = f"rows come from {KINDS}, a DataFrame, a Dataset or a list of dicts"
-        raise DataError(name, rule=rule, remedy="give one of those")
+        raise DataError(
+            name,
+            rule=f"rows come from {KINDS}, a DataFrame, a Dataset or a list of dicts",
+            remedy="give one of those",
+        )
     listed = rows if isinstance(rows, (list, tuple)) else list(rows)
     return Source(f"a {kind} of {len(listed)} rows", lambda: iter(listed))
 
@@ -188,8 +196,11 @@ def _batches(dataset: Any, size: int = 1000) -> Iterator[Row]:
 def _frame_rows(frame: pandas.DataFrame) -> Iterator[Row]:
     if not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()][0]
-        value = f"a pandas DataFrame with two columns {str(twice)!r}"
-        raise DataError(value, rule="each column has its own name", remedy="rename one of them")
+        raise DataError(
+            f"a pandas DataFrame with two columns {str(twice)!r}",
+            rule="each column has its own name",
+            remedy="rename one of them",
+        )
     objects = frame.astype(object)
     # A missing value is NaN, NaT or NA in pandas, and None everywhere else.
     columns = objects.where(objects.notna(), None).to_dict("list")
@@ -212,9 +223,11 @@ def _rows_of_script(path: Path) -> object:
     except (Exception, SystemExit) as error:
         raise _explained(error, path) from error
     if rows is None:
-        value = f"{shown(path)}: binds none of {', '.join(BINDINGS)}"
-        rule = "a data file in Python binds its rows as `dataset`, or defines get_dataset()"
-        raise DataError(value, rule=rule, remedy="end it with dataset = ...")
+        raise DataError(
+            f"{shown(path)}: binds none of {', '.join(BINDINGS)}",
+            rule="a data file in Python binds its rows as `dataset`, or defines get_dataset()",
+            remedy="end it with dataset = ...",
+        )
     return rows
 
 
@@ -232,8 +245,9 @@ def _explained(error: BaseException, path: Path) -> DataError:
         remedy = nearest(word, columns, "use one of those")
     elif any(sign in name for sign in ("Connection", "Offline", "offline", "reach")):
         remedy = "the hub cannot be reached: connect, or load a local file or folder instead"
-    value = f"{shown(path)}: {name}{fault_line(error, path)}{after}"
-    return DataError(value, rule=rule, remedy=remedy)
+    return DataError(
+        f"{shown(path)}: {name}{fault_line(error, path)}{after}", rule=rule, remedy=remedy
+    )
 
 
 def _columns_of_row(error: BaseException) -> list[str]:
@@ -268,9 +282,11 @@ def load_rows(source: str | Path | Iterable[Row]) -> list[Row]:
             where, reason = f"row {len(rows)}", f"a {type(row).__name__}"
             if isinstance(row, Unreadable):
                 where, reason = row
-            remedy = f"correct or delete it; `workbench check {opened.name}` lists them all"
-            value = f"{opened.name}, {where}: {reason}"
-            raise DataError(value, rule="each row is one object", remedy=remedy)
+            raise DataError(
+                f"{opened.name}, {where}: {reason}",
+                rule="each row is one object",
+                remedy=f"correct or delete it; `workbench check {opened.name}` lists them all",
+            )
         rows.append(dict(row))
     return rows
 

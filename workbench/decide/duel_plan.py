@@ -123,8 +123,11 @@ def plan_duel(
     errors as for `duel`.
     """
     if len(recipes) < 2:
-        rule, remedy = "a duel compares two or more", "give another recipe"
-        raise RecipeError(f"{len(recipes)} recipe", rule=rule, remedy=remedy)
+        raise RecipeError(
+            f"{len(recipes)} recipe",
+            rule="a duel compares two or more",
+            remedy="give another recipe",
+        )
     named = _named(recipes)
     first = next(iter(named.values()))
     shared: Fields = {"eval_temperature": first.eval_temperature, "eval_every": 1, "seed": seed}

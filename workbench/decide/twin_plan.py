@@ -118,8 +118,11 @@ def plan_twin(
     rewards, weights = manifest["rewards"], RunState.of(run).weights
     if mute and not weights.get(mute):
         paid = ", ".join(name for name, weight in weights.items() if weight)
-        value = f"{run.name}: {mute!r} {'weighs 0' if mute in weights else 'is no function of it'}"
-        raise RunError(value, rule="what is muted was paid", remedy=f"choose from {paid}")
+        raise RunError(
+            f"{run.name}: {mute!r} {'weighs 0' if mute in weights else 'is no function of it'}",
+            rule="what is muted was paid",
+            remedy=f"choose from {paid}",
+        )
     task = load_task(file) if file else begun_task(run, recipe)
     if fingerprint(task.rows) != manifest["task"]["rows"]:
         raise RunError(

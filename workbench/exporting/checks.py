@@ -102,11 +102,10 @@ class Proof:
         """ExportError, naming the cause, if it is not the trained policy."""
         if not self.passed:
             first = next(iter(self.failed), Check("files", "", False, "no check was made"))
-            remedy = first.remedy or "prove it again"
             raise ExportError(
                 f"{self.verdict} ({first.found})",
                 rule="an export is the policy that was trained",
-                remedy=remedy,
+                remedy=first.remedy or "prove it again",
             )
 
     def for_scripts(self) -> Fields:

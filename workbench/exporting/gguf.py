@@ -233,8 +233,11 @@ def quantise(f16: Path, out: Path, kind: str) -> str:
     log = "".join(lines)
     if failed:
         _check_written(log)
-        remedy = "gguf_f16 and gguf_q8_0 take every model"
-        raise ExportError(f"{kind}: {log[-400:].strip()}", rule=_RULE, remedy=remedy)
+        raise ExportError(
+            f"{kind}: {log[-400:].strip()}",
+            rule=_RULE,
+            remedy="gguf_f16 and gguf_q8_0 take every model",
+        )
     kinds = Counter(re.findall(r"not divisible by +(\d+) .*?falling back to +(\w+)", log))
     return "; ".join(
         f"{count} tensors as {name}: rows not a multiple of {size}"

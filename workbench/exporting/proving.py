@@ -82,9 +82,10 @@ def prove(
         DataError: if the task has no held-out prompts.
     """
     if prompts < 2:
-        remedy = "give 10 or more"
         raise ExportError(
-            f"prompts = {prompts}", rule="a proof needs at least 2 held-out prompts", remedy=remedy
+            f"prompts = {prompts}",
+            rule="a proof needs at least 2 held-out prompts",
+            remedy="give 10 or more",
         )
     of_run: object = isinstance(artefact, Exported)
     if isinstance(artefact, Exported):

@@ -90,8 +90,11 @@ def needs(value: object, *kinds: type) -> None:
     if not isinstance(value, kinds):
         rule = f"this view reads {' or '.join(kind.__name__ for kind in kinds)}"
         run, evaluation = "wb.open_run(name)", "wb.inspection.read_evaluation(run)"
-        remedy = " or ".join(run if kind is RunDirectory else evaluation for kind in kinds)
-        raise RunError(f"{value!r}: of type {type(value).__name__}", rule=rule, remedy=remedy)
+        raise RunError(
+            f"{value!r}: of type {type(value).__name__}",
+            rule=rule,
+            remedy=" or ".join(run if kind is RunDirectory else evaluation for kind in kinds),
+        )
 
 
 def answer_column_of(columns: Iterable[str], manifest: Fields) -> str | None:

@@ -63,5 +63,8 @@ def explain_oom(
         rule += f"; by the estimate it {estimated.verdict}"
         if estimated.fits:
             lines.append("another process may hold memory on this card (nvidia-smi)")
-    remedy = "\n    ".join(["one or more of these, cheapest first:", *lines])
-    return OutOfMemory(first.split(". GPU ")[0].rstrip("."), rule=rule, remedy=remedy)
+    return OutOfMemory(
+        first.split(". GPU ")[0].rstrip("."),
+        rule=rule,
+        remedy="\n    ".join(["one or more of these, cheapest first:", *lines]),
+    )

@@ -89,8 +89,11 @@ class Inputs:
         self.completion: int = settings["max_completion_length"]
         room = policy.max_seq_length - self.completion
         if self.vram_gb is not None and not self.vram_gb > 0:
-            rule, remedy = "a card has more than 0 GB", "give its memory, or leave it out"
-            raise RecipeError(f"vram_gb = {self.vram_gb}", rule=rule, remedy=remedy)
+            raise RecipeError(
+                f"vram_gb = {self.vram_gb}",
+                rule="a card has more than 0 GB",
+                remedy="give its memory, or leave it out",
+            )
         self.vram_bytes = None if self.vram_gb is None else round(self.vram_gb * GB)
         shorter = min(self.recipe.max_prompt_length or room, room)
         self.prompt: int = self.longest_prompt_tokens or shorter

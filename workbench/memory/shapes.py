@@ -70,9 +70,11 @@ def shape_of(name: str | Path = "tiny") -> ModelShape:
     if local := folder.is_dir():
         file = folder / "config.json"
     elif text.startswith((".", "/", "~")) or text.count("/") != 1:
-        rule = f"a policy is {policies.CHOICES}"
-        remedy = "check the path, or write the hub name with its owner"
-        raise PolicyError(f"policy {text!r}: no such folder", rule=rule, remedy=remedy)
+        raise PolicyError(
+            f"policy {text!r}: no such folder",
+            rule=f"a policy is {policies.CHOICES}",
+            remedy="check the path, or write the hub name with its owner",
+        )
     elif (file := _cached(text)) is None:
         if known := _known(text):
             return from_config(known, text)
@@ -213,9 +215,11 @@ def _adapter(
             )
             model = get_peft_model(model, how, low_cpu_mem_usage=True)
     except ValueError as error:
-        rule = "PEFT can put the adapter on this model"
-        remedy = "change lora.target_modules, or the setting that it names"
-        raise RecipeError(f"lora: {error}", rule=rule, remedy=remedy) from error
+        raise RecipeError(
+            f"lora: {error}",
+            rule="PEFT can put the adapter on this model",
+            remedy="change lora.target_modules, or the setting that it names",
+        ) from error
     sizes = tuple(one.numel() for one in model.parameters() if one.requires_grad)
     return Adapter(sizes, unmatched(model, targets))
 
@@ -271,7 +275,9 @@ def _read(file: Path, name: str) -> Fields:
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        value = f"policy {name!r}: config.json: {_first_line(error)}"
-        rule = "memory is estimated from the config.json that transformers' save_pretrained wrote"
-        remedy = "check the folder, or the model's page on the hub"
-        raise PolicyError(value, rule=rule, remedy=remedy) from error
+        raise PolicyError(
+            f"policy {name!r}: config.json: {_first_line(error)}",
+            rule="memory is estimated from the config.json that transformers' save_pretrained"
+            " wrote",
+            remedy="check the folder, or the model's page on the hub",
+        ) from error

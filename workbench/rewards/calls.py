@@ -86,9 +86,12 @@ def with_own_metrics(function: str, call: Call) -> Call:
         except (TypeError, ValueError, OverflowError):
             fits, finite = False, False
         if not fits:
-            rule = "a function logs numbers, under names that neither TRL nor the workbench uses"
-            remedy = f"log a number, under another name: {function}/{str(name).rpartition('/')[2]}"
-            raise RewardError(f"{function} logs {name!r} = {value!r:.80}", rule=rule, remedy=remedy)
+            raise RewardError(
+                f"{function} logs {name!r} = {value!r:.80}",
+                rule="a function logs numbers, under names that neither TRL nor the workbench uses",
+                remedy="log a number, under another name:"
+                f" {function}/{str(name).rpartition('/')[2]}",
+            )
         if finite:  # a mean of nothing is left out
             call["log_metric"](name, value)
 

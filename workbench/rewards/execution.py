@@ -354,7 +354,9 @@ def _raised(error: Exception) -> RewardFailure:
 
 def _unchanged(name: str, result: object, changed: str) -> object:
     if changed:
-        rule = "every function and the trainer's log share the same lists"
-        remedy = f"work on a copy, messages and all: {changed} = copy.deepcopy({changed})"
-        raise RewardError(f"{name} changed its input {changed!r}", rule=rule, remedy=remedy)
+        raise RewardError(
+            f"{name} changed its input {changed!r}",
+            rule="every function and the trainer's log share the same lists",
+            remedy=f"work on a copy, messages and all: {changed} = copy.deepcopy({changed})",
+        )
     return result

@@ -45,11 +45,11 @@ def advantages(rewards: Sequence[float], scale_rewards: str | bool = "group") ->
     """
     rewards_G = np.asarray(rewards, dtype=float)
     if rewards_G.ndim != 1 or not len(rewards_G):
-        rule, remedy = (
-            "the rewards of one group are a list of numbers",
-            "call it once for each group, or score(...).advantages",
+        raise RewardError(
+            f"rewards of shape {list(rewards_G.shape)}",
+            rule="the rewards of one group are a list of numbers",
+            remedy="call it once for each group, or score(...).advantages",
         )
-        raise RewardError(f"rewards of shape {list(rewards_G.shape)}", rule=rule, remedy=remedy)
     applied = np.sum(~np.isnan(rewards_G))
     mean = np.nansum(rewards_G) / max(applied, 1)
     advantages_G = rewards_G - mean

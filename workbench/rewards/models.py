@@ -36,9 +36,11 @@ def as_function(thing: object, tokenizer: object = None, name: str | None = None
     ):
         if callable(thing):
             return thing
-        said = f"among the reward functions: {type(thing).__name__} {repr(thing)[:80]}"
-        rule = "a reward function is a callable, a reward model, or the id or folder of one"
-        raise TaskError(said, rule=rule, remedy="give the function itself, without calling it")
+        raise TaskError(
+            f"among the reward functions: {type(thing).__name__} {repr(thing)[:80]}",
+            rule="a reward function is a callable, a reward model, or the id or folder of one",
+            remedy="give the function itself, without calling it",
+        )
     model = RewardModel(thing, tokenizer)
 
     def reward_model(
@@ -67,12 +69,10 @@ class RewardModel:
             model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
         )
         if not self.path and tokenizer is None:
-            rule = "a reward model reads with its own tokenizer, which lies beside its weights"
-            remedy = "as_function(model, tokenizer=...), or load the model with from_pretrained"
             raise TaskError(
                 f"a {type(model).__name__} that was not loaded from anywhere",
-                rule=rule,
-                remedy=remedy,
+                rule="a reward model reads with its own tokenizer, which lies beside its weights",
+                remedy="as_function(model, tokenizer=...), or load the model with from_pretrained",
             )
         self.name = self.path.rstrip("/").split("/")[-1] or type(model).__name__
         if self._model is not None:
@@ -127,17 +127,11 @@ class RewardModel:
                 [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
             ):
                 self._model = None
-                said = (
-                    f"reward model {self.path!r}: {unfit[0]} is not among its weights, or not for"
-                    " one output"
-                )
-                rule = (
-                    "a reward model has one trained output; transformers draws weights that it"
-                    " lacks at random"
-                )
                 raise TaskError(
-                    said,
-                    rule=rule,
+                    f"reward model {self.path!r}: {unfit[0]} is not among its weights, or not for"
+                    " one output",
+                    rule="a reward model has one trained output; transformers draws weights that it"
+                    " lacks at random",
                     remedy="give a model trained for sequence classification with one label",
                 )
             self._check_outputs()
@@ -161,14 +155,10 @@ class RewardModel:
 
     def _check_outputs(self) -> None:
         if (outputs := getattr(self._model.config, "num_labels", 1)) != 1:
-            rule = (
-                "a reward model has one output; of several, TRL would take the first for the score"
-            )
-            remedy = (
-                "load it with num_labels=1, or write a function that says which output is the score"
-            )
             raise TaskError(
                 f"reward model {self.path or self.name!r}: {outputs} outputs",
-                rule=rule,
-                remedy=remedy,
+                rule="a reward model has one output; of several, TRL would take the first for the"
+                " score",
+                remedy="load it with num_labels=1, or write a function that says which output is the"
+                " score",
             )

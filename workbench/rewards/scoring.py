@@ -74,8 +74,11 @@ def _groups(
 ) -> tuple[list[Row], list[list[Any]]]:
     # The rows, and the completions of each.
     if isinstance(completions, str):
-        rule = "completions are a list: the group of one prompt"
-        raise RewardError(f"completions = {completions!r}", rule=rule, remedy="put it in a list")
+        raise RewardError(
+            f"completions = {completions!r}",
+            rule="completions are a list: the group of one prompt",
+            remedy="put it in a list",
+        )
     # One prompt as chat messages stands where several rows could stand as well.
     chat = len(row) and all(
         isinstance(each, dict) and "role" in each and "prompt" not in each for each in row

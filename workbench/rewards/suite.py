@@ -90,8 +90,11 @@ class RewardSuite:
         self.names = task.function_names
         self.weights = _weights(task, weights or {})
         if on_error not in ("stop", "skip"):
-            rule = "a reward error stops the run or is skipped"
-            raise RecipeError(f"on_error = {on_error!r}", rule=rule, remedy="stop or skip")
+            raise RecipeError(
+                f"on_error = {on_error!r}",
+                rule="a reward error stops the run or is skipped",
+                remedy="stop or skip",
+            )
         self.num_generations = num_generations
         self.scale_rewards = scale_rewards
         self.aggregation = aggregation

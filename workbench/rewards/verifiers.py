@@ -126,10 +126,10 @@ def make_json_reward(
         wanted = json.loads(schema) if isinstance(schema, str) else schema
         Draft202012Validator.check_schema(wanted)
     except (ValueError, SchemaError) as error:
-        value = f"schema = {str(schema)[:80]!r}: {str(error).splitlines()[0]}"
-        remedy = "correct it, or write it as a Python dict"
         raise TaskError(
-            value, rule="a schema keeps to JSON Schema, draft 2020-12", remedy=remedy
+            f"schema = {str(schema)[:80]!r}: {str(error).splitlines()[0]}",
+            rule="a schema keeps to JSON Schema, draft 2020-12",
+            remedy="correct it, or write it as a Python dict",
         ) from error
     text = json.dumps(wanted, sort_keys=True)
 

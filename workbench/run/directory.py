@@ -104,9 +104,11 @@ class RunDirectory(RunRecord):
         check_name(name)
         folder = resolve(root)
         if encodable(str(folder)) != str(folder):
-            rule = "Parquet opens paths in UTF-8 only"
-            remedy = "rename that folder, or set WORKBENCH_HOME to another"
-            raise RunError(f"{encodable(str(folder))}: not in UTF-8", rule=rule, remedy=remedy)
+            raise RunError(
+                f"{encodable(str(folder))}: not in UTF-8",
+                rule="Parquet opens paths in UTF-8 only",
+                remedy="rename that folder, or set WORKBENCH_HOME to another",
+            )
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
         run = next(run for run in (cls(folder / each) for each in names) if run._claim())
         run.requests_from = 0
@@ -163,8 +165,11 @@ class RunDirectory(RunRecord):
         self.check_free(take_over)
         with self.writing(), contextlib.ExitStack() as failed:
             if not self.lock.take(over=take_over):
-                value = f"{self.name}: another process has just resumed it"
-                raise RunError(value, rule=_ONE_OWNER, remedy="watch it: `workbench watch`")
+                raise RunError(
+                    f"{self.name}: another process has just resumed it",
+                    rule=_ONE_OWNER,
+                    remedy="watch it: `workbench watch`",
+                )
             failed.callback(self.lock.release)
             failed.callback(self.put_back)
             self.put_back()

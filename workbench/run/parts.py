@@ -92,8 +92,9 @@ def opened(part: Path) -> Generator[tuple[Any, list[tuple[str, int]]]]:
                 raise pa.ArrowInvalid(f"a batch of more than {_LARGEST:,} completions")
             yield file, [("" if gone and name != part.name else name, rows) for name, rows in holds]
     except (pa.ArrowException, OSError) as error:
-        value = f"{shown(part)}: {str(error).splitlines()[0]}"
-        raise RunError(value, rule=WHOLE, remedy=MOVE_IT) from None
+        raise RunError(
+            f"{shown(part)}: {str(error).splitlines()[0]}", rule=WHOLE, remedy=MOVE_IT
+        ) from None
 
 
 def part_tables(

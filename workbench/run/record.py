@@ -118,9 +118,11 @@ class RunRecord:
         except DiskError as error:
             if not (error.place.is_relative_to(self.path) or self.path.is_relative_to(error.place)):
                 raise
-            remedy = f"{error.remedy}; then {self.again}"
-            rule = "a run writes every step before it begins the next"
-            raise RunError(error.value, rule=rule, remedy=remedy) from (error.__cause__ or error)
+            raise RunError(
+                error.value,
+                rule="a run writes every step before it begins the next",
+                remedy=f"{error.remedy}; then {self.again}",
+            ) from (error.__cause__ or error)
 
     @contextlib.contextmanager
     def alone(self, work: str, refused: type[WorkbenchError] = RunError) -> Generator[Lock]:
@@ -152,8 +154,9 @@ class RunRecord:
         if name == "manifest.json":
             remedy = f"put it back, then {self.again}"
         why = "empty, torn, or not a JSON object" if file.is_file() else "no such file"
-        rule = "each stage reads what an earlier one left"
-        raise RunError(f"{shown(file)}: {why}", rule=rule, remedy=remedy)
+        raise RunError(
+            f"{shown(file)}: {why}", rule="each stage reads what an earlier one left", remedy=remedy
+        )
 
     def metrics(self) -> list[Fields]:
         """A row for each step, in order: where several lines about one step have a number, the
@@ -207,7 +210,9 @@ class RunRecord:
         kept = {folder.name: folder for folder in self.saved("best")}
         measured = [own for own in held_out(self.events()) if f"best-{own['step']}" in kept]
         if (best := best_of(measured)) is None:
-            rule = "eval_every in the recipe keeps it"
-            remedy = "train with eval_every, or take run.adapter"
-            raise RunError(f"{self.name}: no best adapter", rule=rule, remedy=remedy)
+            raise RunError(
+                f"{self.name}: no best adapter",
+                rule="eval_every in the recipe keeps it",
+                remedy="train with eval_every, or take run.adapter",
+            )
         return kept[f"best-{best['step']}"]

@@ -243,8 +243,11 @@ def read_part(
         wanted += [f"{kind}.{name}" for name in names for kind in ("score", "weight")]
         wanted += {TURNS, "prompt"}.difference(wanted) if TURNS in there else ()  # how each began
         if missing := [*set(wanted).difference(there, _LATER)]:
-            rule = "every part of the record has the columns of its run"
-            raise RunError(f"{shown(part)}: no column {missing[0]!r}", rule=rule, remedy=MOVE_IT)
+            raise RunError(
+                f"{shown(part)}: no column {missing[0]!r}",
+                rule="every part of the record has the columns of its run",
+                remedy=MOVE_IT,
+            )
         if not bare:
             wanted += [f"error.{name}" for name in names]
         return [name for name in wanted if name in there]
@@ -279,8 +282,9 @@ def read_part(
                 if len(own["step"]):
                     yield _batch_of(own, names, size, known, len(own["step"]) // count)
     except (ValueError, TypeError, AttributeError, LookupError) as error:  # another writer's types
-        why = f"{shown(part)}: {type(error).__name__}: {error}"
-        raise RunError(why, rule=WHOLE, remedy=MOVE_IT) from error
+        raise RunError(
+            f"{shown(part)}: {type(error).__name__}: {error}", rule=WHOLE, remedy=MOVE_IT
+        ) from error
 
 
 def _batch_of(own: Fields, names: list[str], size: int, known: Fields, each: int) -> ScoredBatch:

@@ -116,8 +116,11 @@ def task(name: str) -> Task:
     game = asked if asked in registered else f"{asked}-v0"
     if game not in registered:
         families = dict.fromkeys(each.partition("-v")[0] for each in registered)
-        remedy = nearest(asked, families, "textarena.pprint_registry_detailed() lists them")
-        raise TaskError(f"task {name!r}", rule="TextArena has no such game", remedy=remedy)
+        raise TaskError(
+            f"task {name!r}",
+            rule="TextArena has no such game",
+            remedy=nearest(asked, families, "textarena.pprint_registry_detailed() lists them"),
+        )
     try:
         starts = _starts(game)
     except Exception as error:  # of the game's own code

@@ -101,8 +101,13 @@ def parsed(text: str) -> GymName:
         remedy = f"leave @{level} out"
         if known:
             remedy = f"{GYM}{name}@{known[0]} to @{known[-1]}; `difficulty: auto` finds one"
-        rule = f"{name} has {len(known)} levels of difficulty" if known else f"{name} has one level"
-        raise TaskError(f"task {text!r}: level {level!r}", rule=rule, remedy=remedy)
+        raise TaskError(
+            f"task {text!r}: level {level!r}",
+            rule=f"{name} has {len(known)} levels of difficulty"
+            if known
+            else f"{name} has one level",
+            remedy=remedy,
+        )
     return GymName(name, int(level))
 
 

@@ -80,8 +80,11 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
     named = f"{', '.join(EMBEDDED)}, {GYM}NAME, {ARENA}NAME"
     rule = f"a task is one of {named}, or a Python file that binds `task`"
     if not isinstance(name, (str, Path)):
-        remedy = 'a task also needs rows: wb.Task("mine", rows=[...], reward_funcs=[...])'
-        raise TaskError(f"task = {name!r:.200}", rule=rule, remedy=remedy)
+        raise TaskError(
+            f"task = {name!r:.200}",
+            rule=rule,
+            remedy='a task also needs rows: wb.Task("mine", rows=[...], reward_funcs=[...])',
+        )
     if str(name) in EMBEDDED:
         return importlib.import_module(EMBEDDED[str(name)]).task()
     for library, module in _LIBRARIES.items():
@@ -221,8 +224,9 @@ class _TaskFiles(Loader):
             elif isinstance(error, ModuleNotFoundError):
                 remedy = "put that module beside the task file, or install it"
             value += f": {said(error, place)}"
-            rule = "a task file runs when it is imported"
-            raise TaskError(value, rule=rule, remedy=remedy) from error
+            raise TaskError(
+                value, rule="a task file runs when it is imported", remedy=remedy
+            ) from error
 
 
 sys.meta_path.append(_TaskFiles)

@@ -241,5 +241,6 @@ def put_on(model: Any, adapter: str | Path) -> None:
         missing = [key for key in keys.missing_keys if any(part in key for part in own)]
         unfit = [*keys.unexpected_keys, *missing]
     if unfit:
-        what = f"adapter {shown(folder)}: {unfit[0]} does not fit this model"
-        raise PolicyError(what, rule=rule, remedy=remedy)
+        raise PolicyError(
+            f"adapter {shown(folder)}: {unfit[0]} does not fit this model", rule=rule, remedy=remedy
+        )

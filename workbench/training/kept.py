@@ -3,8 +3,8 @@ they say the same until something is installed or changed.
 
 `workbench plan` reads it. It counts only under the same Python, packages, variables and device, and
 while every file that those libraries were imported from is as it was; what is damaged, or of
-another making, counts as nothing. `workbench train` asks the libraries. It lies in the user's
-cache, one file for each such state, and can be deleted at any time.
+another making, counts as nothing. `workbench train` asks the libraries, and says where they
+disagree. It lies in the user's cache, one file for each such state, and can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import site
 import sys
 import time
 import typing
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -34,8 +34,10 @@ from pydantic import TypeAdapter, ValidationError
 from workbench.cache import ANSWERS, cache_folder, file_states
 from workbench.errors import WorkbenchError
 from workbench.kinds import Fields
+from workbench.run.differences import flat
 from workbench.training import settings as settings_of
 from workbench.training.building import taken_together
+from workbench.training.plan import Plan
 from workbench.training.policy import trainer_classes
 from workbench.training.settings.device import Machine
 from workbench.training.settings.in_force import defaults_of
@@ -62,11 +64,11 @@ _TYPES = {kind.__name__: kind for kind in (int, float, bool, str, type(None), ob
 
 
 @contextlib.contextmanager
-def answering() -> Generator[Answers]:
+def answering(*, ask: bool = False) -> Generator[Answers]:
     """Within the block, what was kept answers in the place of the libraries, and what they are
-    asked is kept.
+    asked is kept; with `ask` they are asked everything, and what was kept is compared.
     """
-    answers = Answers()
+    answers = Answers(ask)
     token = ANSWERS.set(None if os.environ.get(OFF) else answers)
     try:
         yield answers
@@ -76,10 +78,23 @@ def answering() -> Generator[Answers]:
             answers.save()
 
 
-class Answers:
-    """What was answered in one state of the machine."""
+def asked_anew(planned: Callable[[], Plan]) -> Plan:
+    """A plan for which the libraries are asked, with a line for each answer that was kept and is
+    another one.
+    """
+    with answering(ask=True) as answers:
+        plan = planned()
+    return dataclasses.replace(plan, notes=(*plan.notes, *answers.differed))
 
-    def __init__(self) -> None:
+
+class Answers:
+    """What was answered in one state of the machine; `differed` has a line for each answer that was
+    wrong.
+    """
+
+    def __init__(self, ask: bool) -> None:
+        self.ask = ask
+        self.differed: list[str] = []
         self.backend, self.file, self.new = "", Path(), False
         self.known: Fields = {}
         self.files: Fields = {}
@@ -93,18 +108,28 @@ class Answers:
             return ask(*of)
         kind = TypeAdapter(typing.get_type_hints(ask)["return"])
         name = f"{ask.__qualname__} {_sum(asked)}"
-        if name in self.known:
+        if name in self.known and not self.ask:
             with contextlib.suppress(ValidationError):
                 return kind.validate_python(self.known[name])
         trainer_classes(self.backend)  # imports first what comes before the others
         text = kind.dump_json(ask(*of))
         answer = json.loads(text)
         if len(text) <= MOST_BYTES:
-            self.keep(name, answer)
+            self.keep(name, answer, self.known.get(name, answer))
         return kind.validate_python(answer)  # as it will be read
 
-    def keep(self, name: str, answer: object) -> None:
-        """Keep an answer for the next time."""
+    def keep(self, name: str, answer: Any, before: Any) -> None:
+        """Keep an answer. If another was kept, all that was kept with that one is removed."""
+        then, now = flat(before), flat(answer)
+        wrong = [each for each in then | now if then.get(each) != now.get(each)]
+        if wrong:
+            self.file.unlink(missing_ok=True)
+            self.known = {}
+        self.differed += [
+            f"WARNING: {each or name}: the installed libraries say {now.get(each)!r}, and"
+            f" {then.get(each)!r} was kept for `workbench plan`; what was kept is removed"
+            for each in wrong[:3]
+        ]
         self.known[name], self.new = answer, True
 
     def save(self) -> None:
@@ -152,10 +177,14 @@ class Answers:
         folder = {"output_dir": given.pop("output_dir")}
         texts = {name: _text(value) for name, value in given.items()}
         passed = {**defaults, **given}
-        for name, entry in self.known.items():
-            looked_at = entry["looked_at"] if name.startswith("built") else {}
-            if looked_at and looked_at == {each: texts.get(each) for each in looked_at}:
-                return {**passed, **entry["made"], **folder}
+        alike = [
+            entry
+            for name, entry in self.known.items()
+            if name.startswith("built")
+            and all(texts.get(each) == text for each, text in entry["looked_at"].items())
+        ]
+        if alike and not self.ask:
+            return {**passed, **alike[0]["made"], **folder}
         config, looked_at = _watched(trainer_classes(self.backend)[0], {**given, **folder})
         values = {name: getattr(value, "value", value) for name, value in vars(config).items()}
         made = {
@@ -167,7 +196,7 @@ class Answers:
         if looked_at is None or None in texts.values() or given.keys() & made.keys() - plain.keys():
             return vars(config)  # JSON cannot hold it, or the libraries warned
         entry = {"looked_at": {name: texts.get(name) for name in looked_at}, "made": plain}
-        self.keep(f"built {_sum(str(entry['looked_at']))}", entry)
+        self.keep(f"built {_sum(str(entry['looked_at']))}", entry, [*alike, entry][0])
         return {**passed, **plain, **folder}
 
 

@@ -90,8 +90,9 @@ def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
             if folder.parent.name == cache_folder().name:  # of this machine, or of another
                 remedy = "it was in the workbench's cache: `merge_adapter: true` makes it again"
         remedy += "" if Path(text).is_absolute() else f"; {looked_in()}"
-        rule = f"a policy is {CHOICES}"
-        raise PolicyError(f"policy {text!r}: {problem}", rule=rule, remedy=remedy)
+        raise PolicyError(
+            f"policy {text!r}: {problem}", rule=f"a policy is {CHOICES}", remedy=remedy
+        )
     if ask_hub:
         check_hub(text)
     return text

@@ -165,8 +165,11 @@ def check_same(run: RunDirectory, changed: Differences, accepted: bool) -> None:
             "or resume all the same, which is recorded: continue_run(run, accept_changes=True),"
             " `--accept-changes`"
         )
-    value = f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}{more}"
-    raise RunError(value, rule=rule, remedy=remedy)
+    raise RunError(
+        f"{run.name}: not as when it was begun: {'; '.join(lines[:8])}{more}",
+        rule=rule,
+        remedy=remedy,
+    )
 
 
 def _template(policy: Policy) -> str:

@@ -137,9 +137,11 @@ def check_room(run: RunDirectory, model: Module, args: Any = None, steps: int = 
         kept += max(0, more - len(run.saved()))
     needed = checkpoint_bytes(model) * kept
     if (free := shutil.disk_usage(run.path).free) < needed:
-        value = f"{shown(run.path)}: {free / 1e6:,.0f} MB are free"
-        rule = f"checkpoints need about {needed / 1e6:,.0f} MB here"
-        raise RunError(value, rule=rule, remedy=f"make room, then {run.again}")
+        raise RunError(
+            f"{shown(run.path)}: {free / 1e6:,.0f} MB are free",
+            rule=f"checkpoints need about {needed / 1e6:,.0f} MB here",
+            remedy=f"make room, then {run.again}",
+        )
 
 
 def checkpoint_bytes(model: Module) -> int:

@@ -47,8 +47,11 @@ def parsed(text: str, source: str) -> tuple[ast.Module, list[str]]:
                 at, why = f", line {error.lineno}: {(error.text or '').strip()}", error.msg
         except ValueError as error:
             why = str(error)
-    rule = f"a script is Python {sys.version_info[0]}.{sys.version_info[1]} ({why})"
-    raise RecipeError(source + at, rule=rule, remedy=PASTE)
+    raise RecipeError(
+        source + at,
+        rule=f"a script is Python {sys.version_info[0]}.{sys.version_info[1]} ({why})",
+        remedy=PASTE,
+    )
 
 
 def _plain(text: str) -> str:

@@ -126,8 +126,11 @@ def _prompts(part: StagePart | None, task: Task) -> list[Row]:
     for column, values in (part.prompts if part else {}).items():
         if column not in rows[0]:
             columns = ", ".join(map(str, rows[0]))
-            rule = f"prompts are chosen by a column; the rows have {columns}"
-            raise RecipeError(f"{where}prompts: {column!r}", rule=rule, remedy="name one of those")
+            raise RecipeError(
+                f"{where}prompts: {column!r}",
+                rule=f"prompts are chosen by a column; the rows have {columns}",
+                remedy="name one of those",
+            )
         wanted = values if isinstance(values, list) else [values]
         kept = [row for row in rows if row.get(column) in wanted]
         if not kept:

@@ -64,8 +64,11 @@ def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = Non
             policy.
     """  # noqa: E501
     if any(stage.task is None for stage in plan.stages):
-        rule, remedy = "a trainer needs prompts and rewards", "plan(recipe, task=...)"
-        raise RecipeError(f"{plan.source}: no task", rule=rule, remedy=remedy)
+        raise RecipeError(
+            f"{plan.source}: no task",
+            rule="a trainer needs prompts and rewards",
+            remedy="plan(recipe, task=...)",
+        )
     made = settled(plan, policy)
     config_class, trainer_class = trainer_classes(policy.backend_name)
 
@@ -113,7 +116,9 @@ def train(
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and
             the remedy.
     """  # noqa: E501
-    plan = prepare(recipe, task, policy=policy)
+    from workbench.training.kept import asked_anew
+
+    plan = asked_anew(lambda: prepare(recipe, task, policy=policy))
     trainer = make_trainer(plan, policy or load_policy(plan))
     run = attach(trainer, plan, watchers=watchers, runs=runs)
     trainer.train()

@@ -97,5 +97,6 @@ def read_source(
         text = file.read_text(encoding="utf-8")
         return shown(file), *read_script(text, shown(file), backend=backend)
     except UnicodeDecodeError as error:
-        rule = "a script is text in UTF-8"
-        raise RecipeError(f"{shown(file)}: {error}", rule=rule, remedy="save it so") from error
+        raise RecipeError(
+            f"{shown(file)}: {error}", rule="a script is text in UTF-8", remedy="save it so"
+        ) from error

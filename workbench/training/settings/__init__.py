@@ -80,8 +80,11 @@ def check_lengths(recipe: Recipe, settings: Fields) -> None:
             remedy += f", or max_completion_length to {context - prompt}"
     else:
         return
-    rule = "prompt and completion fit into max_seq_length together, in tokens"
-    raise RecipeError(said, rule=rule, remedy=remedy)
+    raise RecipeError(
+        said,
+        rule="prompt and completion fit into max_seq_length together, in tokens",
+        remedy=remedy,
+    )
 
 
 def field_names(config_class: Any) -> set[str]:

@@ -90,8 +90,11 @@ def batch(settings: Fields) -> Batch:
         if completions % processes.count() == 0:
             fitting = math.gcd(completions // processes.count(), per_device)
             remedy += f", or per_device_train_batch_size to {fitting}"
-        rule = "a generation batch is cut into whole forward passes"
-        raise RecipeError(f"{made_of}, and {forward}", rule=rule, remedy=remedy)
+        raise RecipeError(
+            f"{made_of}, and {forward}",
+            rule="a generation batch is cut into whole forward passes",
+            remedy=remedy,
+        )
     return Batch(completions, count)
 
 

@@ -109,9 +109,11 @@ def _translated(grpo: Fields, fields: set[str], notes: list[str]) -> Fields:
             # takes yes or no.
             value = bool(value)
         if asked.get(new, value) != value:
-            said = f"{setting(f'grpo.{old}', grpo[old])} and {setting(f'grpo.{new}', asked[new])}"
-            rule = f"{old} is the old name of {new}"
-            raise RecipeError(said, rule=rule, remedy="keep one of them")
+            raise RecipeError(
+                f"{setting(f'grpo.{old}', grpo[old])} and {setting(f'grpo.{new}', asked[new])}",
+                rule=f"{old} is the old name of {new}",
+                remedy="keep one of them",
+            )
         asked[new] = value
         notes.append(f"{old} is called {new} in this version: {setting(new, value)}")
     if asked.get("max_steps", 0) is None:
@@ -139,8 +141,11 @@ def _check_known(asked: Fields, fields: set[str]) -> None:
         if gone := TABLE["gone"].get(name):
             raise RecipeError(said, rule=f"{rule}, and this one is gone", remedy=gone)
         near = nearest_setting(name, fields)
-        remedy = f"did you mean {near!r}?" if near else "see TRL's page on GRPOConfig"
-        raise RecipeError(said, rule=rule, remedy=remedy)
+        raise RecipeError(
+            said,
+            rule=rule,
+            remedy=f"did you mean {near!r}?" if near else "see TRL's page on GRPOConfig",
+        )
 
 
 def nearest_setting(name: str, fields: Iterable[str]) -> str | None:

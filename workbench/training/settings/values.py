@@ -142,8 +142,11 @@ def check_lora(lora: LoraPart) -> None:
             remedy=f"for example {list(SEVEN_PROJECTIONS)}, the default",
         )
     if lora.r > MOST_R:
-        said, remedy = f"lora.r = {lora.r}", "use 8 to 64; 16 is the default"
-        raise RecipeError(said, rule=f"r is at most {MOST_R}", remedy=remedy)
+        raise RecipeError(
+            f"lora.r = {lora.r}",
+            rule=f"r is at most {MOST_R}",
+            remedy="use 8 to 64; 16 is the default",
+        )
 
 
 @kept

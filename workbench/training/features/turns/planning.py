@@ -123,8 +123,11 @@ def template_lines(tokenizer: Any, who: str, backend: str) -> list[str]:
     rule = "calls are written, parsed and answered in the policy's chat template"
     remedy = "take a policy whose template has tools, such as Qwen2.5 or Qwen3"
     if not templates.supports_tool_calling(tokenizer):
-        value = f"{who}: its chat template drops tool calls, or what tools answer"
-        raise RecipeError(value, rule=rule, remedy=remedy)
+        raise RecipeError(
+            f"{who}: its chat template drops tool calls, or what tools answer",
+            rule=rule,
+            remedy=remedy,
+        )
     try:
         _, other = with_calls(tokenizer, calls=True)
     except ValueError as error:
