@@ -159,6 +159,6 @@ class RewardModel:
                 f"reward model {self.path or self.name!r}: {outputs} outputs",
                 rule="a reward model has one output; of several, TRL would take the first for the"
                 " score",
-                remedy="load it with num_labels=1, or write a function that says which output is the"
-                " score",
+                remedy="load it with num_labels=1, or write a function that says which output is"
+                " the score",
             )
