@@ -452,3 +452,32 @@ def test_where_nothing_reads_the_format_there_is_no_ruler_and_the_advice_names_w
         grader_for(row)
     assert "last_line_reward" not in format_advice(row)
     assert "one of your own for what is right" in format_advice(row)
+
+
+def label_reward(completions, answer, **kwargs):
+    """Pays any label: the comparison with the answer was forgotten."""
+    return [float(each[0]["content"].strip().lower() in SENTIMENTS) for each in completions]
+
+
+def number_reward(completions, answer, **kwargs):
+    return [float(each[0]["content"].strip().isdigit()) for each in completions]
+
+
+def short_reward(completions, answer, **kwargs):
+    return [float(len(each[0]["content"].split()) == 1) for each in completions]
+
+
+@pytest.mark.parametrize(
+    ("function", "asked", "answers"),
+    [
+        (label_reward, "Positive, negative or neutral?", SENTIMENTS),
+        (number_reward, "How many?", ["3", "14", "15"]),
+        (short_reward, "Which town?", ["Oslo", "Lima", "Rome"]),
+    ],
+)
+def test_a_reward_that_never_looks_at_the_answer_pays_a_wrong_one(function, asked, answers):
+    rows = [{"prompt": to_messages(f"{asked} {number}"), "answer": answers[number % 3]} for number in range(9)]
+    found = audit_rewards(Task("t", rows, [function]))
+    [alone] = [each for each in found.probes if each.name == "a wrong answer alone"]
+    assert (alone.share, alone.right) == (1.0, False)
+    assert [each.kind for each in found.findings if each.severity != "note" and "a wrong answer alone" in each.text]

@@ -49,6 +49,7 @@ def probes(
         "place": to.places_answer and known,
         "tags": to.format.blocks,
         "form": not to.free,
+        "free": to.free,
         "plain": to.answer[0] not in "{[",
         "word": to.answer.isalnum(),
         "object": (emptied := to.in_json(_emptied)),

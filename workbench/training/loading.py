@@ -383,6 +383,10 @@ def quiet_imports() -> Generator[None]:
     """Silence what other libraries print about one another on import: nothing that a reader could
     act on. MissingError: one of them comes with an extra.
     """
+    if "transformers" not in sys.modules and sys.stderr.isatty():
+        print(
+            "importing the libraries ...", file=sys.stderr, flush=True
+        )  # a minute, the first time
     # for good: transformers imports what a model needs when it is loaded, after the block
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
     collects = gc.isenabled()

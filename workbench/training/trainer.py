@@ -39,7 +39,7 @@ from workbench.training.resuming import (
 )
 from workbench.training.staged import Made
 from workbench.training.watchers import Watchers
-from workbench.workspace import replace_folder
+from workbench.workspace import replace_folder, shown
 
 
 def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = None) -> Trainer:
@@ -293,6 +293,11 @@ def _news(
     run: RunDirectory, point: Point, changed: Differences, last: Stage, reached: int
 ) -> list[str]:
     begun = f"not as when {run.name} was begun"
+    source = Path(resuming.begun_with(run.manifest(), 0).get("source") or "")
+    copy = resuming.kept_task(run, None)
+    files = []
+    if copy.is_file() and source.is_file() and copy.read_bytes() != source.read_bytes():
+        files = [f"{shown(source)} is not its copy in the run, which is used: edit {shown(copy)}"]
     resumes = f"{run.name} resumes after step {point.step}, from {point.folder.name}"
     if last.steps > 0:
         resumes += f", to step {last.offset + last.steps}"
@@ -300,6 +305,7 @@ def _news(
         resumes += f"; steps {point.step + 1} to {reached} are trained again"
     return [
         *(f"WARNING: {what}" for what in point.passed_over),
+        *files,
         *(f"{begun}: {what}" for what in changed.shown),
         *(f"{begun}, and accepted: {what}" for what in changed.refused),
         resumes,

@@ -122,8 +122,14 @@ def _equal_in_groups(
     ends = {end for _, each in history for end in (each.low, each.high)}
     levels = max(len(ends), *(each.levels for _, each in history))
     done = 2 * view.dead_kinds()[ALL_RIGHT] > view.total("group_count")
-    if done or groups < (ALIKE if levels > 2 else ALIKE_IN_TWO):
+    early = levels <= 2 and groups < ALIKE_IN_TWO
+    if done or groups < ALIKE or (early and own[0]):
         return None
+    if early:
+        line = f"too early to judge {name}: it differs within {of_groups(*own)}"
+        needs: Fields = {"needs": ALIKE_IN_TWO, "has": groups, "of": "groups"}
+        takes = f"of its two scores it takes {ALIKE_IN_TWO}"
+        return view.verdict(SKIPPED, f"{line}; {takes}", needs, over=view.batches, function=name)
     line = f"{name} differs within {of_groups(*own)}"
     if own[0]:
         # One that mostly pays its best, as a penalty does that seldom strikes, is learnt.
