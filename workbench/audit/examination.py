@@ -34,14 +34,14 @@ from workbench.audit.lengths import length_findings, token_findings
 from workbench.audit.regression_cases import load_cases
 from workbench.audit.starts import start_findings
 from workbench.audit.trial import (
-    Measured,
+    Scoring,
     Trial,
     adopt_style,
-    measure,
+    completions_of,
     refusal,
+    score_all,
     spread,
     table_of,
-    texts_of,
 )
 from workbench.data.rendering import check_embedded
 from workbench.errors import RewardError, TaskError
@@ -205,11 +205,11 @@ def _audit(
     findings += [finding("environment", name) for name in given]
     findings += [finding("judge", name) for name in judged]
     findings += [finding("turns")] if trial.task.for_turns and usable else []
-    texts = [text for row in range(len(trial.rows)) for text in texts_of(trial, row)]
-    measured: dict[str, Measured] = dict.fromkeys(suite.names, Measured())
+    texts = [text for row in range(len(trial.rows)) for text in completions_of(trial, row)]
+    measured: dict[str, Scoring] = dict.fromkeys(suite.names, Scoring())
     for done, name in enumerate(usable):
         progress(done, len(usable))
-        measured[name] = measure(trial, name, texts)
+        measured[name] = score_all(trial, name, texts)
     progress(len(usable), len(usable))
     findings += [each.failure for each in measured.values() if each.failure]
     table = table_of(trial, texts, measured)
@@ -276,7 +276,7 @@ def _decoded(trial: Trial, names: list[str], tokenizer: Tokenizer | None) -> Fin
 
 
 def _of_function(
-    trial: Trial, table: ScoreTable, name: str, measured: Measured, varies: bool
+    trial: Trial, table: ScoreTable, name: str, measured: Scoring, varies: bool
 ) -> Findings:
     def never_reached(names: Sequence[str] = (AS_ASKED,)) -> list[Unreached]:
         tried = table.texts[(table.texts.kind == REFERENCE) & table.texts.name.isin(names)]
@@ -319,7 +319,7 @@ def _of_code(suite: RewardSuite, name: str) -> Findings:
 
 
 def _report(
-    suite: RewardSuite, table: ScoreTable, name: str, measured: Measured, unit: str
+    suite: RewardSuite, table: ScoreTable, name: str, measured: Scoring, unit: str
 ) -> FunctionReport:
     scores = pandas.Series(measured.scores, table.texts.index, dtype=float)
     reference = scores[table.at(REFERENCE, AS_ASKED)].mean()

@@ -23,7 +23,7 @@ _BLANKS = re.compile(rf'("\s*:\s*)({_BLANK})(?=\s*[,}}])')
 _CHOICE = re.compile(r'(?<=\w)"\s*\|\s*"(?=\w)')
 
 
-def parsed(text: str) -> Any:
+def parsed_json(text: str) -> Any:
     """The value of a text that is JSON; another text as it is."""
     try:
         return json.loads(text)
@@ -46,7 +46,7 @@ class Slot(NamedTuple):
 
     def filled(self, answer: str) -> str:
         """The object with this answer in it; an answer that is a whole object as it is."""
-        value = parsed(answer)
+        value = parsed_json(answer)
         if not self.shape or isinstance(value, dict):
             return answer
         own = answer if self.has_text else value
@@ -55,7 +55,7 @@ class Slot(NamedTuple):
 
 def slot_of(shapes: Sequence[Fields], answer: str) -> Slot:
     """Where it stands in one of them; else a field of that name, the last of its type, the last."""
-    value = parsed(answer)
+    value = parsed_json(answer)
     fields = [(shape, key) for shape in shapes for key in shape]
     same = [(shape, key) for shape, key in fields if shape[key] in (answer, value)]
     # "positive|negative" stands for one of them.
@@ -91,10 +91,10 @@ def objects_in(text: str) -> list[Fields]:
         except (ValueError, RecursionError):
             end = place + 1
         place = text.find("{", end)
-    return fitting(values)
+    return objects_fitting(values)
 
 
-def fitting(schemas: Sequence[Fields]) -> list[Fields]:
+def objects_fitting(schemas: Sequence[Fields]) -> list[Fields]:
     """Objects that fit these JSON Schemas, one for each value that a field may have; another object
     as it is.
     """

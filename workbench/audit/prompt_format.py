@@ -15,9 +15,9 @@ from workbench.audit.json_shapes import (
     WORDING,
     Slot,
     filled,
-    fitting,
+    objects_fitting,
     objects_in,
-    parsed,
+    parsed_json,
     slot_of,
 )
 from workbench.data.answer_column import MARK
@@ -138,8 +138,8 @@ def parse_format(
     asked_by_user = text == asking_text(row["prompt"]) and filled(shown_in) == shown_in
     if asked_by_user:
         shapes = [shape for shape in shapes if answer in map(str, shape.values())]
-    shapes += fitting(schemas)
-    whole = not (tags.blocks or other) and isinstance(parsed(answer), dict)
+    shapes += objects_fitting(schemas)
+    whole = not (tags.blocks or other) and isinstance(parsed_json(answer), dict)
     slot = slot_of(shapes, answer)
     says_so = bool(shapes) and ("json" in text.casefold() or (slot.only and not asked_by_user))
     as_json = bool(schema or whole or schemas or says_so)
@@ -261,7 +261,7 @@ def grader_for(
     answer, asked = str(row["answer"]), asking_text(row["prompt"])
     expected = parse_format(row, answer)
     grader: Callable[..., Sequence[float | None]] = library.last_line_reward
-    if expected.json and expected.shapes and not isinstance(parsed(answer), dict):
+    if expected.json and expected.shapes and not isinstance(parsed_json(answer), dict):
         grader = shown_json_reward
     elif expected.json:
         grader = json_right_reward

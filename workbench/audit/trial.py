@@ -66,7 +66,7 @@ class Trial:
         return self.suite.score_each(rows, texts, ids, [name], quiet=True)[name]
 
 
-class Measured(NamedTuple):
+class Scoring(NamedTuple):
     """How one function scored all completions."""
 
     scores: list[float] | None = None  # None: it scored none of them
@@ -110,7 +110,7 @@ def adopt_style(trial: Trial, names: Sequence[str]) -> list[Finding]:
     return [finding(rule, name, style=style.name) for name, pays in woken.items() if pays[chosen]]
 
 
-def texts_of(trial: Trial, row: int) -> Iterator[Text]:
+def completions_of(trial: Trial, row: int) -> Iterator[Text]:
     """All completions of a row."""
     builder = trial.builders[row]
     for name, text in builder.reference_completions().items():
@@ -133,16 +133,16 @@ def texts_of(trial: Trial, row: int) -> Iterator[Text]:
             yield Text(row, SPELLING, name, text, answer=answer)
 
 
-def measure(trial: Trial, name: str, texts: Sequence[Text]) -> Measured:
+def score_all(trial: Trial, name: str, texts: Sequence[Text]) -> Scoring:
     """Score all completions with one function."""
     rows, began = [trial.rows[text.row] for text in texts], time.perf_counter()
     try:
         scored = trial.scored(name, rows, [text.text for text in texts])
     except RewardError as error:
-        return Measured(failure=refusal("returns", name, error))
+        return Scoring(failure=refusal("returns", name, error))
     seconds, failed = time.perf_counter() - began, len(scored.errors)
     if not failed:
-        return Measured(scored.scores, seconds)
+        return Scoring(scored.scores, seconds)
     index, error = min(scored.errors.items())
     late = any(words in error for words in _LATE)
     rule = "returns.value" if error.startswith("returned ") else "raises"
@@ -157,10 +157,10 @@ def measure(trial: Trial, name: str, texts: Sequence[Text]) -> Measured:
         tried=len(texts),
         deadline=trial.suite.deadline_s,
     )
-    return Measured(scored.scores if failed < len(texts) else None, seconds, late, failure)
+    return Scoring(scored.scores if failed < len(texts) else None, seconds, late, failure)
 
 
-def table_of(trial: Trial, texts: list[Text], measured: dict[str, Measured]) -> ScoreTable:
+def table_of(trial: Trial, texts: list[Text], measured: dict[str, Scoring]) -> ScoreTable:
     """The scores of all functions that scored something."""
     suite, first = trial.suite, trial.first
     scores = {name: each.scores for name, each in measured.items() if each.scores is not None}

@@ -98,7 +98,7 @@ def with_own_metrics(function: str, call: Call) -> Call:
     return {**call, "log_metric": logged}
 
 
-def copies(call: Call) -> Call:
+def copied_call(call: Call) -> Call:
     """A call whose values may be changed."""
     own = {key: value if key in _OF_TRAINER else _copy(value) for key, value in call.items()}
     if (state := call.get("trainer_state")) is not None:  # with it the trainer counts its steps
@@ -116,7 +116,7 @@ def _copy(value: object) -> object:
     return {key: _copy(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def changed(given: Call, own: Call) -> str:
+def changed_input(given: Call, own: Call) -> str:
     """The first input that a function changed in its copy; empty: none."""
     for key, value in given.items():
         # NaN is not equal to itself, and no change; arrays are not compared.
@@ -146,7 +146,7 @@ def takes_environments(function: Function) -> bool:
     return False
 
 
-def lacks(function: Function, row: Row) -> list[str]:
+def missing_columns(function: Function, row: Row) -> list[str]:
     """Parameters without a default that neither TRL nor the row has."""
     return [each for each in _needed(function) if each not in _keywords(row)]
 
@@ -169,7 +169,7 @@ def _keywords(row: Row) -> frozenset[str]:
 
 def _misfits(name: str, function: Function, rows: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
     parameters = inspect.signature(function).parameters.values()
-    if missing := next(iter(lacks(function, rows[0])), None):
+    if missing := next(iter(missing_columns(function, rows[0])), None):
         columns = ", ".join(map(str, rows[0]))
         rule = (
             "a reward function gets `prompts`, `completions` and the dataset's columns, by keyword"

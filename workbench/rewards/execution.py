@@ -28,8 +28,8 @@ from workbench.rewards.as_data import OTHER_ORDER, plain_result
 from workbench.rewards.beside import ProcessState, answer_of, run_alone
 from workbench.rewards.calls import (
     Call,
-    changed,
-    copies,
+    changed_input,
+    copied_call,
     picklable,
     single,
     takes_environments,
@@ -165,7 +165,7 @@ class RewardExecutor:
         the error names the batch.
         """
         prompts, completions = call["prompts"], call["completions"]
-        own = copies(with_own_metrics(name, call))
+        own = copied_call(with_own_metrics(name, call))
         function = self.functions[name]
         # A judge has a deadline for each call; the batch's would cut its retries short.
         deadline_s = None if hasattr(beneath(function), "judge") else self.deadline_s
@@ -178,7 +178,7 @@ class RewardExecutor:
             late = isinstance(error.__cause__, Late)
             failure = RewardFailure(str(error), in_time=False) if late else _raised(error)
         else:
-            result = _unchanged(name, result, changed(call, own))
+            result = _unchanged(name, result, changed_input(call, own))
             return check_scores(name, result, call, self.skip)
         count = len(completions)
         if self.skip:
@@ -338,12 +338,12 @@ def _run(function: Function, call: Call, follow: bool, copied: bool = True) -> t
     """(What the function returned, or with `follow` its trace; the input that it changed, "" if it
     changed none).
     """
-    own = copies(call) if copied else call
+    own = copied_call(call) if copied else call
     if follow:
         from workbench.rewards.tracing import traced
 
         return tuple(traced(function, map(completion_text, call["completions"]), **own)), ""
-    return plain_result(function(**own)), changed(call, own) if copied else ""
+    return plain_result(function(**own)), changed_input(call, own) if copied else ""
 
 
 def _raised(error: Exception) -> RewardFailure:

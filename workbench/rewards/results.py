@@ -88,7 +88,7 @@ def quote(prompt: Any, completion: object, limit: int = 200) -> str:
     return f"the completion {text[:limit]!r}{more} to the prompt {question[:limit]!r}"
 
 
-class Part(NamedTuple):
+class PartOfBatch(NamedTuple):
     """What one process has of a batch."""
 
     columns: Fields  # lists with one value per completion
@@ -96,7 +96,7 @@ class Part(NamedTuple):
     seconds: dict[str, float]  # by function
 
 
-def whole(parts: Sequence[Part]) -> Part:
+def whole_batch(parts: Sequence[PartOfBatch]) -> PartOfBatch:
     """One batch of the equally large parts of all processes: a group may lie across two. A step
     waits for the slowest.
     """
@@ -104,7 +104,7 @@ def whole(parts: Sequence[Part]) -> Part:
     columns = {
         key: [value for part in parts for value in part.columns[key]] for key in parts[0].columns
     }
-    joined = Part(columns, {}, {})
+    joined = PartOfBatch(columns, {}, {})
     for name in parts[0].scored:
         own = [part.scored[name] for part in parts]
         errors = {

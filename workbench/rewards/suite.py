@@ -25,7 +25,7 @@ from workbench.rewards.calls import (
     before_training,
     call_of,
     check_signature,
-    lacks,
+    missing_columns,
     single,
     takes_environments,
 )
@@ -41,7 +41,7 @@ from workbench.rewards.execution import AWAITED, RewardExecutor
 from workbench.rewards.groups import batch_advantages, batch_of
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.models import as_function
-from workbench.rewards.results import Part, Scored, quote, whole
+from workbench.rewards.results import PartOfBatch, Scored, quote, whole_batch
 from workbench.rewards.right import right_under
 from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
 from workbench.shipped import loader
@@ -117,7 +117,7 @@ class RewardSuite:
         # what Arrow would change.
         self.aside: dict[str, list[object]] = {}
         self._formats: dict[str, InputFormat] = {}
-        self._pending = Part({}, {}, {})  # of the functions of a batch that have answered
+        self._pending = PartOfBatch({}, {}, {})  # of the functions of a batch that have answered
         # Where several processes score one batch: it is handed each one's own part, or error, and
         # returns those of all in order.
         self.gather: Callable[[Any], list[Any]] | None = None
@@ -178,10 +178,10 @@ class RewardSuite:
         part = self._pending
         part.scored[name], part.seconds[name] = scored, time.perf_counter() - started
         if len(part.scored) == len(self.names):
-            self._pending = Part({}, {}, {})
+            self._pending = PartOfBatch({}, {}, {})
             if self.gather is not None:
                 lists = {key: value for key, value in call.items() if isinstance(value, list)}
-                part = whole(self.gather(part._replace(columns=lists)))
+                part = whole_batch(self.gather(part._replace(columns=lists)))
             batch = self._join(call | part.columns, part.scored, part.seconds)
             if self.on_batch is not None:
                 self.on_batch(batch)
@@ -341,7 +341,7 @@ class RewardSuite:
         names = [
             name
             for name in self.names
-            if not (known.needs_run(name) or lacks(known[name], rows[0]))
+            if not (known.needs_run(name) or missing_columns(known[name], rows[0]))
         ]
         scored = self.score_each([row for row in rows[:2] for _ in range(4)], texts, names=names)
         if names == self.names and np.isnan([each.scores for each in scored.values()]).all():
@@ -359,7 +359,7 @@ class RewardSuite:
         """
         for name in self.names if names is None else names:
             # what else a rollout_func returns is handed over, too
-            if not (self.task.rollout_func and lacks(self.functions[name], rows[0])):
+            if not (self.task.rollout_func and missing_columns(self.functions[name], rows[0])):
                 check_signature(name, self.functions[name], rows)
 
 
