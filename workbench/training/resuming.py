@@ -175,19 +175,20 @@ def _saved_state(trainer: Any, folder: Path, states: list[Fields], done: int) ->
         for index, values in packed["state"].items()
         for key, value in values.items()
     }
-    plain = {key: each for key, each in moments.items() if not isinstance(each, torch.Tensor)}
     tensors = {
-        key: moments[key].detach().cpu().contiguous().clone()
-        for key in moments.keys() - plain.keys()
+        name: value.detach().cpu().contiguous().clone()
+        for name, value in moments.items()
+        if isinstance(value, torch.Tensor)
     }
     random: Fields = {}
     for number, own in enumerate(states):
         name = f"random{number or ''}"
         random[name] = {kind: own[kind] for kind in ("python", "numpy")}
-        drawn = {f"{name}.{kind}": own[kind] for kind in ("torch", "cuda")}
-        tensors |= {key: value for key, value in drawn.items() if value is not None}
+        parts = {f"{name}.{kind}": own[kind] for kind in ("torch", "cuda")}
+        tensors |= {key: value for key, value in parts.items() if value is not None}
     save_file(tensors, str(folder / TENSORS))
     schedule = trainer.lr_scheduler.state_dict() if begun else {}
+    schedule.pop("lr_lambdas", None)  # the recipe's own functions
     scaler = trainer.accelerator.scaler  # there is one only where float16 is trained
     args = trainer.args
     window = args.steps_per_generation * trainer.num_iterations
@@ -195,13 +196,13 @@ def _saved_state(trainer: Any, folder: Path, states: list[Fields], done: int) ->
         "step": trainer.state.global_step,
         "tokens": states[0].get("tokens", trainer.state.num_input_tokens_seen),
         "whole_generation": done * args.gradient_accumulation_steps % window == 0,
-        "optimizer": {"plain": plain, "groups": packed["param_groups"]},
+        "optimizer": {
+            "plain": {key: moments[key] for key in moments.keys() - tensors.keys()},
+            "groups": packed["param_groups"],
+        },
         "scaler": scaler and scaler.state_dict(),
         "schedule": {
-            key: value
-            for key, value in schedule.items()
-            # without the recipe's own functions
-            if key != "lr_lambdas" and isinstance(value, (int, float, list))
+            key: value for key, value in schedule.items() if isinstance(value, (int, float, list))
         },
     }
 

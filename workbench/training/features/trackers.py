@@ -68,14 +68,16 @@ class Trackers(Feature):
             return
         args.run_name, args.project = self.session.run.name, PROJECT
         # A copy of control: to watch a run is not to steer it.
-        self.last = {**more, "args": args, "state": state, "control": copy.copy(control)}
-        # A function that scored nothing logs None, which is no number to any of them.
-        numbers = {key: value for key, value in (logs or {}).items() if value is not None}
-        self._tell(event, self.last if logs is None else {**self.last, "logs": numbers})
+        own = {"args": args, "state": state, "control": copy.copy(control)}
+        self.last = own | {key: more.get(key) for key in ("model", "processing_class")}
+        if logs is not None:
+            # A function that scored nothing logs None, which is no number to any of them.
+            more["logs"] = {key: value for key, value in logs.items() if value is not None}
+        self._tell(event, own | more)
 
-    def _tell(self, event: str, told: Fields) -> None:
+    def _tell(self, event: str, own: Fields) -> None:
         for name, tracker in [*self.working.items()]:
-            self._guarded(name, event, functools.partial(getattr(tracker, event), **told))
+            self._guarded(name, event, functools.partial(getattr(tracker, event), **own))
 
     def _guarded(self, name: str, when: str, call: Callable[[], Any]) -> Any:
         try:

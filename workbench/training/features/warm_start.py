@@ -9,8 +9,6 @@ on the recipe's seed alone.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import random
 import tempfile
 import time
@@ -22,17 +20,10 @@ from workbench.audit.completions import builders
 from workbench.data.rendering import prompt_text
 from workbench.data.template import turn_end
 from workbench.errors import RecipeError, RunError
-from workbench.kinds import (
-    Fields,
-    Tokenizer,
-    Trainer,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from workbench.kinds import Fields, Trainer, TrainerControl, TrainerState, TrainingArguments
 from workbench.progress import progress_line
 from workbench.recipe import Recipe, WarmStartPart
-from workbench.task import Row, Task
+from workbench.task import Row
 from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.plan import Stage
 from workbench.training.policy import Policy
@@ -180,72 +171,74 @@ def collect(
     # with separate functions, so that those of the run only ever see GRPO's completions
     stage = stage.fresh()
     task, suite = stage.scored_by
-    reference, column = part.source == "reference", suite.names.index(task.right_function)
-    rng = random.Random(f"warm start {stage.recipe.seed}{f' {turn}' if turn > 1 else ''}")
-    order = rng.sample(stage.rows, len(stage.rows))
-    coming = itertools.cycle(order)
-    size = 1 if reference else stage.planned.num_generations
-    most = len(order) if reference else part.tries * part.samples
+    later = f" {turn}" if turn > 1 else ""
+    rng = random.Random(f"warm start {stage.recipe.seed}{later}")
+    order, column = rng.sample(stage.rows, len(stage.rows)), suite.names.index(task.right_function)
+    sampled = part.source == "policy"
+    size = stage.planned.num_generations if sampled else 1
+    most = part.tries * part.samples if sampled else len(order)
     at_once = min(max(stage.planned.prompts, _SAMPLED // size), len(order))
     how = {name: stage.settings[name] for name in ("max_completion_length", "temperature")}
     found: dict[tuple[str, str], Right] = {}
-    progress = progress_line(f"warm start: {'reference' if reference else 'right'} completions")
+    progress = progress_line(f"warm start: {'right' if sampled else 'reference'} completions")
     tries, shown = 0, time.monotonic()
-    with contextlib.closing(suite):
+    try:
         while len(found) < part.samples and tries < most:
             if stops():
                 return None
             count = min(at_once, -(-(most - tries) // size))
-            some = list(itertools.islice(coming, count))
-            if reference:
-                drawn = _references(task, policy.tokenizer, some)
-            else:
-                seed = rng.getrandbits(31)
+            some = [order[(tries // size + place) % len(order)] for place in range(count)]
+            if sampled:
                 groups = sample(
-                    policy, some, num_generations=size, seed=seed, batch_size=count * size, **how
+                    policy,
+                    [row["prompt"] for row in some],
+                    num_generations=size,
+                    seed=rng.getrandbits(31),
+                    batch_size=count * size,
+                    **how,
                 )
-                drawn = [each for group in groups for each in group]
+            else:
+                texts = [each.reference for each in builders(task, some)]
+                end = turn_end(policy.tokenizer, some[0]["prompt"])
+                end = policy.tokenizer.eos_token_id if end is None else end
+                ids = policy.tokenizer(texts, add_special_tokens=False)["input_ids"]
+                pairs = zip(texts, ids, strict=True)
+                groups = [[Completion(text, [*own, end], True)] for text, own in pairs]
             rows = [row for row in some for _ in range(size)]
-            scores = suite.score(rows, [each.text for each in drawn], [each.ids for each in drawn])
-            for row, each, scored in zip(rows, drawn, scores.tolist(), strict=True):
+            flat = [own for group in groups for own in group]
+            scores = suite.score(rows, [own.text for own in flat], [own.ids for own in flat])
+            for row, own, scored in zip(rows, flat, scores.tolist(), strict=True):
                 tries += 1
-                whole = each.finished and len(each.ids) <= how["max_completion_length"]
+                whole = own.finished and len(own.ids) <= how["max_completion_length"]
                 if whole and task.is_right(scored[column]):
                     named = dict(zip(suite.names, scored, strict=True))
-                    found.setdefault((row["prompt_id"], each.text), Right(row, each, named, tries))
+                    found.setdefault((row["prompt_id"], own.text), Right(row, own, named, tries))
             progress(len(found), part.samples)
             if time.monotonic() - shown > _EVERY_S:  # for a terminal and a log
                 shown = time.monotonic()
                 state = f"{len(found)} of {part.samples} right after {tries:,} completions"
                 print(f"warm start: {state}", flush=True)
+    finally:
+        suite.close()
     if len(found) < part.samples:
         raise _too_few(part, len(found), tries)
     return list(found.values())[: part.samples], tries
 
 
-def _references(task: Task, tokenizer: Tokenizer, rows: list[Row]) -> list[Completion]:
-    texts = [each.reference for each in builders(task, rows)]
-    end = turn_end(tokenizer, rows[0]["prompt"])
-    end = tokenizer.eos_token_id if end is None else end
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    pairs = zip(texts, ids, strict=True)
-    return [Completion(text, [*own, end], True) for text, own in pairs]
-
-
 def _too_few(part: WarmStartPart, found: int, tries: int) -> RunError:
-    reference = part.source == "reference"
-    remedy = f"set warm_start.samples: {found}"
-    if found and not reference:
+    sampled = part.source == "policy"
+    remedy = "`workbench probe` shows whether the reward can pay at all"
+    if found:
+        remedy = f"set warm_start.samples: {found}"
+    if found and sampled:
         enough = -(-tries * 5 // (4 * found))
         remedy += f" or warm_start.tries: {enough}; or take easier prompts"
-    elif not found:
-        remedy = "`workbench probe` shows whether the reward can pay at all"
-    if not found and not reference:
+    elif sampled:
         remedy += (
             "; then take easier prompts, a higher temperature or more tries; or give the task a"
             " reference completion (`ideal`: row -> text) and set warm_start.source: reference"
         )
-    kind = "reference" if reference else "sampled"
+    kind = "sampled" if sampled else "reference"
     return RunError(
         f"warm_start: {found} of {tries:,} {kind} completions are right and new",
         rule=f"a warm start trains on as many as it asks for, {part.samples}, or on none",
@@ -335,17 +328,28 @@ def run(session: Any) -> Fields | None:
         if (collected := collect(stage, policy, part, stops, turn)) is None:
             return None
         found, tried = collected
-        sampled_s += time.monotonic() - began
         tries.append(tried)
-        named = "warm start" if part.rounds == 1 else f"warm start, round {turn} of {part.rounds}"
-        table += [_recorded(each, turn) for each in found]
-        prompts = len({each.row["prompt_id"] for each in found})
-        words = (
-            f"{named}: {len(found)} right completions of {prompts} prompts, after {tried:,} tries"
-        )
+        sampled_s += time.monotonic() - began
+        easy = ""
         if part.source == "policy" and turn == 1 and tried <= _EASY * len(found):
-            words += "; the policy is right often enough for GRPO to begin without"
-        print(words, flush=True)
+            easy = "; the policy is right often enough for GRPO to begin without"
+        prompts = len({own.row["prompt_id"] for own in found})
+        named = "warm start" if part.rounds == 1 else f"warm start, round {turn} of {part.rounds}"
+        print(
+            f"{named}: {len(found)} right completions of {prompts} prompts, after {tried:,}"
+            f" tries{easy}",
+            flush=True,
+        )
+        table += [
+            {
+                "round": turn,
+                "prompt_id": own.row["prompt_id"],
+                "try": own.number,
+                "completion": encodable(own.completion.text),
+                **{f"score.{name}": score for name, score in own.scores.items()},
+            }
+            for own in found
+        ]
         with replace_file(session.run.warm_start) as beside:
             pq.write_table(pa.Table.from_pylist(table), beside)
         tuned = fine_tune(session.trainer, policy, stage, part, found, stops)
@@ -366,15 +370,4 @@ def run(session: Any) -> Fields | None:
         "sampled_s": sampled_s,
         "trained_s": time.monotonic() - started - sampled_s,
         "losses": losses,
-    }
-
-
-def _recorded(each: Right, turn: int) -> Fields:
-    # its row of warm_start.parquet
-    return {
-        "round": turn,
-        "prompt_id": each.row["prompt_id"],
-        "try": each.number,
-        "completion": encodable(each.completion.text),
-        **{f"score.{name}": score for name, score in each.scores.items()},
     }
