@@ -209,7 +209,7 @@ def trial(
     return result
 
 
-class Planned(NamedTuple):
+class PlannedRun(NamedTuple):
     """What a run scores."""
 
     completions: int  # of its groups
@@ -218,11 +218,11 @@ class Planned(NamedTuple):
     size: int = 8  # of a group
 
 
-def _planned(source: object) -> tuple[Task, Planned]:
+def _planned(source: object) -> tuple[Task, PlannedRun]:
     if isinstance(source, str | Path) and str(source).endswith((".yaml", ".yml")):
         source = Recipe.load(find_recipe(source))
     if not isinstance(source, Recipe):
-        return load_task(source), Planned(PER)  # ty: ignore[invalid-argument-type]  it says so itself
+        return load_task(source), PlannedRun(PER)  # ty: ignore[invalid-argument-type]  it says so itself
     plan = prepare(source.model_copy(update={"judge": "accept"}))
     assert plan.task is not None
     completions = alone = warming = 0
@@ -237,7 +237,7 @@ def _planned(source: object) -> tuple[Task, Planned]:
         warming = warm.samples
         if warm.source == "policy":
             warming *= warm.rounds * warm.tries
-    return plan.task, Planned(completions, alone, warming, plan.batch.num_generations)
+    return plan.task, PlannedRun(completions, alone, warming, plan.batch.num_generations)
 
 
 def _on_trial(task: Task, name: str | None) -> tuple[Any, Judge]:
@@ -409,7 +409,7 @@ def _measured(
     )
 
 
-def _cost(judge: Judge, run: Planned) -> Fields:
+def _cost(judge: Judge, run: PlannedRun) -> Fields:
     spent, size = judge.spent, run.size
     scored = run.completions + (0 if judge.ranks else run.alone)
     questions = math.ceil(scored / size) if judge.ranks else scored
