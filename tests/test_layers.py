@@ -161,7 +161,7 @@ INSTRUMENTS = ("audit", "replay_table", "replaying", "memory", "health", "views"
 
 
 # Code tokens (tools/size.py), so that no line is packed. The design's 10,100 lines are 83,800 of them; to be lowered.
-CLOSURE_TOKENS = 94_000  # with the loader, which was imported inside functions and did not count
+CLOSURE_TOKENS = 94_200  # with the loader, which was imported inside functions and did not count
 
 
 def test_the_core_is_small_and_imports_no_instrument():

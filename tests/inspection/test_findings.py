@@ -131,12 +131,14 @@ def test_the_cause_of_a_failure_is_read_off_its_text(text, finished, kept, why):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("Positive: just fine", "no answer in it"),
-        ("reserved or wasted", "no answer in it"),
+        ("Positive: just fine", "names the right answer"),
+        ("**Positive**.", "names the right answer"),
+        ("It is unpositive.", "other"),
+        ("reserved or wasted", "other"),
         ("The soup left me smiling. One word: positive or negative?", "copied the question"),
     ],
 )
-def test_an_answer_in_words_that_nothing_marks_is_none(text, why):
+def test_an_answer_in_words_is_looked_for_as_words(text, why):
     row = {"prompt": [{"role": "user", "content": "The soup left me smiling. One word: positive or negative?"}]}
     assert cause(row, text, True, None, "positive") == why
 

@@ -22,6 +22,7 @@ from workbench.task import Task
 from workbench.tasks.loading import load_task
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
+from workbench.training import building
 from workbench.training import trainer as training
 from workbench.training.control import RunControl
 from workbench.training.policy import load_policy
@@ -206,10 +207,10 @@ def test_weights_that_are_all_0_are_refused(home, policy):
 def test_an_interrupt_that_comes_twice_is_one_when_it_stops_and_when_it_aborts(home):
     run = RunDirectory.create("t", Recipe(), {})
     control = RunControl(run, Recorder(run, None))
-    with control.graceful():
+    with control.interrupts.graceful():
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
-        control._interrupted_at -= ECHO_S
+        control.interrupts.at -= ECHO_S
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)  # while what the abort leaves is saved
@@ -512,7 +513,7 @@ def test_a_function_that_writes_into_a_column_changes_no_row():
         return [0.0] * len(notes)
 
     rows = [{"prompt": "a", "notes": {"seen": 0}}, {"prompt": "b", "notes": {}}]
-    kept, aside = training._for_arrow(rows)
+    kept, aside = building._for_arrow(rows)
     assert kept == [{"prompt": "a", "notes": 0}, {"prompt": "b", "notes": 1}]
     suite = RewardSuite(Task("counts", rows=rows, reward_funcs=[counting_reward]), 2)
     suite.aside = aside

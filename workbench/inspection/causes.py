@@ -195,7 +195,11 @@ def cause(
     if len(asked) > 10 and asked in plain and not find_answer(text.replace(asked, "")):
         return "copied the question"
     if given is None:
-        return "no answer in it"
+        # An answer in words may stand anywhere; a number is looked for where it belongs.
+        words = not form.answer_tag and wanted and _number(wanted) is None
+        if words and re.search(rf"(?<!\w){re.escape(wanted)}(?!\w)", plain, re.IGNORECASE):
+            return "names the right answer"
+        return "other" if words else "no answer in it"
     mine, theirs = _number(given), _number(wanted)
     if mine is None or theirs is None:
         return "other"

@@ -19,7 +19,7 @@ class UnreadableAnswer(RewardError):
     """An answer of a judge that is not what it was asked for."""
 
 
-def content_of(text: str) -> Fields:
+def reply_content(text: str) -> Fields:
     """The JSON object of an answer, which may follow a thought and stand in a code fence; empty:
     there is none.
     """

@@ -28,7 +28,7 @@ from workbench.door import Ended, door, said
 from workbench.errors import BudgetError, RewardError, TaskError
 from workbench.kinds import Fields, Function
 from workbench.rewards.hashing import reward_hash
-from workbench.rewards.judge_answers import UnreadableAnswer, by_rank, by_score, content_of
+from workbench.rewards.judge_answers import UnreadableAnswer, by_rank, by_score, reply_content
 from workbench.tail import Tail
 from workbench.task import Task, fingerprint
 from workbench.workspace import append_line, encodable, made, read_lines, resolve
@@ -282,7 +282,7 @@ class Judge:
 
     # -- reading
     def _read(self, text: str, question: Question) -> list[float]:
-        content, count = content_of(text), len(question.texts)
+        content, count = reply_content(text), len(question.texts)
         scores = (
             by_rank(content.get("ranking"), count) if self.ranks else by_score(content.get("score"))
         )

@@ -20,7 +20,7 @@ from workbench.extras import default_backend, installed
 from workbench.kinds import Fields
 from workbench.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.training import settings as settings_of
-from workbench.training.script_source import PASTE, Call, Source, parsed
+from workbench.training.script_source import PASTE, Call, ScriptSource, syntax_of
 from workbench.training.settings.names import (
     ALIASES,
     ELSEWHERE,
@@ -64,8 +64,8 @@ def read_script(
     it is not Python, or calls nothing known.
     """
     try:
-        tree, notes = parsed(text, source)
-        reader = _Reader(Source(tree), notes)
+        tree, notes = syntax_of(text, source)
+        reader = _Reader(ScriptSource(tree), notes)
         reader.read()
     except (RecursionError, MemoryError) as error:
         raise RecipeError(
@@ -96,7 +96,7 @@ def read_script(
 class _Reader:
     """What a script's calls ask for goes into `content`, what cannot be read into `notes`."""
 
-    def __init__(self, source: Source, notes: list[str]) -> None:
+    def __init__(self, source: ScriptSource, notes: list[str]) -> None:
         self.source, self.notes = source, notes
         self.content: Fields = {"policy": {}, "lora": {}, "grpo": {}}
         self.stated: dict[str, tuple[object, int]] = {}  # recipe field -> (value, line)

@@ -23,7 +23,7 @@ _TABLE = TABLE["script"]
 _CALLS: dict[str, Fields] = _TABLE["calls"]
 
 
-def parsed(text: str, source: str) -> tuple[ast.Module, list[str]]:
+def syntax_of(text: str, source: str) -> tuple[ast.Module, list[str]]:
     """(the script, lines on syntax that this Python lacks): as it is, without what only a notebook
     or a blog has, or without newer syntax. RecipeError if it is Python in no way.
     """
@@ -76,7 +76,7 @@ class Call(NamedTuple):
     bound_to: set[str]  # names that its result goes into
 
 
-class Source:
+class ScriptSource:
     """A script's imports, calls, and the names that it binds once."""
 
     def __init__(self, tree: ast.Module) -> None:
