@@ -430,6 +430,35 @@ def test_a_run_that_failed_goes_on_when_its_reward_is_mended(home, monkeypatch):
     assert [event["event"] for event in run.events()].count("continued") == 1
 
 
+FAILING = """
+import workbench as wb
+from workbench.tiny.task import task as arithmetic
+
+def late_reward(completions, trainer_state=None, **kwargs):
+    if trainer_state.global_step == 2:
+        raise KeyError("unit")
+    return [float(len(each[0]["content"]) % 3) for each in completions]
+
+task = wb.Task("t", arithmetic(8, 4).rows, [late_reward])
+"""
+
+
+@pytest.mark.slow
+def test_a_task_file_that_is_mended_beside_the_runs_copy_is_named(home, capsys):
+    (home / "task.py").write_text(FAILING)
+    with pytest.raises(RewardError, match="unit"):
+        train(recipe("mended", task="task.py"), policy=fresh())
+    mended = FAILING.replace("== 2", "== 200")
+    (home / "task.py").write_text(mended)
+    with pytest.raises(RewardError, match="unit"):
+        continue_run("mended", policy=fresh())
+    assert "task.py differs from the run's own copy, runs/mended/task.py" in capsys.readouterr().out
+    (home / "runs/mended/task.py").write_text(mended)
+    run = continue_run("mended", policy=fresh(), accept_changes=True)
+    assert "differs from the run's own copy" not in capsys.readouterr().out
+    assert run.result()["status"] == "finished"
+
+
 class Kills(Asks):
     def event(self, event):
         if event["event"] == "checkpoint":

@@ -297,7 +297,8 @@ def _news(
     copy = resuming.kept_task(run, None)
     files = []
     if copy.is_file() and source.is_file() and copy.read_bytes() != source.read_bytes():
-        files = [f"{shown(source)} is not its copy in the run, which is used: edit {shown(copy)}"]
+        used = f"the run's own copy, {shown(copy)}, which is used: edit that one"
+        files = [f"{shown(source)} differs from {used}"]
     resumes = f"{run.name} resumes after step {point.step}, from {point.folder.name}"
     if last.steps > 0:
         resumes += f", to step {last.offset + last.steps}"
