@@ -273,7 +273,7 @@ def _exporting(setting: Setting, checks: Checks) -> dict[str, Any]:
     for who, merge in (("unsloth", by_unsloth), ("workbench", lambda: own)):
         try:
             made = merge()
-            proof = to_json(prove(made, prompts=2 if setting.toy else 16))
+            proof = prove(made, prompts=2 if setting.toy else 16).for_scripts()
             # The type of what was written, before it is loaded in 32 bits to be compared.
             proof["dtype"] = json.loads(
                 (made.path / "config.json").read_text(encoding="utf-8")
