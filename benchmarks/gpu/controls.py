@@ -255,7 +255,6 @@ def _exporting(setting: Setting, checks: Checks) -> dict[str, Any]:
     from workbench.exporting.proving import prove
     from workbench.run.directory import open_run
     from workbench.training.resuming import load_adapter
-    from workbench.workspace import to_json
 
     run = open_run(setting.work / "runs" / f"part-{setting.device}")
     policy = _policy(_recipe(setting, "part"))

@@ -75,16 +75,18 @@ def _end_of_process(command: list[str], log: Path, progress: Progress) -> int:
             raise
 
 
-def _end_with_caller() -> None:
+def _end_with(caller: int) -> None:
     # Its end of the pipe is closed however it ends, and nothing is ever written there.
-    os.read(0, 1)
+    os.read(caller, 1)
     os.killpg(0, 9)
 
 
 def _answer(folder: Path) -> None:
     told = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no progress
-    threading.Thread(target=_end_with_caller, daemon=True).start()
+    caller, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # nobody waits for an answer there
+    threading.Thread(target=_end_with, args=(caller,), daemon=True).start()
     work, request = pickle.loads((folder / "request").read_bytes())
     print(0, 0, file=told)  # it has imported what it needs, and loads the model
     try:

@@ -8,6 +8,7 @@ too. What tensors cannot tell, the artefact's behaviour decides.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -18,7 +19,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.exporting import gguf, merging, serving
-from workbench.exporting.artefacts import Artefact
+from workbench.exporting.artefacts import PASSPORT, Artefact
 from workbench.exporting.checks import Check
 from workbench.kinds import Fields, Tensor
 from workbench.run.directory import RunDirectory
@@ -52,10 +53,20 @@ def check_weights(artefact: Artefact) -> list[Check]:
         if artefact.format == "merged_16bit":
             return [_merged(artefact.path, artefact.into, run)]
         if (merged / "config.json").is_file():
-            return [_merged(merged, artefact.into, run), _converted(artefact, merged, run)]
+            if _made_of(merged) in (None, (artefact.into, adapter_sum(run.adapter))):
+                return [_merged(merged, artefact.into, run), _converted(artefact, merged, run)]
+            why = "the merged_16bit beside it is not the one that it was converted from"
     except WorkbenchError as error:
         why = f"they cannot be compared: {error.value}"
     return [Check("weights", "its tensors", None, why)]
+
+
+def _made_of(folder: Path) -> tuple[object, object] | None:
+    # (what it was merged into, the sum of the adapter), by its passport; None: it says nothing
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        known = json.loads((folder / PASSPORT).read_text(encoding="utf-8"))
+        return known["into"], known["adapter"]["sha256"]
+    return None
 
 
 def _same_adapter(*folders: Path) -> Check:
@@ -160,9 +171,11 @@ def _right(own: Tensor, before: Tensor, step: Tensor | None) -> bool:
 
 def _converted(artefact: Artefact, merged: Path, run: RunDirectory) -> Check:
     # made again of the merged_16bit beside it, and compared tensor by tensor
+    other: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
         if artefact.format == "merged_4bit":
-            (_, own), (_, whole) = _model(artefact.path), _model(merged)
+            (config, own), (as_trained, whole) = _model(artefact.path), _model(merged)
+            other = _unequal(config.to_dict(), as_trained.to_dict(), _DECIDING)
             again = {name: functools.partial(_in_nf4, read) for name, read in whole.items()}
         else:
             file = f16 = Path(folder, "f16.gguf")
@@ -176,7 +189,7 @@ def _converted(artefact: Artefact, merged: Path, run: RunDirectory) -> Check:
             for name in own.keys() & again
             if _converts(own[name](), again[name], whole[name]())
         }
-        return _compared("its tensors, converted again", own, (own.keys() | again) - equal)
+        return _compared("its tensors, converted again", own, other | (own.keys() | again) - equal)
 
 
 def _in_nf4(read: Callable[[], Tensor]) -> Tensor:

@@ -268,16 +268,22 @@ def _downloaded(name: str) -> Path:
 
     # a download tries five times over half a minute, and writes a line each time
     check_hub(name)
-    return Path(hf_hub_download(name, "config.json"))
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except Exception as error:  # of the hub, or of the network on the way to it
+        raise _unread(name, error) from error
 
 
 def _read(file: Path, name: str) -> Fields:
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise PolicyError(
-            f"policy {name!r}: config.json: {_first_line(error)}",
-            rule="memory is estimated from the config.json that transformers' save_pretrained"
-            " wrote",
-            remedy="check the folder, or the model's page on the hub",
-        ) from error
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise _unread(name, error) from error
+
+
+def _unread(name: str, error: Exception) -> PolicyError:
+    return PolicyError(
+        f"policy {name!r}: config.json: {_first_line(error)}",
+        rule="memory is estimated from the config.json that transformers' save_pretrained wrote",
+        remedy="check the folder, or the model's page on the hub (a gated model needs HF_TOKEN)",
+    )

@@ -176,10 +176,11 @@ def find_answer(text: str, where: str = "any", tag: str = "answer") -> str | Non
             return text.strip().rpartition("\n")[2].strip() or None
         case "any":
             return _shown(text, tag) or find_answer(_conclusion(text), "number")
+    remedy = f"use one of {', '.join(map(repr, PLACES))}"
     raise RewardError(
         f"where = {where!r}",
         rule="an answer is looked for in one of the known places",
-        remedy=f"use one of {', '.join(map(repr, PLACES))}",
+        remedy=remedy,
     )
 
 

@@ -384,9 +384,8 @@ def quiet_imports() -> Generator[None]:
     act on. MissingError: one of them comes with an extra.
     """
     if "transformers" not in sys.modules and sys.stderr.isatty():
-        print(
-            "importing the libraries ...", file=sys.stderr, flush=True
-        )  # a minute, the first time
+        # which can take a minute
+        print("importing the libraries ...", file=sys.stderr, flush=True)
     # for good: transformers imports what a model needs when it is loaded, after the block
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
     collects = gc.isenabled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -215,6 +216,7 @@ def continue_run(
         found["processes"] = processes.count()
         run.update_manifest(**found)
         news += around.resume_lines(recipe, point, before)
+        news = [*_edited(run), *news] if task is None else news
         go_on(run, trainer, point, watchers, news)
         _tell_changes(run, point, changed)
         if steps and processes.is_main():
@@ -289,16 +291,20 @@ def _add_steps(run: RunDirectory, plan: Plan, recipe: Recipe, steps: int) -> Non
         recipe.grpo["max_steps"] = last.settings["max_steps"]
 
 
+def _edited(run: RunDirectory) -> list[str]:
+    # A task file that was mended beside the run's copy of it, without which it is of no use.
+    source, copy = run.manifest().get("task", {}).get("source"), resuming.kept_task(run, None)
+    with contextlib.suppress(OSError, TypeError):
+        if copy.read_bytes() != Path(source).read_bytes():
+            used = f"the run's own copy, {shown(copy)}, which is used: edit that one"
+            return [f"{shown(source)} differs from {used}"]
+    return []
+
+
 def _news(
     run: RunDirectory, point: Point, changed: Differences, last: Stage, reached: int
 ) -> list[str]:
     begun = f"not as when {run.name} was begun"
-    source = Path(resuming.begun_with(run.manifest(), 0).get("source") or "")
-    copy = resuming.kept_task(run, None)
-    files = []
-    if copy.is_file() and source.is_file() and copy.read_bytes() != source.read_bytes():
-        used = f"the run's own copy, {shown(copy)}, which is used: edit that one"
-        files = [f"{shown(source)} differs from {used}"]
     resumes = f"{run.name} resumes after step {point.step}, from {point.folder.name}"
     if last.steps > 0:
         resumes += f", to step {last.offset + last.steps}"
@@ -306,7 +312,6 @@ def _news(
         resumes += f"; steps {point.step + 1} to {reached} are trained again"
     return [
         *(f"WARNING: {what}" for what in point.passed_over),
-        *files,
         *(f"{begun}: {what}" for what in changed.shown),
         *(f"{begun}, and accepted: {what}" for what in changed.refused),
         resumes,
