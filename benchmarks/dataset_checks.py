@@ -72,7 +72,6 @@ def by_map(path: str, batched: bool) -> dict[str, float]:
         rows = datasets.load_dataset("json", data_files=path, split="train", cache_dir=cache)
         loaded = time.perf_counter() - started
         checker = Checked(path, chat=False, answer_after=None)
-        checker.seen, checker.kinds, checker.kind = {}, {}, None  # as an iteration begins
 
         def reason(row: dict) -> str | None:
             try:

@@ -158,6 +158,12 @@ def command(
     """
 
     def add(function: Any) -> Any:
+        if not function.__doc__:
+            raise WorkbenchError(
+                "Python leaves docstrings out (-OO, PYTHONOPTIMIZE=2)",
+                rule="what a command takes stands in its docstring",
+                remedy="start Python without it; -O does no harm",
+            )
         name = function.__name__.rstrip("_")
         GROUPS[group].append(name)
         about, *described = re.split(r"\n\n(?:Args|Options):\n", inspect.getdoc(function) or "")

@@ -7,6 +7,7 @@ plain.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -154,6 +155,12 @@ class Checked:
             self.labels = labels_of(answers)
         self.elsewhere = self._elsewhere()
         self.report = Report(self.source.name)
+        # Of one pass: prompt -> answer, and what stands beside the prompt, as hashes; the kind of
+        # value at each place in the prompts (`prompt[].weight`), of which Arrow takes only one; and
+        # the kind of the prompts.
+        self.seen: dict[int, tuple[int, int]] = {}
+        self.kinds: dict[str, str] = {}
+        self.kind: type | None = None
 
     def _unwrapped(self, answers: Sequence[object]) -> tuple[list[object], str | None]:
         # The answers alone, and what most of them stand in, if that is the end of a worked answer.
@@ -190,17 +197,13 @@ class Checked:
     def __iter__(self) -> Iterator[Row]:
         chosen = {"prompt": self.prompt_column, "answer": self.answer_column}
         self.report = report = Report(self.source.name, notes=[*self.notes], columns=chosen)
-        # Of this pass: prompt -> answer, and what stands beside the prompt, as hashes; the kind of
-        # value at each place in the prompts (`prompt[].weight`), of which Arrow takes only one; and
-        # the kind of the prompts.
-        self.seen: dict[int, tuple[int, int]] = {}
-        self.kinds: dict[str, str] = {}
-        self.kind: type | None = None
+        one = copy.copy(self)
+        one.seen, one.kinds, one.kind = {}, {}, None
         writing = columns.Writing()
         for number, raw in enumerate(self.source):
             report.read += 1
             try:
-                row, oddities = self._row(raw)
+                row, oddities = one._row(raw)
             except LeftOut as left_out:
                 report.leave_out(number, left_out.reason, raw)
             else:
