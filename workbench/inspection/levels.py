@@ -22,6 +22,7 @@ from workbench.shipped import is_of_gym
 from workbench.tasks.loading import load_task
 from workbench.training.levels import fitting
 from workbench.training.loading import adapter_sum
+from workbench.workspace import to_json
 
 FILE = "levels.json"
 _BELOW, _ABOVE = 2, 3  # levels around the trained one
@@ -140,7 +141,7 @@ class OverLevels:
         kept = {name: getattr(self, name) for name in ("task", "trained", "levels", "samples")}
         return {
             **kept,
-            "points": [point._asdict() for point in self.points],
+            "points": [to_json(point._asdict()) for point in self.points],
             "skipped": [{"level": level, "why": why} for level, why in self.skipped.items()],
             "reaches": self.reaches,
             "verdict": self.verdict,
