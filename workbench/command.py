@@ -279,7 +279,7 @@ def main() -> None:
         from workbench.processes import rank
 
         met = explained(met)
-        if (error := _told(met)) is None:  # a fault of its own; exit code 1 would mean "no"
+        if (error := _told(met)) is None:  # a bug of ours: exit code 1 would mean "no"
             traceback.print_exception(met)
         else:
             process = f"process {rank()}: " if rank() else ""

@@ -37,7 +37,7 @@ from workbench.rewards.tracing import overlooks
 from workbench.task import Row, Task
 from workbench.workspace import encodable
 
-_LATE = ("not back", "not asked", "in time", "blocks")  # in what is said of a completion
+_LATE = ("not back", "not asked", "in time", "blocks")  # in the error of one that ran out of time
 
 
 @dataclass(frozen=True)
