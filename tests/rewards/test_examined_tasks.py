@@ -44,7 +44,8 @@ def test_every_rule_of_the_tables_is_complete_and_used():
 def test_every_probe_of_the_table_can_be_made():
     task = table(SYSTEM_PROMPT, ["42", "43"], library.correctness_reward)
     shown = table('Reply as {"total": "..."}', ["yes", "no"], library.correctness_reward)
-    writers = [completions.builders(each, each.rows)[0] for each in (task, shown)]
+    free = table("", ["yes", "no"], library.correctness_reward)  # no format is asked for
+    writers = [completions.builders(each, each.rows)[0] for each in (task, shown, free)]
     made = {probe.name for builder in writers for probe in probes(builder)}
     assert made == set(yaml.safe_load((AUDIT / "probes.yaml").read_text(encoding="utf-8")))
 
