@@ -66,11 +66,9 @@ def documented(text: str) -> str:
             ".".join(filter(None, ["workbench", modules[name], name.rpartition(".")[2]]))
             for name in names
         )
-        # The exercises lie with the notebooks, and the package finds them there when it runs.
-        own = (path.removeprefix("workbench.teaching.exercises.") for path in paths)
-        return "\n\n".join(
-            f"::: {path}" if "." in path else f"::: exercises.{path}" for path in own
-        )
+        # The package finds these beside the notebooks when it runs.
+        beside = re.compile(r"workbench\.teaching\.(?=(exercises|_lib)\b)")
+        return "\n\n".join(f"::: {beside.sub('', path)}" for path in paths)
 
     return _NAMES.sub(blocks, text)
 
