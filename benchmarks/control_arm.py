@@ -203,7 +203,7 @@ def main() -> None:
             for name in asked.hacks:
                 kept = home / f"{slug(name)}-{seed}.json"
                 if not kept.is_file():
-                    from workbench.workspace import write_json
+                    from workbench.base.workspace import write_json
 
                     write_json(kept, tried(name, home, seed))
                 found.append(json.loads(kept.read_text(encoding="utf-8")))

@@ -122,7 +122,7 @@ def forked(act: Callable[[], Any], longest_s: float = LONGEST_S) -> Ended:
         try:
             found = {"gave": act()}
         except BaseException as error:
-            from workbench.errors import WorkbenchError
+            from workbench.base.errors import WorkbenchError
 
             found = {
                 "raised": type(error).__name__,
@@ -669,7 +669,7 @@ def raced(run: Path, processes: int, take: str, flock: bool) -> int:
     """How many of so many processes own a run that all of them take at once. Whoever owns it is
     then killed.
     """
-    from workbench.errors import RunError
+    from workbench.base.errors import RunError
     from workbench.run import lock as locks
     from workbench.run.directory import RunDirectory
 

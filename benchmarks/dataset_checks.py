@@ -46,7 +46,7 @@ def measure(arm: str, path: str) -> dict[str, float]:
         found["seconds"] = time.perf_counter() - started
         found["kept"] = checked.report.kept_rows
     elif arm == LENGTHS:
-        from workbench.checking import check_source
+        from workbench.commands.checking import check_source
 
         started = time.perf_counter()
         result = check_source(path, policy="tiny")

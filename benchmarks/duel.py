@@ -125,7 +125,7 @@ class Bank:
     """Runs by arm and seed, trained when they are first asked for."""
 
     def __init__(self, home: Path, worker: int, minutes: float) -> None:
-        from workbench.workspace import read_lines
+        from workbench.base.workspace import read_lines
 
         self.home, self.file = home, home / f"bank-{worker}.jsonl"
         lines = [line for file in home.glob("bank-*.jsonl") for line in read_lines(file)]
@@ -134,7 +134,7 @@ class Bank:
 
     def solved(self, arm: str, seed: int) -> np.ndarray | None:
         """[P] of 0 and 1; None: not there, and time is up."""
-        from workbench.workspace import append_line
+        from workbench.base.workspace import append_line
 
         if (arm, seed) not in self.runs:
             if time.monotonic() > self.until:

@@ -52,7 +52,7 @@ def in_a_fork(work: Callable[[], Any]) -> Any:
     """What `work` returns, pickled, in a fork of this process, where the libraries are
     loaded.
     """
-    from workbench import errors
+    from workbench.base import errors
 
     reads, writes = os.pipe()
     if (pid := os.fork()) == 0:
@@ -212,10 +212,10 @@ def good(
     from made_runs import saved_adapter
     from off_grid import moved_run
 
+    from workbench.base.workspace import replace_folder, resolve
     from workbench.exporting.making import export
     from workbench.run.directory import RunDirectory
     from workbench.run.sealed import saved_with
-    from workbench.workspace import replace_folder, resolve
 
     turn, made = itertools.cycle(formats), 0
     for number in itertools.count():
@@ -292,7 +292,7 @@ def main() -> int:
         "--json", action="store_true", help="print every try, as one line of JSON, last"
     )
     asked = measuring.parse(parser, good=3, prompts=16)
-    from workbench.errors import ExportError
+    from workbench.base.errors import ExportError
     from workbench.exporting import apart, gguf
     from workbench.exporting.artefacts import FORMATS
     from workbench.training import plain

@@ -197,7 +197,7 @@ def lesson(name: str, policy: Any, recipe: Any) -> Any:
     """The task that is taught: the easiest of its first levels with enough rows that auto may not
     ask, with their reference completions. TaskError: there is none, or its answers are long.
     """
-    from workbench.errors import TaskError
+    from workbench.base.errors import TaskError
     from workbench.tasks import gym
     from workbench.training.levels import fitting
 
@@ -235,7 +235,7 @@ def teach(name: str, recipe: Any) -> dict[str, Any]:
     """One task: the run that taught it to a policy, and how often its levels are solved then; or
     why it could not be taught.
     """
-    from workbench.errors import WorkbenchError
+    from workbench.base.errors import WorkbenchError
     from workbench.training.policy import load_policy
     from workbench.training.trainer import train
 
@@ -293,7 +293,7 @@ def known(name: str, policy: Any, recipe: Any) -> tuple[int | None, list[list[in
     """The easiest level that is known to be in the band, if there is one, and (level, right,
     completions) of each that was tried.
     """
-    from workbench.errors import TaskError
+    from workbench.base.errors import TaskError
     from workbench.health.trends import Z_95, share
     from workbench.inspection.evaluation import measure_policy
     from workbench.tasks import gym
@@ -356,7 +356,7 @@ def kept(
     """The results by task: those in the file, and those that are missing, until time is up or there
     are enough.
     """
-    from workbench.workspace import append_line, read_lines
+    from workbench.base.workspace import append_line, read_lines
 
     before = {line["task"]: line for line in read_lines(file)}
     until, commit = time.monotonic() + 60 * minutes, measuring.stamp()["versions"]["commit"]

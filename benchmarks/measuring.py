@@ -277,8 +277,8 @@ def save(
         found: the numbers behind.
         notes: sentences under that table.
     """
+    from workbench.base.workspace import write_json
     from workbench.views.tables import Table
-    from workbench.workspace import write_json
 
     print(Table(*table), *notes, sep="\n")
     for line in lines:

@@ -22,7 +22,7 @@ PART = 4096
 
 def measure(limit: int) -> dict[str, float]:
     """Seconds and peak memory of one replay, in this process."""
-    from workbench.replaying import replay
+    from workbench.inspection.replaying import replay
     from workbench.rewards.suite import RewardSuite
 
     score, inside = RewardSuite.score_each, [0.0]

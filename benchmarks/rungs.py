@@ -189,7 +189,7 @@ def begun(made: Made, home: Path) -> str | None:
 def tried(made: Made, rung: str, seed: int, home: Path) -> dict[str, Any]:
     """One rung on one made policy: what its held-out completions became, and what it sampled."""
     import workbench as wb
-    from workbench.errors import RunError
+    from workbench.base.errors import RunError
 
     task, adapter = task_of(made), begun(made, home)
     rows = list(task.held_out)

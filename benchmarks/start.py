@@ -29,7 +29,7 @@ from measuring import Line, ratio
 NOTHING, IMPORT = "nothing", "import workbench"
 TARGET_S = 0.15  # for the import
 COMMAND = (
-    "import sys; sys.argv = ['workbench', *sys.argv[1:]]\nfrom workbench.cli import"
+    "import sys; sys.argv = ['workbench', *sys.argv[1:]]\nfrom workbench.commands.cli import"
     " main\nsys.exit(main())"
 )
 ARMS = {

@@ -31,7 +31,7 @@ def exported() -> Path:
 
 def flipped(artefact: Path, flips: int) -> int:
     """Of so many changes of one bit somewhere in an artefact, those that are seen."""
-    from workbench.errors import ExportError
+    from workbench.base.errors import ExportError
     from workbench.exporting.passport import verify
 
     chance, files, seen = (

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.errors import RecipeError, RewardError, RunError, TaskError
+from workbench.base.errors import RecipeError, RewardError, RunError, TaskError
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import read_batches

@@ -22,7 +22,7 @@ class Ended(NamedTuple):
 
 def workbench(*arguments: str, home: Path | None = None) -> Ended:
     """In this process: a fresh one would import for a second what is here already."""
-    from workbench.cli import main
+    from workbench.commands.cli import main
 
     streams = {name: io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for name in ("stdout", "stderr")}
     code = 0
@@ -44,5 +44,5 @@ def workbench(*arguments: str, home: Path | None = None) -> Ended:
 def workbench_process(*arguments: str, home: Path | None = None) -> subprocess.CompletedProcess:
     """In a process of its own, as from a shell."""
     environment = {**os.environ, **({"WORKBENCH_HOME": str(home)} if home else {})}
-    command = [sys.executable, "-m", "workbench.cli", *arguments]
+    command = [sys.executable, "-m", "workbench", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=home)

@@ -7,7 +7,7 @@ from typing import Any
 
 import nbformat
 
-from workbench.notebook import notebooks_folder
+from workbench.base.notebook import notebooks_folder
 from workbench.teaching._lib.cells import blanks, filled
 
 NOTEBOOK = notebooks_folder() / "teaching" / "broken_runs.ipynb"

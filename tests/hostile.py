@@ -85,7 +85,7 @@ def in_a_terminal(
                 once_shown()
 
     process = subprocess.Popen(
-        [sys.executable, "-m", "workbench.cli", *arguments], cwd=home, stdin=subprocess.DEVNULL, stderr=theirs,
+        [sys.executable, "-m", "workbench", *arguments], cwd=home, stdin=subprocess.DEVNULL, stderr=theirs,
         stdout=theirs if stdout else subprocess.PIPE,
         env={**os.environ, "WORKBENCH_HOME": str(home), "TERM": "xterm-256color", "COLUMNS": "200"},
     )  # fmt: skip
@@ -104,7 +104,7 @@ def in_a_terminal(
 
 def run_command(monkeypatch, capfd, *arguments: str) -> tuple[int, str, str]:
     """(exit code, standard output, standard error) of `workbench ARGUMENTS`, in this process."""
-    from workbench.cli import main
+    from workbench.commands.cli import main
 
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, getattr(sys, name))

@@ -309,7 +309,7 @@ MODELS = [
 
 def in_a_fork(name: str, load: Callable[[], object]) -> dict[str, str]:
     """How `load` ended there: "loaded", a `WorkbenchError`'s name, or "raw: ..." and what was said."""
-    from workbench.errors import WorkbenchError
+    from workbench.base.errors import WorkbenchError
 
     ours, theirs = os.pipe()
     if not (child := os.fork()):

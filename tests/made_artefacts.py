@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from running import HOSTILE, Running
 
+from workbench.base.workspace import resolve
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.passport import stamp
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.tiny import MODEL_DIR
-from workbench.workspace import resolve
 
 EVALUATION = {
     "before": {"correct": 0.30125, "correct_lenient": 0.35, "format": 0.5, "finished": 1.0, "reward": 2.4},

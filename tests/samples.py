@@ -185,7 +185,7 @@ def merge_risk():
 
 
 def replayed():
-    from workbench.replaying import replay
+    from workbench.inspection.replaying import replay
 
     running = Running("r", 10)
     running.step()
@@ -221,7 +221,7 @@ SAMPLES = {
     "workbench.inspection.reading.Listing": listing,
     "workbench.inspection.tokens.TokenView": token_view,
     "workbench.inspection.several_runs.Comparison": comparison,
-    "workbench.replaying.Replay": replayed,
+    "workbench.inspection.replaying.Replay": replayed,
     "workbench.audit.examination.RewardAudit": audit,
     "workbench.data.sources.Rows": rows,
     "workbench.data.template.TemplateCard": template_card,

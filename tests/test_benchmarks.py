@@ -435,7 +435,7 @@ def test_bad_environments_are_trained_with_and_without_the_workbench(tmp_path):
 
 
 def test_a_child_that_fails_is_told_from_one_that_refuses():
-    from workbench.errors import RunError
+    from workbench.base.errors import RunError
 
     def refuses():
         raise RunError("a value", rule="a rule", remedy="a remedy")

@@ -19,19 +19,19 @@ from hostile import HOSTILE, in_a_terminal, obeyed, run_command
 from running import Running
 
 import workbench as wb
-from workbench import cli_after, cli_before, cli_start, cli_train
-from workbench.cli import app
-from workbench.cli_start import lab
-from workbench.command import GROUPS, as_typed, json_text, parameters_of
+from workbench.base.errors import WorkbenchError
+from workbench.base.notebook import NOTEBOOKS
+from workbench.commands import cli_after, cli_before, cli_start, cli_train
+from workbench.commands.cli import app
+from workbench.commands.cli_start import lab
+from workbench.commands.command import GROUPS, as_typed, json_text, parameters_of
+from workbench.commands.demo import run_notebooks
+from workbench.commands.doctor import PROBES, tables
+from workbench.commands.reporting import write_report
 from workbench.data import reasons
 from workbench.decide.duel import plan_duel
 from workbench.decide.twin import plan_twin
-from workbench.demo import run_notebooks
-from workbench.doctor import PROBES, tables
-from workbench.errors import WorkbenchError
-from workbench.notebook import NOTEBOOKS
 from workbench.recipe import Recipe
-from workbench.reporting import write_report
 
 
 def test_help_names_every_command_and_where_to_start():
@@ -453,7 +453,7 @@ def test_lab_without_jupyterlab_says_what_to_install(monkeypatch):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_demo_with_a_line(tmp_path):
-    command = [sys.executable, "-m", "workbench.cli", "demo"]
+    command = [sys.executable, "-m", "workbench", "demo"]
     environment = {**os.environ, "WORKBENCH_HOME": str(tmp_path)}
     # Its own process group, as a shell gives it one: Ctrl-C goes to all of it.
     demo = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, process_group=0)

@@ -10,11 +10,11 @@ import pytest
 from commanding import workbench
 
 import workbench as wb
-from workbench import cli_start
+from workbench.base.errors import PolicyError, RunError
+from workbench.base.notebook import NOTEBOOKS, notebooks_folder, with_parameters
+from workbench.commands import cli_start
+from workbench.commands.demo import run_notebooks, settings_of
 from workbench.data.sources import save_rows
-from workbench.demo import run_notebooks, settings_of
-from workbench.errors import PolicyError, RunError
-from workbench.notebook import NOTEBOOKS, notebooks_folder, with_parameters
 from workbench.policies import smollm2
 from workbench.rewards.suite import RewardSuite
 
@@ -52,7 +52,7 @@ def test_in_a_file_it_says_how_far_it_is(monkeypatch, capsys):
         on_step(4)
         raise RunError("stopped here", rule="", remedy="")
 
-    monkeypatch.setattr("workbench.demo.run_notebooks", trained)
+    monkeypatch.setattr("workbench.commands.demo.run_notebooks", trained)
     for every_s, steps in ((0.0, ["3", "4"]), (600.0, [])):
         monkeypatch.setattr(cli_start, "_SAID_EVERY_S", every_s)
         with pytest.raises(RunError):

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from workbench import extras
+from workbench.base import extras
 from workbench.exporting.gguf import INSTALL
 
 ROOT = Path(__file__).parents[1]

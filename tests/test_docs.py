@@ -12,7 +12,7 @@ import yaml
 from commanding import workbench
 
 import workbench as wb
-from workbench.cli import app
+from workbench.commands.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from workbench.extras import MissingError, absent, default_backend, explained, installed
+from workbench.base.extras import MissingError, absent, default_backend, explained, installed
 
 
 @pytest.fixture

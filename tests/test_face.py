@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import workbench as wb
-from workbench.errors import WorkbenchError
+from workbench.base.errors import WorkbenchError
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

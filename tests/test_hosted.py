@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from workbench import hosted
-from workbench.errors import HostedError
-from workbench.hosted import host, set_up
+from workbench.base.errors import HostedError
+from workbench.commands import hosted
+from workbench.commands.hosted import host, set_up
 
 ROOT = Path(__file__).parents[1]
 setup_cell = SimpleNamespace(**runpy.run_path(str(ROOT / "tools" / "setup_cell.py")))
@@ -99,9 +99,9 @@ def test_without_a_copy_and_an_address_the_cell_fails_beside_its_remedy(elsewher
 
 def offered(folder: Path) -> str:
     """An address that has this file to download, and no repository to clone."""
-    raw = folder / "raw" / "main" / "workbench"
+    raw = folder / "raw" / "main" / "workbench" / "commands"
     raw.mkdir(parents=True)
-    shutil.copyfile(ROOT / "workbench" / "hosted.py", raw / "hosted.py")
+    shutil.copyfile(ROOT / "workbench" / "commands" / "hosted.py", raw / "hosted.py")
     return folder.as_uri()
 
 
@@ -115,15 +115,15 @@ def test_what_git_says_is_shown(elsewhere):
 def test_it_is_cloned_where_there_is_no_copy(elsewhere):
     origin = elsewhere / "origin"
     address = offered(origin)
-    (origin / "workbench").mkdir()
-    (origin / "workbench" / "hosted.py").write_text("def set_up(runs_in): print(__file__, runs_in)")
+    (origin / "workbench" / "commands").mkdir(parents=True)
+    (origin / "workbench" / "commands" / "hosted.py").write_text("def set_up(runs_in): print(__file__, runs_in)")
     git = ["git", "-c", "user.name=tests", "-c", "user.email=tests@localhost"]
     for command in (["init", "--quiet"], ["add", "workbench"], ["commit", "--quiet", "--message", "all"]):
         subprocess.run([*git, *command], cwd=origin, check=True)
     (elsewhere / "content").mkdir()
     done = bare(code(address), elsewhere / "content", KAGGLE_KERNEL_RUN_TYPE="x")
     file, runs_in = done.stdout.split()
-    assert Path(file) == elsewhere / "content" / "grpo-workbench" / "workbench" / "hosted.py", done.stderr
+    assert Path(file) == elsewhere / "content" / "grpo-workbench" / "workbench" / "commands" / "hosted.py", done.stderr
     assert runs_in == "/content/drive/MyDrive/grpo-workbench"
 
 
@@ -133,7 +133,7 @@ def test_the_cell_is_short():
 
 @pytest.mark.parametrize("place", ["grpo-workbench", "drive/grpo-workbench", "input/copies/grpo-workbench"])
 def test_a_copy_that_is_there_is_taken(elsewhere, place):
-    copy = elsewhere / place / "workbench"
+    copy = elsewhere / place / "workbench" / "commands"
     copy.mkdir(parents=True)
     (copy / "hosted.py").write_text("def begin(runs_in, address): print(__file__, runs_in, address)")
     text = code().replace("/kaggle/input", f"{elsewhere}/input")
@@ -152,18 +152,18 @@ from pathlib import Path
 
 def mount(folder):
     print("mounted", folder)
-    copy = Path(folder, "MyDrive", "grpo-workbench", "workbench")
+    copy = Path(folder, "MyDrive", "grpo-workbench", "workbench", "commands")
     copy.mkdir(parents=True)
     (copy / "hosted.py").write_text("def set_up(runs_in): print(__file__)")
 """)
     text = code(offered(elsewhere / "address")).replace("/content/drive", f"{elsewhere}/drive")
     done = bare(f"import sys; sys.path.insert(0, {str(elsewhere)!r})\n{text}", elsewhere, COLAB_RELEASE_TAG="x")
-    copy = elsewhere / "drive" / "MyDrive" / "grpo-workbench" / "workbench" / "hosted.py"
+    copy = elsewhere / "drive" / "MyDrive" / "grpo-workbench" / "workbench" / "commands" / "hosted.py"
     assert done.stdout.splitlines() == [f"mounted {elsewhere}/drive", str(copy)], done.stderr
 
 
 def test_set_up_needs_nothing_but_python(elsewhere):
-    command = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import workbench.hosted as h; print(h.host())"
+    command = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import workbench.commands.hosted as h; print(h.host())"
     done = bare(command, elsewhere)
     assert (done.stdout, done.stderr) == ("\n", "")
 

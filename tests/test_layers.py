@@ -17,11 +17,8 @@ from tools.size import size_of
 PACKAGE = Path(__file__).parents[1] / "workbench"
 # From what everything stands on to what nothing stands on; a module directly in the package is a layer of its own.
 ORDER = [
-    "kinds", "shipped", "printable", "errors", "plain", "extras", "workspace", "tail", "yaml_text", "door", "cache",
-    "secret", "hub", "progress", "recipe", "run", "processes", "environments", "task", "data", "rewards",
-    "tiny", "policies", "tasks", "audit", "replay_table", "replaying", "memory", "health", "training",
-    "inspection", "exporting", "decide",
-    "views", "top",
+    "base", "recipe", "run", "task", "data", "rewards", "tiny", "policies", "tasks", "audit", "memory", "health",
+    "training", "inspection", "exporting", "decide", "views", "teaching", "commands", "top",
 ]  # fmt: skip
 HEAVY = {"torch", "trl", "transformers", "datasets", "unsloth", "peft", "bitsandbytes", "matplotlib", "ipywidgets"}
 
@@ -67,6 +64,8 @@ def test_imports_go_one_way(path):
     own = layer(".".join(("workbench", *path.relative_to(PACKAGE).with_suffix("").parts)))
     for module, _ in imported(path):
         if not module.startswith("workbench."):
+            continue
+        if module == "workbench.__version__":
             continue
         other = layer(module)
         assert ORDER.index(other) <= ORDER.index(own) or own == "top", f"{path.name} ({own}) imports {module} ({other})"
@@ -157,11 +156,11 @@ CORE = (
     "rewards.answers", "rewards.suite", "rewards.groups", "training.plan", "training.prepare", "training.policy",
     "training.trainer", "training.stages",
 )  # fmt: skip
-INSTRUMENTS = ("audit", "replay_table", "replaying", "memory", "health", "views", "inspection", "exporting", "decide")
+INSTRUMENTS = ("audit", "memory", "health", "views", "inspection", "exporting", "decide")
 
 
 # Code tokens (tools/size.py), so that no line is packed. The design's 10,100 lines are 83,800 of them; to be lowered.
-CLOSURE_TOKENS = 94_200  # with the loader, which was imported inside functions and did not count
+CLOSURE_TOKENS = 94_450  # with the loader, which was imported inside functions and did not count
 
 
 def test_the_core_is_small_and_imports_no_instrument():
@@ -255,7 +254,7 @@ def test_nothing_but_the_top_imports_views():
     importers = [
         path for path in FILES for module, _ in imported(path) if layer(module) == "views" and module.startswith("workbench.")
     ]
-    assert all(path.parent in (PACKAGE, PACKAGE / "views") for path in importers)
+    assert all(path.parent in (PACKAGE, PACKAGE / "views", PACKAGE / "commands") for path in importers)
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess:
@@ -278,7 +277,7 @@ def test_import_is_quick():
 
 
 def test_help_imports_nothing_heavy():
-    script = "import sys; sys.argv = ['workbench', '--help']\nfrom workbench.cli import main\n"
+    script = "import sys; sys.argv = ['workbench', '--help']\nfrom workbench.commands.cli import main\n"
     script += "try: main()\nexcept SystemExit: pass\n"
     result = run_python("-c", script + "print(sorted(sys.modules))")
     loaded = {name.strip("' []").split(".")[0] for name in result.stdout.splitlines()[-1].split(",")}
@@ -295,7 +294,7 @@ def test_help_answers_at_once():
 
     # Seconds depend on the machine, and on who else is busy there: what it takes is held against what it stands on.
     ours, its_library = (
-        min(cpu_s(*words) for _ in range(3)) for words in (("-m", "workbench.cli", "--help"), ("-c", "import typer"))
+        min(cpu_s(*words) for _ in range(3)) for words in (("-m", "workbench", "--help"), ("-c", "import typer"))
     )
     assert ours < 2 * its_library
 
@@ -303,7 +302,7 @@ def test_help_answers_at_once():
 def test_a_policy_that_is_not_there_is_found_before_torch_is_imported(tmp_path):
     script = """
 import sys
-from workbench.checking import check_source
+from workbench.commands.checking import check_source
 import workbench as wb
 from workbench.recipe import Recipe
 from workbench.training.trainer import train

@@ -67,7 +67,7 @@ def python(home: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 
 def workbench(home: Path, *arguments: str) -> subprocess.CompletedProcess:
-    return python(home, "-m", "workbench.cli", *arguments)
+    return python(home, "-m", "workbench", *arguments)
 
 
 def test_they_are_really_absent(light):
@@ -154,7 +154,7 @@ def without(light, tmp_path):
 
 
 def test_without_unsloth_and_bitsandbytes_the_defaults_are_plain_and_16_bits_each_with_a_line(without):
-    script = DEFAULTS.replace("import workbench as wb", "import workbench as wb, workbench.errors")
+    script = DEFAULTS.replace("import workbench as wb", "import workbench as wb, workbench.base.errors")
     none, four_bits, unsloth = python(without, "-c", script).stdout.splitlines()
     assert none.startswith("transformers | False | policy.backend = 'transformers': Unsloth is not installed here")
     assert "| policy.load_in_4bit = False: bitsandbytes is not installed here" in none

@@ -70,7 +70,7 @@ def test_a_run_in_one_terminal_is_steered_from_another_and_goes_on(home):
     asked = {"run_name": "term", "task": "arithmetic", "policy": {"load_in_4bit": False}, "grpo": grpo}
     (home / "r.yaml").write_text(yaml.safe_dump(asked))
     environment = {**os.environ, "WORKBENCH_HOME": str(home)}
-    command = [sys.executable, "-m", "workbench.cli", "train", "r.yaml", "--json"]
+    command = [sys.executable, "-m", "workbench", "train", "r.yaml", "--json"]
     training = subprocess.Popen(command, cwd=home, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         waited_for(lambda: (home / "runs" / "term" / "metrics.jsonl").is_file() or training.poll() is not None)

@@ -13,16 +13,16 @@ import pytest
 
 import workbench as wb
 from workbench import policies
-from workbench.cache import cache_folder
-from workbench.errors import PolicyError
+from workbench.base.cache import cache_folder
+from workbench.base.errors import PolicyError
+from workbench.base.kinds import POLICIES
+from workbench.base.workspace import made, sum_of
 from workbench.exporting.public import public_name
-from workbench.kinds import POLICIES
 from workbench.memory.shapes import shape_of
 from workbench.policies import making, smollm2
 from workbench.run.lock import in_turn
 from workbench.tiny import MODEL_DIR
 from workbench.training.loading import base_files, find_model
-from workbench.workspace import made, sum_of
 
 FOLDER = policies.NAMED["smollm2"].tail[-1]
 # In the place of what reads GGUF: two small files, and a line for each time that it ran.

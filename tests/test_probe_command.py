@@ -8,7 +8,7 @@ import commanding
 import pytest
 
 from workbench.audit.examination import audit_rewards
-from workbench.errors import TaskError
+from workbench.base.errors import TaskError
 
 FLAWED = """
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages

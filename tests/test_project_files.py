@@ -16,7 +16,7 @@ from commanding import workbench
 from running import Running
 
 from tools.release import wrong
-from workbench.cli import app
+from workbench.commands.cli import app
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

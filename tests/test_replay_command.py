@@ -9,9 +9,9 @@ import pytest
 from commanding import workbench
 from recording import record
 
-from workbench.command import weights_of
-from workbench.errors import RecipeError
-from workbench.replaying import MEANING
+from workbench.base.errors import RecipeError
+from workbench.commands.command import weights_of
+from workbench.inspection.replaying import MEANING
 from workbench.tiny.task import task as arithmetic
 
 EDITED = """

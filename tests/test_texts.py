@@ -14,7 +14,7 @@ from commanding import workbench
 from malformed import BAD
 
 import workbench as wb
-from workbench.errors import WorkbenchError
+from workbench.base.errors import WorkbenchError
 
 FILE = Path(__file__).with_name("texts.txt")
 SMALL = {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8}

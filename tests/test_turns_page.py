@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import workbench as wb
-from workbench.notebook import run_notebook
+from workbench.base.notebook import run_notebook
 from workbench.run.rollouts import read_batches
 
 PAGE = Path(__file__).parents[1] / "docs" / "turns.md"

@@ -16,7 +16,7 @@ from driving import waited_for
 from hostile import HOSTILE, VISIBLE, in_a_terminal, obeyed, run_command
 from running import Running
 
-from workbench.errors import RequestError
+from workbench.base.errors import RequestError
 from workbench.run.directory import open_run
 from workbench.views.run_view import FollowedRun
 from workbench.views.terminal import TerminalProgress

@@ -10,7 +10,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from workbench.notebook import execute, notebooks_folder
+from workbench.base.notebook import execute, notebooks_folder
 from workbench.teaching import grading
 from workbench.teaching._lib.cells import blanks, filled
 from workbench.teaching._lib.lessons import passed

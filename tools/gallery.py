@@ -9,10 +9,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+from workbench.base.workspace import resolve
 from workbench.inspection import write_report
 from workbench.run.directory import RunDirectory, open_run
 from workbench.views.run_view import FollowedRun
-from workbench.workspace import resolve
 
 ROOT = Path(__file__).parents[1]
 RECIPE = "workbench/tiny/recipe.yaml"

@@ -29,9 +29,9 @@ runs_in = "/content/drive/MyDrive/grpo-workbench"  # @param {type:"string"}
 import glob, os, runpy, sys, urllib.request
 if os.environ.keys() & {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"}:
     places = [*sys.path, "grpo-workbench", runs_in, *("/kaggle/input" + n * "/*" for n in range(1, 5))]
-    files = [file for place in places for file in glob.glob(place + "/workbench/hosted.py")]
+    files = [file for place in places for file in glob.glob(place + "/workbench/commands/hosted.py")]
     address = "@ADDRESS@"  # not found? switch Internet on, or upload a copy as the folder grpo-workbench
-    runpy.run_path((files or urllib.request.urlretrieve(address + "/raw/main/workbench/hosted.py"))[0])["begin"](runs_in, address)
+    runpy.run_path((files or urllib.request.urlretrieve(address + "/raw/main/workbench/commands/hosted.py"))[0])["begin"](runs_in, address)
 """  # noqa: E501
 
 # Opens the notebook that follows it: a file of the repository, as the host reads it.

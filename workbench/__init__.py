@@ -35,7 +35,7 @@ FACE = {
     "split": "data.split",
     "profile_difficulty": "training.profiling",
     "write_dataset": "data.split",
-    "resolve": "workspace",
+    "resolve": "base.workspace",
     # 02: rewards
     "Task": "task",
     "load_task": "tasks.loading",
@@ -63,7 +63,7 @@ FACE = {
     "open_run": "run.directory",
     "by_step": "inspection.reading",
     "explain_group": "inspection.reading",
-    "replay": "replaying",
+    "replay": "inspection.replaying",
     "duel": "decide.duel",
     "evaluate": "inspection.evaluation",
     "inspection": "",
@@ -110,7 +110,7 @@ def _show_results() -> None:
     # In its cells, results show themselves. IPython may be imported after this package, so it is
     # looked for more than once.
     if "IPython" in sys.modules:
-        from workbench import display
+        from workbench.views import display
 
         display.register()
 

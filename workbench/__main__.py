@@ -1,6 +1,6 @@
 """`python -m workbench` is the command line, and so is `accelerate launch ... -m workbench`."""
 
-from workbench.cli import main
+from workbench.commands.cli import main
 
 if __name__ == "__main__":
     main()

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
-from workbench.errors import RecipeError, WorkbenchError, nearest
-from workbench.extras import default_backend, installed
-from workbench.kinds import POLICIES, Fields
-from workbench.secret import is_secret, setting
-from workbench.workspace import find, looked_in, replace_file
-from workbench.yaml_text import MOST_CHARACTERS, MOST_SHOWN, check_size, read_yaml
-from workbench.yaml_text import packaged as packaged
+from workbench.base.errors import RecipeError, WorkbenchError, nearest
+from workbench.base.extras import default_backend, installed
+from workbench.base.kinds import POLICIES, Fields
+from workbench.base.secret import is_secret, setting
+from workbench.base.workspace import find, looked_in, replace_file
+from workbench.base.yaml_text import MOST_CHARACTERS, MOST_SHOWN, check_size, read_yaml
+from workbench.base.yaml_text import packaged as packaged
 
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 # What TRL says itself where it renders a prompt; a second word on it would end the run.

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.errors import TaskError, nearest
-from workbench.kinds import Fields, Function
-from workbench.plain import plain_rows
+from workbench.base.errors import TaskError, nearest
+from workbench.base.kinds import Fields, Function
+from workbench.base.plain import plain_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,7 +99,7 @@ class Task:
             rows = plain_rows(where, getattr(self, part), self.made_plain)
             object.__setattr__(self, part, rows)
         if self.environment:
-            from workbench.environments import with_own_rewards
+            from workbench.base.environments import with_own_rewards
 
             given = self.name, self.environment, self.reward_funcs, self.reward_weights
             for part, value in with_own_rewards(*given).items():
@@ -154,7 +154,7 @@ class Task:
         """What TRL's trainer takes of it for rollouts of several turns, by argument; empty: they
         are of one.
         """
-        from workbench.environments import factories_of
+        from workbench.base.environments import factories_of
 
         makers = factories_of(self.environment)
         asked = {
@@ -169,7 +169,7 @@ class Task:
         """What a rollout may call, as the JSON schemas that a template renders, by the name of its
         environment ("": of a single one, or none). TaskError: a tool cannot be described.
         """
-        from workbench.environments import schemas_of
+        from workbench.base.environments import schemas_of
 
         return schemas_of(self.tools, self.environment)
 

@@ -269,7 +269,7 @@ def _learned(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
 
 def _state(folder: Path) -> str:
     """Of the GRPO run: "finished", "begun" (it can go on), or "" (from the start)."""
-    from workbench.errors import RunError
+    from workbench.base.errors import RunError
     from workbench.run.directory import open_run
     from workbench.training.resuming import latest_point
 

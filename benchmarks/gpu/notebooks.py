@@ -15,7 +15,7 @@ def run(setting: Setting) -> dict[str, Any]:
     """Execute 01 to 05, look at what they left, and leave `notebooks.json`. A run that was whole is
     not repeated.
     """
-    from workbench.demo import run_notebooks
+    from workbench.commands.demo import run_notebooks
     from workbench.run.directory import open_run
 
     before = setting.read("notebooks.json")

@@ -158,7 +158,7 @@ class Setting:
         """Write one of the suite's JSON files, whole or not at all, with machine, device, versions,
         date and commit.
         """
-        from workbench.workspace import to_json, write_json
+        from workbench.base.workspace import to_json, write_json
 
         return write_json(
             self.out / name,
@@ -167,7 +167,7 @@ class Setting:
 
     def collect(self) -> Path:
         """Write everything that was found so far into one file, whole or not at all."""
-        from workbench.workspace import write_json
+        from workbench.base.workspace import write_json
 
         # Parts that run side by side do this, too.
         beside = write_json(self.out / f".{ALL}-{os.getpid()}", {"files": contents(self.out)})

@@ -17,7 +17,7 @@ from test_browsing import kept
 from test_findings import evaluation
 
 from workbench import inspection
-from workbench.printable import printable
+from workbench.base.printable import printable
 from workbench.views.inspection import listing_table
 from workbench.views.tables import one_line
 

@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from driving import keep_screenshots, lines, open_notebook, waited_for
 
-from workbench.notebook import notebooks_folder, with_parameters
+from workbench.base.notebook import notebooks_folder, with_parameters
 from workbench.views.run_view import oldest_s
 
 STEPS = 20

@@ -7,8 +7,8 @@ import json
 import pytest
 
 import workbench as wb
-from workbench.display import view_of
-from workbench.progress import clock, count_line, progress_line
+from workbench.base.progress import clock, count_line, progress_line
+from workbench.views.display import view_of
 
 
 def test_from_rows_to_a_folder_through_the_face(home):
@@ -55,7 +55,7 @@ def test_progress_shows_nothing_outside_a_notebook(capfd):
     assert capfd.readouterr() == ("", "")
     with pytest.MonkeyPatch.context() as patched:
         shown: list = []
-        patched.setattr("workbench.progress._line", lambda: shown.append)
+        patched.setattr("workbench.base.progress._line", lambda: shown.append)
         progress_line("adapter")(0, 0)
         progress_line("adapter")(1, 2)
     assert [bundle["text/plain"] for bundle in shown] == ["adapter: loading, 0:00", "adapter: 1 of 2, 0:00"]

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from malformed import BAD, GOOD, OTHER, chat, row
 
+from workbench.base.errors import DataError
 from workbench.data import reasons
 from workbench.data.checks import Checked, check
 from workbench.data.prompts import SYSTEM_PROMPT
-from workbench.errors import DataError
 from workbench.training.building import _for_arrow
 
 

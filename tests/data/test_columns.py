@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from workbench.base.errors import DataError
 from workbench.data.answer_column import ANSWER_ALIASES
 from workbench.data.columns import PROMPT_ALIASES, as_values, choose_columns
-from workbench.errors import DataError
 from workbench.task import RESERVED_COLUMNS
 
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]

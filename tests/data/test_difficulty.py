@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from workbench.base.errors import DataError
 from workbench.data.difficulty import Profile, Solved, dead_share, load_profile, measure_difficulty, pick, row_key
-from workbench.errors import DataError
 
 ROWS = [{"prompt": f"question {number}", "answer": str(number)} for number in range(20)]
 

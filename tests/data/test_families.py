@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from made_tokenizers import made_tokenizer, special_tokens
 
+from workbench.base.errors import DataError
 from workbench.data.prompts import SYSTEM_PROMPT
 from workbench.data.rendering import render
 from workbench.data.template import template_card
-from workbench.errors import DataError
 
 TABLE = Path(__file__).with_name("families.json")
 TEMPLATES = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"

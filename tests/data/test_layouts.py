@@ -9,8 +9,8 @@ from commanding import workbench
 from layouts import LAYOUTS, TASK, write_all, write_rows
 
 import workbench as wb
+from workbench.base.errors import DataError
 from workbench.data.checks import check
-from workbench.errors import DataError
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -12,7 +12,8 @@ import pytest
 import workbench
 import workbench as wb
 from workbench.audit.examination import audit_rewards
-from workbench.checking import check_source
+from workbench.base.errors import DataError, RecipeError
+from workbench.commands.checking import check_source
 from workbench.data.prompts import THINK_PROMPT, to_messages
 from workbench.data.rendering import (
     PromptLengths,
@@ -23,7 +24,6 @@ from workbench.data.rendering import (
 )
 from workbench.data.sources import save_rows
 from workbench.data.template import template_card
-from workbench.errors import DataError, RecipeError
 from workbench.exporting.merging import write_merged
 from workbench.inspection.evaluation import measure_policy
 from workbench.recipe import Recipe

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workbench.errors import TaskError
+from workbench.base.errors import TaskError
 from workbench.task import Task, fingerprint
 
 CHAT = [{"role": "user", "content": "q"}]

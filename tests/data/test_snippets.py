@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
+from workbench.base.errors import DataError
 from workbench.data.answer_column import extract_answer
 from workbench.data.checks import Checked
-from workbench.errors import DataError
 
 PREPARE = '''
 from datasets import load_dataset, Dataset

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from workbench.base.errors import DataError
 from workbench.data.sources import Unreadable, load_rows, open_source, save_rows
-from workbench.errors import DataError
 
 BOM = b"\xef\xbb\xbf"
 ROWS = [{"question": "What is 1 + 1?", "answer": "2"}, {"question": "Où est l'été, 漢🙂?", "answer": 'ici, "là"'}]

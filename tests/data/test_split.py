@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
+from workbench.base.errors import DataError
 from workbench.data.checks import Checked
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.data.sources import Source, open_source
 from workbench.data.split import Split, split
-from workbench.errors import DataError
 from workbench.task import fingerprint
 from workbench.tiny import task as arithmetic
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.errors import TaskError
+from workbench.base.errors import TaskError
 from workbench.rewards.suite import RewardSuite
 from workbench.task import RESERVED_COLUMNS, Task, function_name
 from workbench.tasks import loading
@@ -183,14 +183,14 @@ def test_a_module_beside_the_task_file_is_found_and_loaded_anew(home, monkeypatc
 
 
 def test_in_a_clone_the_package_is_no_module_of_a_task_file(home, monkeypatch):
-    (home / "task.py").write_text("import workbench.progress\n")
-    monkeypatch.delitem(sys.modules, "workbench.progress", raising=False)
+    (home / "task.py").write_text("import workbench.base.progress\n")
+    monkeypatch.delitem(sys.modules, "workbench.base.progress", raising=False)
     clone = Path(loading.__file__).parents[2]
     loading.executed(home / "task.py", clone / "task.py")
     assert not [name for name in loading._brought() if name.startswith("workbench")]
-    loaded = sys.modules["workbench.progress"]
+    loaded = sys.modules["workbench.base.progress"]
     loading.executed(home / "task.py", clone / "task.py")
-    assert sys.modules["workbench.progress"] is loaded
+    assert sys.modules["workbench.base.progress"] is loaded
 
 
 def test_a_module_that_is_missing_is_asked_for_beside_the_file(home):

@@ -11,10 +11,10 @@ from made_tokenizers import made_tokenizer
 from small_models import make_base
 
 import workbench as wb
+from workbench.base.errors import DataError, PolicyError
 from workbench.data.prompts import SYSTEM_PROMPT, THINK_PROMPT
 from workbench.data.rendering import prompt_lengths_tokens
 from workbench.data.template import tags_in, template_card, turn_end
-from workbench.errors import DataError, PolicyError
 from workbench.tiny import MODEL_DIR
 from workbench.training import sampling
 from workbench.training.loading import load_tokenizer

@@ -17,9 +17,9 @@ import pytest
 from commanding import workbench
 
 import workbench as wb
+from workbench.base.errors import RecipeError, RunError
 from workbench.decide.duel import Duel, duel, fight
 from workbench.decide.duel_plan import plan_duel
-from workbench.errors import RecipeError, RunError
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out
 from workbench.run.rollouts import query
@@ -312,7 +312,16 @@ def test_a_planted_difference_is_called_by_command_also_after_a_kill(home):
     shipped.save(home / "shipped.yaml")
     (home / "coin.py").write_text(COIN, encoding="utf-8")
     shipped.model_copy(update={"task": "coin.py"}).save(home / "coin.yaml")
-    command = [sys.executable, "-m", "workbench.cli", "duel", "coin.yaml", "shipped.yaml", "--budget", str(8 * 2 * 4 * 32)]
+    command = [
+        sys.executable,
+        "-m",
+        "workbench.commands.cli",
+        "duel",
+        "coin.yaml",
+        "shipped.yaml",
+        "--budget",
+        str(8 * 2 * 4 * 32),
+    ]
     command += ["--steps", "4", "--json"]
     environment = {**os.environ, "WORKBENCH_HOME": str(home)}
     process = subprocess.Popen(command, cwd=home, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -15,13 +15,13 @@ import pytest
 from commanding import workbench
 
 import workbench as wb
+from workbench.base.errors import BudgetError, RewardError, TaskError
 from workbench.decide.measures import FAILED, NOT_HERE, PASSED, UNTOLD, Cases, JudgeMeasure, _measured, trial_texts
 from workbench.decide.trial import _questions
-from workbench.display import view_of
-from workbench.errors import BudgetError, RewardError, TaskError
 from workbench.health.trends import Interval
 from workbench.rewards.code import judge_of
 from workbench.rewards.judging import Reply
+from workbench.views.display import view_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 judges = importlib.import_module("judges")

@@ -19,10 +19,10 @@ import pytest
 from commanding import workbench
 
 import workbench as wb
+from workbench.base.errors import RunError
 from workbench.decide.signs import Sign, _sign
 from workbench.decide.twin import CAUSE, INNOCENT, UNTOLD, Twin, grow, twin
 from workbench.decide.twin_plan import TwinPlan, plan_twin
-from workbench.errors import RunError
 from workbench.run.control_file import RunState, write_request
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import query
@@ -168,7 +168,7 @@ def test_stopped_early_and_called_again_it_goes_on(hacked, muted, monkeypatch):
 def test_killed_and_called_again_it_is_the_same(hacked, home):
     write(home, "task.py")
     hacked.recipe().model_copy(update={"task": "task.py"}).save(home / "recipe.yaml")
-    command = [sys.executable, "-m", "workbench.cli"]
+    command = [sys.executable, "-m", "workbench"]
     where = {"cwd": home, "env": {**os.environ, "WORKBENCH_HOME": str(home)}, "stdout": subprocess.DEVNULL}
     subprocess.run([*command, "train", "recipe.yaml"], **where, check=True)
     command += ["twin", "hack", "--mute", "brief_reward"]

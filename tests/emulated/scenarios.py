@@ -568,7 +568,7 @@ def overflow() -> Any:
 @scenario
 def doctor() -> Any:
     """What `workbench doctor` says of this machine."""
-    from workbench.doctor import examine_machine
+    from workbench.commands.doctor import examine_machine
 
     return {finding["name"]: finding for finding in examine_machine()["findings"]}
 

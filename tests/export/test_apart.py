@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from driving import waited_for
 
-from workbench.errors import DataError, ExportError
+from workbench.base.errors import DataError, ExportError
 from workbench.exporting import apart
 
 
@@ -38,7 +38,7 @@ def test_work_apart_answers_and_says_how_far_it_is(home, tmp_path, monkeypatch):
     [
         ("def work(request, progress):\n    os.kill(os.getpid(), 9)", "killed by signal 9"),
         ("def work(request, progress):\n    raise ValueError('of its own')", r"exit code 1\n(.|\n)*ValueError: of its own"),
-        ("def work(request, progress):\n    from workbench.errors import DataError\n"
+        ("def work(request, progress):\n    from workbench.base.errors import DataError\n"
          "    raise DataError('a value', rule='a rule', remedy='a remedy')", "^a value\n  rule:   a rule"),
     ],
 )  # fmt: skip

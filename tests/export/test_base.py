@@ -10,7 +10,7 @@ from made_runs import changed_model
 from proven_runs import here, proven_run
 from sabotage import edit_json, put_tensors, tensors
 
-from workbench.errors import ExportError, RunError
+from workbench.base.errors import ExportError, RunError
 from workbench.exporting import merging
 from workbench.exporting.checks import CAUSES
 from workbench.exporting.making import export

@@ -11,7 +11,7 @@ from recording import record
 from running import TASK
 from samples import EVIL
 
-from workbench.errors import ExportError, PolicyError
+from workbench.base.errors import ExportError, PolicyError
 from workbench.exporting import passport
 from workbench.exporting.artefacts import Artefact, Exported
 from workbench.exporting.chat import ChatAnswer, Exchange, ask

@@ -15,8 +15,8 @@ import made_artefacts
 import pytest
 from made_runs import made_run
 
-from workbench import cli
-from workbench import command as frame
+from workbench.commands import cli
+from workbench.commands import command as frame
 from workbench.exporting import merging
 from workbench.exporting.artefacts import meant
 from workbench.exporting.making import export
@@ -82,7 +82,7 @@ def test_a_word_that_is_wrong_is_an_error(workbench, home, words, said):
 
 
 def test_help_teaches():
-    command = [sys.executable, "-m", "workbench.cli", "export", "--help"]
+    command = [sys.executable, "-m", "workbench", "export", "--help"]
     told = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"}).stdout
     for word in ("--format", "--into", "--overwrite", "--push", "--json", "gguf_q4_k_m", "Exits with 1", "Examples:"):
         assert word in told

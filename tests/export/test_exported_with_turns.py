@@ -8,7 +8,7 @@ import os
 import pytest
 from playing_models import make_player
 
-from workbench.errors import DataError
+from workbench.base.errors import DataError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.card import write_card
 from workbench.exporting.chat import Exchange

@@ -18,9 +18,9 @@ from sabotage import SABOTAGES, WORDS
 from small_models import artefact, load, make_adapter, make_base, make_run, merge
 from spoiled_gguf import spoil
 
-from workbench import doctor
+from workbench.base.errors import ExportError
+from workbench.commands import doctor
 from workbench.data.rendering import prompt_text
-from workbench.errors import ExportError
 from workbench.exporting import gguf
 from workbench.exporting.weights import check_weights
 from workbench.tiny import MODEL_DIR

@@ -16,7 +16,7 @@ from killed_exports import killed
 from made_runs import changed_model, made_run, off_the_grid, saved_adapter, sealed
 
 import workbench as wb
-from workbench.errors import ExportError, RunError
+from workbench.base.errors import ExportError, RunError
 from workbench.exporting import gguf, making
 from workbench.exporting.artefacts import FORMATS, Artefact, open_artefact
 from workbench.exporting.making import export, in_order
@@ -275,7 +275,7 @@ def test_a_disk_that_fills_inside_a_writer_is_told_and_leaves_nothing(home):
     # A file that may grow no further: safetensors says so in an error of its own, without a file name.
     run = made_run()
     script = (
-        "import resource\nimport workbench as wb\nfrom workbench.errors import ExportError\nrun = wb.open_run('r')\n"
+        "import resource\nimport workbench as wb\nfrom workbench.base.errors import ExportError\nrun = wb.open_run('r')\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
         "try:\n    wb.export(run, ['merged_16bit'], into='base')\nexcept ExportError as error:\n    print(error)\n"
     )

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from made_runs import changed_model, made_run, off_the_grid, saved_adapter, tied
 
-from workbench.errors import ExportError, PolicyError
+from workbench.base.errors import ExportError, PolicyError
 from workbench.exporting import merging
 from workbench.exporting.merging import copy_adapter, sixteen_bit_base, with_defaults, write_merged
 from workbench.tiny import MODEL_DIR

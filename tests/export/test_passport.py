@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from killing import killed_at
 from made_artefacts import EVALUATION, leave, made_artefact, made_run
 
-from workbench.errors import ExportError
+from workbench.base.errors import ExportError
 from workbench.exporting.checks import Check, Proof
 from workbench.exporting.making import _other
 from workbench.exporting.passport import add_proof, changed_files, read_passport, verify

@@ -12,8 +12,7 @@ from made_runs import changed_model, saved_adapter
 from proven_runs import IN_FORCE, here, proven_run, restamp
 from sabotage import put_tensors, tensors
 
-from workbench.display import view_of
-from workbench.errors import DataError, ExportError, PolicyError, RunError
+from workbench.base.errors import DataError, ExportError, PolicyError, RunError
 from workbench.exporting import apart, passport, proving, reference
 from workbench.exporting.apart import run_apart
 from workbench.exporting.checks import CAUSES, Proofs
@@ -24,6 +23,7 @@ from workbench.run.directory import RunDirectory
 from workbench.task import Task
 from workbench.tiny import MODEL_DIR
 from workbench.training import plain
+from workbench.views.display import view_of
 
 PROMPTS = 12
 pytestmark = pytest.mark.slow  # a run is exported and proven for them
@@ -259,7 +259,7 @@ def test_an_artefact_far_from_its_run_needs_it_named(run, tmp_path):
 
 def test_the_command_proves_in_processes_of_its_own(run):
     def command(*words):
-        line = [sys.executable, "-m", "workbench.cli", "prove", *words, "--prompts", str(PROMPTS)]
+        line = [sys.executable, "-m", "workbench", "prove", *words, "--prompts", str(PROMPTS)]
         return subprocess.run(line, capture_output=True, text=True)
 
     done = command(str(run.export / "merged_16bit"), "--json")

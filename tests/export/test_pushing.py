@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from made_runs import made_run
 
-from workbench.errors import ExportError
+from workbench.base.errors import ExportError
 from workbench.exporting import passport
 from workbench.exporting.checks import Check, Proof
 from workbench.exporting.making import export
@@ -183,7 +183,7 @@ def pushed(hub, artefact, token):
     environment |= {"HF_TOKEN": token, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "0", "WORKBENCH_HOME": str(artefact.path.parents[3])}
     script = (
         "import sys\nfrom workbench.exporting.artefacts import open_artefact\nfrom workbench.exporting.pushing import push\n"
-        "from workbench.errors import ExportError\n"
+        "from workbench.base.errors import ExportError\n"
         "try:\n    print(push(open_artefact(sys.argv[1]), 'me/sums', unproven=True))\n"
         "except ExportError as error:\n    print(error)\n"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.errors import ExportError
+from workbench.base.errors import ExportError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.checks import Check, Proof, Proofs
 from workbench.exporting.reading import HFReader, open_reader

@@ -8,9 +8,9 @@ import pytest
 from made_runs import changed_model, made_run, off_the_grid, saved_adapter
 
 import workbench as wb
-from workbench.display import view_of
-from workbench.errors import ExportError
+from workbench.base.errors import ExportError
 from workbench.exporting.risk import MergeRisk, _judged
+from workbench.views.display import view_of
 from workbench.views.merge_risk import merge_risk_picture
 
 

@@ -11,7 +11,7 @@ from made_runs import made_run, saved_adapter
 from proven_runs import proven_run
 
 import workbench as wb
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.exporting.making import export
 from workbench.exporting.passport import verify
 from workbench.inspection.evaluation import evaluate

@@ -9,7 +9,7 @@ import pytest
 from commanding import workbench
 from made_artefacts import made_artefact, made_run
 
-from workbench.errors import ExportError
+from workbench.base.errors import ExportError
 from workbench.exporting.passport import verify
 from workbench.recipe import Recipe
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nbformat
 
-from workbench.notebook import with_parameters
+from workbench.base.notebook import with_parameters
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -198,7 +198,7 @@ def _repository(folder: Path) -> Path:
     subprocess.run([sys.executable, copy / "tools" / "setup_cell.py"], check=True)
     for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "as it lies here"]):
         subprocess.run([*git, *command], cwd=copy, check=True)
-    raw = copy / "raw" / "main" / "workbench"  # where a host of repositories has its files, to download one by one
+    raw = copy / "raw" / "main" / "workbench" / "commands"  # where a host of repositories has its files, to download one by one
     raw.mkdir(parents=True)
-    shutil.copyfile(copy / "workbench" / "hosted.py", raw / "hosted.py")
+    shutil.copyfile(copy / "workbench" / "commands" / "hosted.py", raw / "hosted.py")
     return copy

@@ -14,7 +14,7 @@ import subprocess
 import pytest
 from runtime import errors, make, texts, uv
 
-from workbench.notebook import NOTEBOOKS
+from workbench.base.notebook import NOTEBOOKS
 from workbench.run.directory import open_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -149,7 +149,7 @@ def test_a_package_in_use_asks_for_one_restart_and_no_more(colab, ran):
 
 def test_a_host_without_uv_gets_it_from_pip(colab, tmp_path):
     uv("venv", "--quiet", "--no-project", "--seed", "--python", colab.python, tmp_path / "venv")
-    command = "import sys; sys.path.insert(0, sys.argv[1]); from workbench.hosted import _uv; print(*_uv())"
+    command = "import sys; sys.path.insert(0, sys.argv[1]); from workbench.commands.hosted import _uv; print(*_uv())"
     environment = {**colab.environment, "PATH": str(tmp_path)}
     for _ in range(2):  # the second time it is there
         asked = [tmp_path / "venv" / "bin" / "python", "-c", command, colab.repository]

@@ -12,11 +12,11 @@ from planted import ASKED, healthy, planted
 from test_findings import evaluation
 
 from workbench import inspection
-from workbench.display import view_of
-from workbench.errors import RunError
+from workbench.base.errors import RunError
+from workbench.base.printable import printable
 from workbench.inspection.kept import Kept
-from workbench.printable import printable
 from workbench.run.directory import RunDirectory
+from workbench.views.display import view_of
 
 
 def broken(step, row, draw):

@@ -13,7 +13,7 @@ from test_browsing import kept
 
 import workbench as wb
 from workbench import inspection
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 
 BEFORE, AFTER = np.array([[1, 0], [0, 0], [0, 1]], bool), np.array([[1, 1], [0, 1], [0, 1]], bool)
 

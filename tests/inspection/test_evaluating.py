@@ -12,7 +12,8 @@ import torch
 from hostile import run_command
 from safetensors.torch import load_file, save_file
 
-from workbench.errors import DataError, RunError
+from workbench.base.errors import DataError, RunError
+from workbench.base.workspace import size_and_sum
 from workbench.inspection.evaluation import FILE, evaluate, last_measured, measure_policy, read_evaluation
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
@@ -21,7 +22,6 @@ from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.training.policy import load_policy
 from workbench.training.trainer import train
-from workbench.workspace import size_and_sum
 
 PROMPTS = 70  # three batches of 128 completions, at 4 a prompt
 pytestmark = pytest.mark.slow

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from workbench.display import view_of
-from workbench.errors import DataError, TaskError
+from workbench.base.errors import DataError, TaskError
 from workbench.inspection.evaluation import _task_of, measure_policy
 from workbench.inspection.measured import Evaluation, Measured, form_and_content, gain_in_words
 from workbench.inspection.statistics import paired_difference, share_interval
@@ -16,6 +15,7 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
+from workbench.views.display import view_of
 
 
 def test_paired_difference_by_hand():

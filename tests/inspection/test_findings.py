@@ -19,14 +19,14 @@ from planted import (
 )
 
 from workbench import inspection
-from workbench.display import view_of
-from workbench.errors import DataError, RunError
+from workbench.base.errors import DataError, RunError
 from workbench.health import examine_run
 from workbench.inspection.causes import cause
 from workbench.inspection.compared import diff_as_text
 from workbench.inspection.measured import Evaluation, Measured
 from workbench.rewards.groups import batch_of
 from workbench.run.rollouts import columns_of, read_batches, write_part
+from workbench.views.display import view_of
 
 ROSE = "from the first to the last third of the steps reward without its format rose by "
 

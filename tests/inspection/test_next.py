@@ -11,8 +11,8 @@ from planted import because_reward, correctness_reward, format_reward, planted
 from running import Running
 
 import workbench as wb
+from workbench.base.errors import RunError
 from workbench.decide.next import next_steps
-from workbench.errors import RunError
 from workbench.health.verdicts import ALARM, CASES, Verdict
 from workbench.inspection.hacks import hacking
 from workbench.inspection.measured import Evaluation, Measured

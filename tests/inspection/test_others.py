@@ -12,7 +12,7 @@ from planted import healthy, planted
 
 import workbench as wb
 from workbench import inspection
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.run.rollouts import read_batches
 from workbench.tiny import MODEL_DIR
 from workbench.training import plain

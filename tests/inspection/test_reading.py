@@ -7,9 +7,8 @@ import html
 
 import pytest
 
+from workbench.base.errors import RunError
 from workbench.data.prompts import question
-from workbench.display import view_of
-from workbench.errors import RunError
 from workbench.inspection.reading import (
     Listing,
     best_first,
@@ -24,6 +23,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import write_part
 from workbench.task import Task, fingerprint
+from workbench.views.display import view_of
 
 ROW = {
     "stage": "1", "prompt_id": "p", "prompt": "x", "length_tokens": 4, "finish_reason": "stop", "columns": '{"answer": "4"}',

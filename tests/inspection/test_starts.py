@@ -17,8 +17,8 @@ from playing_models import Game, make_player, row_of
 
 from workbench.audit.examination import audit_rewards
 from workbench.audit.starts import start_findings
-from workbench.environments import checked_tools, copies, pinned_random, started, where_they_part
-from workbench.errors import TaskError
+from workbench.base.environments import checked_tools, copies, pinned_random, started, where_they_part
+from workbench.base.errors import TaskError
 from workbench.health.rules.turns import unequal_starts
 from workbench.health.summary import summarise
 from workbench.health.verdicts import NOTE, OK, WARNING, ExaminedRun, RunConfig

@@ -9,14 +9,14 @@ import pytest
 from made_tokenizers import made_tokenizer
 
 from workbench import inspection
-from workbench.display import view_of
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.inspection.tokens import TokenView, texts_of
 from workbench.recipe import Recipe
 from workbench.run.batch import ScoredBatch
 from workbench.run.rollouts import read_batches
 from workbench.training.policy import load_policy
 from workbench.training.trainer import train
+from workbench.views.display import view_of
 from workbench.views.look import ORANGE
 
 

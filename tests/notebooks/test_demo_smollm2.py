@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from workbench.demo import result_table, run_notebooks
-from workbench.notebook import NOTEBOOKS
+from workbench.base.notebook import NOTEBOOKS
+from workbench.commands.demo import result_table, run_notebooks
 from workbench.run.directory import open_run
 
 pytestmark = [

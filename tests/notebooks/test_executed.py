@@ -9,10 +9,10 @@ import shutil
 
 import pytest
 
-from workbench.demo import result_table, run_notebooks
-from workbench.errors import RunError
+from workbench.base.errors import RunError
+from workbench.base.notebook import NOTEBOOKS, execute, notebooks_folder
+from workbench.commands.demo import result_table, run_notebooks
 from workbench.health import examine_run
-from workbench.notebook import NOTEBOOKS, execute, notebooks_folder
 from workbench.run.directory import open_run
 from workbench.run.held_out import held_out
 from workbench.run.rollouts import query

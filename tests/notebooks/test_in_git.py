@@ -10,8 +10,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from workbench.errors import RunError
-from workbench.notebook import (
+from workbench.base.errors import RunError
+from workbench.base.notebook import (
     NOTEBOOKS,
     find_notebook,
     notebooks_folder,
@@ -46,7 +46,7 @@ def test_an_installed_packages_notebooks_are_copied_before_they_are_edited(home,
     (carried / "02_rewards.ipynb").write_text("new")
     (home / "notebooks").mkdir()
     (home / "notebooks" / "02_rewards.ipynb").write_text("mine")
-    monkeypatch.setattr("workbench.notebook.notebooks_folder", lambda: carried)
+    monkeypatch.setattr("workbench.base.notebook.notebooks_folder", lambda: carried)
     assert notebooks_to_edit() == home / "notebooks"
     assert [file.read_text() for file in sorted((home / "notebooks").iterdir())] == ["new", "mine"]
     monkeypatch.undo()

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from workbench.base.errors import RewardError
 from workbench.data.answer_column import extract_answer as after_mark
 from workbench.data.answer_column import is_number
-from workbench.errors import RewardError
 from workbench.rewards import library, shaping
 from workbench.rewards.answers import (
     PLACES,

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from workbench.audit.regression_cases import cases_file, check_cases, load_cases
+from workbench.base.errors import TaskError
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
-from workbench.errors import TaskError
 from workbench.rewards.library import correctness_reward, strict_format_reward
 from workbench.task import Task
 from workbench.tasks.loading import EMBEDDED, load_task

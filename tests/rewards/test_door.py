@@ -23,9 +23,9 @@ import pytest
 
 from workbench.audit.completions import CompletionBuilder
 from workbench.audit.probes import probes
-from workbench.door import LONGEST_ERROR, Ended, Late, alarm, door, said
-from workbench.environments import Start, copies, offered, started
-from workbench.errors import RewardError, TaskError
+from workbench.base.door import LONGEST_ERROR, Ended, Late, alarm, door, said
+from workbench.base.environments import Start, copies, offered, started
+from workbench.base.errors import RewardError, TaskError
 from workbench.rewards.beside import CoroutineLoop, ProcessState
 from workbench.rewards.guarding import LONGEST_TEXT, guarded, guarded_environment, guarded_tool
 from workbench.rewards.judge_rewards import make_judge_reward
@@ -409,7 +409,7 @@ def test_a_task_file_that_forks_is_one(tmp_path, where):
     (tmp_path / "recipe.yaml").write_text("{run_name: r, task: task.py, policy: {name: tiny}}", encoding="utf-8")
     heads = {("probe", "task.py"): "expected format", ("plan", "recipe.yaml"): "100 steps"}
     for words, head in heads.items():
-        command = [sys.executable, "-m", "workbench.cli", *words]
+        command = [sys.executable, "-m", "workbench", *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.count(f"\n{head}") == 1, done.stdout

@@ -10,8 +10,9 @@ import time
 import pytest
 
 from workbench.audit.examination import audit_rewards
+from workbench.base.errors import TaskError
+from workbench.base.workspace import to_json
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
-from workbench.errors import TaskError
 from workbench.rewards.library import correctness_reward as sound_correctness_reward
 from workbench.rewards.library import lenient_correctness_reward, strict_format_reward
 from workbench.task import Task
@@ -24,7 +25,6 @@ from workbench.teaching.exercises.strict_and_soft import strict_format_reward_fu
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
 from workbench.training.loading import load_tokenizer
-from workbench.workspace import to_json
 
 QUESTIONS = [("What is 15 + 27?", "42"), ("How many pens are in 125 boxes of 8?", "1000"), ("What is 9 - 4?", "5")]
 SHIPPED = ("arithmetic", "countdown", "csv_qa", "json", "reviews")

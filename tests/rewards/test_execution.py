@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from driving import waited_for
 
-from workbench.errors import RecipeError, RewardError
+from workbench.base.errors import RecipeError, RewardError
 from workbench.rewards.as_data import plain_result
 from workbench.rewards.library import correctness_reward
 from workbench.rewards.results import check_scores

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from workbench.errors import TaskError
+from workbench.base.errors import TaskError
 from workbench.rewards.answers import PLACES
 from workbench.rewards.library import (
     make_answer_reward,

@@ -6,8 +6,8 @@ import pytest
 
 from workbench.audit.completions import CompletionBuilder, answer_of, wrong_answer
 from workbench.audit.prompt_format import parse_format
+from workbench.base.errors import TaskError
 from workbench.data.prompts import SYSTEM_PROMPTS, to_messages
-from workbench.errors import TaskError
 from workbench.tasks import countdown, csv_qa, structured
 
 TAGS = "<reasoning>\nStep by step:\n41 + 1 = 42\n</reasoning>\n<answer>\n42\n</answer>"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from workbench.audit.examination import audit_rewards
-from workbench.errors import RewardError
+from workbench.base.errors import RewardError
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task

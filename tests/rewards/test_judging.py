@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import workbench as wb
-from workbench.errors import BudgetError, RewardError, TaskError
+from workbench.base.errors import BudgetError, RewardError, TaskError
 from workbench.rewards.code import judge_of
 from workbench.rewards.endpoint import Endpoint
 from workbench.rewards.judge_answers import UnreadableAnswer, spread_by_rank

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from workbench.errors import TaskError
+from workbench.base.errors import TaskError
 from workbench.rewards.library import max_score_of
 from workbench.rewards.models import as_function
 from workbench.rewards.shaping import style_reward

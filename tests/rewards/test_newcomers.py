@@ -11,10 +11,10 @@ import pytest
 from workbench.audit.completions import builders
 from workbench.audit.examination import RewardAudit, audit_rewards
 from workbench.audit.prompt_format import format_advice, grader_for, parse_format
+from workbench.base.errors import DataError, TaskError
 from workbench.data.answer_column import has_constant
 from workbench.data.checks import check
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
-from workbench.errors import DataError, TaskError
 from workbench.rewards.library import correctness_reward, strict_format_reward
 from workbench.rewards.scoring import score
 from workbench.rewards.verifiers import json_of, json_right_reward, json_schema_reward, json_values_reward, make_json_reward

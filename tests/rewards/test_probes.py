@@ -6,8 +6,8 @@ import pytest
 
 from workbench.audit.completions import CompletionBuilder, spellings
 from workbench.audit.probes import Probe, probes
+from workbench.base.errors import TaskError
 from workbench.data.prompts import MARK_PROMPT, SYSTEM_PROMPT, to_messages
-from workbench.errors import TaskError
 from workbench.rewards.answers import extract_answer
 from workbench.rewards.library import keeps_strict_format
 from workbench.tasks import structured

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from recording import record
 
-from workbench.errors import RecipeError, RunError, TaskError
-from workbench.replaying import DEAD, MEANING, replay
+from workbench.base.errors import RecipeError, RunError, TaskError
+from workbench.inspection.replaying import DEAD, MEANING, replay
 from workbench.rewards.groups import explain_in
 from workbench.run.rollouts import batch_and_place, parts, prompt_of
 from workbench.task import Task

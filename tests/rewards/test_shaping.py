@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.errors import TaskError
+from workbench.base.errors import TaskError
 from workbench.rewards.library import (
     closeness_reward,
     make_closeness_reward,

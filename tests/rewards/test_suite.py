@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import workbench as wb
-from workbench.errors import RecipeError, RewardError, TaskError
+from workbench.base.errors import RecipeError, RewardError, TaskError
 from workbench.rewards import library
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite, reward_hash

@@ -10,8 +10,8 @@ import pytest
 from workbench.audit.completions import CompletionBuilder
 from workbench.audit.examination import RewardAudit, audit_rewards
 from workbench.audit.prompt_format import parse_format
+from workbench.base.errors import PolicyError
 from workbench.data.prompts import to_messages
-from workbench.errors import PolicyError
 from workbench.rewards import library
 from workbench.rewards.answers import completion_text as text
 from workbench.rewards.tracing import keywords_of, overlooks

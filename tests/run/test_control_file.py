@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from workbench.errors import RequestError
+from workbench.base.errors import RequestError
+from workbench.base.workspace import append_line
 from workbench.recipe import Recipe
 from workbench.run import control_file
 from workbench.run.control_file import ACTIONS, ControlReader, RunState, answer_to, check_request, send, write_request
 from workbench.run.directory import RunDirectory
-from workbench.workspace import append_line
 
 MANIFEST = {
     "rewards": {"weights": {"a_reward": 1.0, "b_reward": 2.0}},

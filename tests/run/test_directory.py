@@ -16,7 +16,7 @@ import pytest
 from driving import waited_for
 from killing import contents, killed_at
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.health import examine_run
 from workbench.recipe import Recipe
 from workbench.run.control_file import ControlReader, RunState

@@ -14,15 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from workbench import command, workspace
-from workbench.errors import DiskError, ExportError, RunError, WorkbenchError
+from workbench.base import workspace
+from workbench.base.errors import DiskError, ExportError, RunError, WorkbenchError
+from workbench.base.workspace import append_line, disk_error, read_lines, replace_file, replace_folder, to_json, write_json
+from workbench.commands import command
 from workbench.inspection.evaluation import evaluate
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
 from workbench.teaching import lessons
 from workbench.training.background import start
 from workbench.training.loading import find_model
-from workbench.workspace import append_line, disk_error, read_lines, replace_file, replace_folder, to_json, write_json
 
 PASSING = ["EBUSY", "EAGAIN", "EINTR", "ETIMEDOUT", "ESTALE", "EIO"]
 STAYING = ["EXDEV", "ENOTEMPTY", "EACCES", "EROFS", "ENOSPC"]

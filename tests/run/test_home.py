@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from workbench.cache import cache_folder
-from workbench.doctor import PROBES
+from workbench.base.cache import cache_folder
+from workbench.base.workspace import home_folder
+from workbench.commands.doctor import PROBES
 from workbench.exporting.public import clean
 from workbench.exporting.pushing import secret_in
-from workbench.workspace import home_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,8 +89,8 @@ def test_the_doctor_says_that_it_does_not_stay(homeless):
 
 HELPED = """
 import os, sys
-from workbench.cli import main
-from workbench.command import GROUPS
+from workbench.commands.cli import main
+from workbench.commands.command import GROUPS
 for command in (None, *(name for names in GROUPS.values() for name in names)):
     sys.argv = ["workbench", *filter(None, [command]), "--help"]
     try:

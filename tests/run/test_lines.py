@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from workbench.tail import Tail
-from workbench.workspace import append_line, read_lines, replace_file, to_json
+from workbench.base.tail import Tail
+from workbench.base.workspace import append_line, read_lines, replace_file, to_json
 
 
 def test_a_torn_line_is_skipped_with_a_warning_and_the_next_is_kept(tmp_path):

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.recipe import Recipe
 from workbench.run import lock as locks
 from workbench.run.directory import RunDirectory

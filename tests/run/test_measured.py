@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import best_of, flags, held_out, in_numbers

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from running import Running
 
 import workbench as wb
-from workbench.errors import RunError, WorkbenchError
-from workbench.reporting import write_report
+from workbench.base.errors import RunError, WorkbenchError
+from workbench.commands.reporting import write_report
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out, in_numbers, reward_errors

@@ -13,8 +13,8 @@ import pytest
 from hostile import HOSTILE, obeyed
 from tqdm import tqdm
 
-from workbench.errors import RewardError
-from workbench.printable import Guarded, guard_output, printable, unguarded
+from workbench.base.errors import RewardError
+from workbench.base.printable import Guarded, guard_output, printable, unguarded
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from workbench.errors import RecipeError
+from workbench.base.errors import RecipeError
 from workbench.recipe import Recipe, template_kwargs
 from workbench.training.settings import overridden
 

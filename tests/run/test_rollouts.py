@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.recipe import Recipe
 from workbench.rewards.groups import batch_of
 from workbench.run import parts as parts_module

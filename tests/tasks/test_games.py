@@ -10,8 +10,8 @@ import re
 
 import pytest
 
-from workbench.environments import methods_of, takes_seed
-from workbench.errors import TaskError
+from workbench.base.environments import methods_of, takes_seed
+from workbench.base.errors import TaskError
 from workbench.rewards.suite import RewardSuite
 from workbench.tasks import calculator, guess_the_number
 from workbench.tasks.guess_the_number import GUESSES, HIGHEST, GuessTheNumber

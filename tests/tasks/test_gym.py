@@ -11,8 +11,8 @@ import sys
 import numpy as np
 import pytest
 
+from workbench.base.errors import TaskError
 from workbench.data.sources import open_source
-from workbench.errors import TaskError
 from workbench.tasks import gym
 from workbench.tasks.loading import load_task
 

@@ -7,6 +7,7 @@ import pytest
 from workbench.audit.examination import audit_rewards
 from workbench.audit.prompt_format import format_advice, grader_for
 from workbench.audit.regression_cases import check_cases
+from workbench.base.errors import DataError
 from workbench.data.prompts import (
     EXAMPLES,
     SYSTEM_PROMPT,
@@ -15,7 +16,6 @@ from workbench.data.prompts import (
     prompt_for_system,
     to_messages,
 )
-from workbench.errors import DataError
 from workbench.rewards.library import keeps_strict_format
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task, prompt_key

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.teaching._lib.cells import blanks, filled
 
 BLANK = "x = ...  # your turn: one and one\nassert x == 2, 'not yet'"

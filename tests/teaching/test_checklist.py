@@ -9,10 +9,10 @@ import pytest
 from recording import record
 
 import workbench as wb
-from workbench.display import view_of
 from workbench.health.verdicts import NAMES
 from workbench.teaching import checklist as module
 from workbench.tiny.task import task as arithmetic
+from workbench.views.display import view_of
 
 ROW = {"prompt": [{"role": "user", "content": "What is 15 + 27?"}], "answer": "42"}
 

@@ -13,7 +13,7 @@ import pytest
 from gallery_solutions import NOTEBOOK, read, repairs
 
 import workbench as wb
-from workbench.notebook import notebooks_folder
+from workbench.base.notebook import notebooks_folder
 from workbench.run.turns import ToolCall, Turn
 from workbench.teaching._lib import gallery
 from workbench.teaching._lib.cells import blanks, filled

@@ -13,7 +13,7 @@ import pytest
 from commanding import Ended, workbench
 
 import workbench as wb
-from workbench.errors import TermError
+from workbench.base.errors import TermError
 from workbench.health.rules.numbers import KL_ALARM, KL_WARNING
 from workbench.health.verdicts import NAMES
 from workbench.recipe import Recipe

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from commanding import Ended, workbench
 
-from workbench.notebook import execute, notebooks_folder
+from workbench.base.notebook import execute, notebooks_folder
 from workbench.teaching import cells, grading, lessons
 
 LESSON = "grpo_by_hand"

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json
 import workbench as wb
-from workbench import notebook
+from workbench.base import notebook
 from workbench.teaching import gallery, lessons
 from workbench.teaching.exercises import EXERCISES
 

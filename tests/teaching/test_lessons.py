@@ -11,11 +11,11 @@ import pytest
 from commanding import Ended, workbench
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from workbench import demo
-from workbench.errors import RunError
-from workbench.notebook import NOTEBOOKS, notebooks_folder
+from workbench.base.errors import RunError
+from workbench.base.notebook import NOTEBOOKS, notebooks_folder
+from workbench.base.workspace import workspace
+from workbench.commands import demo
 from workbench.teaching._lib import lessons
-from workbench.workspace import workspace
 
 SOLUTION = "<details><summary>Solution</summary>\n\n```python\nx = 2\nassert x == 2\n```\n</details>"
 
@@ -121,7 +121,7 @@ def test_the_command_lists_copies_and_refuses(tmp_path):
 
 
 def test_it_is_opened_as_lab_opens_the_notebooks(home, monkeypatch):
-    from workbench.cli import main
+    from workbench.commands.cli import main
 
     started = []
     monkeypatch.setattr("os.execv", lambda program, words: started.append(words) or sys.exit(0))  # it would not come back

@@ -7,9 +7,9 @@ import re
 import nbformat
 import pytest
 
-from workbench import demo
-from workbench.demo import run_notebooks
-from workbench.notebook import NOTEBOOKS, notebooks_folder
+from workbench.base.notebook import NOTEBOOKS, notebooks_folder
+from workbench.commands import demo
+from workbench.commands.demo import run_notebooks
 from workbench.run.directory import open_run
 
 PARAMETERS = {

@@ -10,7 +10,7 @@ import threading
 from transformers import TrainerCallback
 
 import workbench as wb
-from workbench.processes import gathered, is_main, rank
+from workbench.base.processes import gathered, is_main, rank
 from workbench.run.control_file import send
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic

@@ -10,7 +10,7 @@ import pytest
 from foreign_adapters import LAYOUTS, leave
 
 import workbench as wb
-from workbench.errors import PolicyError, RecipeError, RunError
+from workbench.base.errors import PolicyError, RecipeError, RunError
 from workbench.policies import folder_of
 from workbench.training.loading import find_adapter
 from workbench.training.policy import load_policy

@@ -7,7 +7,7 @@ import typing
 import pytest
 
 import workbench as wb
-from workbench.errors import RecipeError
+from workbench.base.errors import RecipeError
 from workbench.recipe import Recipe
 from workbench.rewards.groups import batch_advantages
 from workbench.run.directory import RunDirectory

@@ -16,13 +16,13 @@ from small_models import make_vision
 from typer.testing import CliRunner
 
 from workbench import inspection
-from workbench.cli import app
-from workbench.errors import RecipeError, RunError, TaskError
+from workbench.base.errors import RecipeError, RunError, TaskError
+from workbench.commands.cli import app
+from workbench.commands.reporting import write_report
 from workbench.health import examine_run
 from workbench.inspection.evaluation import evaluate
 from workbench.inspection.reading import by_step, explain_group
 from workbench.recipe import Recipe
-from workbench.reporting import write_report
 from workbench.run.control_file import RunState, send
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import query, read_batches
@@ -514,7 +514,7 @@ def test_several_pictures_stand_where_they_were_and_make_the_prompt():
 
 
 def test_what_json_does_not_know_is_its_type_and_never_an_address():
-    from workbench.workspace import to_json
+    from workbench.base.workspace import to_json
 
     class Environment:
         pass

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from workbench.errors import PolicyError
+from workbench.base.errors import PolicyError
 from workbench.inspection.evaluation import measure_policy
 from workbench.recipe import Recipe
 from workbench.run.directory import open_run
@@ -58,7 +58,7 @@ def find_spec(name, path=None, target=None):
     return None if name.split(".")[0] in ("unsloth", "unsloth_zoo", "bitsandbytes") else real(name, path, target)
 importlib.machinery.PathFinder.find_spec = staticmethod(find_spec)
 import workbench as wb
-from workbench.extras import MissingError
+from workbench.base.extras import MissingError
 grpo = dict(max_steps=2, num_generations=4, per_device_train_batch_size=8, max_completion_length=8)
 for policy in ({"backend": "transformers", "load_in_4bit": True}, {"backend": "unsloth", "load_in_4bit": False}):
     try:

@@ -15,8 +15,8 @@ import torch
 from driving import waited_for
 from safetensors.torch import load_file
 
-from workbench.errors import RewardError, RunError, TaskError
-from workbench.notebook import notebooks_folder
+from workbench.base.errors import RewardError, RunError, TaskError
+from workbench.base.notebook import notebooks_folder
 from workbench.recipe import LoraPart, Recipe
 from workbench.rewards import compare
 from workbench.rewards.hashing import reward_hash
@@ -351,7 +351,7 @@ def test_notebook_02s_own_file_goes_on_from_the_command_line_in_a_fresh_process(
     run = train(asked, policy=fresh(), watchers=[Asks({1: [("stop", {})]})])
     (folder / "task.py").write_text("raise SystemExit('edited meanwhile')")
     gone_on = subprocess.run(
-        [sys.executable, "-m", "workbench.cli", "continue", str(run.path), "--json"],
+        [sys.executable, "-m", "workbench", "continue", str(run.path), "--json"],
         capture_output=True, text=True, check=False, cwd="/",
     )  # fmt: skip
     assert gone_on.returncode == 0, gone_on.stderr

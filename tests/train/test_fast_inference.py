@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 import workbench as wb
-from workbench import doctor
-from workbench.errors import PolicyError, RecipeError
+from workbench.base.errors import PolicyError, RecipeError
+from workbench.commands import doctor
 from workbench.recipe import LoraPart, Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.training import policy as policies

@@ -20,7 +20,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )  # fmt: skip
 
-from workbench.errors import RecipeError
+from workbench.base.errors import RecipeError
 from workbench.memory.shapes import from_config
 from workbench.recipe import Recipe
 from workbench.run.rollouts import query

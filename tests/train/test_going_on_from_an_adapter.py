@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.errors import PolicyError
+from workbench.base.errors import PolicyError
 from workbench.recipe import Recipe
 from workbench.training.loading import adapter_named
 from workbench.training.policy import load_policy

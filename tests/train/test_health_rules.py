@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 from recording import record
 
-from workbench.display import view_of
 from workbench.health import ALARM, NOTE, OK, SKIPPED, STATES, WARNING, RunConfig, Verdict, diagnose, examine_run, worsened
 from workbench.health.diagnosis import Verdicts
 from workbench.health.rules import RULES
@@ -20,6 +19,7 @@ from workbench.health.verdicts import worst_first
 from workbench.rewards.groups import DEAD_KINDS
 from workbench.run.metrics import MEAN_LENGTH
 from workbench.task import Task
+from workbench.views.display import view_of
 from workbench.views.health import verdict_lines
 
 CONFIG = RunConfig(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from workbench.errors import RecipeError
+from workbench.base.errors import RecipeError
 from workbench.inspection.evaluation import measure_policy
 from workbench.recipe import Recipe
 from workbench.rewards import library

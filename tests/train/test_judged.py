@@ -13,7 +13,7 @@ import pytest
 from commanding import workbench
 
 import workbench as wb
-from workbench.errors import BudgetError, RecipeError
+from workbench.base.errors import BudgetError, RecipeError
 from workbench.rewards.code import judge_of
 from workbench.run.rollouts import read_batches
 from workbench.training.feature import Asked

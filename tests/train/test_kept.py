@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import workbench as wb
-from workbench.demo import settings_of
+from workbench.commands.demo import settings_of
 from workbench.recipe import Recipe
 from workbench.tasks.loading import EMBEDDED
 from workbench.tiny import MODEL_DIR
@@ -397,7 +397,7 @@ def test_training_compares_what_was_made_of_the_settings_too(cache):
 COMMAND = """
 import sys
 sys.argv = ["workbench", "plan", "cpu", "--vram", "16"]
-from workbench.cli import main
+from workbench.commands.cli import main
 try:
     main()
 finally:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from workbench.errors import RecipeError, TaskError
+from workbench.base.errors import RecipeError, TaskError
 from workbench.recipe import Recipe
 from workbench.tasks import gym
 from workbench.tasks.loading import load_task

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench import memory
-from workbench.errors import RecipeError, WorkbenchError
+from workbench.base.errors import RecipeError, WorkbenchError
 from workbench.memory import (
     OutOfMemory,
     estimate,

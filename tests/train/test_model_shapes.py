@@ -9,7 +9,7 @@ import pytest
 from small_models import OF_A_MIXTURE, make_mixture
 
 import workbench as wb
-from workbench.errors import PolicyError, RecipeError
+from workbench.base.errors import PolicyError, RecipeError
 from workbench.memory import shapes
 from workbench.memory.parts import weight_bytes
 from workbench.memory.shapes import KNOWN_FILE, adapter_on, from_config, shape_of

@@ -16,7 +16,8 @@ import torch
 from killing import contents
 from safetensors.torch import load_file
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
+from workbench.base.workspace import replace_folder
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
 from workbench.run.held_out import standing
@@ -27,7 +28,6 @@ from workbench.training.changes import lost_since
 from workbench.training.policy import load_policy
 from workbench.training.resuming import latest_point
 from workbench.training.trainer import continue_run, train
-from workbench.workspace import replace_folder
 
 GRPO = {
     "max_steps": 4, "save_steps": 1, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16,

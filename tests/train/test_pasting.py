@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from workbench.errors import RecipeError
+from workbench.base.errors import RecipeError
 from workbench.recipe import SEVEN_PROJECTIONS, PolicyPart, Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.training import settings as settings_of

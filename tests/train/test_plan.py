@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import workbench as wb
-from workbench.errors import RecipeError
+from workbench.base.errors import RecipeError
 from workbench.recipe import PolicyPart, Recipe, WarmStartPart
 from workbench.tiny.task import task
 from workbench.training.policy import trainer_classes

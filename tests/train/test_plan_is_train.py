@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import workbench as wb
-from workbench.errors import WorkbenchError
+from workbench.base.errors import WorkbenchError
 from workbench.recipe import Recipe
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic

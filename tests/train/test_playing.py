@@ -9,7 +9,7 @@ import pytest
 import torch
 from playing_models import Game, guessed, make_player, row_of, said_done
 
-from workbench.errors import DataError, TaskError
+from workbench.base.errors import DataError, TaskError
 from workbench.exporting.reference import suite_of_run
 from workbench.inspection.evaluation import evaluate, measure_policy
 from workbench.recipe import Recipe

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from workbench.errors import PolicyError, RecipeError
+from workbench.base.errors import PolicyError, RecipeError
 from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.training.loading import bars_for, find_model, linear4bit_layers, load_tokenizer

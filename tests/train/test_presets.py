@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import workbench as wb
-from workbench.errors import DataError, PolicyError, RecipeError, TaskError
+from workbench.base.errors import DataError, PolicyError, RecipeError, TaskError
 from workbench.recipe import PolicyPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic

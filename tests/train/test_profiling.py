@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from workbench.data.difficulty import load_profile, row_key
-from workbench.display import view_of
 from workbench.rewards.scoring import score
 from workbench.rewards.suite import RewardSuite
 from workbench.tiny.task import task as arithmetic
 from workbench.training import sampling
 from workbench.training.profiling import profile_difficulty
 from workbench.training.sampling import sample, scored_groups
+from workbench.views.display import view_of
 
 SMALL = {"num_generations": 4, "max_completion_length": 64, "batch": 4}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.errors import RecipeError
+from workbench.base.errors import RecipeError
 from workbench.recipe import Recipe
 from workbench.run.rollouts import read_batches
 from workbench.run.turns import POLICY, TOOL

@@ -9,7 +9,7 @@ from killing import contents
 from recording import record
 from running import Running
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.health import RunConfig, Verdict, Watchdog
 from workbench.recipe import Recipe
 from workbench.run import parts

@@ -7,8 +7,8 @@ from math import comb
 import numpy as np
 import pytest
 
+from workbench.base.errors import DataError
 from workbench.data.difficulty import Profile, Solved
-from workbench.errors import DataError
 from workbench.health.rung import RIGHT, which_rung
 from workbench.inspection.measured import Evaluation, Measured
 

@@ -13,7 +13,7 @@ import pytest
 from trying_settings import BASE, SAMPLED, TRIED, changed, sampled, trained
 
 import workbench as wb
-from workbench.errors import RecipeError
+from workbench.base.errors import RecipeError
 from workbench.run.inert import SWITCHES
 from workbench.training import settings as settings_of
 from workbench.training.policy import trainer_classes

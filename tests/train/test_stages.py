@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workbench.errors import RecipeError, TaskError
+from workbench.base.errors import RecipeError, TaskError
 from workbench.recipe import AdaptivePart, Recipe
 from workbench.rewards import library
 from workbench.rewards.library import max_score

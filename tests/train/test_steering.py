@@ -11,7 +11,7 @@ import pytest
 import torch
 from driving import waited_for
 
-from workbench.errors import RequestError
+from workbench.base.errors import RequestError
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState, answer_to, send
 from workbench.run.directory import RunDirectory

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import workbench as wb
-from workbench.errors import RecipeError
+from workbench.base.errors import RecipeError
 from workbench.health import OK, SKIPPED, RunConfig, diagnose
 from workbench.recipe import Recipe, packaged
 from workbench.run.inert import inert_in_plan, more_updates, ratio_is_one

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import workbench as wb
-from workbench.errors import DataError, PolicyError, RecipeError, RunError
+from workbench.base.errors import DataError, PolicyError, RecipeError, RunError
 from workbench.task import Task
 from workbench.tiny import MODEL_DIR
 from workbench.training.prepare import settled

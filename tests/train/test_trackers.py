@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import workbench as wb
-from workbench.errors import RecipeError
+from workbench.base.errors import RecipeError
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.training.features.trackers import Trackers

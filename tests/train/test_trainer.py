@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from workbench.errors import DataError, PolicyError, RecipeError, RewardError, TaskError
+from workbench.base.errors import DataError, PolicyError, RecipeError, RewardError, TaskError
 from workbench.recipe import Recipe, RewardsPart
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, open_run

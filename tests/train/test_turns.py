@@ -17,12 +17,12 @@ import torch
 from made_tokenizers import made_tokenizer
 from small_models import PARSED, TEMPLATE, make_speaking
 
+from workbench.base.errors import DataError, RecipeError, RewardError, RunError, TaskError
 from workbench.data.rendering import prompt_text, with_tools
-from workbench.errors import DataError, RecipeError, RewardError, RunError, TaskError
 from workbench.health import examine_run
+from workbench.inspection.replaying import replay
 from workbench.inspection.tokens import token_view
 from workbench.recipe import Recipe
-from workbench.replaying import replay
 from workbench.rewards.groups import batch_of
 from workbench.rewards.scoring import score
 from workbench.run.parts import parts

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 
 import workbench as wb
 from tests.train.in_two_processes import recipe, task
-from workbench.errors import RecipeError, RewardError, RunError
-from workbench.processes import check_processes, in_main
+from workbench.base.errors import RecipeError, RewardError, RunError
+from workbench.base.processes import check_processes, in_main
 from workbench.rewards.calls import call_of
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory, open_run

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from workbench import processes
+from workbench.base import processes
+from workbench.base.errors import RecipeError, RunError
+from workbench.base.progress import progress_line
+from workbench.commands.reporting import write_report
 from workbench.data.rendering import prompt_text
-from workbench.errors import RecipeError, RunError
-from workbench.progress import progress_line
 from workbench.recipe import Recipe
-from workbench.reporting import write_report
 from workbench.rewards.library import correctness_reward, max_score
 from workbench.run.control_file import write_request
 from workbench.run.directory import open_run

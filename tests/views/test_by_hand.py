@@ -9,7 +9,7 @@ from hostile import formulas, obeyed
 from samples import EVIL, PRINTED
 
 from workbench import inspection
-from workbench.errors import TaskError
+from workbench.base.errors import TaskError
 from workbench.run.turns import POLICY, TOOL
 from workbench.task import Task
 

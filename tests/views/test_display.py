@@ -13,7 +13,7 @@ from hostile import formulas, obeyed
 from samples import SAMPLES, scored
 
 import workbench
-from workbench import display
+from workbench.views import display
 
 PACKAGE = Path(workbench.__file__).parent
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from recording import record
 
-from workbench.replaying import replay
+from workbench.inspection.replaying import replay
 from workbench.rewards.groups import batch_of, explain_in
 from workbench.task import Task
 from workbench.views.figure import png

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from workbench.base.errors import RecipeError, TaskError
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
-from workbench.errors import RecipeError, TaskError
 from workbench.rewards.library import correctness_reward
 from workbench.task import Task
 from workbench.views.bench import Bench

@@ -16,7 +16,7 @@ from driving import waited_for
 from running import Running
 from test_live_plot import Handle
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.health import ALARM, Verdict, examine_run, summary
 from workbench.run.control_file import send
 from workbench.run.directory import RunDirectory, open_run

@@ -17,7 +17,7 @@ from hostile import formulas, obeyed
 from samples import EVIL, hostile_run, lab, live_plot
 
 import workbench.views
-from workbench import progress
+from workbench.base import progress
 from workbench.views import figure
 from workbench.views.controls import Controls
 from workbench.views.live import RunPanel
@@ -26,10 +26,10 @@ PACKAGE = Path(workbench.__file__).parent
 # or in another test
 SHOWN_HERE = {"Table", "View", "Picture", "RunCurves", "Lab", "Controls", "RunPanel", "Chat", "Browser"}
 MAKE_HTML = {
-    "display.py",
-    "reporting.py",
+    "views/display.py",
+    "commands/reporting.py",
     "views/figure.py",
-    "progress.py",
+    "base/progress.py",
     "views/controls.py",
     "views/lab.py",
     "views/live.py",

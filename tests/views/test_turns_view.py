@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 from recording import record
 
+from workbench.commands.reporting import write_report
 from workbench.inspection.reading import RecordedGroup, best_first, explain_group
-from workbench.reporting import write_report
 from workbench.rewards.groups import batch_of, explain_in
 from workbench.run.turns import ENVIRONMENT, POLICY, TOOL, ToolCall, Turn
 from workbench.task import Task

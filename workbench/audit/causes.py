@@ -14,8 +14,8 @@ from workbench.audit.completions import AS_ASKED, WORDS_ONCE, as_numbers
 from workbench.audit.findings import REFERENCE, Finding, ScoreTable, finding
 from workbench.audit.prompt_format import asking_text
 from workbench.audit.trial import Trial
+from workbench.base.errors import RewardError
 from workbench.data.prompts import to_messages
-from workbench.errors import RewardError
 from workbench.rewards.tracing import calls_of, keywords_of
 from workbench.task import Row
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from workbench.audit.json_shapes import WORDING
 from workbench.audit.prompt_format import TagBlock, asking_text, parse_format
+from workbench.base.door import DEADLINE_S, door, words
+from workbench.base.errors import TaskError
+from workbench.base.kinds import Fields
 from workbench.data.answer_column import ANSWER_ALIASES, has_constant, is_number, unwrapped
-from workbench.door import DEADLINE_S, door, words
-from workbench.errors import TaskError
-from workbench.kinds import Fields
 from workbench.rewards.beside import ProcessState
 from workbench.rewards.guarding import text_of
 from workbench.task import Row, Task

@@ -43,9 +43,9 @@ from workbench.audit.trial import (
     spread,
     table_of,
 )
+from workbench.base.errors import RewardError, TaskError
+from workbench.base.kinds import Fields, Tokenizer
 from workbench.data.rendering import check_embedded
-from workbench.errors import RewardError, TaskError
-from workbench.kinds import Fields, Tokenizer
 from workbench.rewards.code import has_state, judge_of
 from workbench.rewards.execution import OWN
 from workbench.rewards.library import max_score_of

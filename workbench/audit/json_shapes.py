@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 from workbench.recipe import packaged
 
 WORDING: Fields = packaged(Path(__file__).with_name("wording.yaml"))

@@ -15,8 +15,8 @@ import pandas
 from workbench.audit.completions import WORDS_ONCE
 from workbench.audit.findings import Finding, Findings, finding
 from workbench.audit.trial import Trial
+from workbench.base.kinds import Tokenizer
 from workbench.data.template import template_card
-from workbench.kinds import Tokenizer
 from workbench.rewards.hashing import source_code
 
 _LENGTHS = (1, 5, 10, 15, 20, 25, 30, 40, 50, 80, 120, 200, 400)  # characters

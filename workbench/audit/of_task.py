@@ -14,8 +14,8 @@ from workbench.audit.findings import PROBE, UNPAID, Finding, Findings, ScoreTabl
 from workbench.audit.prompt_format import asking_text, format_advice
 from workbench.audit.regression_cases import RegressionCase, failed_cases
 from workbench.audit.trial import Trial, refusal
+from workbench.base.errors import RewardError
 from workbench.data.answer_column import LABELS, folded, is_number
-from workbench.errors import RewardError
 from workbench.rewards import library, shaping
 from workbench.rewards.calls import takes_environments
 from workbench.rewards.chat_or_text import InputFormat

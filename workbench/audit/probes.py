@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from workbench.audit.completions import WORDS_ONCE, CompletionBuilder, text_of_author
 from workbench.audit.prompt_format import asking_text
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 from workbench.recipe import packaged
 
 AROUND = {"text before the answer", "text after the answer"}

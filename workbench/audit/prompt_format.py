@@ -20,9 +20,9 @@ from workbench.audit.json_shapes import (
     parsed_json,
     slot_of,
 )
+from workbench.base.errors import DataError
+from workbench.base.kinds import Fields
 from workbench.data.answer_column import MARK
-from workbench.errors import DataError
-from workbench.kinds import Fields
 from workbench.rewards import library
 from workbench.rewards.answers import TAGS, Column
 from workbench.rewards.library import THINK_TAGS, max_score

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from workbench.errors import TaskError
-from workbench.kinds import Fields
+from workbench.base.errors import TaskError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import find, shown
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
 from workbench.tasks.loading import load_task
-from workbench.workspace import find, shown
 
 FILE = "cases.jsonl"
 TOTAL = "total"

@@ -14,15 +14,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from workbench.audit.findings import Findings, finding
-from workbench.door import words
-from workbench.environments import (
+from workbench.base.door import words
+from workbench.base.environments import (
     Start,
     checked_tools,
     pinned_random,
     started,
     where_they_part,
 )
-from workbench.errors import TaskError
+from workbench.base.errors import TaskError
 from workbench.rewards.as_data import plain_result
 from workbench.rewards.guarding import guarded
 from workbench.rewards.results import check_scores

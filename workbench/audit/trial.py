@@ -28,14 +28,14 @@ from workbench.audit.findings import (
     finding,
 )
 from workbench.audit.probes import probes
-from workbench.errors import RewardError, WorkbenchError
+from workbench.base.errors import RewardError, WorkbenchError
+from workbench.base.workspace import encodable
 from workbench.rewards.execution import UNJUDGED
 from workbench.rewards.library import max_score_of
 from workbench.rewards.results import Scored
 from workbench.rewards.suite import RewardSuite
 from workbench.rewards.tracing import overlooks
 from workbench.task import Row, Task
-from workbench.workspace import encodable
 
 _LATE = ("not back", "not asked", "in time", "blocks")  # in the error of one that ran out of time
 

@@ -6,8 +6,8 @@ import os
 import re
 from typing import Any
 
+from workbench.base.errors import DataError
 from workbench.data.rendering import render
-from workbench.errors import DataError
 from workbench.run.calls import Markers
 
 _TAG = re.compile(r"<[^<>\s]{1,40}>|\[[A-Z_]{2,40}\]")

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
+from workbench.base.errors import DataError
+from workbench.base.progress import count_line
 from workbench.data import columns, prompts, reasons
 from workbench.data.answer_column import (
     extract_answer,
@@ -26,8 +28,6 @@ from workbench.data.columns import LAST_TURN, PLACEHOLDERS, answer_as_text, last
 from workbench.data.prompts import Cleaner, comparable
 from workbench.data.reasons import LeftOut, Repair, Report
 from workbench.data.sources import Unreadable, open_source
-from workbench.errors import DataError
-from workbench.progress import count_line
 from workbench.task import RESERVED_COLUMNS, Row
 
 # Whole numbers and fractions are one kind, as they are for Arrow.

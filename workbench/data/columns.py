@@ -14,6 +14,9 @@ from decimal import Decimal
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
+from workbench.base.errors import DataError, nearest
+from workbench.base.plain import listed
+from workbench.base.progress import in_kernel
 from workbench.data import reasons
 from workbench.data.answer_column import (
     ANSWER_ALIASES,
@@ -26,9 +29,6 @@ from workbench.data.answer_column import (
 )
 from workbench.data.prompts import Cleaner, is_picture
 from workbench.data.reasons import LeftOut, answer_is
-from workbench.errors import DataError, nearest
-from workbench.plain import listed
-from workbench.progress import in_kernel
 from workbench.task import RESERVED_COLUMNS, Row
 
 _LONGEST = 60  # digits of an answer that is a number

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from workbench.base.errors import DataError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import append_line, made, read_lines, resolve, shown
 from workbench.data.split import step_of
-from workbench.errors import DataError
-from workbench.kinds import Fields
 from workbench.task import Row, fingerprint
-from workbench.workspace import append_line, made, read_lines, resolve, shown
 
 
 class Solved(NamedTuple):

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workbench.base.errors import DataError
+from workbench.base.workspace import shown
 from workbench.data import reasons
 from workbench.data.answer_column import is_number
 from workbench.data.reasons import Reason
-from workbench.errors import DataError
 from workbench.task import Row
-from workbench.workspace import shown
 
 
 class Unreadable(NamedTuple):

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from workbench.base.errors import DataError
+from workbench.base.extras import need
+from workbench.base.workspace import shown
 from workbench.data.files import choose
-from workbench.errors import DataError
-from workbench.extras import need
-from workbench.workspace import shown
 
 _REFUSED = ["DatasetNotFoundError", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError"]
 MOVED = {"gsm8k": "openai/gsm8k"}  # names from before the hub asked for an owner

@@ -9,11 +9,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from workbench.base.errors import DataError
+from workbench.base.kinds import Prompt
+from workbench.base.plain import plain
 from workbench.data import reasons
 from workbench.data.reasons import LeftOut
-from workbench.errors import DataError
-from workbench.kinds import Prompt
-from workbench.plain import plain
 
 # The format of the embedded policy's task and of the five reward functions.
 SYSTEM_PROMPT = """Respond in the following format:

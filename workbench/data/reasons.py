@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import DataError
-from workbench.kinds import Fields
+from workbench.base.errors import DataError
+from workbench.base.kinds import Fields
 from workbench.recipe import packaged
 from workbench.task import Row
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.errors import DataError, PolicyError
-from workbench.kinds import Fields, Tokenizer
+from workbench.base.errors import DataError, PolicyError
+from workbench.base.kinds import Fields, Tokenizer
+from workbench.base.workspace import encodable
 from workbench.task import Row
-from workbench.workspace import encodable
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

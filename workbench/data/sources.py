@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.base.errors import DataError, WorkbenchError, fault_line, nearest
+from workbench.base.shipped import is_of_gym, loader
+from workbench.base.workspace import find, looked_in, replace_file, resolve, shown
 from workbench.data import files, hub
 from workbench.data.files import Unreadable
-from workbench.errors import DataError, WorkbenchError, fault_line, nearest
 from workbench.recipe import packaged
-from workbench.shipped import is_of_gym, loader
 from workbench.task import Row
-from workbench.workspace import find, looked_in, replace_file, resolve, shown
 
 if TYPE_CHECKING:
     import pandas

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from workbench.base.errors import DataError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import resolve, shown, write_json
 from workbench.data.prompts import comparable
 from workbench.data.reasons import Report
 from workbench.data.sources import Source, save_rows
-from workbench.errors import DataError
-from workbench.kinds import Fields
 from workbench.task import Row, fingerprint, prompt_key
-from workbench.workspace import resolve, shown, write_json
 
 
 @dataclass(frozen=True)

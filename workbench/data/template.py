@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from workbench.base.kinds import Fields, Prompt, Tokenizer
 from workbench.data.rendering import prompt_text, render
-from workbench.kinds import Fields, Prompt, Tokenizer
 
 _TAG = re.compile(r"<([A-Za-z_]\w*)>")
 _ROLES = {"system", "user", "assistant", "developer", "model"}

@@ -22,12 +22,13 @@ from pathlib import Path
 
 import numpy as np
 
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import made, shown, write_json
 from workbench.decide import sequential
 from workbench.decide.duel_plan import Arm, DuelPlan, plan_duel
 from workbench.decide.sequential import FIRST, MOST, Look
-from workbench.errors import RunError
 from workbench.inspection.statistics import in_points
-from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
@@ -35,7 +36,6 @@ from workbench.run.held_out import flags, held_out
 from workbench.tasks.loading import load_task
 from workbench.training.trainer import continue_run, train
 from workbench.training.watchers import Watchers
-from workbench.workspace import made, shown, write_json
 
 FILE = "duel.json"
 

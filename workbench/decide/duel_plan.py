@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from workbench.base.errors import RecipeError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import resolve, shown
 from workbench.decide.sequential import ERROR, FIRST, MOST
-from workbench.errors import RecipeError
-from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.hashing import reward_hash
 from workbench.run.differences import NOT_SET, flat
@@ -20,7 +21,6 @@ from workbench.task import Task, fingerprint
 from workbench.training.prepare import prepare
 from workbench.training.presets import find_recipe
 from workbench.training.settings.batches import arithmetic
-from workbench.workspace import resolve, shown
 
 PAIRS = 6  # where the budget alone decides
 MEASURED = 4  # times that a run measures its held-out prompts, beside the base

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.base.kinds import Fields, Function
 from workbench.data.rendering import prompt_text
-from workbench.kinds import Fields, Function
 from workbench.rewards.judging import Reply
 
 if TYPE_CHECKING:

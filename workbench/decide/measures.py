@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from workbench.base.kinds import Fields
 from workbench.health.trends import Z_95, Interval, paired_gain, share
-from workbench.kinds import Fields
 from workbench.recipe import packaged
 
 PASSED, FAILED, UNTOLD = "passed", "failed", "cannot be told"

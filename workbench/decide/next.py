@@ -7,8 +7,11 @@ import shlex
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.kinds import Fields
+from workbench.base.printable import printable
+from workbench.base.workspace import shown
 from workbench.decide.twin_plan import why_no_twin
-from workbench.errors import RunError, WorkbenchError
 from workbench.health import ALARM, examine_run
 from workbench.health.rung import which_rung
 from workbench.health.verdicts import CASES, Verdict
@@ -17,11 +20,8 @@ from workbench.inspection.hacks import hacking
 from workbench.inspection.measured import Evaluation
 from workbench.inspection.reading import Listing, needs
 from workbench.inspection.statistics import in_points
-from workbench.kinds import Fields
-from workbench.printable import printable
 from workbench.rewards.groups import ALL_WRONG
 from workbench.run.directory import RunDirectory
-from workbench.workspace import shown
 
 # Alarms under which no sign of a hack means much; most others (KL that runs away) follow from one.
 _OF_REWARDS = ("reward_cannot_pay", "one_function", "dead_groups", "format_without_right")

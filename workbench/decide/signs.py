@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.inspection.hacks import change_of_means
 from workbench.inspection.reading import quoted
 from workbench.rewards.suite import RewardSuite

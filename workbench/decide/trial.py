@@ -21,6 +21,9 @@ import numpy as np
 
 from workbench.audit.completions import CompletionBuilder, builders
 from workbench.audit.examination import spread
+from workbench.base.errors import RewardError, TaskError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import append_line, made, resolve
 from workbench.data.difficulty import row_key
 from workbench.decide.measures import (
     FAILED,
@@ -34,8 +37,6 @@ from workbench.decide.measures import (
     Names,
     trial_texts,
 )
-from workbench.errors import RewardError, TaskError
-from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.beside import CoroutineLoop
 from workbench.rewards.code import judge_of
@@ -48,7 +49,6 @@ from workbench.tasks.loading import load_task
 from workbench.training.prepare import prepare
 from workbench.training.presets import find_recipe
 from workbench.training.settings.batches import arithmetic
-from workbench.workspace import append_line, made, resolve
 
 PER = 1000  # completions, where no run is planned
 _TOGETHER = 4  # rows

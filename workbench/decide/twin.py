@@ -23,13 +23,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import append_line, replace_folder, shown, to_json, write_json
 from workbench.decide.signs import LEAST, WRONG, by_group, judged
 from workbench.decide.twin_plan import TwinPlan, plan_twin
-from workbench.errors import RunError
 from workbench.health.trends import Interval
 from workbench.inspection.hacks import Z_999, change_of_means
 from workbench.inspection.statistics import in_points
-from workbench.kinds import Fields
 from workbench.run.control_file import RunState, write_request
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import standing
@@ -38,7 +39,6 @@ from workbench.training.changes import recorded
 from workbench.training.resuming import STATE_FILES, kept_task, sum_of_state
 from workbench.training.trainer import continue_run, train
 from workbench.training.watchers import Watchers
-from workbench.workspace import append_line, replace_folder, shown, to_json, write_json
 
 if TYPE_CHECKING:
     import pandas
@@ -173,7 +173,7 @@ def twin(
 
     >>> wb.inspection.twin("run", mute="length_reward")
     Traceback (most recent call last):
-    workbench.errors.RunError: ...
+    workbench.base.errors.RunError: ...
 
     (That run is too short for it.) The twin begins at the newest checkpoint from before the hack
     grew, or at the start, with the run's own seed, prompts and settings, and one change. It is a

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import find, shown, sum_of
 from workbench.decide.signs import WRONG, Sign, grown, signs_of
-from workbench.errors import RunError
-from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory, open_run
@@ -17,7 +18,6 @@ from workbench.tasks.loading import load_task
 from workbench.training.manifest import rewards_of
 from workbench.training.prepare import prepare
 from workbench.training.resuming import begun_task
-from workbench.workspace import find, shown, sum_of
 
 
 @dataclass(frozen=True)

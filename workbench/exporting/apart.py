@@ -19,7 +19,7 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import TypeVar
 
-from workbench.errors import ExportError, WorkbenchError
+from workbench.base.errors import ExportError, WorkbenchError
 
 Asked = TypeVar("Asked")
 Found = TypeVar("Found")

@@ -9,12 +9,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.errors import ExportError, RunError, nearest
+from workbench.base.errors import ExportError, RunError, nearest
+from workbench.base.kinds import Fields
+from workbench.base.workspace import find, looked_in, resolve, shown
 from workbench.exporting.merging import base_of
-from workbench.kinds import Fields
 from workbench.policies import NAMED
 from workbench.run.directory import RunDirectory, open_run
-from workbench.workspace import find, looked_in, resolve, shown
 
 PASSPORT = "passport.json"
 # What a run can be exported as, in the order in which one is made of another; each is a folder of

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from workbench.base.kinds import Fields
 from workbench.exporting.apart import Progress
 from workbench.exporting.artefacts import QUANTISED, Artefact
 from workbench.exporting.checks import Check
 from workbench.exporting.reading import HFReader, Reader
 from workbench.exporting.reference import ProofRequest, Reference, Written, scored
-from workbench.kinds import Fields
 from workbench.rewards.suite import RewardSuite
 from workbench.training.sampling import TOGETHER
 

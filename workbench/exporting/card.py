@@ -9,15 +9,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from workbench.base.kinds import Fields
+from workbench.base.printable import printable
+from workbench.base.workspace import replace_file
 from workbench.exporting.artefacts import QUANTISED, Artefact
 from workbench.exporting.checks import CAUSES, Proof
 from workbench.exporting.public import clean
 from workbench.exporting.serving import commands
 from workbench.inspection.measured import gain_in_words
-from workbench.kinds import Fields
-from workbench.printable import printable
 from workbench.training.loading import find_model
-from workbench.workspace import replace_file
 
 CARD = "README.md"
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from workbench.errors import ExportError
+from workbench.base.errors import ExportError
+from workbench.base.extras import need_train
+from workbench.base.workspace import resolve, shown
 from workbench.exporting import serving
 from workbench.exporting.artefacts import PASSPORT, Artefact, Exported, open_artefact
 from workbench.exporting.merging import sixteen_bit_base
 from workbench.exporting.passport import read_passport
 from workbench.exporting.reading import Reader, open_reader
-from workbench.extras import need_train
 from workbench.training.loading import find_model
-from workbench.workspace import resolve, shown
 
 _MOST = 256  # tokens of an answer, where no run says how long its completions may be
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workbench.errors import ExportError
-from workbench.kinds import Fields
-from workbench.workspace import to_json
+from workbench.base.errors import ExportError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import to_json
 
 LEVELS = ("files", "weights", "tokens", "behaviour")  # cheapest first
 

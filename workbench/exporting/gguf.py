@@ -25,11 +25,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from workbench.cache import cache_folder
-from workbench.errors import ExportError
-from workbench.kinds import Tokenizer
+from workbench.base.cache import cache_folder
+from workbench.base.errors import ExportError
+from workbench.base.kinds import Tokenizer
+from workbench.base.workspace import home_folder, replace_folder, shown
 from workbench.training.loading import load_tokenizer, reading
-from workbench.workspace import home_folder, replace_folder, shown
 
 if TYPE_CHECKING:
     import numpy as np

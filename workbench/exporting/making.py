@@ -10,13 +10,14 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from workbench.errors import DiskError, ExportError, nearest
+from workbench.base.errors import DiskError, ExportError, nearest
+from workbench.base.extras import need_train
+from workbench.base.progress import progress_line
+from workbench.base.workspace import made, replace_folder, shown, written
 from workbench.exporting import gguf, merging, passport, serving
 from workbench.exporting.artefacts import FORMATS, INTO, Artefact, Exported
 from workbench.exporting.public import public_name
 from workbench.exporting.risk import MergeRisk, merge_risk
-from workbench.extras import need_train
-from workbench.progress import progress_line
 from workbench.run import sealed
 from workbench.run.directory import RunDirectory
 from workbench.training.loading import (
@@ -27,7 +28,6 @@ from workbench.training.loading import (
     check_4bit,
     quiet_imports,
 )
-from workbench.workspace import made, replace_folder, shown, written
 
 # Size of each format against the weights in 16 bits. A GGUF is made of an f16 one, which lies
 # beside it meanwhile.

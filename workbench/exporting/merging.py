@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from workbench.errors import ExportError, PolicyError
-from workbench.kinds import Fields, Model, Tensor, Tokenizer
+from workbench.base.errors import ExportError, PolicyError
+from workbench.base.kinds import Fields, Model, Tensor, Tokenizer
+from workbench.base.workspace import resolve, shown
 from workbench.policies import ORIGIN
 from workbench.run.directory import RunDirectory
 from workbench.training import loading
@@ -38,7 +39,6 @@ from workbench.training.loading import (
     with_eos,
     without_bits,
 )
-from workbench.workspace import resolve, shown
 
 # as a policy is loaded
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}

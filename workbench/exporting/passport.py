@@ -17,20 +17,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
-from workbench.errors import ExportError
+from workbench.base.errors import ExportError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import (
+    replace_folder,
+    shown,
+    size_and_sum,
+    sum_of,
+    to_json,
+    write_json,
+)
 from workbench.exporting import serving
 from workbench.exporting.artefacts import PASSPORT, Artefact, meant
 from workbench.exporting.card import CARD, write_card
 from workbench.exporting.checks import Proof
 from workbench.exporting.public import clean, public_name
 from workbench.inspection.evaluation import last_measured
-from workbench.kinds import Fields
 from workbench.policies import origin_of
 from workbench.run import sealed
 from workbench.run.directory import RunDirectory
 from workbench.tasks.loading import EMBEDDED
 from workbench.training.loading import adapter_sum, base_differs, base_files
-from workbench.workspace import replace_folder, shown, size_and_sum, sum_of, to_json, write_json
 
 PROOF = "proof.json"
 _PROVEN = ".proof.part"  # a folder: a whole proof on its way into the artefact

@@ -15,7 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from workbench.errors import ExportError, WorkbenchError
+from workbench.base.errors import ExportError, WorkbenchError
+from workbench.base.extras import need_train
+from workbench.base.progress import progress_line
+from workbench.base.workspace import shown
 from workbench.exporting import apart, merging, passport
 from workbench.exporting.apart import Progress
 from workbench.exporting.artefacts import INTO, Artefact, Exported, meant, open_artefact
@@ -33,12 +36,9 @@ from workbench.exporting.reference import (
 )
 from workbench.exporting.tokens import check_tokens
 from workbench.exporting.weights import check_weights
-from workbench.extras import need_train
-from workbench.progress import progress_line
 from workbench.run import sealed
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
-from workbench.workspace import shown
 
 _NO_MEMORY = re.compile(r"out of memory|MemoryError|allocate memory", re.IGNORECASE)
 _ENGINES = (

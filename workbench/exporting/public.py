@@ -12,8 +12,8 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from workbench import policies
-from workbench.secret import LOOKS, NAMED, is_secret, secret_variables
-from workbench.workspace import home_folder
+from workbench.base.secret import LOOKS, NAMED, is_secret, secret_variables
+from workbench.base.workspace import home_folder
 
 # Two parts at least: "/no_think" is a word that models know, "</answer>" a tag, "https://…" an
 # address.

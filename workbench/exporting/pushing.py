@@ -7,11 +7,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from workbench.errors import ExportError
+from workbench.base.errors import ExportError
+from workbench.base.secret import KEYS, secret_variables
+from workbench.base.workspace import home_folder, shown, workspace
 from workbench.exporting import passport
 from workbench.exporting.artefacts import Artefact
-from workbench.secret import KEYS, secret_variables
-from workbench.workspace import home_folder, shown, workspace
 
 # What was found is never printed.
 _HELD = KEYS | {

@@ -9,8 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from workbench.base.errors import ExportError, WorkbenchError
 from workbench.data.rendering import prompt_text
-from workbench.errors import ExportError, WorkbenchError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.merging import source_of
 from workbench.training import plain

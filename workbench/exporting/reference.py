@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from workbench.base.errors import DataError, RunError, WorkbenchError
+from workbench.base.kinds import Prompt
 from workbench.data.rendering import prompt_text
-from workbench.errors import DataError, RunError, WorkbenchError
 from workbench.exporting import apart
 from workbench.exporting.apart import Progress
 from workbench.exporting.artefacts import Artefact
-from workbench.kinds import Prompt
 from workbench.recipe import Recipe
 from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite

@@ -8,10 +8,10 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from workbench.errors import ExportError
+from workbench.base.errors import ExportError
+from workbench.base.extras import need_train
+from workbench.base.progress import progress_line
 from workbench.exporting import merging
-from workbench.extras import need_train
-from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
 
 # Above 1, merging moves the median layer further by undoing the rounding to 4 bits than by adding

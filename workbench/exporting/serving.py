@@ -8,11 +8,11 @@ import contextlib
 import shlex
 from pathlib import Path
 
+from workbench.base.errors import WorkbenchError
+from workbench.base.kinds import Prompt
 from workbench.data.template import ids_that_end
-from workbench.errors import WorkbenchError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.public import clean
-from workbench.kinds import Prompt
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place, stage_in
 from workbench.training.loading import load_tokenizer

@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.kinds import Tokenizer
 from workbench.data.rendering import prompt_text
-from workbench.errors import RunError, WorkbenchError
 from workbench.exporting.artefacts import Artefact
 from workbench.exporting.checks import Check
 from workbench.exporting.merging import ended_with
 from workbench.exporting.reading import Reader
-from workbench.kinds import Tokenizer
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import query
 from workbench.training.loading import load_tokenizer

@@ -17,11 +17,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import WorkbenchError
+from workbench.base.errors import WorkbenchError
+from workbench.base.kinds import Fields, Tensor
 from workbench.exporting import gguf, merging, serving
 from workbench.exporting.artefacts import PASSPORT, Artefact
 from workbench.exporting.checks import Check
-from workbench.kinds import Fields, Tensor
 from workbench.run.directory import RunDirectory
 from workbench.training.loading import adapter_sum, quiet_imports, reading
 

@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from workbench.base.kinds import Fields
+from workbench.base.workspace import to_json
 from workbench.health.rules import RULES
 from workbench.health.summary import Known, StepSummary, summaries_of
 from workbench.health.verdicts import (
@@ -21,12 +23,10 @@ from workbench.health.verdicts import (
     Verdict,
     worst_first,
 )
-from workbench.kinds import Fields
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out
 from workbench.run.rollouts import stage_in, unstated_right
-from workbench.workspace import to_json
 
 WRONG = (ALARM, WARNING)
 LATEST = 200  # batches and rows that a watchdog looks at

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from workbench.base.errors import DataError
 from workbench.data.difficulty import Solved, expected_dead_share
-from workbench.errors import DataError
 from workbench.health.trends import Z_95, percent, share, two_digits
 
 RIGHT = 32  # completions that a warm start trains on

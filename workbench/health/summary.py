@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from workbench.base.environments import where_they_part
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields, Prompt
+from workbench.base.printable import printable
 from workbench.data.prompts import question
-from workbench.environments import where_they_part
-from workbench.errors import RunError
-from workbench.kinds import Fields, Prompt
-from workbench.printable import printable
 from workbench.rewards.groups import (
     CANCELLED,
     DEAD_KINDS,

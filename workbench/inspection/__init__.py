@@ -26,7 +26,7 @@ _MODULE = {
     "write_eval_log": "inspection.eval_logs",
     "Browser": "views.browser",
     "ByHand": "teaching._lib.by_hand",
-    "write_report": "reporting",
+    "write_report": "commands.reporting",
 }
 __all__ = [*_MODULE]
 

@@ -4,7 +4,7 @@ however long the record.
 
 from __future__ import annotations
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.inspection.reading import Listing, quoted, shown_prompts
 from workbench.run.batch import NO_SPREAD
 from workbench.run.directory import RunDirectory

@@ -10,11 +10,11 @@ from itertools import chain, repeat
 from typing import Any
 
 from workbench.audit.prompt_format import ExpectedFormat, parse_format
+from workbench.base.errors import RunError, nearest
+from workbench.base.kinds import Fields
 from workbench.data.prompts import question
-from workbench.errors import RunError, nearest
 from workbench.inspection.measured import Evaluation
 from workbench.inspection.reading import Listing, answer_column_of, frame_of, needs, quoted
-from workbench.kinds import Fields
 from workbench.rewards.answers import find_answer
 from workbench.rewards.compare import quick_same
 from workbench.rewards.right import judges_of

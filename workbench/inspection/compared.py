@@ -9,12 +9,12 @@ import re
 
 import numpy as np
 
+from workbench.base.errors import DataError
+from workbench.base.kinds import Fields
 from workbench.data.prompts import question
-from workbench.errors import DataError
 from workbench.inspection.measured import Evaluation, Measured
 from workbench.inspection.reading import Listing, frame_of, needs
 from workbench.inspection.statistics import in_points, mcnemar, share_gain
-from workbench.kinds import Fields
 from workbench.task import fingerprint, prompt_key
 
 

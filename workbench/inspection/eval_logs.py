@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import made, written
 from workbench.inspection.evaluation import FILE, read_evaluation
 from workbench.inspection.measured import Evaluation, Measured
-from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory
-from workbench.workspace import made, written
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog

@@ -11,14 +11,15 @@ import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from workbench.base.errors import DataError, RunError, TaskError, nearest
+from workbench.base.kinds import Fields
+from workbench.base.progress import progress_line
+from workbench.base.workspace import find, shown, to_json
 from workbench.data.difficulty import row_key
-from workbench.errors import DataError, RunError, TaskError, nearest
 from workbench.inspection import statistics
 from workbench.inspection.kept import FILE, Kept, measured_of
 from workbench.inspection.measured import Evaluation, Measured
 from workbench.inspection.reading import changed_since
-from workbench.kinds import Fields
-from workbench.progress import progress_line
 from workbench.rewards.suite import RewardSuite
 from workbench.run import sealed
 from workbench.run.directory import RunDirectory
@@ -30,7 +31,6 @@ from workbench.training.playing import marks_of
 from workbench.training.policy import Policy, load_policy
 from workbench.training.resuming import begun_task
 from workbench.training.sampling import as_trained, scored_groups
-from workbench.workspace import find, shown, to_json
 
 _BATCH = 128  # completions generated together
 _OF_THE_POLICY = ("name", "precision", "compute_dtype", "chat_template_kwargs")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workbench.base.kinds import Fields
 from workbench.health.trends import Interval
 from workbench.inspection.measured import Evaluation
 from workbench.inspection.reading import Listing, needs, quoted, shown_prompts, with_meaning
 from workbench.inspection.statistics import paired_difference
-from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import query, stage_in

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from workbench.audit.prompt_format import parse_format
-from workbench.errors import RunError
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import renamed, shown
 from workbench.inspection.measured import Evaluation, Measured
-from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import completion_rows, write_completions
 from workbench.run.turns import turns_of
 from workbench.task import Row
 from workbench.training.loading import adapter_sum
-from workbench.workspace import renamed, shown
 
 FILE = "evaluation.parquet"
 _ASIDE = "evaluation-{}.parquet"  # under settings that are not those of the last

@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.errors import DataError, TaskError
+from workbench.base.errors import DataError, TaskError
+from workbench.base.kinds import Fields
+from workbench.base.progress import progress_line
+from workbench.base.shipped import is_of_gym
+from workbench.base.workspace import to_json
 from workbench.inspection import statistics
 from workbench.inspection.evaluation import loaded_for, measure_policy
 from workbench.inspection.reading import needs
-from workbench.kinds import Fields
-from workbench.progress import progress_line
 from workbench.run.directory import RunDirectory
-from workbench.shipped import is_of_gym
 from workbench.tasks.loading import load_task
 from workbench.training.levels import fitting
 from workbench.training.loading import adapter_sum
-from workbench.workspace import to_json
 
 FILE = "levels.json"
 _BELOW, _ABOVE = 2, 3  # levels around the trained one

@@ -9,9 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
+from workbench.base.kinds import Fields, Prompt
 from workbench.data.difficulty import Solved
 from workbench.inspection import statistics
-from workbench.kinds import Fields, Prompt
 from workbench.rewards.answers import find_answer
 from workbench.run.turns import Turn
 from workbench.task import Row

@@ -12,9 +12,10 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import resolve, shown
 from workbench.health.summary import summarise
-from workbench.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.rewards.groups import batch_of
 from workbench.rewards.right import judges_of, right_in
@@ -31,7 +32,6 @@ from workbench.run.metrics import (
 from workbench.run.parts import parts
 from workbench.run.rollouts import columns_of, read_part, write_part
 from workbench.task import prompt_key
-from workbench.workspace import resolve, shown
 
 _OTHER = ("step", "prompt", "completion", "advantage")  # columns that are no reward function's
 _FILES = "completions_*.parquet"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.inspection.reading import (
     Listing,
     needs,

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from workbench.base.errors import RewardError, RunError
+from workbench.base.kinds import Fields
+from workbench.base.printable import printable
+from workbench.base.workspace import encodable
 from workbench.data.answer_column import answer_named
 from workbench.data.prompts import question
-from workbench.errors import RewardError, RunError
-from workbench.kinds import Fields
-from workbench.printable import printable
 from workbench.rewards.groups import ExplainedGroup, explain_in
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
@@ -24,7 +25,6 @@ from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place, prompt_of, qualified, query, unstated_right
 from workbench.run.turns import Turn
 from workbench.task import Task, fingerprint
-from workbench.workspace import encodable
 
 if TYPE_CHECKING:
     import pandas

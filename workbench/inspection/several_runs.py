@@ -7,12 +7,12 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields
 from workbench.inspection.compared import regressions
 from workbench.inspection.evaluation import last_measured, read_evaluation
 from workbench.inspection.measured import gain_in_words
 from workbench.inspection.reading import Listing, frame_of, needs, shown_prompts, with_meaning
-from workbench.kinds import Fields
 from workbench.run.differences import flat
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import parts, span

@@ -11,8 +11,8 @@ import numpy as np
 
 from workbench.audit.examination import spread
 from workbench.audit.findings import Finding, finding
+from workbench.base.kinds import Fields
 from workbench.inspection.statistics import UNEQUAL, StartLuck, start_luck
-from workbench.kinds import Fields
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
 from workbench.training.policy import Policy

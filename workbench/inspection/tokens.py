@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workbench.base.errors import RunError
+from workbench.base.kinds import Tokenizer
+from workbench.base.printable import printable
 from workbench.data.rendering import prompt_text
-from workbench.errors import RunError
-from workbench.kinds import Tokenizer
-from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place
 from workbench.training.loading import eos_ids

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from workbench.errors import WorkbenchError
-from workbench.kinds import Fields
+from workbench.base.errors import WorkbenchError
+from workbench.base.kinds import Fields
 from workbench.memory.estimate import MemoryEstimate
 from workbench.recipe import Recipe
 

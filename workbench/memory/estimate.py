@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 from workbench.memory.parts import (
     PHASES,
     Inputs,

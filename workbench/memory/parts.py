@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from workbench.errors import RecipeError
-from workbench.kinds import Fields
+from workbench.base.errors import RecipeError
+from workbench.base.kinds import Fields
+from workbench.base.processes import count
 from workbench.memory.shapes import ModelShape, adapter_on
-from workbench.processes import count
 from workbench.recipe import Recipe
 
 GB = 10**9

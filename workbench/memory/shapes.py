@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench import policies
-from workbench.cache import kept
-from workbench.errors import PolicyError, RecipeError
-from workbench.hub import check_hub
-from workbench.kinds import Fields
+from workbench.base.cache import kept
+from workbench.base.errors import PolicyError, RecipeError
+from workbench.base.hub import check_hub
+from workbench.base.kinds import Fields
+from workbench.base.workspace import find
 from workbench.recipe import LoraPart
-from workbench.workspace import find
 
 # configurations of models on the hub, for use without it
 KNOWN_FILE = Path(__file__).with_name("shapes.json")

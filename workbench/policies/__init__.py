@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from workbench.cache import cache_folder
+from workbench.base.cache import cache_folder
 from workbench.tiny import MODEL_DIR, TURNS_DIR
 
 

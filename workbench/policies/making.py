@@ -9,10 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from workbench.cache import summed
-from workbench.errors import DiskError, PolicyError
+from workbench.base.cache import summed
+from workbench.base.errors import DiskError, PolicyError
+from workbench.base.workspace import made, replace_folder, write_json
 from workbench.run.lock import in_turn
-from workbench.workspace import made, replace_folder, write_json
 
 _SUMS = "made.json"
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from workbench.errors import PolicyError
+from workbench.base.errors import PolicyError
+from workbench.base.workspace import sum_of
 from workbench.policies.making import is_whole, made_once
-from workbench.workspace import sum_of
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

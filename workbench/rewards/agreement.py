@@ -12,7 +12,7 @@ from typing import Any
 
 from math_verify import parse, verify
 
-from workbench.door import Late, alarm
+from workbench.base.door import Late, alarm
 
 _WARMING = (
     (r"$\frac{1}{2}$", "1/2"),

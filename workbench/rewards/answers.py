@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from workbench.base.errors import RewardError
 from workbench.data.answer_column import extract_answer as after_mark
 from workbench.data.answer_column import is_number, last_box, unit_of
-from workbench.errors import RewardError
 from workbench.rewards.compare import is_sentence, legible, quick_same
 
 Column = Sequence[object]  # one value per completion

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from typing import Any
 
-from workbench.errors import RewardError
+from workbench.base.errors import RewardError
 
 OTHER_ORDER = "it returned a Series whose index is not 0, 1, 2, ..."
 # what can be gone through, and is not one score per completion in order

@@ -18,8 +18,8 @@ from concurrent.futures import Future
 from types import ModuleType
 from typing import Any, ClassVar
 
-from workbench.door import Late, Setting, door, settings_kept
-from workbench.kinds import Fields, Function
+from workbench.base.door import Late, Setting, door, settings_kept
+from workbench.base.kinds import Fields, Function
 from workbench.rewards.as_data import plain_result
 from workbench.rewards.code import beneath, held_by
 

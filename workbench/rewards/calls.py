@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from workbench.errors import RewardError, TaskError
-from workbench.kinds import Fields, Function
+from workbench.base.errors import RewardError, TaskError
+from workbench.base.kinds import Fields, Function
 from workbench.run.metrics import is_own
 from workbench.task import Row
 

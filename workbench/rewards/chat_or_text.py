@@ -12,8 +12,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from workbench.errors import RewardError
-from workbench.kinds import Function
+from workbench.base.errors import RewardError
+from workbench.base.kinds import Function
 from workbench.rewards.answers import completion_text
 from workbench.rewards.calls import Call
 from workbench.rewards.execution import AWAITED, RewardExecutor, RewardFailure

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any, NamedTuple
 
-from workbench.kinds import Function
-from workbench.shipped import TASK_FILES
+from workbench.base.kinds import Function
+from workbench.base.shipped import TASK_FILES
 
 # of an instruction: line, end line, column, end column
 Place = tuple[int | None, int | None, int | None, int | None]

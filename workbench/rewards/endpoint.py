@@ -15,10 +15,10 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
-from workbench.errors import TaskError
-from workbench.kinds import Fields
+from workbench.base.errors import TaskError
+from workbench.base.kinds import Fields
+from workbench.base.secret import LOOKS, is_secret
 from workbench.rewards.judging import Reply
-from workbench.secret import LOOKS, is_secret
 
 _MOST_BYTES = 2**20  # of an answer
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")  # no key looks like this

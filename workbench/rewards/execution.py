@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
-from workbench.door import Late, door, said
-from workbench.errors import BudgetError, RewardError
-from workbench.kinds import Function
+from workbench.base.door import Late, door, said
+from workbench.base.errors import BudgetError, RewardError
+from workbench.base.kinds import Function
 from workbench.rewards.answers import completion_text
 from workbench.rewards.as_data import OTHER_ORDER, plain_result
 from workbench.rewards.beside import ProcessState, answer_of, run_alone

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.errors import RewardError
-from workbench.kinds import Fields
+from workbench.base.errors import RewardError
+from workbench.base.kinds import Fields
 from workbench.run.batch import NO_SPREAD, Groups, ScoredBatch
 
 EPSILON = 1e-4  # added by TRL to the std before dividing

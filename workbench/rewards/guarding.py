@@ -10,10 +10,10 @@ import inspect
 from collections.abc import Callable, Generator
 from typing import Any
 
-from workbench.door import DEADLINE_S, Late, door
-from workbench.kinds import Fields, Function
+from workbench.base.door import DEADLINE_S, Late, door
+from workbench.base.kinds import Fields, Function
+from workbench.base.workspace import encodable
 from workbench.rewards.beside import ProcessState, answer_of
-from workbench.workspace import encodable
 
 _NO_TEXT = (bytes, bytearray, list)  # TRL takes a list for parts of a message, images among them
 # Characters of what a tool, `reset`, a reference or a probe writes: TRL tokenises all of it, before

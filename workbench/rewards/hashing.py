@@ -17,7 +17,7 @@ import tokenize
 from types import CodeType
 from typing import Any
 
-from workbench.kinds import Function
+from workbench.base.kinds import Function
 from workbench.rewards.code import cells_of, code_within
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

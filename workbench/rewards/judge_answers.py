@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.errors import RewardError
-from workbench.kinds import Fields
+from workbench.base.errors import RewardError
+from workbench.base.kinds import Fields
 
 _FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.S)
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.S)

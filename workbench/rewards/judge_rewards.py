@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.errors import RewardError
-from workbench.kinds import Function
+from workbench.base.errors import RewardError
+from workbench.base.kinds import Function
 from workbench.rewards.answers import completion_text
 from workbench.rewards.judge_answers import spread_by_rank
 from workbench.rewards.judging import RUBRIC, Judge, Question, digest

@@ -24,14 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.door import Ended, door, said
-from workbench.errors import BudgetError, RewardError, TaskError
-from workbench.kinds import Fields, Function
+from workbench.base.door import Ended, door, said
+from workbench.base.errors import BudgetError, RewardError, TaskError
+from workbench.base.kinds import Fields, Function
+from workbench.base.tail import Tail
+from workbench.base.workspace import append_line, encodable, made, read_lines, resolve
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.judge_answers import UnreadableAnswer, by_rank, by_score, reply_content
-from workbench.tail import Tail
 from workbench.task import Task, fingerprint
-from workbench.workspace import append_line, encodable, made, read_lines, resolve
 
 FOLDER = "judges"  # of the workspace: a cache for each judge, and the trials of all
 VERSION = 1  # of what a judge is asked beside the rubric, and of how it is read

@@ -21,9 +21,9 @@ from fractions import Fraction
 from types import FunctionType
 from typing import Any, Protocol, TypeVar, cast
 
+from workbench.base.errors import TaskError
+from workbench.base.kinds import Function
 from workbench.data.answer_column import is_number
-from workbench.errors import TaskError
-from workbench.kinds import Function
 from workbench.rewards.answers import (
     PLACES,
     TAGS,

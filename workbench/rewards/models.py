@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
-from workbench.errors import TaskError
-from workbench.extras import need_train
-from workbench.kinds import Function
+from workbench.base.errors import TaskError
+from workbench.base.extras import need_train
+from workbench.base.kinds import Function
 
 
 def as_function(thing: object, tokenizer: object = None, name: str | None = None) -> Function:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from workbench.errors import RewardError
-from workbench.kinds import Fields
+from workbench.base.errors import RewardError
+from workbench.base.kinds import Fields
 from workbench.rewards.answers import completion_text
 from workbench.rewards.as_data import NO_LIST, Foreign
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from workbench.errors import RewardError
-from workbench.kinds import Function
+from workbench.base.errors import RewardError
+from workbench.base.kinds import Function
+from workbench.base.shipped import loader
 from workbench.rewards.calls import call_of, call_of_rollouts
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch
-from workbench.shipped import loader
 from workbench.task import Row, Task
 
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from workbench.door import DEADLINE_S
-from workbench.errors import RecipeError, RewardError, nearest
-from workbench.kinds import Fields, Function
+from workbench.base.door import DEADLINE_S
+from workbench.base.errors import RecipeError, RewardError, nearest
+from workbench.base.kinds import Fields, Function
+from workbench.base.shipped import loader
 from workbench.rewards.answers import completion_text
 from workbench.rewards.calls import (
     FROM_TRL,
@@ -44,7 +45,6 @@ from workbench.rewards.models import as_function
 from workbench.rewards.results import PartOfBatch, Scored, quote, whole_batch
 from workbench.rewards.right import right_under
 from workbench.run.batch import LARGEST_WEIGHT, ScoredBatch
-from workbench.shipped import loader
 from workbench.task import Row, Task
 
 # scores up to here are not tried in 32 bits: what is lost there is smaller than what a group

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, cast
 
-from workbench.kinds import Fields, Function
+from workbench.base.kinds import Fields, Function
 from workbench.rewards.code import Place, Trace, code_objects, code_within
 
 Position = tuple[int, int, int, int]  # line, column to end line, end column

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from workbench.errors import TaskError
-from workbench.kinds import Fields
+from workbench.base.errors import TaskError
+from workbench.base.kinds import Fields
 from workbench.rewards.answers import Column, completion_text, extract_answer
 from workbench.rewards.library import Scorer, max_score, named
 

@@ -29,11 +29,11 @@ from multiprocessing.reduction import recv_handle, send_handle
 from types import ModuleType
 from typing import Any
 
-from workbench.door import door, names_kept, said
-from workbench.kinds import Function
+from workbench.base.door import door, names_kept, said
+from workbench.base.kinds import Function
+from workbench.base.shipped import TASK_FILES
+from workbench.base.workspace import encodable
 from workbench.rewards.as_data import Foreign, sendable
-from workbench.shipped import TASK_FILES
-from workbench.workspace import encodable
 
 # Bound now: what a target puts in their place must not decide what is sent.
 _dumps, _loads = functools.partial(pickle.dumps, protocol=pickle.HIGHEST_PROTOCOL), pickle.loads

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.kinds import Fields, Prompt
-from workbench.printable import printable
+from workbench.base.kinds import Fields, Prompt
+from workbench.base.printable import printable
 
 LARGEST_WEIGHT = 1e6  # of a reward function: TRL adds the weighted scores in 32 bits
 NO_SPREAD = 1e-8  # a std below this is rounding: the completions score the same

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
-from workbench.errors import nearest
+from workbench.base.errors import nearest
 
 
 class Markers(NamedTuple):

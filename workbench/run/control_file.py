@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
 
-from workbench.errors import RequestError, WorkbenchError, nearest
-from workbench.kinds import Fields
+from workbench.base.errors import RequestError, WorkbenchError, nearest
+from workbench.base.kinds import Fields
+from workbench.base.tail import Tail
+from workbench.base.workspace import append_line, object_in
 from workbench.recipe import packaged
 from workbench.run.batch import LARGEST_WEIGHT
 from workbench.run.directory import RunDirectory, now
-from workbench.tail import Tail
-from workbench.workspace import append_line, object_in
 
 # Action -> (what it does, the details that it needs).
 ACTIONS: dict[str, tuple[str, list[str]]] = packaged(Path(__file__).with_name("actions.yaml"))

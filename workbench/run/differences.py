@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 from workbench.recipe import packaged
 
 NOT_SET = "not set"

@@ -16,13 +16,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from workbench.errors import RunError, nearest
-from workbench.kinds import Fields
-from workbench.recipe import Recipe
-from workbench.run.lock import in_turn
-from workbench.run.record import RunRecord
-from workbench.run.reopening import Aside, removed
-from workbench.workspace import (
+from workbench.base.errors import RunError, nearest
+from workbench.base.kinds import Fields
+from workbench.base.workspace import (
     append_line,
     encodable,
     made,
@@ -31,6 +27,10 @@ from workbench.workspace import (
     shown,
     write_json,
 )
+from workbench.recipe import Recipe
+from workbench.run.lock import in_turn
+from workbench.run.record import RunRecord
+from workbench.run.reopening import Aside, removed
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MOST_BESIDE = 4  # other runs that are named

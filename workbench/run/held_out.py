@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from workbench.kinds import Fields
-from workbench.workspace import replace_file, to_json
+from workbench.base.kinds import Fields
+from workbench.base.workspace import replace_file, to_json
 
 _GAIN = ("gain", "gain_low", "gain_high")
 

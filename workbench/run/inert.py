@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 from workbench.recipe import packaged
 from workbench.run.metrics import CLIPPED, GRAD_NORM, KL, RATIO_HIGH, RATIO_LOW, RATIO_MASKED
 

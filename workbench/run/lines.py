@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 from workbench.recipe import packaged
 
 

@@ -18,9 +18,9 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from workbench.errors import RunError
-from workbench.kinds import Fields
-from workbench.workspace import object_in
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import object_in
 
 SILENT_S = 900.0  # an owner elsewhere that has written nothing for so long is gone
 _SIGNS = ("metrics.jsonl", "events.jsonl", "rollouts", "checkpoints")

@@ -9,8 +9,8 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-from workbench.kinds import Fields
-from workbench.secret import may_be_shown
+from workbench.base.kinds import Fields
+from workbench.base.secret import may_be_shown
 
 _LIBRARIES = (
     "unsloth", "unsloth_zoo", "trl", "transformers", "peft", "datasets", "bitsandbytes", "torch",

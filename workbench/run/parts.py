@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.errors import RunError
-from workbench.workspace import renamed, replace_file, shown
+from workbench.base.errors import RunError
+from workbench.base.workspace import renamed, replace_file, shown
 
 MERGE = 250  # steps that a merged part holds
 WHOLE = "a part of the record is a whole Parquet file"

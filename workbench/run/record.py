@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from workbench.errors import DiskError, RunError, WorkbenchError
-from workbench.kinds import Fields
+from workbench.base.errors import DiskError, RunError, WorkbenchError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import object_in, read_lines, shown, written
 from workbench.recipe import Recipe
 from workbench.run.held_out import best_of, held_out
 from workbench.run.lines import fitted_lines
 from workbench.run.lock import Lock
-from workbench.workspace import object_in, read_lines, shown, written
 
 # What a manifest's parts are, where they are there.
 _SHAPE: dict[str, type] = {

@@ -11,9 +11,9 @@ import json
 import shutil
 from pathlib import Path
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
+from workbench.base.workspace import renamed, replace_folder, write_json
 from workbench.run.parts import cut_short
-from workbench.workspace import renamed, replace_folder, write_json
 
 _NAMES = "names.json"
 # by the first new step

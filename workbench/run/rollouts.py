@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.errors import RunError
-from workbench.kinds import Fields, Prompt
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields, Prompt
+from workbench.base.workspace import encodable, replace_file, shown, to_json
 from workbench.recipe import packaged
 from workbench.run.batch import Groups, ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.parts import MOVE_IT, STORED, WHOLE, part_tables, parts, runs_of, span
-from workbench.workspace import encodable, replace_file, shown, to_json
 
 if TYPE_CHECKING:
     import pandas

@@ -10,10 +10,10 @@ import hashlib
 import json
 from pathlib import Path
 
-from workbench.errors import RunError, WorkbenchError
-from workbench.kinds import Fields
+from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import shown, size_and_sum, sum_of
 from workbench.run.record import RunRecord
-from workbench.workspace import shown, size_and_sum, sum_of
 
 Sums = dict[str, list[object]]  # file -> [bytes, SHA-256]
 _ABOUT = "run"  # among the names of adapters: what was trained

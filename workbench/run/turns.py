@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 
 POLICY, TOOL, ENVIRONMENT = "policy", "tool", "environment"
 

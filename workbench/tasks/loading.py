@@ -21,9 +21,9 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import quote, unquote
 
-from workbench.door import door, said
-from workbench.errors import TaskError, nearest
-from workbench.shipped import (
+from workbench.base.door import door, said
+from workbench.base.errors import TaskError, nearest
+from workbench.base.shipped import (
     ARENA,
     GYM,
     TASK_FILES,
@@ -32,8 +32,8 @@ from workbench.shipped import (
     is_under,
     register_loader,
 )
+from workbench.base.workspace import find, looked_in, shown
 from workbench.task import Task
-from workbench.workspace import find, looked_in, shown
 
 # Tasks that ship -> the module whose `task()` makes them, resolved when one is asked for.
 EMBEDDED = {

@@ -9,8 +9,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from workbench.base.kinds import Fields
 from workbench.data.sources import Source
-from workbench.kinds import Fields
 from workbench.rewards.verifiers import json_right_reward, json_schema_reward, json_values_reward
 from workbench.task import Row, Task
 from workbench.tasks.checked import task_of

@@ -9,7 +9,7 @@ workbench.teaching import done`.
 import importlib
 from typing import Any
 
-from workbench.notebook import notebooks_folder
+from workbench.base.notebook import notebooks_folder
 
 __path__.append(str(notebooks_folder() / "teaching"))
 

@@ -12,22 +12,22 @@ from typing import Any, NamedTuple
 
 from workbench import inspection
 from workbench.audit.examination import audit_rewards
+from workbench.base.errors import WorkbenchError
+from workbench.base.kinds import Fields
+from workbench.base.printable import printable
+from workbench.base.workspace import find, resolve
+from workbench.base.yaml_text import packaged
 from workbench.data.checks import check
 from workbench.data.difficulty import load_profile
-from workbench.errors import WorkbenchError
 from workbench.exporting.passport import PROOF
 from workbench.health import ALARM, NOTE, SKIPPED, WARNING, Verdict, examine_run
 from workbench.health.verdicts import worst_first
 from workbench.inspection.measured import gain_in_words
 from workbench.inspection.reading import by_step
-from workbench.kinds import Fields
-from workbench.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
 from workbench.training.prepare import plan
-from workbench.workspace import find, resolve
-from workbench.yaml_text import packaged
 
 _STATES = {True: "ticked", False: "open", None: "cannot be told"}
 _ROWS = 1_000  # of the task, that are looked at

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from workbench.errors import TermError
-from workbench.extras import trl_version
-from workbench.kinds import Fields
+from workbench.base.errors import TermError
+from workbench.base.extras import trl_version
+from workbench.base.kinds import Fields
+from workbench.base.yaml_text import packaged
 from workbench.training.settings.names import ALIASES
 from workbench.training.settings.values import CHOICES, DEFAULTS, RANGES
-from workbench.yaml_text import packaged
 
 _TOLD = (
     "doubt",

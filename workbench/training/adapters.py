@@ -13,9 +13,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from workbench.cache import cache_folder
-from workbench.errors import PolicyError, RecipeError
-from workbench.kinds import Fields
+from workbench.base.cache import cache_folder
+from workbench.base.errors import PolicyError, RecipeError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import resolve, shown
 from workbench.policies import folder_of, named_at, origin_of
 from workbench.policies.making import made_once
 from workbench.recipe import LoraPart, Recipe
@@ -29,7 +30,6 @@ from workbench.training.loading import (
     reading,
     without_bits,
 )
-from workbench.workspace import resolve, shown
 
 # Of PEFT's LoraConfig, beside what a recipe's `lora` says.
 _MORE_THAN_LORA = (

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory

@@ -8,9 +8,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from workbench import processes
-from workbench.errors import RunError
-from workbench.kinds import Trainer
+from workbench.base import processes
+from workbench.base.errors import RunError
+from workbench.base.kinds import Trainer
+from workbench.base.workspace import shown
 from workbench.run.directory import RunDirectory
 from workbench.training import settings as settings_of
 from workbench.training.manifest import manifest_of
@@ -20,7 +21,6 @@ from workbench.training.resuming import Point, kept_task
 from workbench.training.session import Session
 from workbench.training.staged import Made, StagedSession
 from workbench.training.watchers import Watchers
-from workbench.workspace import shown
 
 # Trainers that are not GRPO, by a part of their names -> what they do.
 _OTHERS = {

@@ -13,13 +13,13 @@ import sys
 import time
 from pathlib import Path
 
-from workbench.errors import RunError
-from workbench.extras import need_train
-from workbench.kinds import Fields
+from workbench.base.errors import RunError
+from workbench.base.extras import need_train
+from workbench.base.kinds import Fields
+from workbench.base.workspace import made, renamed, resolve, shown, workspace, write_json
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.training.presets import recipe_of
-from workbench.workspace import made, renamed, resolve, shown, workspace, write_json
 
 # Where the child says that its run exists, and where its output goes until then.
 ANNOUNCE, LOG = "WORKBENCH_ANNOUNCE", "WORKBENCH_LOG"
@@ -123,7 +123,7 @@ def start(
         # Not in the kernel's process group: an Interrupt of a cell, or the kernel's end, is not
         # meant for the run.
         process = subprocess.Popen(
-            [sys.executable, "-m", "workbench.cli", *words],
+            [sys.executable, "-m", "workbench", *words],
             cwd=workspace(),
             env=os.environ | told,
             stdin=subprocess.DEVNULL,

@@ -13,8 +13,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.errors import RecipeError
-from workbench.kinds import Fields, Trainer, TrainingArguments
+from workbench.base.errors import RecipeError
+from workbench.base.kinds import Fields, Trainer, TrainingArguments
 from workbench.task import Row
 from workbench.training.loading import find_adapter
 from workbench.training.plan import Stage

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench import processes
-from workbench.kinds import Fields
+from workbench.base import processes
+from workbench.base.kinds import Fields
+from workbench.base.workspace import read_lines, to_json
 from workbench.recipe import Recipe
 from workbench.run.control_file import RunState
 from workbench.run.differences import Differences, flat
@@ -20,7 +21,6 @@ from workbench.run.rollouts import query
 from workbench.task import fingerprint
 from workbench.training.resuming import Point, begun_with
 from workbench.training.settings.algorithms import asked_settings
-from workbench.workspace import read_lines, to_json
 
 
 def recorded(run: RunDirectory, step: int) -> Fields:

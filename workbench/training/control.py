@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from workbench.errors import RequestError, WorkbenchError
-from workbench.kinds import Fields, Trainer, TrainerControl
-from workbench.processes import gathered, is_main
+from workbench.base.errors import RequestError, WorkbenchError
+from workbench.base.kinds import Fields, Trainer, TrainerControl
+from workbench.base.processes import gathered, is_main
+from workbench.base.workspace import append_line, resolve, shown
 from workbench.rewards.execution import AWAITED
 from workbench.rewards.suite import RewardSuite
 from workbench.run.control_file import CHANGES, ControlReader, Request, check_request, write_request
@@ -25,7 +26,6 @@ from workbench.training.plan import Stage
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder
 from workbench.training.signals import ECHO_S, Interrupts
-from workbench.workspace import append_line, resolve, shown
 
 POLL_S = 0.1
 CARRIED = "the stage before"  # who asked for a reload that a stage inherits

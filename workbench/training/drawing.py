@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Generator
 from typing import Any
 
-from workbench.kinds import Fields, Tensor
+from workbench.base.kinds import Fields, Tensor
 from workbench.training.loading import eos_ids
 from workbench.training.policy import Policy
 

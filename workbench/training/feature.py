@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from workbench.kinds import Fields, Function, Trainer
+from workbench.base.kinds import Fields, Function, Trainer
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch

@@ -31,9 +31,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from workbench.cache import ANSWERS, cache_folder, file_states
-from workbench.errors import WorkbenchError
-from workbench.kinds import Fields
+from workbench.base.cache import ANSWERS, cache_folder, file_states
+from workbench.base.errors import WorkbenchError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import replace_file
 from workbench.run.differences import flat
 from workbench.training import settings as settings_of
 from workbench.training.building import taken_together
@@ -41,7 +42,6 @@ from workbench.training.plan import Plan
 from workbench.training.policy import trainer_classes
 from workbench.training.settings.device import Machine
 from workbench.training.settings.in_force import defaults_of
-from workbench.workspace import replace_file
 
 SCHEMA = 1
 OFF = "WORKBENCH_ASK_LIBRARIES"  # set: they are asked each time, and nothing is kept

@@ -16,21 +16,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench import processes
+from workbench.base import processes
+from workbench.base.errors import RecipeError, TaskError
+from workbench.base.kinds import Fields, Tokenizer
+from workbench.base.shipped import is_of_gym
+from workbench.base.workspace import append_line, made, read_lines, resolve, shown
 from workbench.data.rendering import prompt_lengths_tokens
-from workbench.errors import RecipeError, TaskError
 from workbench.health.trends import Z_95, Interval, percent, share
-from workbench.kinds import Fields, Tokenizer
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
-from workbench.shipped import is_of_gym
 from workbench.task import Row
 from workbench.training import settings as settings_of
 from workbench.training.loading import adapter_sum
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.sampling import scored_groups
 from workbench.training.settings.device import Machine
-from workbench.workspace import append_line, made, read_lines, resolve, shown
 
 if TYPE_CHECKING:
     from workbench.tasks.gym import GymName

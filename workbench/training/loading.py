@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from workbench.cache import cache_folder
-from workbench.errors import PolicyError, WorkbenchError
-from workbench.extras import explaining
-from workbench.hub import check_hub
-from workbench.kinds import Fields, Model, Tokenizer
-from workbench.workspace import find, looked_in, shown, sum_of
+from workbench.base.cache import cache_folder
+from workbench.base.errors import PolicyError, WorkbenchError
+from workbench.base.extras import explaining
+from workbench.base.hub import check_hub
+from workbench.base.kinds import Fields, Model, Tokenizer
+from workbench.base.workspace import find, looked_in, shown, sum_of
 
 TOKENIZER_FILES = [
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
@@ -133,7 +133,7 @@ def base_files(source: str | Path) -> Fields:
     """What identifies a base: a folder's files -> [bytes, SHA-256]; a hub name and revision, if it
     is here; or nothing.
     """
-    from workbench.cache import summed
+    from workbench.base.cache import summed
     from workbench.policies import folder_of
 
     # a file that cannot be read; a name that is none

@@ -7,9 +7,10 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from workbench import processes
-from workbench.errors import PolicyError, RunError
-from workbench.kinds import Fields, Trainer
+from workbench.base import processes
+from workbench.base.errors import PolicyError, RunError
+from workbench.base.kinds import Fields, Trainer
+from workbench.base.workspace import shown
 from workbench.recipe import Recipe
 from workbench.rewards.library import max_score_of
 from workbench.run.differences import NOT_SET, Differences
@@ -22,7 +23,6 @@ from workbench.training.plan import ONLY_STAGE, Stage
 from workbench.training.policy import Policy
 from workbench.training.settings.algorithms import asked_settings
 from workbench.training.settings.in_force import as_json, decides, settings_in_force
-from workbench.workspace import shown
 
 
 def manifest_of(

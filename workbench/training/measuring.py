@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.cache import file_states, kept
+from workbench.base.cache import file_states, kept
+from workbench.base.errors import DataError, PolicyError, RecipeError
+from workbench.base.extras import installed, need, need_train
+from workbench.base.kinds import Fields, Model
 from workbench.data.rendering import (
     Measure,
     check_embedded,
     prompt_lengths_tokens,
     template_notes,
 )
-from workbench.errors import DataError, PolicyError, RecipeError
-from workbench.extras import installed, need, need_train
-from workbench.kinds import Fields, Model
 from workbench.recipe import Recipe
 from workbench.training.loading import content_of, find_model, load_tokenizer
 from workbench.training.settings.values import SAMPLING

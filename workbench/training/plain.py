@@ -10,8 +10,8 @@ import contextlib
 import os
 from typing import Any
 
-from workbench.extras import need
-from workbench.kinds import Fields, Model, Tokenizer
+from workbench.base.extras import need
+from workbench.base.kinds import Fields, Model, Tokenizer
 from workbench.training.loading import linear4bit_layers, quiet_imports
 from workbench.training.precision import choose_dtype, native_bf16
 from workbench.training.randomness import random_kept

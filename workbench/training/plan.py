@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from workbench.kinds import Fields
-from workbench.printable import printable
+from workbench.base.kinds import Fields
+from workbench.base.printable import printable
+from workbench.base.workspace import to_json
 from workbench.recipe import AdaptivePart, Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row as TaskRow
@@ -15,7 +16,6 @@ from workbench.task import Task
 from workbench.training.settings import Batch, batch_line
 from workbench.training.settings.device import Machine
 from workbench.training.settings.in_force import Row
-from workbench.workspace import to_json
 
 ONLY_STAGE = "1"
 # What is trained at a time: (recipe, settings, longest prompt in tokens or None).

@@ -17,10 +17,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from workbench.data.call_markers import markers_of
-from workbench.data.difficulty import row_key
-from workbench.door import DEADLINE_S
-from workbench.environments import (
+from workbench.base.door import DEADLINE_S
+from workbench.base.environments import (
     copies,
     factories_of,
     offered,
@@ -28,8 +26,10 @@ from workbench.environments import (
     started,
     takes_seed,
 )
-from workbench.errors import TaskError
-from workbench.kinds import Fields, Function
+from workbench.base.errors import TaskError
+from workbench.base.kinds import Fields, Function
+from workbench.data.call_markers import markers_of
+from workbench.data.difficulty import row_key
 from workbench.rewards.beside import ProcessState
 from workbench.rewards.guarding import guarded, guarded_environment, guarded_tool
 from workbench.rewards.hashing import source_code

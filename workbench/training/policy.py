@@ -20,9 +20,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from workbench.cache import ANSWERS
-from workbench.errors import PolicyError, nearest
-from workbench.kinds import Fields, Model, Tokenizer
+from workbench.base.cache import ANSWERS
+from workbench.base.errors import PolicyError, nearest
+from workbench.base.kinds import Fields, Model, Tokenizer
 from workbench.recipe import Recipe
 from workbench.training import loading, measuring, plain, randomness
 from workbench.training.precision import choose_dtype, native_bf16
@@ -330,8 +330,8 @@ _MODES = ("training", "gradient_checkpointing")
 def _unsloth() -> ModuleType:
     if "unsloth" not in sys.modules:
         # Unsloth writes code into the current folder, and installs packages, unless told not to.
-        from workbench.cache import cache_folder
-        from workbench.workspace import written
+        from workbench.base.cache import cache_folder
+        from workbench.base.workspace import written
 
         cache = cache_folder() / "unsloth_compiled"
         with written(cache):

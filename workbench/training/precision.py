@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.kinds import Fields, Model, Tensor
+from workbench.base.kinds import Fields, Model, Tensor
 
 
 def native_bf16() -> bool:

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench import processes
-from workbench.errors import DataError, PolicyError, WorkbenchError
-from workbench.kinds import Fields
-from workbench.printable import printable
+from workbench.base import processes
+from workbench.base.errors import DataError, PolicyError, WorkbenchError
+from workbench.base.kinds import Fields
+from workbench.base.printable import printable
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.run.machine import environment

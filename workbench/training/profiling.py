@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.audit.prompt_format import format_advice, grader_for
+from workbench.base.errors import DataError
+from workbench.base.kinds import Fields
+from workbench.base.progress import progress_line
 from workbench.data.answer_column import has_constant
 from workbench.data.difficulty import Profile, Solved, measure_difficulty, pick, row_key
-from workbench.errors import DataError
-from workbench.kinds import Fields
 from workbench.policies import NAMED
-from workbench.progress import progress_line
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, function_name
 from workbench.tasks.loading import load_task

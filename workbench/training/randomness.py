@@ -6,8 +6,8 @@ import contextlib
 import random
 from collections.abc import Generator
 
-from workbench.extras import need_train
-from workbench.kinds import Fields
+from workbench.base.extras import need_train
+from workbench.base.kinds import Fields
 
 
 def random_states() -> Fields:

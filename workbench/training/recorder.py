@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from workbench.kinds import Fields
-from workbench.printable import printable
-from workbench.processes import is_main
+from workbench.base.kinds import Fields
+from workbench.base.printable import printable
+from workbench.base.processes import is_main
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory

@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from workbench import processes
-from workbench.errors import RunError
-from workbench.kinds import Fields
+from workbench.base import processes
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields
 from workbench.training.randomness import put_back
 from workbench.training.replaced import replace, replaces
 from workbench.training.resuming import TENSORS, Point

@@ -16,14 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import RunError
-from workbench.kinds import Fields, Model, Module, Tensor, Tokenizer, Trainer
-from workbench.recipe import Recipe
-from workbench.run.directory import RunDirectory
-from workbench.task import Task, fingerprint
-from workbench.tasks.loading import load_task
-from workbench.training.randomness import random_states
-from workbench.workspace import (
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields, Model, Module, Tensor, Tokenizer, Trainer
+from workbench.base.workspace import (
     find,
     replace_folder,
     shown,
@@ -31,6 +26,11 @@ from workbench.workspace import (
     to_json,
     write_json,
 )
+from workbench.recipe import Recipe
+from workbench.run.directory import RunDirectory
+from workbench.task import Task, fingerprint
+from workbench.tasks.loading import load_task
+from workbench.training.randomness import random_states
 
 TENSORS, _STATE = "optimizer.safetensors", "state.json"
 # of a checkpoint; the other files are those of an adapter

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
+from workbench.base.kinds import Fields, Model, Prompt, Tensor, Tokenizer
+from workbench.base.progress import count_line
+from workbench.base.workspace import encodable
 from workbench.data.rendering import (
     PromptLengths,
     prompt_lengths_tokens,
@@ -19,8 +22,6 @@ from workbench.data.rendering import (
     with_tools,
 )
 from workbench.data.template import TemplateCard, template_card
-from workbench.kinds import Fields, Model, Prompt, Tensor, Tokenizer
-from workbench.progress import count_line
 from workbench.rewards.calls import call_of_rollouts
 from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite
@@ -31,7 +32,6 @@ from workbench.training.drawing import drawing, until_eos
 from workbench.training.loading import eos_ids, find_model, load_tokenizer
 from workbench.training.playing import play
 from workbench.training.policy import Policy
-from workbench.workspace import encodable
 
 TOGETHER = 32  # completions that are read in one forward pass
 _LOGITS = 1e8  # numbers that one forward pass may leave: 400 MB

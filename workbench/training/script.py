@@ -15,9 +15,9 @@ import sys
 import textwrap
 from typing import NamedTuple
 
-from workbench.errors import RecipeError
-from workbench.extras import default_backend, installed
-from workbench.kinds import Fields
+from workbench.base.errors import RecipeError
+from workbench.base.extras import default_backend, installed
+from workbench.base.kinds import Fields
 from workbench.recipe import SEVEN_PROJECTIONS, Recipe
 from workbench.training import settings as settings_of
 from workbench.training.script_source import PASTE, Call, ScriptSource, syntax_of

@@ -13,8 +13,8 @@ import warnings
 from collections import Counter
 from typing import Any, NamedTuple
 
-from workbench.errors import RecipeError
-from workbench.kinds import Fields
+from workbench.base.errors import RecipeError
+from workbench.base.kinds import Fields
 from workbench.training.settings.names import TABLE
 
 PASTE = "paste the part that builds the config and loads the model"

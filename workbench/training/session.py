@@ -18,9 +18,10 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from workbench import processes
-from workbench.errors import RunError
-from workbench.kinds import Fields, Function, TrainerControl, TrainerState
+from workbench.base import processes
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields, Function, TrainerControl, TrainerState
+from workbench.base.workspace import replace_folder
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.training.around import Around
@@ -32,7 +33,6 @@ from workbench.training.recorder import Recorder
 from workbench.training.replaced import replace, replaces
 from workbench.training.resuming import Point, check_finite, is_spread, save_adapter, whole_weights
 from workbench.training.watchers import Watchers, unasked
-from workbench.workspace import replace_folder
 
 # of the step in flight, which is not counted yet
 BATCH = "a batch of completions was not recorded"

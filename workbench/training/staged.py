@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from workbench import processes
-from workbench.errors import RunError
-from workbench.kinds import Fields, Model, Trainer, TrainerControl, TrainerState
+from workbench.base import processes
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields, Model, Trainer, TrainerControl, TrainerState
 from workbench.run.directory import RunDirectory
 from workbench.training.changes import recorded
 from workbench.training.plan import ONLY_STAGE, Plan, Stage

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from workbench.base.errors import RecipeError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import find
 from workbench.data.rendering import Measure, PromptLengths
-from workbench.errors import RecipeError
-from workbench.kinds import Fields
 from workbench.recipe import Recipe, StagePart
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task
@@ -22,7 +23,6 @@ from workbench.training.plan import ONLY_STAGE, Stage, suite_of
 from workbench.training.policy import Policy
 from workbench.training.resuming import begun_task
 from workbench.training.settings.device import COST, NOT_IN_FORCE, Machine
-from workbench.workspace import find
 
 # What is decided when the policy is loaded, or is counted over the whole run.
 _LENGTHS = ("max_steps", "num_train_epochs")

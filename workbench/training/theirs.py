@@ -15,9 +15,18 @@ from typing import Any
 
 import numpy as np
 
+from workbench.base.errors import RunError, nearest
+from workbench.base.kinds import (
+    Fields,
+    Function,
+    Prompt,
+    Tensor,
+    Trainer,
+    TrainerControl,
+    TrainerState,
+)
+from workbench.base.workspace import to_json
 from workbench.data.answer_column import answer_named
-from workbench.errors import RunError, nearest
-from workbench.kinds import Fields, Function, Prompt, Tensor, Trainer, TrainerControl, TrainerState
 from workbench.recipe import LoraPart, Recipe
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.suite import RewardSuite
@@ -33,7 +42,6 @@ from workbench.training.session import Session
 from workbench.training.settings import Batch
 from workbench.training.settings.in_force import settings_in_force
 from workbench.training.watchers import Watchers
-from workbench.workspace import to_json
 
 # Of their config, what a recipe says in `grpo`.
 _SETTINGS = (

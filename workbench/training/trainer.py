@@ -10,9 +10,10 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 
-from workbench import processes
-from workbench.errors import RecipeError, RunError
-from workbench.kinds import Fields, Trainer
+from workbench.base import processes
+from workbench.base.errors import RecipeError, RunError
+from workbench.base.kinds import Fields, Trainer
+from workbench.base.workspace import replace_folder, shown
 from workbench.recipe import Recipe
 from workbench.run.differences import Differences
 from workbench.run.directory import RunDirectory, open_run
@@ -40,7 +41,6 @@ from workbench.training.resuming import (
 )
 from workbench.training.staged import Made
 from workbench.training.watchers import Watchers
-from workbench.workspace import replace_folder, shown
 
 
 def make_trainer(plan: Plan, policy: Policy, output_dir: str | Path | None = None) -> Trainer:

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from workbench.door import words
-from workbench.kinds import Fields, Function, Tokenizer
+from workbench.base.door import words
+from workbench.base.kinds import Fields, Function, Tokenizer
 from workbench.rewards.guarding import guarded_tool
 from workbench.run.turns import ENVIRONMENT, POLICY, TOOL, ToolCall, Turn
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 from workbench.run.directory import RunDirectory
 
 

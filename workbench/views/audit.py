@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from workbench.audit.examination import RewardAudit
-from workbench.kinds import Figure
+from workbench.base.kinds import Figure
 from workbench.views.figure import inline_image, new_figure, stacked_bars, with_legend
 from workbench.views.look import GREY
 from workbench.views.tables import (

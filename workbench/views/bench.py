@@ -13,7 +13,7 @@ import numpy as np
 from workbench.audit.completions import CompletionBuilder, builders
 from workbench.audit.examination import audit_rewards
 from workbench.audit.probes import probes
-from workbench.errors import TaskError, WorkbenchError
+from workbench.base.errors import TaskError, WorkbenchError
 from workbench.rewards.groups import ExplainedGroup, batch_of, explain_in
 from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite

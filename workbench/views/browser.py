@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.errors import WorkbenchError
+from workbench.base.errors import WorkbenchError
+from workbench.base.kinds import Fields
 from workbench.inspection.browsing import EXAMPLES, PAGE, browse
 from workbench.inspection.reading import told_apart
-from workbench.kinds import Fields
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place
 from workbench.views.groups import group_html, group_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from workbench.kinds import Axes
+from workbench.base.kinds import Axes
 from workbench.views.figure import drawn_once
 from workbench.views.history import History
 from workbench.views.look import ALARM, GREY, INK, PALE, PAPER, RED, SMALL, TITLE

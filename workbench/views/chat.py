@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from workbench.base.printable import printable
+from workbench.base.workspace import shown
 from workbench.exporting.chat import ChatAnswer, Exchange
-from workbench.printable import printable
 from workbench.views.tables import Table, Verbatim
-from workbench.workspace import shown
 
 
 class Chat:

@@ -16,8 +16,8 @@ from typing import Any
 
 from packaging.version import Version
 
-from workbench.errors import WorkbenchError
-from workbench.kinds import Fields
+from workbench.base.errors import WorkbenchError
+from workbench.base.kinds import Fields
 from workbench.run.control_file import ACTIONS, RunState, send
 from workbench.run.directory import RunDirectory
 from workbench.views.history import change_text

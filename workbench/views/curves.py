@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from workbench.base.kinds import Fields, Figure
 from workbench.health.verdicts import Verdict
-from workbench.kinds import Fields, Figure
 from workbench.run import metrics
 from workbench.run.rollouts import unstated_right
 from workbench.views.chart import Chart

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 from workbench.views.figure import Picture, as_text, lying, new_figure
 from workbench.views.look import GREY, INK, SERIES
 from workbench.views.terminal import Bar

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.kinds import Axes, Fields, Figure
-from workbench.printable import printable
+from workbench.base.kinds import Axes, Fields, Figure
+from workbench.base.printable import printable
 from workbench.views.look import AXES, DARK_PROGRAMS, PAPER, RULE, SERIES, SMALL, TITLE
 from workbench.views.tables import cut
 

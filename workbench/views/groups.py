@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.kinds import Figure
+from workbench.base.kinds import Figure
 from workbench.rewards.groups import ExplainedGroup
 from workbench.run.batch import ScoredBatch
 from workbench.views.figure import inline_image, lying, new_figure, stacked_bars, with_legend

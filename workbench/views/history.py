@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from workbench.base.kinds import Fields
 from workbench.health.verdicts import NAMES
-from workbench.kinds import Fields
 from workbench.run import metrics
 from workbench.views.tables import cut, short_name
 

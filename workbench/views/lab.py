@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.audit.prompt_format import parse_format
+from workbench.base.errors import RecipeError, TaskError, WorkbenchError
+from workbench.base.workspace import shown
 from workbench.data.prompts import question
-from workbench.errors import RecipeError, TaskError, WorkbenchError
 from workbench.rewards.groups import SCALES, ExplainedGroup
 from workbench.task import Row, Task
 from workbench.views.bench import Bench
@@ -41,7 +42,6 @@ from workbench.views.tables import (
     verbatim,
 )
 from workbench.views.widgets import Parts, keep_looking, no_widgets, widget_view
-from workbench.workspace import shown
 
 MOST_PROMPTS = 100  # offered in the list
 _LOOK_S = 0.5  # between two looks at the task file

@@ -16,8 +16,8 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
+from workbench.base.kinds import Fields
 from workbench.health.verdicts import Verdict
-from workbench.kinds import Fields
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
 from workbench.views.controls import Controls, buttons_work

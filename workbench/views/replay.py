@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.kinds import Figure
-from workbench.replaying import DEAD, Replay
+from workbench.base.kinds import Figure
+from workbench.inspection.replaying import DEAD, Replay
 from workbench.views.chart import MAX_POINTS
 from workbench.views.figure import inline_image, new_figure, twin_bars, with_legend
 from workbench.views.history import envelope

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 from workbench.views.figure import Picture, inline_image, new_figure, twin_bars, with_legend
 from workbench.views.groups import contribution_bars, group_tables
 from workbench.views.look import BAD, BLUE, GREEN, GREY, MARKED, ORANGE, READ_LINE, RED

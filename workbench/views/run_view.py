@@ -13,10 +13,11 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields
+from workbench.base.progress import clock
+from workbench.base.tail import Tail
 from workbench.health.verdicts import Verdict
-from workbench.kinds import Fields
-from workbench.progress import clock
 from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
@@ -25,7 +26,6 @@ from workbench.run.lines import fitted_lines
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.run.parts import parts, span
 from workbench.run.rollouts import read_batches
-from workbench.tail import Tail
 from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle, width
 from workbench.views.groups import ShownGroup, group_html, group_of

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from workbench.printable import printable
+from workbench.base.printable import printable
 from workbench.views.look import ALARM, BAD, FAINT, GOOD, LESS, MORE, MUTED, WARNING
 
 LONGEST_SHOWN = 2000

@@ -10,8 +10,8 @@ from typing import Any
 from rich import progress as bars
 from rich.console import Console
 
-from workbench.kinds import Fields
-from workbench.printable import Guarded, printable, unguarded
+from workbench.base.kinds import Fields
+from workbench.base.printable import Guarded, printable, unguarded
 from workbench.run.held_out import in_numbers
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.views.tables import number, plain_text

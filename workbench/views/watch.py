@@ -10,9 +10,9 @@ import textwrap
 import time
 from collections.abc import Iterable, Sequence
 
+from workbench.base.kinds import Fields
+from workbench.base.progress import clock
 from workbench.health.verdicts import OK, SKIPPED, Verdict
-from workbench.kinds import Fields
-from workbench.progress import clock
 from workbench.run.control_file import ACTIONS, answer_to, send
 from workbench.run.directory import RunDirectory
 from workbench.views.controls import answer_line

@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
-from workbench.kinds import Fields, Function
+from workbench.base.kinds import Fields, Function
 
 # "0" where nobody can click: a notebook that is executed and then only read
 WIDGETS = "WORKBENCH_WIDGETS"

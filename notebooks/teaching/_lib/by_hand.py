@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workbench.door import DEADLINE_S, words
-from workbench.environments import methods_of, started
-from workbench.errors import TaskError, WorkbenchError
-from workbench.kinds import Fields, Function
+from workbench.base.door import DEADLINE_S, words
+from workbench.base.environments import methods_of, started
+from workbench.base.errors import TaskError, WorkbenchError
+from workbench.base.kinds import Fields, Function
 from workbench.rewards.guarding import guarded, guarded_tool
 from workbench.rewards.suite import RewardSuite
 from workbench.run.batch import ScoredBatch

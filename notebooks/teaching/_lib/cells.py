@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from typing import Any, NamedTuple
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.rewards.judging import digest
 
 BLANK = "# your turn:"  # stands in every blank, and says what is asked

@@ -23,13 +23,13 @@ from typing import Any
 
 import yaml
 
+from workbench.base.errors import WorkbenchError, nearest
+from workbench.base.notebook import notebooks_folder
 from workbench.data.prompts import question
-from workbench.errors import WorkbenchError, nearest
 from workbench.exporting.making import export
 from workbench.exporting.proving import prove
 from workbench.health.summary import StepSummary, summaries_of
 from workbench.inspection.evaluation import measure_policy
-from workbench.notebook import notebooks_folder
 from workbench.recipe import Recipe
 from workbench.rewards.groups import ALL_RIGHT, ALL_WRONG, CANCELLED, SAME_SCORE
 from workbench.run.directory import RunDirectory

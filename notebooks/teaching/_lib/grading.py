@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from workbench import __version__
-from workbench.errors import RunError
-from workbench.kinds import Fields
-from workbench.notebook import free
-from workbench.printable import printable
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields
+from workbench.base.notebook import free
+from workbench.base.printable import printable
+from workbench.base.workspace import find, looked_in, replace_file, shown
 from workbench.teaching._lib import cells, lessons
 from workbench.views.tables import Table
-from workbench.workspace import find, looked_in, replace_file, shown
 
 # What is said of a blank, the best first: the first alone earns its points.
 STATUS = {

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from workbench import __version__
-from workbench.errors import RunError, nearest
-from workbench.kinds import Fields
-from workbench.notebook import NOTEBOOKS, free, notebooks_folder
+from workbench.base.errors import RunError, nearest
+from workbench.base.kinds import Fields
+from workbench.base.notebook import NOTEBOOKS, free, notebooks_folder
+from workbench.base.workspace import append_line, made, read_lines, replace_file, resolve
 from workbench.rewards.judging import digest
 from workbench.run.directory import now
 from workbench.run.machine import versions
 from workbench.teaching._lib.cells import DONE, blanks, cell_hash, filled
 from workbench.views.tables import Table
-from workbench.workspace import append_line, made, read_lines, replace_file, resolve
 
 FOLDER = "lessons"  # in the workspace: the learner's own copies, and progress.jsonl
 # Minutes that a notebook takes to run, on two CPU cores with the embedded policy.

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench.base.errors import TaskError
 from workbench.data.prompts import to_messages
-from workbench.errors import TaskError
 from workbench.task import Row, Task
 
 QUESTIONS = (("What is 15 + 27?", "42"), ("What is 9 - 4?", "5"))

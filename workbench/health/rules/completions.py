@@ -9,6 +9,7 @@ from collections import Counter
 
 import numpy as np
 
+from workbench.base.kinds import Fields
 from workbench.health.summary import StepSummary
 from workbench.health.trends import GAINED, paired_trend, percent, share, slope
 from workbench.health.verdicts import (
@@ -24,7 +25,6 @@ from workbench.health.verdicts import (
     not_examined,
     rule,
 )
-from workbench.kinds import Fields
 from workbench.rewards.groups import ALL_RIGHT, IDENTICAL, cancel_words
 from workbench.run.held_out import best_of, flags
 from workbench.run.metrics import STEP_S

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from workbench.base.kinds import Fields
 from workbench.health.trends import change_of_share, percent, share, two_digits
 from workbench.health.verdicts import (
     ALARM,
@@ -23,7 +24,6 @@ from workbench.health.verdicts import (
     not_examined,
     rule,
 )
-from workbench.kinds import Fields
 from workbench.run.inert import MeasuredRun, judge
 from workbench.run.metrics import DEAD, ENTROPY, GRAD_NORM, KL, LEARNING_RATE, MEAN_LENGTH, REWARD
 

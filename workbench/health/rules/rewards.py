@@ -8,6 +8,7 @@ import functools
 import math
 import statistics
 
+from workbench.base.kinds import Fields
 from workbench.health.summary import FunctionSummary
 from workbench.health.trends import of_groups, percent, share
 from workbench.health.verdicts import (
@@ -22,7 +23,6 @@ from workbench.health.verdicts import (
     early,
     rule,
 )
-from workbench.kinds import Fields
 from workbench.rewards.groups import ALL_RIGHT
 from workbench.run.metrics import LEARNING_RATE
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from workbench.base.kinds import Fields
 from workbench.health.summary import Starts
 from workbench.health.trends import percent, share
 from workbench.health.verdicts import ALARM, NOTE, OK, WARNING, ExaminedRun, Verdict, rule
-from workbench.kinds import Fields
 
 _LEAST = 16  # calls
 

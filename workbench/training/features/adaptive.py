@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from workbench.errors import RecipeError
-from workbench.kinds import Fields
+from workbench.base.errors import RecipeError
+from workbench.base.kinds import Fields
 from workbench.recipe import AdaptivePart
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite

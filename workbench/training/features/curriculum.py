@@ -16,12 +16,12 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from workbench.errors import RecipeError, TaskError
+from workbench.base.errors import RecipeError, TaskError
+from workbench.base.kinds import Fields, Function, Trainer
+from workbench.base.shipped import is_of_gym
 from workbench.health.trends import percent
-from workbench.kinds import Fields, Function, Trainer
 from workbench.run.batch import ScoredBatch
 from workbench.run.metrics import LEVEL
-from workbench.shipped import is_of_gym
 from workbench.task import Row
 from workbench.training.feature import Asked, Feature, Planned, Watched
 from workbench.training.levels import BAND, find_level, fitting

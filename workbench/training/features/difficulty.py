@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from workbench.base.errors import DataError
 from workbench.data.difficulty import load_profile, row_key
-from workbench.errors import DataError
 from workbench.health.rung import which_rung
 from workbench.tiny.words import new_words, words_line
 from workbench.training.feature import Asked, Feature, Planned

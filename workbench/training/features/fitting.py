@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench import memory
-from workbench.errors import WorkbenchError
+from workbench.base.errors import WorkbenchError
 from workbench.training import settings as settings_of
 from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.plan import Memory, Part, Stage

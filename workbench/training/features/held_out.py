@@ -18,11 +18,12 @@ import random
 import shutil
 import time
 
-from workbench import processes
+from workbench.base import processes
+from workbench.base.errors import RecipeError
+from workbench.base.kinds import Fields, Model, TrainerState
+from workbench.base.workspace import replace_folder
 from workbench.data.difficulty import row_key
-from workbench.errors import RecipeError
 from workbench.health.trends import GAINED, Z_95, paired_gain, percent, share
-from workbench.kinds import Fields, Model, TrainerState
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.run.held_out import (
@@ -40,7 +41,6 @@ from workbench.training.feature import Asked, Feature, Planned, Watched
 from workbench.training.randomness import random_kept
 from workbench.training.resuming import check_finite, save_adapter
 from workbench.training.sampling import as_trained, scored_groups
-from workbench.workspace import replace_folder
 
 FOLDER = "held_out"
 # prompts: P of them leave 3 / P open, however alike they come out

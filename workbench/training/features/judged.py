@@ -7,15 +7,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from workbench import processes
-from workbench.errors import RecipeError
-from workbench.kinds import Fields
+from workbench.base import processes
+from workbench.base.errors import RecipeError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import shown
 from workbench.rewards.code import judge_of
 from workbench.rewards.judging import Judge, Spent
 from workbench.task import Task, function_name
 from workbench.training.feature import Asked, Feature, Planned, Watched
 from workbench.training.plan import Stage
-from workbench.workspace import shown
 
 
 class JudgeWatch(Feature):

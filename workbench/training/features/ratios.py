@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.kinds import Fields, Function, Model, Tensor, Trainer
+from workbench.base.kinds import Fields, Function, Model, Tensor, Trainer
 from workbench.run.metrics import RATIO_HIGH, RATIO_LOW, RATIO_MASKED
 from workbench.training.feature import Feature
 from workbench.training.replaced import replaces

@@ -14,8 +14,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from workbench import processes
-from workbench.kinds import Fields
+from workbench.base import processes
+from workbench.base.kinds import Fields
 from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.settings.values import check_trackers
 

@@ -15,8 +15,8 @@ import contextlib
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
-from workbench import processes
-from workbench.kinds import Fields, Function, Model, Tensor, Trainer
+from workbench.base import processes
+from workbench.base.kinds import Fields, Function, Model, Tensor, Trainer
 from workbench.training.feature import Feature
 from workbench.training.plan import Stage
 from workbench.training.precision import fast_bf16

@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from workbench import processes
 from workbench.audit.completions import builders
+from workbench.base import processes
+from workbench.base.errors import RecipeError, RunError
+from workbench.base.kinds import Fields, Trainer, TrainerControl, TrainerState, TrainingArguments
+from workbench.base.progress import progress_line
+from workbench.base.workspace import encodable, replace_file
 from workbench.data.rendering import prompt_text
 from workbench.data.template import turn_end
-from workbench.errors import RecipeError, RunError
-from workbench.kinds import Fields, Trainer, TrainerControl, TrainerState, TrainingArguments
-from workbench.progress import progress_line
 from workbench.recipe import Recipe, WarmStartPart
 from workbench.task import Row
 from workbench.training.feature import Asked, Feature, Planned
@@ -31,7 +32,6 @@ from workbench.training.precision import adapter_in_float32
 from workbench.training.randomness import random_kept
 from workbench.training.resuming import Point, load_adapter
 from workbench.training.sampling import Completion, sample
-from workbench.workspace import encodable, replace_file
 
 _SAMPLED, _LEARNT = 64, 8  # completions together: at least when sampled, at most in an update
 _EVERY_S = 10.0

@@ -7,13 +7,14 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from workbench.errors import RunError
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields
+from workbench.base.printable import printable
+from workbench.base.processes import is_main
+from workbench.base.workspace import to_json
 from workbench.health import ALARM, WARNING, RunConfig, Watchdog, examine_run
 from workbench.health.diagnosis import LATEST
 from workbench.health.summary import summaries_of
-from workbench.kinds import Fields
-from workbench.printable import printable
-from workbench.processes import is_main
 from workbench.rewards.library import max_score_of
 from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import RunDirectory
@@ -23,7 +24,6 @@ from workbench.training.feature import Feature, Watched
 from workbench.training.plan import Stage
 from workbench.training.settings.algorithms import asked_settings
 from workbench.training.settings.in_force import settings_in_force
-from workbench.workspace import to_json
 
 
 class HealthWatch(Feature):

@@ -10,11 +10,11 @@ import contextlib
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from workbench.errors import RecipeError, nearest
-from workbench.kinds import Fields
+from workbench.base.errors import RecipeError, nearest
+from workbench.base.kinds import Fields
+from workbench.base.workspace import find, shown, workspace
 from workbench.recipe import Recipe, looked_for_elsewhere
 from workbench.run.directory import check_name
-from workbench.workspace import find, shown, workspace
 
 FOLDER = Path(__file__).parent
 _RULE = "a recipe is a YAML file or a preset"

@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from workbench.errors import RecipeError
-from workbench.kinds import Fields
+from workbench.base.errors import RecipeError
+from workbench.base.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.settings.algorithms import papers_fields, papers_notes
 from workbench.training.settings.batches import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 from workbench.recipe import Recipe, packaged
 from workbench.training.settings.in_force import plain_setting
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from workbench import processes
-from workbench.errors import RecipeError
-from workbench.kinds import Fields
+from workbench.base import processes
+from workbench.base.errors import RecipeError
+from workbench.base.kinds import Fields
 
 _SUMMED = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
 MOST_COMPLETIONS = 2**20

@@ -10,10 +10,10 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from workbench import processes
-from workbench.cache import kept
-from workbench.errors import RecipeError
-from workbench.kinds import Fields
+from workbench.base import processes
+from workbench.base.cache import kept
+from workbench.base.errors import RecipeError
+from workbench.base.kinds import Fields
 from workbench.recipe import PolicyPart, Recipe, packaged
 from workbench.run.inert import (
     Settings,

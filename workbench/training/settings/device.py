@@ -14,9 +14,9 @@ import sys
 from importlib import metadata
 from typing import NamedTuple
 
-from workbench.cache import kept
-from workbench.errors import RecipeError
-from workbench.kinds import Fields
+from workbench.base.cache import kept
+from workbench.base.errors import RecipeError
+from workbench.base.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.precision import choose_dtype, native_bf16, unsloths_choice
 

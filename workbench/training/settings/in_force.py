@@ -13,7 +13,7 @@ import inspect
 import re
 from typing import Any, NamedTuple
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.settings.values import DEFAULTS as OWN
 from workbench.training.settings.values import SAMPLING, SHOWN

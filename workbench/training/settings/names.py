@@ -12,10 +12,10 @@ import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from workbench.errors import RecipeError
-from workbench.kinds import Fields
+from workbench.base.errors import RecipeError
+from workbench.base.kinds import Fields
+from workbench.base.secret import setting
 from workbench.recipe import Recipe, packaged, read_yaml
-from workbench.secret import setting
 
 TABLE = packaged(Path(__file__).with_suffix(".yaml"))
 ALIASES: dict[str, str] = TABLE["aliases"]

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workbench.cache import kept
-from workbench.errors import RecipeError, nearest
-from workbench.kinds import Fields, Function
+from workbench.base.cache import kept
+from workbench.base.errors import RecipeError, nearest
+from workbench.base.kinds import Fields, Function
 from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, packaged, template_kwargs
 
 _TABLE = packaged(Path(__file__).with_suffix(".yaml"))

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.feature import Feature, Watched
 from workbench.training.plan import Stage

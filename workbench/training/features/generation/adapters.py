@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
-from workbench.kinds import Tensor
+from workbench.base.kinds import Tensor
 
 _SHARE_OF_FREE = 0.5  # of free memory, for unpacked weights
 

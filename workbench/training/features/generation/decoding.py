@@ -21,7 +21,7 @@ import transformers as hf
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.generation import GenerationMode
 
-from workbench.kinds import Fields, Function
+from workbench.base.kinds import Fields, Function
 from workbench.training.features.generation.adapters import lean_adapters
 
 # Each judges a row by that row alone, so rows can leave the batch when they are finished.

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from workbench.base.door import said
+from workbench.base.environments import takes_seed
+from workbench.base.errors import RunError
+from workbench.base.kinds import Fields, Function, Trainer
 from workbench.data.prompts import question
-from workbench.door import said
-from workbench.environments import takes_seed
-from workbench.errors import RunError
-from workbench.kinds import Fields, Function, Trainer
 from workbench.rewards.beside import ProcessState
 from workbench.rewards.guarding import guarded, guarded_environment, guarded_tool
 from workbench.run.batch import ScoredBatch

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from workbench import processes
+from workbench.base import processes
+from workbench.base.environments import factories_of, takes_seed
+from workbench.base.errors import DataError, PolicyError, RecipeError
+from workbench.base.kinds import Fields
 from workbench.data.call_markers import markers_of
-from workbench.environments import factories_of, takes_seed
-from workbench.errors import DataError, PolicyError, RecipeError
-from workbench.kinds import Fields
 from workbench.task import Task
 from workbench.training.feature import Asked
 from workbench.training.loading import load_tokenizer

@@ -12,10 +12,10 @@ import typing
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from workbench.door import behind_door, words
-from workbench.errors import TaskError
-from workbench.extras import need
-from workbench.kinds import Fields, Function
+from workbench.base.door import behind_door, words
+from workbench.base.errors import TaskError
+from workbench.base.extras import need
+from workbench.base.kinds import Fields, Function
 
 Environment = Function | Mapping[str, Function] | None  # what makes them; by name, several
 

@@ -9,8 +9,8 @@ from decimal import Decimal
 from pathlib import PurePath
 from typing import Any
 
-from workbench.errors import TaskError
-from workbench.kinds import Fields
+from workbench.base.errors import TaskError
+from workbench.base.kinds import Fields
 
 _AS_TEXT = (str, date, time, timedelta, Decimal, PurePath)
 

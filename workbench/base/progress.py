@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
 
 SLOW_S = 2.0
 

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from workbench.kinds import Fields
+from workbench.base.kinds import Fields
+from workbench.base.workspace import replace_file, resolve, shown, sum_of
+from workbench.base.yaml_text import packaged
 from workbench.training import watchers
-from workbench.workspace import replace_file, resolve, shown, sum_of
-from workbench.yaml_text import packaged
 
 # Type of a result -> what makes its view.
 VIEWS: dict[str, str] = {

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import workbench as wb
-from workbench.command import Result, command
-from workbench.errors import RequestError, WorkbenchError
-from workbench.workspace import shown
+from workbench.base.errors import RequestError, WorkbenchError
+from workbench.base.workspace import shown
+from workbench.commands.command import Result, command
 
 _SAID_EVERY_S = 30.0
 
@@ -39,8 +39,8 @@ def demo(name: str, policy: str, steps: int | None, **options: Any) -> Result:
         --seed N = 0: The same seed gives the same result on the same machine.
         --steps N [1..]: Train this many steps instead of notebook 03's own number.
     """
-    from workbench.demo import result_table, run_notebooks, settings_of
-    from workbench.notebook import NOTEBOOKS
+    from workbench.base.notebook import NOTEBOOKS
+    from workbench.commands.demo import result_table, run_notebooks, settings_of
     from workbench.run.directory import check_name
     from workbench.views.terminal import Bar
 
@@ -87,7 +87,7 @@ def lab(port: int, browser: bool) -> None:
         --port N = 8888 [1..65535]: Port of the JupyterLab server.
         --browser / --no-browser = true: Open a browser.
     """
-    from workbench.notebook import notebooks_to_edit
+    from workbench.base.notebook import notebooks_to_edit
 
     _open_lab(notebooks_to_edit() / "01_dataset.ipynb", port, browser)
 
@@ -112,7 +112,7 @@ def notebook(which: str, said: list[str] | None, out: Path | None) -> Result:
         --set NAME=VALUE... as said: One of its parameters; may be repeated.
         --out PATH: Write the executed copy here, instead of a new file in runs/notebooks/.
     """
-    from workbench.notebook import find_notebook, run_notebook
+    from workbench.base.notebook import find_notebook, run_notebook
     from workbench.views.terminal import progress
 
     with progress("cells", find_notebook(which).stem) as on_cell:
@@ -183,7 +183,7 @@ def doctor() -> Result:
     4-bit, bf16, vLLM, widgets, and a remedy for what does not work. Exits with 1 if training does
     not work here, as in an install without the extra train.
     """
-    from workbench.doctor import examine_machine, tables
+    from workbench.commands.doctor import examine_machine, tables
 
     report = examine_machine()
     broken = any(each["needed"] and not each["works"] for each in report["findings"])
@@ -214,7 +214,7 @@ def explain(term: str | None, trl: str | None) -> Result:
 
 
 def _open_lab(notebook: Path, port: int, browser: bool) -> None:
-    from workbench.extras import INSTALL_LAB
+    from workbench.base.extras import INSTALL_LAB
 
     if importlib.util.find_spec("jupyterlab") is None:
         raise WorkbenchError(

@@ -18,9 +18,9 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
-from workbench.errors import WorkbenchError, fault_line, is_users
-from workbench.kinds import Function
-from workbench.workspace import encodable
+from workbench.base.errors import WorkbenchError, fault_line, is_users
+from workbench.base.kinds import Function
+from workbench.base.workspace import encodable
 
 LONGEST_ERROR = 2_000  # characters
 _NOTHING_KEPT = contextlib.nullcontext()

@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
-from workbench.extras import INSTALL_LAB, INSTALL_UNSLOTH, explained, installed
-from workbench.kinds import Fields
+from workbench.base.extras import INSTALL_LAB, INSTALL_UNSLOTH, explained, installed
+from workbench.base.kinds import Fields
 from workbench.run.machine import versions
 
 _HARMLESS = (
@@ -147,7 +147,7 @@ def _jupyter() -> MachineFinding:
 
 
 def _disk() -> MachineFinding:
-    from workbench.workspace import workspace
+    from workbench.base.workspace import workspace
 
     # WORKBENCH_HOME may name a folder that the first run makes.
     place = workspace()
@@ -158,7 +158,7 @@ def _disk() -> MachineFinding:
 
 
 def _home() -> MachineFinding:
-    from workbench.workspace import home_folder
+    from workbench.base.workspace import home_folder
 
     home = home_folder()
     stays = not home.name.startswith("home-") and os.access(home, os.W_OK)

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from workbench.errors import RecipeError
-from workbench.workspace import encodable
+from workbench.base.errors import RecipeError
+from workbench.base.workspace import encodable
 
 # in Python it takes ten times as long, for the largest file a minute
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

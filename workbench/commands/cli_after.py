@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import workbench as wb
-from workbench.command import Result, as_flags, command, open_named
-from workbench.errors import RequestError
-from workbench.workspace import find, replace_file, shown
+from workbench.base.errors import RequestError
+from workbench.base.workspace import find, replace_file, shown
+from workbench.commands.command import Result, as_flags, command, open_named
 
 
 @command("04 Inspect")
@@ -84,7 +84,7 @@ def report(run: str, eval_logs: bool, out: Path | None, **options: Any) -> Resul
         --eval-logs: What `workbench eval` measured, as logs for inspect_ai's viewer, instead.
         --out PATH: The file (or folder of logs) to write; by default in the run's folder.
     """
-    from workbench.reporting import write_report
+    from workbench.commands.reporting import write_report
 
     opened = open_named(run, "recorded")
     if eval_logs:
@@ -229,7 +229,7 @@ def export(
             the final one.
         --push OWNER/NAME: Upload it to the hub, private; needs one --format, proven.
     """
-    from workbench.errors import ExportError
+    from workbench.base.errors import ExportError
     from workbench.exporting import making, pushing
     from workbench.views.terminal import progress
 

@@ -21,10 +21,10 @@ import typer
 import typer.core
 
 from workbench import __version__
-from workbench.errors import RecipeError, WorkbenchError
-from workbench.kinds import Fields
-from workbench.printable import STANDARD_OUTPUT, guard_output
-from workbench.workspace import home_folder
+from workbench.base.errors import RecipeError, WorkbenchError
+from workbench.base.kinds import Fields
+from workbench.base.printable import STANDARD_OUTPUT, guard_output
+from workbench.base.workspace import home_folder
 
 # The groups of `workbench --help`, each with its commands: the stages are the notebooks'.
 GROUPS: dict[str, list[str]] = {
@@ -169,7 +169,7 @@ def command(
         about, *described = re.split(r"\n\n(?:Args|Options):\n", inspect.getdoc(function) or "")
 
         def run(as_json: bool = False, **given: object) -> None:
-            from workbench.processes import is_main
+            from workbench.base.processes import is_main
 
             try:
                 with contextlib.redirect_stdout(sys.stderr):  # what libraries print while they load
@@ -255,7 +255,7 @@ def as_flags(text: str) -> str:
 
 def json_text(data: object) -> str:
     """One JSON object in ASCII: json leaves DEL as it is, and writes NaN, which is not JSON."""
-    from workbench.workspace import to_json
+    from workbench.base.workspace import to_json
 
     return json.dumps(to_json(data), allow_nan=False).replace("\x7f", "\\u007f")
 
@@ -275,8 +275,8 @@ def main() -> None:
             with contextlib.suppress(BrokenPipeError):
                 sys.stdout.flush()
     except Exception as met:
-        from workbench.extras import explained
-        from workbench.processes import rank
+        from workbench.base.extras import explained
+        from workbench.base.processes import rank
 
         met = explained(met)
         if (error := _told(met)) is None:  # a bug of ours: exit code 1 would mean "no"
@@ -290,7 +290,7 @@ def main() -> None:
 
 def _told(met: Exception) -> WorkbenchError | None:
     # What ended a command, for who called it; None: it is not theirs to mend.
-    from workbench.workspace import disk_error
+    from workbench.base.workspace import disk_error
 
     if isinstance(met, WorkbenchError):
         return met

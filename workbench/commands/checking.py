@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workbench.base.errors import DataError
+from workbench.base.kinds import Fields
+from workbench.base.workspace import find, made, shown
 from workbench.data.checks import Checked, Report
 from workbench.data.prompts import prompt_for_system
 from workbench.data.rendering import PromptLengths, stream_lengths
 from workbench.data.sources import open_source, save_rows
-from workbench.errors import DataError
-from workbench.kinds import Fields
 from workbench.recipe import template_kwargs
 from workbench.task import Row
-from workbench.workspace import find, made, shown
 
 
 class Found(NamedTuple):

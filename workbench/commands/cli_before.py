@@ -8,9 +8,9 @@ import sys
 from typing import Any
 
 import workbench as wb
-from workbench.command import Result, command, open_named, weights_of
-from workbench.errors import PolicyError
-from workbench.kinds import Fields
+from workbench.base.errors import PolicyError
+from workbench.base.kinds import Fields
+from workbench.commands.command import Result, command, open_named, weights_of
 
 
 @command("01 Dataset")
@@ -49,7 +49,7 @@ def check(source: str, answer_after: str, **options: Any) -> Result:
         --system TEXT = none: System message for prompts that are text: tags, think, mark, none,
             or your text.
     """
-    from workbench.checking import check_source
+    from workbench.commands.checking import check_source
     from workbench.views.terminal import progress
 
     after = None if answer_after == "none" else answer_after
@@ -108,7 +108,7 @@ def probe(
         --rollouts N = 0 [0..]: With --policy: play this many from each of 8 starts of 16
             prompts; try 8.
     """
-    from workbench.checking import tokenizer_of
+    from workbench.commands.checking import tokenizer_of
     from workbench.recipe import template_kwargs
     from workbench.views.audit import audit_view
     from workbench.views.terminal import progress
@@ -166,7 +166,7 @@ def trial(source: str, **options: Any) -> Result:
         --function TEXT: The reward function on trial, if several ask a judge.
         --cases N = 40 [2..]: Prompts, spread over the task's.
     """
-    from workbench.display import view_of
+    from workbench.views.display import view_of
     from workbench.views.terminal import progress
 
     with progress("prompts") as bar:

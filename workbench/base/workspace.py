@@ -23,8 +23,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import DiskError, WorkbenchError
-from workbench.kinds import Fields
+from workbench.base.errors import DiskError, WorkbenchError
+from workbench.base.kinds import Fields
 
 # What an error of the operating system says -> why nothing can be written. A library may hand it on
 # as text.

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import importlib
 
-from workbench.command import app as app
-from workbench.command import main
+from workbench.commands.command import app as app
+from workbench.commands.command import main
 
 # Each module puts its commands on as it is imported; within a group, in this order. An instrument
 # is one line more.
 MODULES = (
-    "workbench.cli_start",
-    "workbench.cli_before",
-    "workbench.cli_train",
-    "workbench.cli_after",
+    "workbench.commands.cli_start",
+    "workbench.commands.cli_before",
+    "workbench.commands.cli_train",
+    "workbench.commands.cli_after",
 )
 for module in MODULES:
     importlib.import_module(module)

@@ -12,9 +12,11 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-from workbench.printable import printable
+from workbench.base.printable import printable
 
-_OWN, _PYTHON = (f"{os.path.dirname(file)}{os.sep}" for file in (__file__, os.__file__))
+_OWN, _PYTHON = (
+    f"{os.path.dirname(file)}{os.sep}" for file in (os.path.dirname(__file__), os.__file__)
+)
 
 
 class WorkbenchError(Exception):

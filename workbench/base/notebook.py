@@ -14,9 +14,9 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import RunError, nearest
-from workbench.kinds import Fields
-from workbench.workspace import find, made, replace_file, resolve, shown
+from workbench.base.errors import RunError, nearest
+from workbench.base.kinds import Fields
+from workbench.base.workspace import find, made, replace_file, resolve, shown
 
 NOTEBOOKS = ("01_dataset", "02_rewards", "03_train", "04_inspect", "05_export")
 
@@ -25,7 +25,7 @@ def notebooks_folder() -> Path:
     """The folder of the five notebooks: the repository's, or the copy that an installed package
     carries.
     """
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     folder = package.parent / "notebooks"
     return folder if (folder / f"{NOTEBOOKS[0]}.ipynb").is_file() else package / "_notebooks"
 

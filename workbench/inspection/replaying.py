@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from workbench.errors import RecipeError, RunError, TaskError, nearest
-from workbench.kinds import Fields
-from workbench.replay_table import DEAD, NO_SIGN, ReplayTable
+from workbench.base.errors import RecipeError, RunError, TaskError, nearest
+from workbench.base.kinds import Fields
+from workbench.base.workspace import replace_file, shown, to_json
+from workbench.inspection.replay_table import DEAD, NO_SIGN, ReplayTable
 from workbench.rewards.groups import AGGREGATIONS, batch_of
 from workbench.rewards.right import right_under
 from workbench.rewards.suite import RewardSuite
@@ -29,7 +30,6 @@ from workbench.run.rollouts import read_batches, stage_in
 from workbench.run.turns import as_messages
 from workbench.task import Row, Task
 from workbench.tasks.loading import load_task
-from workbench.workspace import replace_file, shown, to_json
 
 MEANING = (
     "This shows what the gradients of these batches would have favoured, not what a new run would"

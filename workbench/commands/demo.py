@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from workbench import policies
+from workbench.base.errors import RunError, nearest
+from workbench.base.extras import need_train
+from workbench.base.kinds import Fields
+from workbench.base.notebook import NOTEBOOKS, execute, free, notebooks_folder
+from workbench.base.workspace import made, replace_file, resolve, shown
+from workbench.base.yaml_text import packaged
 from workbench.data.prompts import question_text
-from workbench.errors import RunError, nearest
-from workbench.extras import need_train
-from workbench.kinds import Fields
-from workbench.notebook import NOTEBOOKS, execute, free, notebooks_folder
 from workbench.run.directory import check_name, open_run
 from workbench.training.precision import fast_bf16
-from workbench.workspace import made, replace_file, resolve, shown
-from workbench.yaml_text import packaged
 
 _SHOWN, _WIDTH = 3, 72  # held-out prompts that the result shows answered; characters of a column
 

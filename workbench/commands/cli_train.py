@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import workbench as wb
-from workbench.command import Result, command, json_text, open_named
-from workbench.errors import RequestError, nearest
-from workbench.workspace import replace_file, shown
+from workbench.base.errors import RequestError, nearest
+from workbench.base.workspace import replace_file, shown
+from workbench.commands.command import Result, command, json_text, open_named
 
 
 @command("03 Train")

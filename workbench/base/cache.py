@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workbench.workspace import home_folder, size_and_sum, temporary_home
+from workbench.base.workspace import home_folder, size_and_sum, temporary_home
 
 T = TypeVar("T")
 # Who answers in the place of the libraries (training/kept.py); None: they do.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.errors import PolicyError
+from workbench.base.errors import PolicyError
 
 HUB_TIMEOUT_S = 10
 

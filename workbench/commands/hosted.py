@@ -23,7 +23,7 @@ from pathlib import Path
 
 _HERE = Path(__file__).absolute()
 REPOSITORY = (
-    _HERE.parents[1] if _HERE.with_name("__init__.py").is_file() else Path.cwd() / "grpo-workbench"
+    _HERE.parents[2] if _HERE.with_name("__init__.py").is_file() else Path.cwd() / "grpo-workbench"
 )
 # The host's front end, notebook server and GPU libraries were built for these, and other notebooks
 # count on them.
@@ -53,7 +53,7 @@ def begin(runs_in: str, address: str) -> None:
         ]
         sys.path.insert(0, str(copies[0] if copies else _clone(address)))
     # Not this file's own: the package's remembers what it replaced in this session.
-    importlib.import_module("workbench.hosted").set_up(runs_in)
+    importlib.import_module("workbench.commands.hosted").set_up(runs_in)
 
 
 def _clone(address: str) -> Path:
@@ -67,7 +67,7 @@ def _clone(address: str) -> Path:
 
 
 def _error(value: str, rule: str, remedy: str) -> Exception:
-    from workbench.errors import HostedError
+    from workbench.base.errors import HostedError
 
     return HostedError(value, rule=rule, remedy=remedy)
 

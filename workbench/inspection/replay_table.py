@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workbench.base.kinds import Fields
 from workbench.data.prompts import question
-from workbench.kinds import Fields
 from workbench.rewards.groups import attribution, dead_kinds
 from workbench.run.batch import ScoredBatch
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench.kinds import Fields
-from workbench.workspace import object_in
+from workbench.base.kinds import Fields
+from workbench.base.workspace import object_in
 
 
 class Tail:

@@ -14,8 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from workbench.errors import RecipeError, WorkbenchError
-from workbench.run.directory import RunDirectory
+from workbench.base.errors import RecipeError, WorkbenchError
 
 T = TypeVar("T")
 
@@ -108,7 +107,7 @@ def in_main(call: Callable[[], T]) -> T:
     return gathered(found)[0]
 
 
-def as_seen(run: RunDirectory) -> RunDirectory:
+def as_seen(run: T) -> T:
     """The run, as this process has it: the main one writes for all."""
     for name in (
         "log_event",

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from importlib import metadata
 from typing import Literal
 
-from workbench.errors import WorkbenchError
+from workbench.base.errors import WorkbenchError
 
 # What an extra brings, as far as it is imported here (tests/test_dependencies.py).
 TRAIN = ("torch", "trl", "transformers", "peft", "datasets", "bitsandbytes", "psutil")

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workbench import inspection
+from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.kinds import Fields
+from workbench.base.printable import printable
+from workbench.base.workspace import encodable, replace_file
 from workbench.decide.next import next_steps
-from workbench.display import view_of
-from workbench.errors import RunError, WorkbenchError
 from workbench.exporting.card import fenced
 from workbench.exporting.public import clean
 from workbench.health.diagnosis import Verdicts, examine_run
@@ -24,14 +26,12 @@ from workbench.inspection.reading import (
     by_step,
     explain_group,
 )
-from workbench.kinds import Fields
-from workbench.printable import printable
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import told
 from workbench.run.rollouts import batch_and_place
+from workbench.views.display import view_of
 from workbench.views.look import ALARM, REPORT
 from workbench.views.tables import Table, Verbatim, pre
-from workbench.workspace import encodable, replace_file
 
 # Whatever a completion holds, a browser runs nothing and asks nobody: a second wall behind the
 # escaping.
