@@ -140,7 +140,7 @@ def task_file(name: str, home: Path, patched: bool = False) -> Path:
 
 def tried(name: str, home: Path, seed: int) -> dict[str, Any]:
     """One planted run, and its twins."""
-    from workbench.decide.twin import grow, plan_twin
+    from workbench.instruments.twin.growing import grow, plan_twin
     from workbench.run.directory import RunDirectory
     from workbench.training.trainer import train
 

@@ -146,7 +146,7 @@ class Bank:
 
 def fought(kind: str, number: int, bank: Bank) -> dict[str, Any] | None:
     """One duel of the bank's runs, as `wb.duel` fights it; None: its runs are not all there."""
-    from workbench.decide.sequential import compared
+    from workbench.instruments.duel.sequential import compared
 
     one, other = KINDS[kind]
     differences: list[np.ndarray] = []

@@ -31,7 +31,7 @@ CASES = {
 
 def arms() -> dict[str, Any]:
     """What `generate` is told in each arm, by the arm's name."""
-    from workbench.training.features.generation.decoding import ALL, decoder
+    from workbench.instruments.cpu.generation.decoding import ALL, decoder
 
     found = {THEIRS: {}, f"{THEIRS} again": {}}
     found |= {name: {"custom_generate": decoder()} for name in (OURS, f"{OURS} again")}

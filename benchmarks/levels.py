@@ -110,8 +110,8 @@ def scorers(name: str, rows: int) -> dict[str, Any]:
     """One task: pairs of scores compared, how many differ, and how many of their errors became
     0.
     """
+    from workbench.instruments.games import gym
     from workbench.rewards.answers import find_answer
-    from workbench.tasks import gym
 
     named = gym.GymName(name, None)
     theirs = gym.dataset(named, 0, rows * 4)
@@ -154,7 +154,7 @@ def outcome(claimed: bool, right: int, of: int) -> str:
     of `OUTCOMES`.
     """
     from workbench.health.trends import Z_95, share
-    from workbench.training.levels import BAND
+    from workbench.instruments.games.levels import BAND
 
     if not of:
         return "not measured"
@@ -169,8 +169,8 @@ def outcome(claimed: bool, right: int, of: int) -> str:
 def auto(name: str, policy: Any, recipe: Any) -> dict[str, Any]:
     """One task: what `difficulty: auto` said, and the fresh measurement at that level."""
     from workbench.inspection.evaluation import measure_policy
+    from workbench.instruments.games.levels import find_level, fitting
     from workbench.tasks.loading import load_task
-    from workbench.training.levels import find_level, fitting
 
     began = time.monotonic()
     asked = recipe.model_copy(update={"task": f"reasoning_gym/{name}", "difficulty": "auto"})
@@ -198,8 +198,8 @@ def lesson(name: str, policy: Any, recipe: Any) -> Any:
     ask, with their reference completions. TaskError: there is none, or its answers are long.
     """
     from workbench.base.errors import TaskError
-    from workbench.tasks import gym
-    from workbench.training.levels import fitting
+    from workbench.instruments.games import gym
+    from workbench.instruments.games.levels import fitting
 
     def length(row: dict[str, Any]) -> int:
         return len(policy.tokenizer(written(row))["input_ids"])
@@ -264,8 +264,8 @@ def teach(name: str, recipe: Any) -> dict[str, Any]:
 
 def questions(name: str, level: int) -> set[str]:
     """What auto may ask of a level."""
-    from workbench.tasks import gym
-    from workbench.training.levels import _QUESTIONS
+    from workbench.instruments.games import gym
+    from workbench.instruments.games.levels import _QUESTIONS
 
     named = str(gym.GymName(name, level))
     return {question(row) for row in gym.task(named, questions=_QUESTIONS).rows}
@@ -283,7 +283,7 @@ def written(row: dict[str, Any]) -> str:
 
 def right(row: dict[str, Any]) -> bool:
     """Whether the reference completion of a row is right."""
-    from workbench.tasks import gym
+    from workbench.instruments.games import gym
 
     columns = {"answer": [row["answer"]], "entry": [row["entry"]]}
     return gym.score_reward([written(row)], **columns) == [1.0]
@@ -296,9 +296,9 @@ def known(name: str, policy: Any, recipe: Any) -> tuple[int | None, list[list[in
     from workbench.base.errors import TaskError
     from workbench.health.trends import Z_95, share
     from workbench.inspection.evaluation import measure_policy
-    from workbench.tasks import gym
+    from workbench.instruments.games import gym
+    from workbench.instruments.games.levels import BAND, fitting
     from workbench.tasks.loading import load_task
-    from workbench.training.levels import BAND, fitting
 
     tried: list[list[int]] = []
     for level in gym.levels(name):
@@ -392,8 +392,8 @@ def main() -> None:
         home = asked.home or entered.enter_context(measuring.empty_home())
         home.mkdir(parents=True, exist_ok=True)
         os.environ["WORKBENCH_HOME"] = str(home)
+        from workbench.instruments.games import gym
         from workbench.recipe import Recipe
-        from workbench.tasks import gym
         from workbench.training.policy import load_policy
 
         names = ["chain_sum", "codeio", "futoshiki"] if asked.quick else gym.names()

@@ -305,7 +305,7 @@ def sampling(asked: Any) -> dict[str, Any]:
     """The completions of one step, sampled as TRL samples them: in training mode, copies side by
     side.
     """
-    from workbench.training.features.generation.decoding import decoder
+    from workbench.instruments.cpu.generation.decoding import decoder
 
     policy, rows = _loaded(asked), task_of().rows
     count = max(1, asked.completions // GENERATIONS)

@@ -49,7 +49,7 @@ LONG = (
     "benchmarks/",
     "train/test_attach",
     "train/test_continue",
-    "train/test_generation",
+    "instruments/cpu/test_generation",
     "train/test_health.",
     "train/test_nothing_lost",
     "train/test_pasting",

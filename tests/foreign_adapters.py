@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.policies import folder_of
+from workbench.tiny.named import folder_of
 
 
 class Layout(NamedTuple):

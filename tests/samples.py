@@ -88,7 +88,7 @@ def evaluation():
 
 
 def over_levels():
-    from workbench.inspection.levels import LevelShares, OverLevels
+    from workbench.instruments.games.over_levels import LevelShares, OverLevels
 
     ones = np.ones((4, 2), dtype=bool)
     points = [LevelShares.of(level, (~ones, ones), (~ones, ones)) for level in (0, 1, 2)]
@@ -96,8 +96,8 @@ def over_levels():
 
 
 def duel():
-    from workbench.decide.duel import Duel
-    from workbench.decide.duel_plan import Arm, DuelPlan
+    from workbench.instruments.duel.fighting import Duel
+    from workbench.instruments.duel.planning import Arm, DuelPlan
 
     arms = tuple(Arm(name, Recipe(), TASK, 4, "") for name in (EVIL, "other"))
     solved = np.array([True, False] * 4)
@@ -108,9 +108,9 @@ def duel():
 def twin():
     import pandas
 
-    from workbench.decide.signs import Sign
-    from workbench.decide.twin import Twin
-    from workbench.decide.twin_plan import TwinPlan
+    from workbench.instruments.twin.growing import Twin
+    from workbench.instruments.twin.planning import TwinPlan
+    from workbench.instruments.twin.signs import Sign
     from workbench.run.directory import RunDirectory
 
     groups = pandas.DataFrame({"step": range(1, 41), "group": [0] * 40, "value": [0.0, 0.5] * 10 + [0.5, 1.0] * 10})
@@ -121,9 +121,9 @@ def twin():
 
 
 def judge_trial():
-    from workbench.decide.measures import FAILED, JudgeMeasure
-    from workbench.decide.trial import JudgeTrial
-    from workbench.rewards.judging import Spent
+    from workbench.instruments.judge.judging import Spent
+    from workbench.instruments.judge.measures import FAILED, JudgeMeasure
+    from workbench.instruments.judge.trial import JudgeTrial
 
     failed = JudgeMeasure("position", EVIL, 0.1, "most", EVIL, EVIL, FAILED, 8, 0.5, 0.2, 0.8)
     untold = JudgeMeasure("verbosity", EVIL, 0.1, "either", EVIL, EVIL)
@@ -212,10 +212,10 @@ SAMPLES = {
     "workbench.exporting.checks.Proofs": proofs,
     "workbench.exporting.risk.MergeRisk": merge_risk,
     "workbench.health.diagnosis.Verdicts": verdicts,
-    "workbench.inspection.levels.OverLevels": over_levels,
-    "workbench.decide.duel.Duel": duel,
-    "workbench.decide.twin.Twin": twin,
-    "workbench.decide.trial.JudgeTrial": judge_trial,
+    "workbench.instruments.games.over_levels.OverLevels": over_levels,
+    "workbench.instruments.duel.fighting.Duel": duel,
+    "workbench.instruments.twin.growing.Twin": twin,
+    "workbench.instruments.judge.trial.JudgeTrial": judge_trial,
     "workbench.inspection.measured.Evaluation": evaluation,
     "workbench.inspection.reading.RecordedGroup": recorded_group,
     "workbench.inspection.reading.Listing": listing,

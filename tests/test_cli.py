@@ -29,8 +29,8 @@ from workbench.commands.demo import run_notebooks
 from workbench.commands.doctor import PROBES, tables
 from workbench.commands.reporting import write_report
 from workbench.data import reasons
-from workbench.decide.duel import plan_duel
-from workbench.decide.twin import plan_twin
+from workbench.instruments.duel.fighting import plan_duel
+from workbench.instruments.twin.growing import plan_twin
 from workbench.recipe import Recipe
 
 

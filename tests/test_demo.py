@@ -15,14 +15,14 @@ from workbench.base.notebook import NOTEBOOKS, notebooks_folder, with_parameters
 from workbench.commands import cli_start
 from workbench.commands.demo import run_notebooks, settings_of
 from workbench.data.sources import save_rows
-from workbench.policies import smollm2
+from workbench.instruments.policies import smollm2
 from workbench.rewards.suite import RewardSuite
 
 
 @pytest.fixture
 def settings(monkeypatch):
     """Of the real model, whether it is installed or not."""
-    monkeypatch.setattr("workbench.policies.folder_of", lambda name: None)
+    monkeypatch.setattr("workbench.tiny.named.folder_of", lambda name: None)
     return settings_of("smollm2")
 
 

@@ -7,7 +7,7 @@ import pytest
 from tools import size
 from tools.size import Size, excesses, size_of, sizes
 
-LIMITS = {"tokens": {"run": 10, "top": 5}, "tokens_per_line": 7, "goal": 20}
+LIMITS = {"tokens": {"run": 10, "top": 5, "instruments": 7}, "tokens_per_line": 7, "goal": 20, "house": 16}
 
 
 def test_tokens_counted_by_hand():
@@ -39,6 +39,8 @@ def test_folders_are_summed_and_the_largest_comes_first(tmp_path):
         ({"run": Size(11, 5), "top": Size(5, 5)}, ["run"]),
         ({"run": Size(1, 5), "new": Size(1, 5)}, ["new"]),
         ({"run": Size(9, 1)}, ["9.00 tokens a line"]),
+        ({"run": Size(10, 5), "top": Size(5, 5), "instruments": Size(7, 5)}, []),
+        ({"run": Size(10, 5), "top": Size(7, 5)}, ["top", "house"]),
     ],
 )
 def test_what_is_over_its_limit_is_named(by_folder, over):
@@ -49,7 +51,7 @@ def test_what_is_over_its_limit_is_named(by_folder, over):
 def test_the_command_fails_where_a_limit_is_exceeded(tmp_path, monkeypatch, capsys):
     (tmp_path / "workbench").mkdir()
     (tmp_path / "workbench" / "a.py").write_text("a = 1\n")
-    settings = "[tool.size]\ngoal = 9\ntokens_per_line = 7\n[tool.size.tokens]\ntop = {}\n"
+    settings = "[tool.size]\ngoal = 9\nhouse = 9\ntokens_per_line = 7\n[tool.size.tokens]\ntop = {}\n"
     monkeypatch.setattr(size, "ROOT", tmp_path)
     (tmp_path / "pyproject.toml").write_text(settings.format(3))
     assert size.main() == 0

@@ -20,8 +20,9 @@ _NAMES = re.compile(r"^`wb\..*$", re.M)
 def _literal(module: str, name: str) -> dict[str, Any]:
     # Read without an import.
     for node in ast.parse((ROOT / "workbench" / module).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            return ast.literal_eval(node.value)
+        targets = getattr(node, "targets", [getattr(node, "target", node)])
+        if isinstance(node, ast.Assign | ast.AnnAssign) and ast.unparse(targets[0]) == name:
+            return ast.literal_eval(node.value or ast.Constant(None))
     raise LookupError(f"workbench/{module} has no {name}")
 
 
@@ -29,15 +30,18 @@ def face() -> dict[str, str]:
     """Each public name, `rewards.Endpoint` too, and the module that it lives in."""
     inspection = _literal("inspection/__init__.py", "_MODULE")
     rewards = _literal("rewards/__init__.py", "_LIBRARY")
-    return {
+    found = {
         **_literal("__init__.py", "FACE"),
         **{
-            f"rewards.{name}": module[1:] if module[0] == "." else f"rewards.{module}"
-            for module, names in rewards.items()
-            for name in names
+            f"rewards.{name}": f"rewards.{module}" for module in rewards for name in rewards[module]
         },
         **{f"inspection.{name}": module for name, module in inspection.items()},
     }
+    for instrument, sockets in _literal("base/instruments.py", "TABLE").items():
+        for socket, part in (("face", ""), ("rewards", "rewards."), ("inspection", "inspection.")):
+            for name, module in sockets.get(socket, {}).items():
+                found[f"{part}{name}"] = f"instruments.{instrument}.{module}"
+    return found
 
 
 def from_the_site(text: str, folder: Path) -> str:

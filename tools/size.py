@@ -75,6 +75,11 @@ def sizes(package: Path) -> dict[str, Size]:
     return dict(sorted(by_folder.items(), key=lambda item: -item[1].tokens))
 
 
+def house_of(by_folder: dict[str, Size]) -> int:
+    """Tokens of all but what goes beyond the five stages."""
+    return sum(size.tokens for folder, size in by_folder.items() if folder != "instruments")
+
+
 def excesses(by_folder: dict[str, Size], total: Size, limits: dict) -> list[str]:
     """One line per limit that is exceeded. A folder without a limit has the limit 0."""
     lines = [
@@ -82,6 +87,9 @@ def excesses(by_folder: dict[str, Size], total: Size, limits: dict) -> list[str]
         for folder, size in by_folder.items()
         if size.tokens > limits["tokens"].get(folder, 0)
     ]
+    house = house_of(by_folder)
+    if house > limits["house"]:
+        lines.append(f"house: {house:,} tokens, its limit is {limits['house']:,}")
     if total.tokens_per_line > limits["tokens_per_line"]:
         lines.append(
             f"{total.tokens_per_line:.2f} tokens a line, the limit is {limits['tokens_per_line']}"
@@ -96,7 +104,9 @@ def main() -> int:
     total = Size(*map(sum, zip(*by_folder.values())))
     for folder, size in by_folder.items():
         print(f"{size}  {folder} (limit {limits['tokens'].get(folder, 0):,})")
-    print(f"{total}  in all (goal {limits['goal']:,})")
+    print(f"{total}  in all")
+    house, most = house_of(by_folder), limits["house"]
+    print(f"house: {house:,} tokens (limit {most:,}, goal {limits['goal']:,})")
     exceeded = excesses(by_folder, total, limits)
     for line in exceeded:
         print(

@@ -13,6 +13,7 @@ import os
 import sys
 from typing import Any
 
+from workbench.base.instruments import places_in
 from workbench.tasks import loading as _loading  # noqa: F401  it registers itself
 
 __version__ = "0.1.0"
@@ -43,7 +44,6 @@ FACE = {
     "score": "rewards.scoring",
     "advantages": "rewards.groups",
     "audit_rewards": "audit.examination",
-    "trial": "decide.trial",
     "check_cases": "audit.regression_cases",
     "Lab": "views.lab",
     "exercise": "teaching.exercises",
@@ -64,7 +64,6 @@ FACE = {
     "by_step": "inspection.reading",
     "explain_group": "inspection.reading",
     "replay": "inspection.replaying",
-    "duel": "decide.duel",
     "evaluate": "inspection.evaluation",
     "inspection": "",
     # 05: leave with the model
@@ -77,13 +76,15 @@ FACE = {
     "explain": "teaching.glossary",
     "checklist": "teaching.checklist",
 }
+FACE |= places_in("face")
 __all__ = [*FACE]
 
 
 def __getattr__(name: str) -> Any:
     if name not in FACE:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}{_meant(name)}")
-    module = importlib.import_module(f"workbench.{FACE[name] or name}")
+    place = (FACE[name] or name).removeprefix("workbench.")
+    module = importlib.import_module(f"workbench.{place}")
     value = getattr(module, name) if FACE[name] else module
     globals()[name] = value
     _show_results()

@@ -201,7 +201,7 @@ def _known(
     setting: Setting, recipe: Any, policy: Any, run: Any, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """What is known of a unit before its first step."""
-    from workbench.training.features.generation import expected
+    from workbench.instruments.cpu.generation import expected
 
     manifest = run.manifest()
     why = expected(recipe, settings, setting.cuda)

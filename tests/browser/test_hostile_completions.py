@@ -12,9 +12,7 @@ from driving import open_notebook, waited_for
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "inspection"))
 
-from planted import planted, rows
-from test_browsing import kept
-from test_findings import evaluation
+from planted import evaluation, kept, planted, rows
 
 from workbench import inspection
 from workbench.base.printable import printable

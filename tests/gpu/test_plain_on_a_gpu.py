@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 GREEDY = """
 import sys
 import torch
-from workbench.training.features.generation import Generation
+from workbench.instruments.cpu.generation import Generation
 from workbench.training.policy import load_policy
 
 policy = load_policy("tiny", backend="transformers", load_in_4bit=False, dtype="float32")

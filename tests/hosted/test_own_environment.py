@@ -87,9 +87,7 @@ def ran(python, *command: str, home) -> str:
 
 
 def test_a_policy_trains_on_them(lowest, tmp_path):
-    said = ran(
-        lowest, "-m", "workbench", "train", "workbench/tiny/recipe.yaml", "--steps", "2", "--json", home=tmp_path
-    )
+    said = ran(lowest, "-m", "workbench", "train", "workbench/tiny/recipe.yaml", "--steps", "2", "--json", home=tmp_path)
     assert '"status": "finished"' in said
 
 

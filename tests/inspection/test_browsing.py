@@ -8,34 +8,16 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from planted import ASKED, healthy, planted
-from test_findings import evaluation
+from planted import ASKED, healthy, kept, planted
 
 from workbench import inspection
 from workbench.base.errors import RunError
 from workbench.base.printable import printable
-from workbench.inspection.kept import Kept
-from workbench.run.directory import RunDirectory
 from workbench.views.display import view_of
 
 
 def broken(step, row, draw):
     return f"<answer>{row['answer']}</answer>" if draw.random() < 0.5 and step % 3 else f"no {step}…"
-
-
-def kept(run: RunDirectory, before: np.ndarray, after: np.ndarray) -> None:
-    """An evaluation on record, as if a policy had been measured."""
-    made, whose = evaluation(before, after), {"base": "", "trained": "sum"}
-    held = Kept.open(run, {"right_by": "correctness_reward"})
-    held.asked = {"rows": [row["prompt_id"] for row in made.rows], "adapters": whose, "greedy": False, "steps": 3}
-    for who, measured in (("base", made.before), ("trained", made.after)):
-        same = {"length_tokens": 1, "finished": True, "format": None}
-        groups = [
-            [{**same, "completion": text, "total": float(right), "right": bool(right)} for text, right in zip(*own)]
-            for own in zip(measured.completions, measured.lenient)
-        ]
-        held.add(who, "sampled", {row["prompt_id"]: row for row in made.rows}, groups)
-    run.write_json("evaluation.json", held.evaluation().found)
 
 
 def test_a_page_is_filtered_sorted_and_turned(home):

@@ -11,8 +11,10 @@ from planted import (
     any_answer_reward,
     because_reward,
     correctness_reward,
+    evaluation,
     format_reward,
     healthy,
+    measured,
     one_answer_reward,
     planted,
     rows,
@@ -23,23 +25,12 @@ from workbench.base.errors import DataError, RunError
 from workbench.health import examine_run
 from workbench.inspection.causes import cause
 from workbench.inspection.compared import diff_as_text
-from workbench.inspection.measured import Evaluation, Measured
+from workbench.inspection.measured import Evaluation
 from workbench.rewards.groups import batch_of
 from workbench.run.rollouts import columns_of, read_batches, write_part
 from workbench.views.display import view_of
 
 ROSE = "from the first to the last third of the steps reward without its format rose by "
-
-
-def measured(right: np.ndarray, text=lambda row, right, g: f"<answer>{row['answer'] if right else 0}</answer>") -> Measured:
-    asked = rows(len(right))
-    texts = [[text(row, flag, g) for g, flag in enumerate(flags)] for row, flags in zip(asked, right)]
-    return Measured(texts, right, None, np.ones_like(right), right.astype(float))
-
-
-def evaluation(before: np.ndarray, after: np.ndarray) -> Evaluation:
-    asked = rows(len(before))
-    return Evaluation([row["prompt"] for row in asked], measured(before), measured(after), "correctness_reward", rows=asked)
 
 
 def test_five_planted_regressions_of_200_come_first_with_both_texts_and_the_words_that_changed():

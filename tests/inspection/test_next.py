@@ -12,10 +12,10 @@ from running import Running
 
 import workbench as wb
 from workbench.base.errors import RunError
-from workbench.decide.next import next_steps
 from workbench.health.verdicts import ALARM, CASES, Verdict
 from workbench.inspection.hacks import hacking
 from workbench.inspection.measured import Evaluation, Measured
+from workbench.inspection.next import next_steps
 
 
 def evaluation(before: float, after: float, prompts: int = 40, samples: int = 4) -> Evaluation:

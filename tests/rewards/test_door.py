@@ -26,9 +26,9 @@ from workbench.audit.probes import probes
 from workbench.base.door import LONGEST_ERROR, Ended, Late, alarm, door, said
 from workbench.base.environments import Start, copies, offered, started
 from workbench.base.errors import RewardError, TaskError
+from workbench.instruments.judge.judge_rewards import make_judge_reward
 from workbench.rewards.beside import CoroutineLoop, ProcessState
 from workbench.rewards.guarding import LONGEST_TEXT, guarded, guarded_environment, guarded_tool
-from workbench.rewards.judge_rewards import make_judge_reward
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
 from workbench.tasks.loading import load_task

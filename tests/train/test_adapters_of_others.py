@@ -11,7 +11,7 @@ from foreign_adapters import LAYOUTS, leave
 
 import workbench as wb
 from workbench.base.errors import PolicyError, RecipeError, RunError
-from workbench.policies import folder_of
+from workbench.tiny.named import folder_of
 from workbench.training.loading import find_adapter
 from workbench.training.policy import load_policy
 from workbench.training.prepare import prepare

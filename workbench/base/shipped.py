@@ -10,8 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
-# Before the name of one of reasoning-gym's tasks: `workbench/tasks/gym.py`; and of one of
-# TextArena's games: `workbench/tasks/arena.py`.
+# Before the name of one of reasoning-gym's tasks, and of one of TextArena's games.
 GYM, ARENA = "reasoning_gym/", "textarena/"
 # Below it each task file is a module, named after its address.
 TASK_FILES = "workbench.tasks.loading."

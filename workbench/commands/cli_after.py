@@ -9,7 +9,7 @@ from typing import Any
 
 import workbench as wb
 from workbench.base.errors import RequestError
-from workbench.base.workspace import find, replace_file, shown
+from workbench.base.workspace import find, shown
 from workbench.commands.command import Result, as_flags, command, open_named
 
 
@@ -88,111 +88,12 @@ def report(run: str, eval_logs: bool, out: Path | None, **options: Any) -> Resul
 
     opened = open_named(run, "recorded")
     if eval_logs:
-        from workbench.inspection.eval_logs import write_eval_log
-
-        files = write_eval_log(opened, out)
+        files = wb.inspection.write_eval_log(opened, out)
         lines = [f"written: {shown(file)}" for file in files]
         lines.append(f"look: inspect view --log-dir {shown(files[0].parent)}")
         return Result({"eval_logs": files}, "\n".join(lines))
     file = write_report(opened, out, **options)
     return Result({"report": str(file)}, f"written: {shown(file)}")
-
-
-@command("04 Inspect", aborted="finished runs are kept; the same command resumes the duel")
-def duel(recipes: list[str], plan: bool, **options: Any) -> Result:
-    """Train recipes against each other until it is clear which is better.
-
-    Two runs cannot tell two rewards apart: with another seed, each would have ended elsewhere. A
-    duel trains every recipe several times, with the same seeds, the same number of completions and
-    the same held-out prompts, one run after another and another recipe first each time. After each
-    seed from the third on, it tests the differences of the held-out rates; it stops once one recipe
-    is called better, or when the budget is spent: then it says how many seeds would tell, if
-    that can be told. Where no recipe is better, one duel in twenty still calls one, and more do
-    where a recipe's seeds sometimes collapse.
-
-    Rates are compared, never rewards: a held-out prompt is solved where the first recipe's task
-    says so, whatever the recipes pay for. The runs stay under runs/NAME, with duel.png. Killed or
-    interrupted, the same command resumes.
-
-    Exits with 0 if all comparisons are called, with 1 if one is undecided.
-
-    Examples: `workbench duel binary.yaml tiered.yaml --budget 6000 --plan`, `workbench duel
-    binary.yaml tiered.yaml --budget 6000`.
-
-    Args:
-        RECIPES...: Two or more recipe files, or presets.
-
-    Options:
-        --budget N = 6000 [1..]: Completions that training may sample, all runs together.
-        --steps N [1..]: Steps of a run of the first recipe; default: as leave 6 runs for each.
-        --held-out N [2..]: Held-out prompts that each run measures; default: the first
-            recipe's.
-        --seed N = 1 [0..]: The first seed.
-        --name TEXT: Name of the folder under runs/; default: the recipes' names.
-        --plan: Show what it would train, and exit.
-    """
-    from workbench.decide.duel import fight, plan_duel
-    from workbench.views.duel import DuelProgress, duel_picture
-    from workbench.views.figure import png
-
-    planned = plan_duel(*recipes, **options)
-    if plan:
-        return Result(planned.asked, planned)
-    print(planned, file=sys.stderr)
-    shown_by = DuelProgress(planned)
-    with shown_by.bar:
-        fought = fight(planned, watchers=[shown_by], on_pair=shown_by.pair)
-    with replace_file(planned.folder / "duel.png") as beside:
-        beside.write_bytes(png(duel_picture(fought).figure))
-    return Result(fought.found, fought, int(not fought.called))
-
-
-@command("04 Inspect", aborted="the twin is kept; the same command resumes it")
-def twin(run: str, plan: bool, **options: Any) -> Result:
-    """Train a run again without the suspected cause of a hack.
-
-    For a reward hack that the report, health or a probe points to. The twin begins at the newest
-    checkpoint from before the hack grew, or at the start, with the run's own seed, prompts and
-    settings, and one change: a reward function muted, or the task file with a branch patched. It is
-    a separate run, with twin.png; the original stays as it is. Killed or interrupted, the same
-    command resumes it.
-
-    What grew is measured by what the suspect does not score: the share of wrong completions, or
-    --sign. The suspect was the cause if the twin surely undoes more than half of that, and was not
-    if surely less. After the change the two differ by luck, too, which one pair of runs does not
-    measure: that it alone undoes half is taken to be out of the question.
-
-    Exits with 0 if it was the cause or was not, with 1 if that cannot be told.
-
-    Examples: `workbench twin latest --mute length_reward`, `workbench twin hacked --patch fixed.py
-    --from checkpoint-20`, `workbench twin hacked --mute length_reward --sign "length_tokens > 60"
-    --plan`.
-
-    Args:
-        RUN = latest: A run that has ended, by name or path; latest: the last that recorded
-            completions.
-
-    Options:
-        --mute FUNCTION: The reward function to give the weight 0.
-        --patch FILE: The run's task file with an edited reward function, instead.
-        --from NAME as checkpoint: Begin here, such as checkpoint-20, or base.
-        --steps N [1..]: Steps after that; default: as far as the original got.
-        --sign SQL: What grew, an expression over the record's columns; more is worse.
-        --plan: Show what it would train, and exit.
-    """
-    from workbench.decide.twin import grow, plan_twin
-    from workbench.views.figure import png
-    from workbench.views.terminal import TerminalProgress
-    from workbench.views.twin import twin_picture
-
-    planned = plan_twin(open_named(run, "recorded"), **options)
-    if plan:
-        return Result(planned.asked | {"sign": planned.sign.sql}, planned)
-    print(planned, file=sys.stderr)
-    grown = grow(planned, watchers=[TerminalProgress()])
-    with replace_file(planned.folder / "twin.png") as beside:
-        beside.write_bytes(png(twin_picture(grown).figure))
-    return Result(grown.found, grown, int(grown.verdict == "cannot be told"))
 
 
 @command(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from workbench import policies
 from workbench.base.errors import RunError, nearest
 from workbench.base.extras import need_train
 from workbench.base.kinds import Fields
@@ -20,6 +19,7 @@ from workbench.base.workspace import made, replace_file, resolve, shown
 from workbench.base.yaml_text import packaged
 from workbench.data.prompts import question_text
 from workbench.run.directory import check_name, open_run
+from workbench.tiny import named as policies
 from workbench.training.precision import fast_bf16
 
 _SHOWN, _WIDTH = 3, 72  # held-out prompts that the result shows answered; characters of a column

@@ -14,11 +14,11 @@ from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.kinds import Fields
 from workbench.base.printable import printable
 from workbench.base.workspace import encodable, replace_file
-from workbench.decide.next import next_steps
 from workbench.exporting.card import fenced
 from workbench.exporting.public import clean
 from workbench.health.diagnosis import Verdicts, examine_run
 from workbench.inspection.measured import Evaluation, gain_in_words
+from workbench.inspection.next import next_steps
 from workbench.inspection.reading import (
     Listing,
     RecordedGroup,

@@ -13,8 +13,8 @@ from workbench.base.errors import ExportError, RunError, nearest
 from workbench.base.kinds import Fields
 from workbench.base.workspace import find, looked_in, resolve, shown
 from workbench.exporting.merging import base_of
-from workbench.policies import NAMED
 from workbench.run.directory import RunDirectory, open_run
+from workbench.tiny.named import named_policies
 
 PASSPORT = "passport.json"
 # What a run can be exported as, in the order in which one is made of another; each is a folder of
@@ -157,6 +157,6 @@ def open_artefact(path: str | Path, run: RunDirectory | None = None) -> Artefact
     base = str(passport.get("base", ""))
     if run:
         base = base_of(run)
-    elif (name := passport.get("recipe", {}).get("policy", {}).get("name")) in NAMED:
+    elif (name := passport.get("recipe", {}).get("policy", {}).get("name")) in named_policies():
         base = name
     return Artefact(folder, passport["format"], base, passport.get("into", "base"), run)

@@ -22,8 +22,8 @@ from typing import Any, cast
 from workbench.base.errors import ExportError, PolicyError
 from workbench.base.kinds import Fields, Model, Tensor, Tokenizer
 from workbench.base.workspace import resolve, shown
-from workbench.policies import ORIGIN
 from workbench.run.directory import RunDirectory
+from workbench.tiny.named import ORIGIN
 from workbench.training import loading
 from workbench.training.loading import (
     NF4_BLOCK,

@@ -33,10 +33,10 @@ from workbench.exporting.card import CARD, write_card
 from workbench.exporting.checks import Proof
 from workbench.exporting.public import clean, public_name
 from workbench.inspection.evaluation import last_measured
-from workbench.policies import origin_of
 from workbench.run import sealed
 from workbench.run.directory import RunDirectory
 from workbench.tasks.loading import EMBEDDED
+from workbench.tiny.named import origin_of
 from workbench.training.loading import adapter_sum, base_differs, base_files
 
 PROOF = "proof.json"

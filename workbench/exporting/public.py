@@ -11,9 +11,9 @@ import socket
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from workbench import policies
 from workbench.base.secret import LOOKS, NAMED, is_secret, secret_variables
 from workbench.base.workspace import home_folder
+from workbench.tiny import named as policies
 
 # Two parts at least: "/no_think" is a word that models know, "</answer>" a tag, "https://…" an
 # address.

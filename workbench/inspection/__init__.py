@@ -7,34 +7,34 @@ is first used.
 import importlib
 from typing import Any
 
+from workbench.base.instruments import places_in
+
 _MODULE = {
     "read_evaluation": "inspection.evaluation",
-    "over_levels": "inspection.levels",
     "regressions": "inspection.compared",
     "failures": "inspection.causes",
     "through_time": "inspection.prompts",
     "never_mixed": "inspection.prompts",
     "hacking": "inspection.hacks",
     "which_rung": "health.rung",
-    "what_next": "decide.next",
-    "twin": "decide.twin",
+    "what_next": "inspection.next",
     "token_view": "inspection.tokens",
     "compare_runs": "inspection.several_runs",
     "measure_starts": "inspection.starts",
     "browse": "inspection.browsing",
-    "read_record": "inspection.others",
-    "write_eval_log": "inspection.eval_logs",
     "Browser": "views.browser",
     "ByHand": "teaching._lib.by_hand",
     "write_report": "commands.reporting",
 }
+_MODULE |= places_in("inspection")
 __all__ = [*_MODULE]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE:
         raise AttributeError(f"module 'workbench.inspection' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"workbench.{_MODULE[name]}"), name)
+    place = _MODULE[name].removeprefix("workbench.")
+    return getattr(importlib.import_module(f"workbench.{place}"), name)
 
 
 def __dir__() -> list[str]:

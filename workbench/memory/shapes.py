@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench import policies
 from workbench.base.cache import kept
 from workbench.base.errors import PolicyError, RecipeError
 from workbench.base.hub import check_hub
 from workbench.base.kinds import Fields
 from workbench.base.workspace import find
 from workbench.recipe import LoraPart
+from workbench.tiny import named as policies
 
 # configurations of models on the hub, for use without it
 KNOWN_FILE = Path(__file__).with_name("shapes.json")

@@ -9,6 +9,8 @@ helpers that functions need (find an answer, compare two) are beside them.
 import importlib
 from typing import Any
 
+from workbench.base.instruments import places_in
+
 _LIBRARY = {
     "library": (
         "correctness_reward", "lenient_correctness_reward", "mark_correctness_reward",
@@ -27,19 +29,16 @@ _LIBRARY = {
     ),
     "answers": ("completion_text", "extract_answer", "find_answer"),
     "compare": ("same_answer",),
-    "judge_rewards": ("make_judge_reward", "make_ranking_reward"),
-    "judging": ("Reply",),
-    "endpoint": ("Endpoint",),
-    ".decide.local": ("local_judge",),  # a policy is loaded by what stands above the rewards
 }  # fmt: skip
-_MODULE = {name: module for module, names in _LIBRARY.items() for name in names}
+_MODULE = {name: f".{module}" for module, names in _LIBRARY.items() for name in names}
+_MODULE |= places_in("rewards")
 __all__ = [*_MODULE]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE:
         raise AttributeError(f"module 'workbench.rewards' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_MODULE[name]}", __name__), name)
+    value = getattr(importlib.import_module(_MODULE[name], __name__), name)
     globals()[name] = value
     return value
 

@@ -23,15 +23,8 @@ from urllib.parse import quote, unquote
 
 from workbench.base.door import door, said
 from workbench.base.errors import TaskError, nearest
-from workbench.base.shipped import (
-    ARENA,
-    GYM,
-    TASK_FILES,
-    TaskLoader,
-    is_of_gym,
-    is_under,
-    register_loader,
-)
+from workbench.base.instruments import places_in
+from workbench.base.shipped import TASK_FILES, TaskLoader, is_under, register_loader
 from workbench.base.workspace import find, looked_in, shown
 from workbench.task import Task
 
@@ -47,8 +40,6 @@ EMBEDDED = {
     "guess_the_number": "workbench.tasks.guess_the_number",
     "calculator": "workbench.tasks.calculator",
 }
-# What the names of a library's tasks begin with -> the module that makes them.
-_LIBRARIES = {GYM: "workbench.tasks.gym", ARENA: "workbench.tasks.arena"}
 # These have no `source(limit, seed)`: a game has starts, and GSM8K's questions are the hub's.
 _WITHOUT_SOURCE = ("gsm8k", "guess_the_number")
 
@@ -77,7 +68,8 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
     """
     if isinstance(name, Task):
         return name
-    named = f"{', '.join(EMBEDDED)}, {GYM}NAME, {ARENA}NAME"
+    libraries = places_in("tasks")
+    named = ", ".join([*EMBEDDED, *(f"{library}NAME" for library in libraries)])
     rule = f"a task is one of {named}, or a Python file that binds `task`"
     if not isinstance(name, (str, Path)):
         raise TaskError(
@@ -87,7 +79,7 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
         )
     if str(name) in EMBEDDED:
         return importlib.import_module(EMBEDDED[str(name)]).task()
-    for library, module in _LIBRARIES.items():
+    for library, module in libraries.items():
         if is_under(library, name):
             return importlib.import_module(module).task(str(name))
     path = find(name)
@@ -109,9 +101,10 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
 
 
 def source_named(name: str, limit: int | None, seed: int) -> Any:
-    """The rows of a task that ships, or of one of reasoning-gym's, as a `Source`."""
-    if is_of_gym(name):
-        return importlib.import_module(_LIBRARIES[GYM]).source(name, limit, seed)
+    """The rows of a task that ships, or of one of a library's, as a `Source`."""
+    for library, module in places_in("tasks").items():
+        if is_under(library, name):
+            return importlib.import_module(module).source(name, limit, seed)
     return importlib.import_module(EMBEDDED[name]).source(limit, seed)
 
 

@@ -17,9 +17,8 @@ from workbench.base.cache import cache_folder
 from workbench.base.errors import PolicyError, RecipeError
 from workbench.base.kinds import Fields
 from workbench.base.workspace import resolve, shown
-from workbench.policies import folder_of, named_at, origin_of
-from workbench.policies.making import made_once
 from workbench.recipe import LoraPart, Recipe
+from workbench.tiny.named import folder_of, named_at, origin_of
 from workbench.training.loading import (
     adapter_file,
     adapter_named,
@@ -30,6 +29,7 @@ from workbench.training.loading import (
     reading,
     without_bits,
 )
+from workbench.training.once import made_once
 
 # Of PEFT's LoraConfig, beside what a recipe's `lora` says.
 _MORE_THAN_LORA = (

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Generator
 from typing import Any
 
+from workbench.base.instruments import plugged
 from workbench.base.kinds import Fields, Tensor
 from workbench.training.loading import eos_ids
 from workbench.training.policy import Policy
@@ -29,9 +30,6 @@ def drawing(
     """
     import torch
 
-    # Features stand on this module.
-    from workbench.training.features.generation import UNSLOTH_ON_A_GPU, Generation
-
     shape: Fields = {"do_sample": False}
     if temperature:
         shape = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -47,23 +45,22 @@ def drawing(
         "eos_token_id": eos_ids(policy) or None,
     }
 
-    def tell(reason: str | None) -> None:
-        print(f"transformers' own path generates: {reason}", flush=True)
-
     cuda = policy.model.device.type == "cuda"
-    why_not = UNSLOTH_ON_A_GPU if _by_unsloths_kernels(policy) else None
+    by_unsloth = cuda and policy.backend_name == "unsloth"
     with (
         policy.generating(base=base) as model,
         torch.random.fork_rng(devices=[policy.model.device] if cuda else []),
         torch.inference_mode(),
-        Generation(model, why_not, tell),
+        contextlib.ExitStack() as entered,
     ):
+        for faster in plugged("drawing").values():
+            entered.enter_context(faster(model, by_unsloth))
         torch.manual_seed(seed)
 
         def draw(inputs: Any, count: int) -> Tensor:
             # Seen on an H100: for one row alone Unsloth's 4-bit decoding takes tokens that the same
             # weights find up to e^4.6 times less likely than those that it takes among eight rows.
-            alone = why_not is not None and len(inputs["input_ids"]) * count == 1
+            alone = by_unsloth and len(inputs["input_ids"]) * count == 1
             inputs = {
                 name: rows.to(model.device).repeat(1 + alone, 1) for name, rows in inputs.items()
             }
@@ -71,10 +68,6 @@ def drawing(
             return drawn[: len(drawn) - alone, inputs["input_ids"].shape[1] :]
 
         yield draw
-
-
-def _by_unsloths_kernels(policy: Policy) -> bool:
-    return policy.model.device.type == "cuda" and policy.backend_name == "unsloth"
 
 
 def until_eos(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:

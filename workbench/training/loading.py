@@ -60,7 +60,7 @@ def find_model(name: str | Path, *, ask_hub: bool = True) -> str:
     PolicyError for an unknown name, a folder without a model or tokenizer, or a hub that cannot be
     reached.
     """
-    from workbench.policies import CHOICES, NAMES, folder_of
+    from workbench.tiny.named import CHOICES, NAMES, folder_of
 
     if (own := folder_of(name)) is not None:
         return str(own)
@@ -134,7 +134,7 @@ def base_files(source: str | Path) -> Fields:
     is here; or nothing.
     """
     from workbench.base.cache import summed
-    from workbench.policies import folder_of
+    from workbench.tiny.named import folder_of
 
     # a file that cannot be read; a name that is none
     with contextlib.suppress(OSError, ValueError):

@@ -150,7 +150,7 @@ def load_policy(
     recipe, fast_inference = _requested(source, fields)
     if not isinstance(source, (str, Path, Recipe)):
         gradient_checkpointing = bool(source.settings["gradient_checkpointing"])
-    from workbench.policies import origin_of
+    from workbench.tiny.named import origin_of
 
     trained = None if adapter is None else loading.find_adapter(adapter)
     lora = recipe.lora.model_dump()

@@ -12,10 +12,10 @@ from workbench.base.kinds import Fields
 from workbench.base.progress import progress_line
 from workbench.data.answer_column import has_constant
 from workbench.data.difficulty import Profile, Solved, measure_difficulty, pick, row_key
-from workbench.policies import NAMED
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, function_name
 from workbench.tasks.loading import load_task
+from workbench.tiny.named import named_policies
 from workbench.tiny.words import new_words, words_line
 from workbench.training.policy import Policy, load_policy
 from workbench.training.sampling import scored_groups
@@ -92,7 +92,7 @@ def profile_difficulty(
         return [_solved(group) for group in groups]
 
     settings = {
-        "policy": policy.name if policy.name in NAMED else policy.source,
+        "policy": policy.name if policy.name in named_policies() else policy.source,
         "precision": policy.precision,
         "trained_in": policy.trained_in,
         "right_by": f"{task.right_rule} {suite.hashes[task.right_function]}",

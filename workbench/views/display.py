@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from workbench.base.instruments import TABLE
 from workbench.base.kinds import Fields
 from workbench.base.workspace import replace_file, resolve, shown, sum_of
 from workbench.base.yaml_text import packaged
@@ -21,6 +22,10 @@ VIEWS: dict[str, str] = {
     f"workbench.{kind}": f"workbench.views.{view}"
     for kind, view in packaged(Path(__file__).with_suffix(".yaml")).items()
 }
+for instrument, sockets in TABLE.items():
+    for kind, view in sockets.get("views", {}).items():
+        own = f"workbench.instruments.{instrument}"
+        VIEWS[f"{own}.{kind}"] = f"{own}.{view}"
 
 
 def register(shell: Any = None) -> bool:

@@ -18,12 +18,10 @@ from workbench.views.tables import (
     as_html,
     coloured,
     cut,
-    item,
     joined,
     number,
     plain_text,
     pre,
-    typed,
 )
 from workbench.views.turns import transcript
 
@@ -31,9 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from workbench.data.template import TemplateCard
-    from workbench.decide.trial import JudgeTrial
     from workbench.exporting.checks import Proof, Proofs
-    from workbench.inspection.levels import OverLevels
     from workbench.inspection.measured import Evaluation
     from workbench.inspection.reading import RecordedGroup
     from workbench.training.plan import Plan
@@ -197,40 +193,23 @@ def evaluation_picture(evaluation: Evaluation) -> View:
         title = f"{numbers['verdict']['word']}: pass@{n} {last}"
         axes = {"x": "k, tries at a prompt", "y": "pass@k", "title": title}
         ticks = [2**power for power in range(n.bit_length())]
-        images.append(_shares(range(1, n + 1), curves, axes, ticks))
+        images.append(shares_picture(range(1, n + 1), curves, axes, ticks))
     if numbers["curve"]:
         names = ("step", "correct", "low", "high")
         steps, *curve = ([point[name] for point in numbers["curve"]] for name in names)
         axes = {"x": "step", "y": "correct, strict format", "title": "checkpoint by checkpoint"}
-        images.append(_shares(steps, {"correct": (*curve, BLUE)}, axes, steps))
+        images.append(shares_picture(steps, {"correct": (*curve, BLUE)}, axes, steps))
     return View(f"{''.join(images)}{pre(text)}", text)
 
 
-def levels_picture(over: OverLevels) -> View:
-    """The shares of right completions over the levels, before and after, with the trained level
-    marked; and the numbers.
-    """
-    text = str(over)
-    if not over.points:
-        return View(pre(text), text)
-    levels = [point.level for point in over.points]
-    curves = {
-        "base": (*zip(*(point.before for point in over.points)), GREY),
-        "trained": (*zip(*(point.after for point in over.points)), BLUE),
-    }
-    axes = {"x": "level of difficulty", "y": "correct, strict format"}
-    axes["title"] = over.verdict.partition(";")[0]
-    return View(_shares(levels, curves, axes, levels, over.trained) + typed(text), text)
-
-
-def _shares(
+def shares_picture(
     x: Sequence[int],
     curves: dict[str, tuple],
     axes: dict[str, str],
     ticks: Sequence[int],
     trained: int | None = None,
 ) -> str:
-    # Curves of shares, {label: (mean, low, high, colour)}, with their intervals as areas.
+    """Curves of shares, {label: (mean, low, high, colour)}, their intervals as areas: HTML."""
     figure, axis = new_figure(6, 2.8)
     for label, (mean, low, high, colour) in curves.items():
         axis.plot(x, mean, color=colour, marker="o", markersize=3, label=label)
@@ -252,30 +231,6 @@ def checklist_table(boxes: Sequence[Any]) -> Table:
     ]
     caption = str(boxes).rpartition("\n")[2]
     return Table(["when", "be sure that", "", "seen", "to tick it"], rows, caption)
-
-
-def trial_view(trial: JudgeTrial) -> View:
-    """A judge's trial: the verdict, what to do about what was not passed, and every measure."""
-    marks = {"passed": "passed", "failed": "FAILED", "cannot be told": "cannot be told"}
-    states = {"failed": "error", "cannot be told": "warning"}
-    rows, items, lines = [], [], []
-    for own in trial.measures:
-        interval = "" if own.low is None else f"{own.low:.2f} to {own.high:.2f}"
-        value, mark = number(own.value, ".2f"), marks.get(own.verdict)
-        judged = CellMark(mark) if mark else own.verdict
-        rows.append([own.name, value, interval, own.limit_words, judged, own.asks])
-        if state := states.get(own.verdict):
-            more = f"about --cases {own.needed} would tell" if own.needed else own.remedy
-            texts = f"{own}: {own.asks}", f"limit: {own.reason}", f"→ {more}"
-            items.append(item(state, "\n".join(texts)))
-            lines.append(f"{state}: " + "\n  ".join(texts))
-    title = f"{trial.function} on {trial.task}, {trial.rows} prompts: {trial.state}"
-    about = f"asked: {trial.asked}\n{trial.price}"
-    header = ["measure", "value", "interval", "limit", "verdict", "what is measured"]
-    table = Table(header, rows)
-    page = f"<b>{pre(title)}</b>{pre(about)}<ul>{''.join(items)}</ul>{table._repr_html_()}"
-    text = "\n\n".join(filter(None, [f"{title}\n{about}", "\n".join(lines), str(table)]))
-    return View(page, text)
 
 
 _GREEDY = (

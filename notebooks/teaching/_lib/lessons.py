@@ -15,7 +15,7 @@ from workbench.base.errors import RunError, nearest
 from workbench.base.kinds import Fields
 from workbench.base.notebook import NOTEBOOKS, free, notebooks_folder
 from workbench.base.workspace import append_line, made, read_lines, replace_file, resolve
-from workbench.rewards.judging import digest
+from workbench.instruments.judge.judging import digest
 from workbench.run.directory import now
 from workbench.run.machine import versions
 from workbench.teaching._lib.cells import DONE, blanks, cell_hash, filled

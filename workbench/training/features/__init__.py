@@ -1,31 +1,25 @@
 """The features around a run, one file each. Their hooks are called in this order."""
 
+from workbench.base.instruments import plugged
 from workbench.training.feature import Feature
 from workbench.training.features.adaptive import Adaptive
-from workbench.training.features.curriculum import Curriculum
 from workbench.training.features.difficulty import MeasuredDifficulty
 from workbench.training.features.fitting import MemoryFit
-from workbench.training.features.generation import DecodingLoop
 from workbench.training.features.held_out import HeldOut
-from workbench.training.features.judged import JudgeWatch
 from workbench.training.features.ratios import RatioWatch
 from workbench.training.features.trackers import Trackers
 from workbench.training.features.turns import Turns
-from workbench.training.features.unpadded import Unpadded
 from workbench.training.features.warm_start import WarmStart
 from workbench.training.features.watchdog import HealthWatch
 
 FEATURES: tuple[type[Feature], ...] = (
     MeasuredDifficulty,
     Turns,
-    Curriculum,
-    JudgeWatch,
+    *plugged("features").values(),
     HealthWatch,
     Adaptive,
-    Unpadded,
     RatioWatch,
     MemoryFit,
-    DecodingLoop,
     WarmStart,
     HeldOut,
     Trackers,

@@ -1,0 +1,71 @@
+"""The wall: what goes beyond the five stages, and what it puts on them.
+
+An instrument is a folder of `workbench/instruments/` and its entry here. It imports the house.
+Nothing of the house imports an instrument: it asks here what its sockets hold, and goes on without
+the instruments that are not there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# Instrument -> socket -> what the house calls it: where it lies in the instrument's folder, a
+# module, or a name in one.
+TABLE: dict[str, dict[str, dict[str, str]]] = {
+    "games": {
+        "inspection": {"over_levels": "over_levels"},
+        "features": {"curriculum": "curriculum.Curriculum"},
+        "tasks": {"reasoning_gym/": "gym", "textarena/": "arena"},  # by what their names begin with
+        "views": {"over_levels.OverLevels": "picture.levels_picture"},
+    },
+    "judge": {
+        "face": {"trial": "trial"},
+        "rewards": {
+            "make_judge_reward": "judge_rewards",
+            "make_ranking_reward": "judge_rewards",
+            "Reply": "judging",
+            "Endpoint": "endpoint",
+            "local_judge": "local",
+        },
+        "commands": {"trial": "commands"},
+        "features": {"judge": "feature.JudgeWatch"},
+        "views": {"trial.JudgeTrial": "picture.trial_view"},
+    },
+    "duel": {
+        "face": {"duel": "fighting"},
+        "commands": {"duel": "commands"},
+        "views": {"fighting.Duel": "picture.duel_picture"},
+    },
+    "twin": {
+        "inspection": {"twin": "growing"},
+        "commands": {"twin": "commands"},
+        "views": {"growing.Twin": "picture.twin_picture"},
+        "why no twin": {"twin": "planning.why_no_twin"},  # (run, function to mute) -> why, or ""
+    },
+    "cpu": {
+        "features": {"unpadded": "unpadded.Unpadded", "generation": "generation.DecodingLoop"},
+        "drawing": {"generation": "generation.outside_a_run"},
+    },
+    "policies": {"policies": {"smollm2": "smollm2.SMOLLM2"}},
+    "eval_logs": {"inspection": {"write_eval_log": "writing"}},
+    "records": {"inspection": {"read_record": "others"}},
+}
+
+
+def places_in(socket: str) -> dict[str, str]:
+    """Of all instruments: what they call it -> `workbench.instruments.…`, where it is."""
+    return {
+        name: f"workbench.instruments.{instrument}.{place}"
+        for instrument, sockets in TABLE.items()
+        for name, place in sockets.get(socket, {}).items()
+    }
+
+
+def plugged(socket: str) -> dict[str, Any]:
+    """What `places_in` names, imported: what it is called -> the object."""
+    found = {}
+    for name, place in places_in(socket).items():
+        module, _, own = place.rpartition(".")
+        found[name] = getattr(importlib.import_module(module), own)
+    return found

@@ -1,1 +1,0 @@
-"""Instruments that decide: which reward, which judge, which rung."""

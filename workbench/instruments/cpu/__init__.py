@@ -1,0 +1,1 @@
+"""Each prompt read once while decoding, and no padding in the loss."""

@@ -1,0 +1,1 @@
+"""Which recipe is better: runs against runs, seed by seed."""

@@ -1,0 +1,1 @@
+"""An evaluation as a log of inspect_ai."""

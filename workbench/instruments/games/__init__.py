@@ -1,0 +1,1 @@
+"""Tasks of reasoning-gym and TextArena, and the levels of the first."""

@@ -1,0 +1,1 @@
+"""A model as the reward: asking it, its answers, its trial, its run."""

@@ -1,0 +1,1 @@
+"""Other people's records of a run."""

@@ -1,0 +1,1 @@
+"""What made a hack grow: the same run without the suspect."""
