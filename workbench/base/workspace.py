@@ -389,3 +389,9 @@ def read_lines(file: Path, being_written: bool = False) -> Iterator[Fields]:
                 yield content
             else:
                 warnings.warn(f"{shown(file)}, line {number}: torn, skipped", stacklevel=2)
+
+
+def digest(*parts: object) -> str:
+    """64 hex digits over anything that JSON, or its text, can tell apart."""
+    text = json.dumps(parts, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()

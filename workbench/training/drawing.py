@@ -46,7 +46,7 @@ def drawing(
     }
 
     cuda = policy.model.device.type == "cuda"
-    by_unsloth = cuda and policy.backend_name == "unsloth"
+    by_unsloth = _by_unsloths_kernels(policy)
     with (
         policy.generating(base=base) as model,
         torch.random.fork_rng(devices=[policy.model.device] if cuda else []),
@@ -68,6 +68,10 @@ def drawing(
             return drawn[: len(drawn) - alone, inputs["input_ids"].shape[1] :]
 
         yield draw
+
+
+def _by_unsloths_kernels(policy: Policy) -> bool:
+    return policy.model.device.type == "cuda" and policy.backend_name == "unsloth"
 
 
 def until_eos(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:

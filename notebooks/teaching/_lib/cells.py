@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from workbench.base.errors import RunError
-from workbench.instruments.judge.judging import digest
+from workbench.base.workspace import digest
 
 BLANK = "# your turn:"  # stands in every blank, and says what is asked
 SOLUTION = re.compile(

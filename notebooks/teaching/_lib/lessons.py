@@ -14,8 +14,7 @@ from workbench import __version__
 from workbench.base.errors import RunError, nearest
 from workbench.base.kinds import Fields
 from workbench.base.notebook import NOTEBOOKS, free, notebooks_folder
-from workbench.base.workspace import append_line, made, read_lines, replace_file, resolve
-from workbench.instruments.judge.judging import digest
+from workbench.base.workspace import append_line, digest, made, read_lines, replace_file, resolve
 from workbench.run.directory import now
 from workbench.run.machine import versions
 from workbench.teaching._lib.cells import DONE, blanks, cell_hash, filled

@@ -7,8 +7,9 @@ from typing import Any
 
 from workbench.base.errors import RewardError
 from workbench.base.kinds import Function
+from workbench.base.workspace import digest
 from workbench.instruments.judge.judge_answers import spread_by_rank
-from workbench.instruments.judge.judging import RUBRIC, Judge, Question, digest
+from workbench.instruments.judge.judging import RUBRIC, Judge, Question
 from workbench.rewards.answers import completion_text
 from workbench.rewards.library import Scorer, named
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import hashlib
 import inspect
-import json
 import math
 import random
 import secrets
@@ -28,7 +26,7 @@ from workbench.base.door import Ended, door, said
 from workbench.base.errors import BudgetError, RewardError, TaskError
 from workbench.base.kinds import Fields, Function
 from workbench.base.tail import Tail
-from workbench.base.workspace import append_line, encodable, made, read_lines, resolve
+from workbench.base.workspace import append_line, digest, encodable, made, read_lines, resolve
 from workbench.instruments.judge.judge_answers import (
     UnreadableAnswer,
     by_rank,
@@ -393,9 +391,3 @@ async def _run(call: Function, argument: Any) -> Any:
 
 def _estimated(text: str) -> int:
     return len(text.encode("utf-8", "backslashreplace")) // 4 + 1
-
-
-def digest(*parts: object) -> str:
-    """64 hex digits over anything that JSON, or its text, can tell apart."""
-    text = json.dumps(parts, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
