@@ -6,6 +6,7 @@ import ast
 import functools
 import os
 import re
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from tools.without import instruments, remove
 
 ROOT = Path(__file__).parents[1]
 CI = ROOT / ".ci" / "run"
@@ -171,3 +174,20 @@ def test_what_measures_time_is_in_no_tier_that_runs_two_at_a_time():
     timing = {name: marks for name, _, marks in functions() if "timing" in marks}
     assert len(timing) > 10
     assert [name for name, marks in timing.items() if marks & {"slow", "weekly"}] == []
+
+
+def test_each_week_the_house_is_tried_without_each_instrument():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "weekly.yml").read_text())["jobs"]
+    assert jobs["without"]["strategy"]["matrix"]["instrument"] == instruments()
+    assert jobs["without"]["steps"][-1]["run"] == "uv run python tools/without.py ${{ matrix.instrument }}"
+
+
+def test_an_instrument_is_removed_with_its_tests_and_its_entry(tmp_path):
+    for folder in ("workbench/base", "workbench/instruments", "tests/instruments"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    remove("twin", tmp_path)
+    left = ast.parse((tmp_path / "workbench" / "base" / "instruments.py").read_text(encoding="utf-8"))
+    [table] = [node.value for node in left.body if isinstance(node, ast.AnnAssign)]
+    assert sorted(ast.literal_eval(table)) == sorted(set(instruments()) - {"twin"})
+    assert not (tmp_path / "workbench" / "instruments" / "twin").exists()
+    assert not (tmp_path / "tests" / "instruments" / "twin").exists()

@@ -13,6 +13,7 @@ import os
 import sys
 from typing import Any
 
+from workbench.base import errors as errors  # what a caller catches: `wb.errors.TaskError`
 from workbench.base.instruments import places_in
 from workbench.tasks import loading as _loading  # noqa: F401  it registers itself
 
