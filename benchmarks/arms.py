@@ -100,9 +100,9 @@ def by_trl(recipe: Any, task: Any, **over: Any) -> Run:
     from transformers import TrainerCallback
 
     from workbench.training.building import build_config
+    from workbench.training.plan.precision import adapter_in_float32
+    from workbench.training.plan.prepare import prepare
     from workbench.training.policy import trainer_classes
-    from workbench.training.precision import adapter_in_float32
-    from workbench.training.prepare import prepare
 
     run = Run()
 

@@ -53,8 +53,8 @@ def measure(
     import torch
 
     from workbench.tiny.task import task
+    from workbench.training.plan.precision import adapter_in_float32
     from workbench.training.policy import load_policy
-    from workbench.training.precision import adapter_in_float32
 
     policy = load_policy("tiny", load_in_4bit=in_4bit, max_seq_length=512)
     from transformers import GenerationConfig  # unsloth has to come first

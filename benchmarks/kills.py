@@ -450,7 +450,7 @@ class Trl:
     name = THEIRS
 
     def __init__(self, config: str, policy: Any) -> None:
-        from workbench.training.prepare import prepare
+        from workbench.training.plan.prepare import prepare
 
         self.recipe, self.policy, self.task = recipe_of(config), policy, task()
         if config != WITH_KL:
@@ -480,8 +480,8 @@ class Trl:
         from transformers import TrainerCallback
 
         from workbench.training.building import build_config
+        from workbench.training.plan.precision import adapter_in_float32
         from workbench.training.policy import trainer_classes
-        from workbench.training.precision import adapter_in_float32
 
         class Notes(TrainerCallback):
             def on_save(self, *_: Any, **__: Any) -> None:

@@ -384,7 +384,7 @@ def exporting(asked: Any) -> dict[str, Any]:
 
     from workbench.exporting.making import export
     from workbench.run.directory import open_run
-    from workbench.training.loading import find_model
+    from workbench.training.plan.loading import find_model
 
     recipe = recipe_of(asked, 1)
     by_workbench(recipe, task_of())

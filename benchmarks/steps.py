@@ -69,7 +69,7 @@ def task_of(case: str, recipe: Any) -> Any:
     import dataclasses
 
     from workbench.tiny.task import task
-    from workbench.training.loading import load_tokenizer
+    from workbench.training.plan.loading import load_tokenizer
 
     found = task()
     if length := CASES[case].get("prompt_tokens"):

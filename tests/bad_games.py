@@ -21,8 +21,8 @@ from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import read_batches
 from workbench.task import Task
 from workbench.training.attach import attach
+from workbench.training.plan.prepare import prepare
 from workbench.training.policy import load_policy
-from workbench.training.prepare import prepare
 from workbench.training.trainer import continue_run, make_trainer
 from workbench.training.transcribing import NOT_CALLED, NOT_READ
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from workbench.training.loading import load_tokenizer
+from workbench.training.plan.loading import load_tokenizer
 
 SHARE = 0.06
 

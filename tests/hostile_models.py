@@ -334,7 +334,7 @@ def in_a_fork(name: str, load: Callable[[], object]) -> dict[str, str]:
 def main(home: Path, backend: str) -> None:
     from workbench.data.template import template_card
     from workbench.exporting.merging import copy_adapter, write_merged
-    from workbench.training.loading import load_tokenizer
+    from workbench.training.plan.loading import load_tokenizer
     from workbench.training.policy import load_policy
     from workbench.training.resuming import save_adapter
     from workbench.training.sampling import sample

@@ -14,7 +14,7 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.run.sealed import saved_with
 from workbench.tiny import MODEL_DIR
-from workbench.training.loading import base_files, load_tokenizer, quiet_imports
+from workbench.training.plan.loading import base_files, load_tokenizer, quiet_imports
 from workbench.training.resuming import save_adapter
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from workbench.tiny import MODEL_DIR
-from workbench.training.loading import base_files
+from workbench.training.plan.loading import base_files
 
 BLOCK = 64
 PUSH = 0.7  # how far to the edge of its cell

@@ -61,7 +61,7 @@ def audit():
 
 def memory():
     from workbench.memory import estimate
-    from workbench.training.settings.values import DEFAULTS
+    from workbench.training.plan.settings.values import DEFAULTS
 
     return estimate(Recipe(policy={"name": "tiny"}), dict(DEFAULTS), vram_gb=16.0)
 
@@ -195,7 +195,7 @@ def replayed():
 
 
 def plan():
-    from workbench.training.prepare import plan
+    from workbench.training.plan.prepare import plan
 
     return plan(Recipe(run_name="p", task="arithmetic", grpo={"max_steps": 2, "num_generations": 4}))
 

@@ -14,7 +14,7 @@ TESTS = Path(__file__).parent
 AT_IMPORT = {
     "nothing": ("import workbench as wb\nwb.Task", ""),
     "a file": ("from pathlib import Path\nPath(__file__).read_text()", ""),
-    "a model": ("from workbench.training.loading import load_tokenizer\nload_tokenizer('tiny')", "opens a model's"),
+    "a model": ("from workbench.training.plan.loading import load_tokenizer\nload_tokenizer('tiny')", "opens a model's"),
     "weights": ("from workbench.tiny import MODEL_DIR\nnext(MODEL_DIR.glob('*.safetensors')).open('rb')", "opens a model's"),
     "a cache": ("from workbench.base.cache import cache_folder\ncache_folder().joinpath('sums').read_text()", "of a cache"),
     "a cache, though what it raises is caught": (

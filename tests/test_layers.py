@@ -154,14 +154,14 @@ def test_no_imports_go_in_a_circle_within_a_folder_or_between_folders():
 # What a newcomer reads to understand the workbench, and what is put on from outside.
 CORE = (
     "recipe", "task", "run.directory", "run.rollouts", "run.metrics", "run.control_file", "rewards.library",
-    "rewards.answers", "rewards.suite", "rewards.groups", "training.plan", "training.prepare", "training.policy",
-    "training.trainer", "training.stages",
+    "rewards.answers", "rewards.suite", "rewards.groups", "training.plan", "training.plan.prepare", "training.policy",
+    "training.trainer", "training.plan.stages",
 )  # fmt: skip
 OUTSIDE = ("audit", "memory", "health", "views", "inspection", "exporting", "instruments")
 
 
 # Code tokens (tools/size.py), so that no line is packed. The design's 10,100 lines are 83,800 of them; to be lowered.
-CLOSURE_TOKENS = 94_900  # with the table of the wall; an import names its room
+CLOSURE_TOKENS = 95_000  # with the table of the wall; an import names its room
 
 
 def test_the_core_is_small_and_imports_nothing_that_is_put_on():
@@ -228,7 +228,7 @@ def test_files_of_the_spine_are_short(name, most):
 
 
 def test_prepare_is_read_at_a_glance():
-    tree = ast.parse(MODULES["workbench.training.prepare"].read_text(encoding="utf-8"))
+    tree = ast.parse(MODULES["workbench.training.plan.prepare"].read_text(encoding="utf-8"))
     [prepare] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "prepare"]
     assert prepare.end_lineno - prepare.body[0].end_lineno <= 40  # beside its docstring
 

@@ -136,7 +136,7 @@ def test_a_command_that_needs_a_model_names_the_extra(light, words):
 
 DEFAULTS = """
 import workbench as wb
-from workbench.training.measuring import without_extras
+from workbench.training.plan.measuring import without_extras
 for policy in ({}, {"load_in_4bit": True}, {"backend": "unsloth", "load_in_4bit": False}):
     recipe = wb.Recipe(policy=policy)
     try: lines = without_extras(recipe)

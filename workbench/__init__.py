@@ -50,7 +50,7 @@ FACE = {
     "exercise": "teaching.exercises",
     # 03: training
     "Recipe": "recipe",
-    "plan": "training.prepare",
+    "plan": "training.plan.prepare",
     "load_policy": "training.policy",
     "sample": "training.sampling",
     "make_trainer": "training.trainer",

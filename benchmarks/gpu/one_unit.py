@@ -232,7 +232,7 @@ def _predicted(setting: Setting, recipe: Any, settings: dict[str, Any]) -> dict[
     """
     from workbench import memory
     from workbench.memory.parts import kv_bytes, weight_bytes
-    from workbench.training.settings.device import Machine
+    from workbench.training.plan.settings.device import Machine
 
     made = memory.estimate(
         recipe,

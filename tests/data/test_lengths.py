@@ -32,9 +32,9 @@ from workbench.run.control_file import send
 from workbench.task import Task
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
-from workbench.training.loading import load_tokenizer
+from workbench.training.plan.loading import load_tokenizer
+from workbench.training.plan.prepare import prepare, settled
 from workbench.training.policy import load_policy
-from workbench.training.prepare import prepare, settled
 from workbench.training.profiling import profile_difficulty
 from workbench.training.sampling import prompt_lengths
 from workbench.training.trainer import train

@@ -17,8 +17,8 @@ from workbench.data.rendering import prompt_lengths_tokens
 from workbench.data.template import tags_in, template_card, turn_end
 from workbench.tiny import MODEL_DIR
 from workbench.training import sampling
-from workbench.training.loading import load_tokenizer
-from workbench.training.measuring import check_tokenizer
+from workbench.training.plan.loading import load_tokenizer
+from workbench.training.plan.measuring import check_tokenizer
 from workbench.views.look import MARKED
 from workbench.views.results import card_view
 

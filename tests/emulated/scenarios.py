@@ -265,8 +265,8 @@ def turns() -> Any:
     from workbench.recipe import Recipe
     from workbench.run.rollouts import read_batches
     from workbench.training.attach import attach
+    from workbench.training.plan.prepare import prepare
     from workbench.training.policy import load_policy
-    from workbench.training.prepare import prepare
     from workbench.training.trainer import make_trainer
 
     def trained(name: str, masked: bool) -> Any:
@@ -412,7 +412,7 @@ def four_bit() -> Any:
     from bitsandbytes.functional import dequantize_4bit
     from unsloth.kernels.utils import fast_dequantize
 
-    from workbench.training.loading import linear4bit_layers
+    from workbench.training.plan.loading import linear4bit_layers
 
     policy = fresh(load_in_4bit=True)
     layers = linear4bit_layers(policy.model)

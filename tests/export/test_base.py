@@ -18,7 +18,7 @@ from workbench.exporting.passport import verify
 from workbench.exporting.proving import prove
 from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
-from workbench.training.loading import base_differs, base_files, base_summed
+from workbench.training.plan.loading import base_differs, base_files, base_summed
 from workbench.training.trainer import continue_run, train
 
 HUB = {"name": "me/base-bnb-4bit", "revision": "a" * 40}

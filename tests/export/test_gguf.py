@@ -25,7 +25,7 @@ from workbench.exporting import gguf
 from workbench.exporting.weights import check_weights
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
-from workbench.training.loading import load_tokenizer
+from workbench.training.plan.loading import load_tokenizer
 
 SUM = [{"role": "user", "content": "What is 15 + 27?"}]
 COMPLETION = "<reasoning>\n5+7=12,  carry\t1 🦙\n</reasoning>\n<answer>\n42\n</answer>"

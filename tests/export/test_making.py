@@ -25,7 +25,7 @@ from workbench.exporting.risk import MergeRisk
 from workbench.run.directory import RunDirectory
 from workbench.run.lock import Lock
 from workbench.tiny import MODEL_DIR
-from workbench.training.loading import load_tokenizer
+from workbench.training.plan.loading import load_tokenizer
 
 
 def names_in(folder):
@@ -239,7 +239,7 @@ def test_merged_4_bit_is_quantised_again(home):
 
     exported = export(made_run(), ["merged_4bit"], into="base")
     model = AutoModelForCausalLM.from_pretrained(exported["merged_4bit"].path, device_map="cpu")
-    from workbench.training.loading import linear4bit_layers
+    from workbench.training.plan.loading import linear4bit_layers
 
     assert len(linear4bit_layers(model)) == 21
     assert model.config.quantization_config.bnb_4bit_use_double_quant

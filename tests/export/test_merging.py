@@ -12,7 +12,7 @@ from workbench.base.errors import ExportError, PolicyError
 from workbench.exporting import merging
 from workbench.exporting.merging import copy_adapter, sixteen_bit_base, with_defaults, write_merged
 from workbench.tiny import MODEL_DIR
-from workbench.training.loading import linear4bit_layers, load_tokenizer
+from workbench.training.plan.loading import linear4bit_layers, load_tokenizer
 from workbench.training.policy import load_policy
 
 PATTERNS = {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {r"layers\.1\..*k_proj": 3}, "use_rslora": True}

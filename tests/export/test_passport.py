@@ -24,7 +24,7 @@ from workbench.exporting.proving import _files
 from workbench.exporting.public import clean
 from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
-from workbench.training.loading import adapter_sum
+from workbench.training.plan.loading import adapter_sum
 
 pytestmark = pytest.mark.usefixtures("home")
 PROOF = Proof(

@@ -17,7 +17,7 @@ from workbench.exporting.passport import verify
 from workbench.inspection.evaluation import evaluate
 from workbench.recipe import Recipe
 from workbench.run import sealed
-from workbench.training.loading import adapter_sum, find_adapter
+from workbench.training.plan.loading import adapter_sum, find_adapter
 
 WEIGHTS = "adapter_model.safetensors"
 

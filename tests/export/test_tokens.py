@@ -17,7 +17,7 @@ from workbench.exporting.tokens import check_tokens
 from workbench.task import Task
 from workbench.tasks.loading import load_task
 from workbench.tiny import MODEL_DIR
-from workbench.training.loading import load_tokenizer
+from workbench.training.plan.loading import load_tokenizer
 
 TASK = load_task("arithmetic")
 TEXTS = ["<think>15 + 27</think><answer>42</answer>", "", "Grüße 你好 🙂\n\n  two  spaces", "</s> as text", "1" * 50]

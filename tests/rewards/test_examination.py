@@ -24,7 +24,7 @@ from workbench.teaching.exercises.format import format_reward
 from workbench.teaching.exercises.strict_and_soft import strict_format_reward_func
 from workbench.tiny.task import REWARD_FUNCS
 from workbench.tiny.task import task as arithmetic
-from workbench.training.loading import load_tokenizer
+from workbench.training.plan.loading import load_tokenizer
 
 QUESTIONS = [("What is 15 + 27?", "42"), ("How many pens are in 125 boxes of 8?", "1000"), ("What is 9 - 4?", "5")]
 SHIPPED = ("arithmetic", "countdown", "csv_qa", "json", "reviews")

@@ -21,7 +21,7 @@ from workbench.rewards import completion_text, library, make_answer_reward, veri
 from workbench.rewards.compare import same_answer
 from workbench.rewards.library import max_score
 from workbench.task import Task
-from workbench.training.loading import load_tokenizer
+from workbench.training.plan.loading import load_tokenizer
 
 RULES = yaml.safe_load(Path(findings.__file__).with_name("findings.yaml").read_text(encoding="utf-8"))
 TAGS = "Reason in <think> </think>, then give it in <answer> </answer>:\n<think>\n...\n</think>\n<answer>\n...\n</answer>"

@@ -17,7 +17,7 @@ from workbench.rewards.answers import completion_text as text
 from workbench.rewards.tracing import keywords_of, overlooks
 from workbench.rewards.verifiers import json_of, make_json_reward
 from workbench.task import Task
-from workbench.training.loading import load_tokenizer
+from workbench.training.plan.loading import load_tokenizer
 
 TAGS = "Think in <think> </think>, then give it in <answer> </answer>."
 NUMBERS = ["42", "7", "1000", "19"]

@@ -23,7 +23,7 @@ from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory, open_run
 from workbench.teaching import lessons
 from workbench.training.background import start
-from workbench.training.loading import find_model
+from workbench.training.plan.loading import find_model
 
 PASSING = ["EBUSY", "EAGAIN", "EINTR", "ETIMEDOUT", "ESTALE", "EIO"]
 STAYING = ["EXDEV", "ENOTEMPTY", "EACCES", "EROFS", "ENOSPC"]

@@ -8,7 +8,7 @@ import pytest
 
 from workbench.base.errors import RecipeError
 from workbench.recipe import Recipe, template_kwargs
-from workbench.training.settings import overridden
+from workbench.training.plan.settings import overridden
 
 
 def test_round_trip(tmp_path):

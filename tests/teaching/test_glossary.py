@@ -20,7 +20,7 @@ from workbench.recipe import Recipe
 from workbench.run import metrics
 from workbench.teaching.glossary import _entries, terms
 from workbench.training.plan import Plan
-from workbench.training.settings.values import CHOICES, DEFAULTS
+from workbench.training.plan.settings.values import CHOICES, DEFAULTS
 from workbench.views.audit import functions_table, probes_table
 from workbench.views.run_view import _NUMBERS
 

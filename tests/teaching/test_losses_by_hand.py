@@ -14,7 +14,7 @@ import pytest
 
 import workbench as wb
 from workbench.recipe import Recipe
-from workbench.training.settings.values import CHOICES
+from workbench.training.plan.settings.values import CHOICES
 
 EPSILON, CISPO_CAP, BETA, LONGEST = 0.2, 5.0, 0.04, 64
 SAPO_POS, SAPO_NEG = 1.0, 1.05  # temperatures

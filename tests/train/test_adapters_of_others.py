@@ -12,9 +12,9 @@ from foreign_adapters import LAYOUTS, leave
 import workbench as wb
 from workbench.base.errors import PolicyError, RecipeError, RunError
 from workbench.tiny.named import folder_of
-from workbench.training.loading import find_adapter
+from workbench.training.plan.loading import find_adapter
+from workbench.training.plan.prepare import prepare
 from workbench.training.policy import load_policy
-from workbench.training.prepare import prepare
 from workbench.training.trainer import continue_run, make_trainer, train
 
 GRPO = {

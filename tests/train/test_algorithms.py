@@ -14,12 +14,12 @@ from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import read_batches
 from workbench.tiny.task import task
 from workbench.training.changes import changed_since_begun
+from workbench.training.plan.script import read_script
+from workbench.training.plan.settings import check_values, field_kinds, field_names, normalised, overridden
+from workbench.training.plan.settings.algorithms import ALGORITHMS
+from workbench.training.plan.stages import planned_stages
 from workbench.training.policy import trainer_classes
 from workbench.training.resuming import Point
-from workbench.training.script import read_script
-from workbench.training.settings import check_values, field_kinds, field_names, normalised, overridden
-from workbench.training.settings.algorithms import ALGORITHMS
-from workbench.training.stages import planned_stages
 from workbench.training.trainer import train
 
 PAPERS = {

@@ -31,8 +31,8 @@ from workbench.teaching.glossary import explain
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.training.attach import attach
+from workbench.training.plan.prepare import prepare
 from workbench.training.policy import load_policy, trainer_classes
-from workbench.training.prepare import prepare
 from workbench.training.theirs import _in_words as in_words
 from workbench.training.theirs import _row_key as row_key
 from workbench.training.trainer import continue_run, make_trainer

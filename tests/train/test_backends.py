@@ -13,12 +13,12 @@ from workbench.recipe import Recipe
 from workbench.run.directory import open_run
 from workbench.run.rollouts import query
 from workbench.tiny.task import task as arithmetic
-from workbench.training import precision
+from workbench.training.plan import precision
+from workbench.training.plan.precision import adapter_in_float32, config_overrides
+from workbench.training.plan.prepare import one_gpu
+from workbench.training.plan.settings.device import Machine
 from workbench.training.policy import Policy, load_policy, trainer_classes
-from workbench.training.precision import adapter_in_float32, config_overrides
-from workbench.training.prepare import one_gpu
 from workbench.training.randomness import random_kept
-from workbench.training.settings.device import Machine
 from workbench.training.trainer import train
 
 GRPO = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 24, "learning_rate": 1e-3}
@@ -27,9 +27,9 @@ WITHOUT_UNSLOTH = """
 import sys
 from datasets import Dataset
 from workbench.tiny.task import REWARD_FUNCS, task
-from workbench.training.loading import load_tokenizer
+from workbench.training.plan.loading import load_tokenizer
 from workbench.training.policy import load_policy, trainer_classes
-from workbench.training.precision import adapter_in_float32, config_overrides, native_bf16
+from workbench.training.plan.precision import adapter_in_float32, config_overrides, native_bf16
 from workbench.training.sampling import sample
 load_tokenizer("tiny"), native_bf16()
 policy = load_policy("tiny", backend="transformers", gradient_checkpointing=True)

@@ -13,10 +13,10 @@ from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.training.feature import Planned
 from workbench.training.features.fitting import MemoryFit, choose_checkpointing, memory_on
-from workbench.training.loading import load_tokenizer
-from workbench.training.prepare import prepare
-from workbench.training.settings.device import Machine
-from workbench.training.settings.values import DEFAULTS
+from workbench.training.plan.loading import load_tokenizer
+from workbench.training.plan.prepare import prepare
+from workbench.training.plan.settings.device import Machine
+from workbench.training.plan.settings.values import DEFAULTS
 from workbench.training.trainer import continue_run, train
 
 SIZES = {"max_completion_length": 512, "per_device_train_batch_size": 8, "num_generations": 8}

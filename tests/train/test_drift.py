@@ -11,12 +11,12 @@ import pytest
 from workbench.recipe import packaged
 from workbench.run.inert import SWITCHES
 from workbench.run.metrics import ENTROPY, REWARD, REWARD_STD, ZERO_STD, per_function
-from workbench.training import settings as settings_of
+from workbench.training.plan import settings as settings_of
+from workbench.training.plan.settings.algorithms import ALGORITHMS
+from workbench.training.plan.settings.in_force import settings_in_force
+from workbench.training.plan.settings.names import ALIASES
+from workbench.training.plan.settings.values import BOUNDS, RANGES
 from workbench.training.policy import trainer_classes
-from workbench.training.settings.algorithms import ALGORITHMS
-from workbench.training.settings.in_force import settings_in_force
-from workbench.training.settings.names import ALIASES
-from workbench.training.settings.values import BOUNDS, RANGES
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from workbench.run.rollouts import query
 from workbench.task import Task
 from workbench.training.attach import attach
 from workbench.training.features import warm_start
-from workbench.training.loading import eos_ids, load_tokenizer
+from workbench.training.plan.loading import eos_ids, load_tokenizer
+from workbench.training.plan.prepare import plan
 from workbench.training.policy import load_policy
-from workbench.training.prepare import plan
 from workbench.training.sampling import sample, scored_groups
 from workbench.training.trainer import train
 

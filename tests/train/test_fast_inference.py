@@ -19,11 +19,11 @@ from workbench.commands import doctor
 from workbench.recipe import LoraPart, Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.training import policy as policies
-from workbench.training import settings as settings_of
+from workbench.training.plan import settings as settings_of
+from workbench.training.plan.prepare import prepare
+from workbench.training.plan.settings.device import COST, NOT_INSTALLED, missing, why_not
+from workbench.training.plan.stages import settled_vllm
 from workbench.training.policy import load_policy, trainer_classes
-from workbench.training.prepare import prepare
-from workbench.training.settings.device import COST, NOT_INSTALLED, missing, why_not
-from workbench.training.stages import settled_vllm
 from workbench.training.trainer import train
 
 GPU = settings_of.Machine(cuda=True, bf16=True, vllm=True)

@@ -10,9 +10,9 @@ from workbench.memory import OutOfMemory
 from workbench.recipe import PolicyPart, Recipe
 from workbench.run.directory import open_run
 from workbench.tiny.task import task as arithmetic
+from workbench.training.plan.settings.device import Machine
+from workbench.training.plan.settings.values import DEFAULTS
 from workbench.training.policy import load_policy
-from workbench.training.settings.device import Machine
-from workbench.training.settings.values import DEFAULTS
 from workbench.training.trainer import train
 
 GRPO = {"max_steps": 3, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 32}

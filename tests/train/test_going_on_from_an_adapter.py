@@ -6,9 +6,9 @@ import pytest
 
 from workbench.base.errors import PolicyError
 from workbench.recipe import Recipe
-from workbench.training.loading import adapter_named
+from workbench.training.plan.loading import adapter_named
+from workbench.training.plan.prepare import prepare
 from workbench.training.policy import load_policy
-from workbench.training.prepare import prepare
 from workbench.training.resuming import save_adapter
 from workbench.training.trainer import continue_run, train
 

@@ -21,8 +21,8 @@ from workbench.run.rollouts import query
 from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
 from workbench.training.features.held_out import HeldOut, chosen
+from workbench.training.plan.prepare import prepare
 from workbench.training.policy import load_policy
-from workbench.training.prepare import prepare
 from workbench.training.trainer import continue_run, train
 
 

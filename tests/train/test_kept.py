@@ -18,11 +18,11 @@ from workbench.commands.demo import settings_of
 from workbench.recipe import Recipe
 from workbench.tasks.loading import EMBEDDED
 from workbench.tiny import MODEL_DIR
-from workbench.training import kept, settings
-from workbench.training.measuring import tokenizer_files
+from workbench.training.plan import kept, settings
+from workbench.training.plan.measuring import tokenizer_files
+from workbench.training.plan.settings.in_force import defaults_of, plain_setting
+from workbench.training.plan.settings.values import SHOWN
 from workbench.training.policy import trainer_classes
-from workbench.training.settings.in_force import defaults_of, plain_setting
-from workbench.training.settings.values import SHOWN
 
 TINY = {"task": "arithmetic", "policy": {"name": "tiny"}}
 FORGED = 0.7  # no version's epsilon
@@ -298,7 +298,7 @@ def test_only_the_last_states_stay(cache, monkeypatch):
 WRITER = """
 import sys
 from pathlib import Path
-from workbench.training.kept import Answers
+from workbench.training.plan.kept import Answers
 for number in range(200):
     answers = Answers(False)
     answers.file, answers.known, answers.new = Path(sys.argv[1]), {"who": sys.argv[2], "all": [number] * 5000}, True

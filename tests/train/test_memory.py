@@ -30,7 +30,7 @@ from workbench.memory.parts import (
 )
 from workbench.memory.shapes import adapter_on, from_config, shape_of
 from workbench.recipe import SEVEN_PROJECTIONS, LoraPart, Recipe
-from workbench.training.settings.values import DEFAULTS
+from workbench.training.plan.settings.values import DEFAULTS
 
 ROOT = Path(__file__).parents[2]
 SMALL = {

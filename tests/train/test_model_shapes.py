@@ -14,7 +14,7 @@ from workbench.memory import shapes
 from workbench.memory.parts import weight_bytes
 from workbench.memory.shapes import KNOWN_FILE, adapter_on, from_config, shape_of
 from workbench.recipe import LoraPart
-from workbench.training.presets import FOLDER
+from workbench.training.plan.presets import FOLDER
 
 SMALL = {
     "hidden_size": 48,

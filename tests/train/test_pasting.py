@@ -10,11 +10,11 @@ import pytest
 from workbench.base.errors import RecipeError
 from workbench.recipe import SEVEN_PROJECTIONS, PolicyPart, Recipe
 from workbench.tiny.task import task as arithmetic
-from workbench.training import settings as settings_of
+from workbench.training.plan import settings as settings_of
+from workbench.training.plan.prepare import plan as wb_plan
+from workbench.training.plan.script import read_script
+from workbench.training.plan.settings.device import Machine
 from workbench.training.policy import load_policy, trainer_classes
-from workbench.training.prepare import plan as wb_plan
-from workbench.training.script import read_script
-from workbench.training.settings.device import Machine
 from workbench.training.trainer import train
 
 CPU = Machine(cuda=False, bf16=False, vllm=False)

@@ -13,8 +13,7 @@ import workbench as wb
 from workbench.base.errors import RecipeError
 from workbench.recipe import PolicyPart, Recipe, WarmStartPart
 from workbench.tiny.task import task
-from workbench.training.policy import trainer_classes
-from workbench.training.settings import (
+from workbench.training.plan.settings import (
     DEFAULTS,
     Batch,
     Machine,
@@ -30,9 +29,10 @@ from workbench.training.settings import (
     normalised,
     overridden,
 )
-from workbench.training.settings.batches import arithmetic
-from workbench.training.settings.names import ALIASES, MOVED
-from workbench.training.settings.values import CHOICES
+from workbench.training.plan.settings.batches import arithmetic
+from workbench.training.plan.settings.names import ALIASES, MOVED
+from workbench.training.plan.settings.values import CHOICES
+from workbench.training.policy import trainer_classes
 from workbench.training.trainer import train
 
 CPU = Machine(cuda=False, bf16=False, vllm=False)

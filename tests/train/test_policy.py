@@ -16,7 +16,7 @@ import pytest
 from workbench.base.errors import PolicyError, RecipeError
 from workbench.recipe import Recipe
 from workbench.tiny import MODEL_DIR
-from workbench.training.loading import bars_for, find_model, linear4bit_layers, load_tokenizer
+from workbench.training.plan.loading import bars_for, find_model, linear4bit_layers, load_tokenizer
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.resuming import save_adapter
 from workbench.training.sampling import sample
@@ -35,7 +35,7 @@ def tiny_policy(backend):
 
 
 def test_no_red_line_about_an_optional_package_on_a_cpu_with_bfloat16():
-    code = "import logging, workbench.training.loading; logging.getLogger('bitsandbytes.backends.cpu.ops').warning('in red')"
+    code = "import logging, workbench.training.plan.loading; logging.getLogger('bitsandbytes.backends.cpu.ops').warning('in red')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr == ""
 
 

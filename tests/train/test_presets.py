@@ -15,12 +15,12 @@ from workbench.base.errors import DataError, PolicyError, RecipeError, TaskError
 from workbench.recipe import PolicyPart, Recipe
 from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
-from workbench.training import settings as settings_of
 from workbench.training.feature import Planned
 from workbench.training.features.fitting import MemoryFit
+from workbench.training.plan import settings as settings_of
+from workbench.training.plan.presets import FOLDER, find_recipe, preset_names, read_source
+from workbench.training.plan.settings.device import Machine
 from workbench.training.policy import load_policy, trainer_classes
-from workbench.training.presets import FOLDER, find_recipe, preset_names, read_source
-from workbench.training.settings.device import Machine
 from workbench.training.trainer import train
 
 NAMES = ["cpu", "gpu_24gb", "gpu_80gb", "t4"]

@@ -13,8 +13,8 @@ from workbench.recipe import Recipe
 from workbench.run.rollouts import read_batches
 from workbench.run.turns import POLICY, TOOL
 from workbench.tasks.loading import load_task
+from workbench.training.plan.prepare import prepare
 from workbench.training.policy import load_policy
-from workbench.training.prepare import prepare
 from workbench.training.trainer import train
 
 pytestmark = [

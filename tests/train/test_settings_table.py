@@ -15,11 +15,11 @@ from trying_settings import BASE, SAMPLED, TRIED, changed, sampled, trained
 import workbench as wb
 from workbench.base.errors import RecipeError
 from workbench.run.inert import SWITCHES
-from workbench.training import settings as settings_of
+from workbench.training.plan import settings as settings_of
+from workbench.training.plan.settings.device import Machine
+from workbench.training.plan.settings.names import ELSEWHERE, LEFT_OUT, MOVED
+from workbench.training.plan.settings.values import _REFUSED, SAMPLING
 from workbench.training.policy import trainer_classes
-from workbench.training.settings.device import Machine
-from workbench.training.settings.names import ELSEWHERE, LEFT_OUT, MOVED
-from workbench.training.settings.values import _REFUSED, SAMPLING
 
 TABLE = Path(__file__).with_name("settings_table.md")
 CLASSES = {
@@ -174,8 +174,8 @@ def test_a_record_without_the_plans_facts_says_nothing_of_them():
     from trl import GRPOConfig
 
     from workbench.run.inert import inert_in_plan
-    from workbench.training.settings.combinations import completed
-    from workbench.training.settings.in_force import defaults_of
+    from workbench.training.plan.settings.combinations import completed
+    from workbench.training.plan.settings.in_force import defaults_of
 
     settings = completed({}, defaults_of(GRPOConfig))
     assert not inert_in_plan(settings, ["ddp_timeout", "disable_dropout", "use_cpu"])
@@ -192,13 +192,13 @@ def test_a_list_of_words_is_no_word():
 def test_what_transformers_says_of_torch_compile_at_every_config_is_no_news():
     import logging
 
-    import workbench.training.loading
+    import workbench.training.plan.loading
 
     logger = logging.getLogger("transformers.training_args")
     words = ("The speedups for torchdynamo mostly come with a newer GPU", "torch_compile: another matter")
     kept = [logger.filter(logging.LogRecord(logger.name, logging.WARNING, "", 0, line, (), None)) for line in words]
     assert [bool(each) for each in kept] == [False, True]
-    assert workbench.training.loading._NOT_NEWS
+    assert workbench.training.plan.loading._NOT_NEWS
 
 
 def test_the_loss_of_a_router_is_for_models_that_give_its_logits():

@@ -16,11 +16,11 @@ from workbench.health import OK, SKIPPED, RunConfig, diagnose
 from workbench.recipe import Recipe, packaged
 from workbench.run.inert import inert_in_plan, more_updates, ratio_is_one
 from workbench.run.machine import environment
-from workbench.training import settings as settings_of
 from workbench.training.building import taken_together
+from workbench.training.plan import settings as settings_of
+from workbench.training.plan.settings.combinations import completed
+from workbench.training.plan.settings.in_force import defaults_of
 from workbench.training.policy import trainer_classes
-from workbench.training.settings.combinations import completed
-from workbench.training.settings.in_force import defaults_of
 
 NOTHING = "nothing here"
 
@@ -211,8 +211,8 @@ def test_combinations(grpo, said):
 def test_each_combination_says_what_is_wrong_whose_word_that_is_and_what_to_do():
     from trl import GRPOConfig
 
-    from workbench.training.settings import combinations
-    from workbench.training.settings.combinations import _Own, applying
+    from workbench.training.plan.settings import combinations
+    from workbench.training.plan.settings.combinations import _Own, applying
 
     told = packaged(Path(combinations.__file__).with_suffix(".yaml"))
     assert len(told) >= 15
@@ -222,7 +222,7 @@ def test_each_combination_says_what_is_wrong_whose_word_that_is_and_what_to_do()
 
 
 def test_with_vllm(monkeypatch):
-    from workbench.training.settings.combinations import advice
+    from workbench.training.plan.settings.combinations import advice
 
     recipe, vllm = Recipe(grpo={}), {"use_vllm": True}
     assert any("trl#6789" in line for line in advice(recipe, {**vllm, "top_p": 0.9}))

@@ -12,7 +12,7 @@ import workbench as wb
 from workbench.base.errors import DataError, PolicyError, RecipeError, RunError
 from workbench.task import Task
 from workbench.tiny import MODEL_DIR
-from workbench.training.prepare import settled
+from workbench.training.plan.prepare import settled
 
 GRPO = {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 40}
 

@@ -16,9 +16,9 @@ import workbench.training
 from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.training.around import kinds
+from workbench.training.plan.prepare import prepare
 from workbench.training.playing import trainer_parts
 from workbench.training.policy import load_policy
-from workbench.training.prepare import prepare
 from workbench.training.replaced import OWNERS, replace
 from workbench.training.trainer import make_trainer
 

@@ -43,8 +43,8 @@ from workbench.tiny import MODEL_DIR
 from workbench.tiny.task import task as arithmetic
 from workbench.training.attach import attach
 from workbench.training.features.turns import NO_MASK, UNMASKED, Generated, Turns
+from workbench.training.plan.prepare import prepare
 from workbench.training.policy import load_policy, trainer_classes
-from workbench.training.prepare import prepare
 from workbench.training.sampling import preview, prompt_lengths, sample
 from workbench.training.trainer import make_trainer, train
 from workbench.training.transcribing import NOT_CALLED, NOT_READ, turns_from

@@ -228,7 +228,7 @@ def test_the_launcher_that_starts_one_process_instead_of_two_is_named(monkeypatc
 
 
 def test_the_batch_counts_the_completions_of_all_processes(of_two):
-    from workbench.training.settings.batches import batch, batch_line, whole_groups
+    from workbench.training.plan.settings.batches import batch, batch_line, whole_groups
 
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "num_generations": 8, "max_steps": 3}
     assert batch(settings).completions == 8
@@ -309,7 +309,7 @@ def test_accelerate_accepts_the_configuration(name):
 
 
 def test_the_plan_takes_trls_vllm_server():
-    from workbench.training.settings.device import Machine
+    from workbench.training.plan.settings.device import Machine
 
     server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_host": "10.0.0.2", "vllm_server_port": 8001}
     asked = recipe("server", **server, per_device_train_batch_size=8)

@@ -27,10 +27,10 @@ from workbench.task import Task
 from workbench.tiny.task import task as arithmetic
 from workbench.training.attach import attach
 from workbench.training.features import warm_start
+from workbench.training.plan.prepare import plan
+from workbench.training.plan.script import read_script
 from workbench.training.policy import load_policy
-from workbench.training.prepare import plan
 from workbench.training.resuming import latest_point
-from workbench.training.script import read_script
 from workbench.training.trainer import continue_run, make_trainer, train
 from workbench.views.history import add_mark
 

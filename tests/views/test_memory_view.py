@@ -7,7 +7,7 @@ import pytest
 from workbench.memory import UNCALIBRATED, estimate
 from workbench.memory.parts import GB, PHASES
 from workbench.recipe import Recipe
-from workbench.training.settings.values import DEFAULTS
+from workbench.training.plan.settings.values import DEFAULTS
 from workbench.views.figure import png
 from workbench.views.memory import GROUPS, memory_picture
 

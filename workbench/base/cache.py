@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from workbench.base.workspace import home_folder, size_and_sum, temporary_home
 
 T = TypeVar("T")
-# Who answers in the place of the libraries (training/kept.py); None: they do.
+# Who answers in the place of the libraries (training/plan/kept.py); None: they do.
 ANSWERS: ContextVar[Any] = ContextVar("answers", default=None)
 
 

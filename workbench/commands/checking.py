@@ -50,8 +50,8 @@ def tokenizer_of(policy: str | None, chat_template_kwargs: Fields | str | None) 
     """
     if policy is None:
         return None
-    from workbench.training.loading import load_tokenizer
-    from workbench.training.measuring import check_tokenizer
+    from workbench.training.plan.loading import load_tokenizer
+    from workbench.training.plan.measuring import check_tokenizer
 
     named = template_kwargs(chat_template_kwargs, "chat_template_kwargs")
     tokenizer = load_tokenizer(policy, named)

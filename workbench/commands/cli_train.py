@@ -40,7 +40,7 @@ def plan(source: str, out: Path | None, said: list[str] | None, **options: Any) 
         --set KEY=VALUE... as said: Over the recipe: a dotted field, or a GRPOConfig name; may be
             repeated.
     """
-    from workbench.training.kept import answering
+    from workbench.training.plan.kept import answering
 
     recipe = sys.stdin.read() + "\n" if source == "-" else source
     with answering():
@@ -84,8 +84,8 @@ def train(
         --set KEY=VALUE... as said: Over the recipe: a dotted field, or a GRPOConfig name; may be
             repeated.
     """
-    from workbench.training.presets import find_recipe, of_recipe
-    from workbench.training.settings import overridden
+    from workbench.training.plan.presets import find_recipe, of_recipe
+    from workbench.training.plan.settings import overridden
 
     file = find_recipe(recipe)
     with of_recipe(shown(file)):

@@ -20,7 +20,7 @@ from workbench.base.yaml_text import packaged
 from workbench.data.prompts import question_text
 from workbench.run.directory import check_name, open_run
 from workbench.tiny import named as policies
-from workbench.training.precision import fast_bf16
+from workbench.training.plan.precision import fast_bf16
 
 _SHOWN, _WIDTH = 3, 72  # held-out prompts that the result shows answered; characters of a column
 

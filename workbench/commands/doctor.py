@@ -92,7 +92,7 @@ def _device() -> MachineFinding:
 
 
 def _bf16() -> MachineFinding:
-    from workbench.training.precision import native_bf16
+    from workbench.training.plan.precision import native_bf16
 
     if native_bf16():
         return MachineFinding(True, "native")
@@ -103,7 +103,7 @@ def _bf16() -> MachineFinding:
 def _vllm() -> MachineFinding:
     import torch
 
-    from workbench.training.settings.device import PUBLISHED, missing
+    from workbench.training.plan.settings.device import PUBLISHED, missing
 
     brings = f"policy.fast_inference: true generates with it; {PUBLISHED}"
     if why := missing(imports=True):

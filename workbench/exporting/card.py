@@ -17,7 +17,7 @@ from workbench.exporting.checks import CAUSES, Proof
 from workbench.exporting.public import clean
 from workbench.exporting.serving import commands
 from workbench.inspection.measured import gain_in_words
-from workbench.training.loading import find_model
+from workbench.training.plan.loading import find_model
 
 CARD = "README.md"
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")

@@ -17,7 +17,7 @@ from workbench.exporting.artefacts import PASSPORT, Artefact, Exported, open_art
 from workbench.exporting.merging import sixteen_bit_base
 from workbench.exporting.passport import read_passport
 from workbench.exporting.reading import Reader, open_reader
-from workbench.training.loading import find_model
+from workbench.training.plan.loading import find_model
 
 _MOST = 256  # tokens of an answer, where no run says how long its completions may be
 

@@ -29,7 +29,7 @@ from workbench.base.cache import cache_folder
 from workbench.base.errors import ExportError
 from workbench.base.kinds import Tokenizer
 from workbench.base.workspace import home_folder, replace_folder, shown
-from workbench.training.loading import load_tokenizer, reading
+from workbench.training.plan.loading import load_tokenizer, reading
 
 if TYPE_CHECKING:
     import numpy as np

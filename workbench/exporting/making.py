@@ -20,7 +20,7 @@ from workbench.exporting.public import public_name
 from workbench.exporting.risk import MergeRisk, merge_risk
 from workbench.run import sealed
 from workbench.run.directory import RunDirectory
-from workbench.training.loading import (
+from workbench.training.plan.loading import (
     adapter_sum,
     bars_for,
     base_differs,

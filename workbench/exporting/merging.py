@@ -24,8 +24,8 @@ from workbench.base.kinds import Fields, Model, Tensor, Tokenizer
 from workbench.base.workspace import resolve, shown
 from workbench.run.directory import RunDirectory
 from workbench.tiny.named import ORIGIN
-from workbench.training import loading
-from workbench.training.loading import (
+from workbench.training.plan import loading
+from workbench.training.plan.loading import (
     NF4_BLOCK,
     adapter_named,
     bars_for,

@@ -37,7 +37,7 @@ from workbench.run import sealed
 from workbench.run.directory import RunDirectory
 from workbench.tasks.loading import EMBEDDED
 from workbench.tiny.named import origin_of
-from workbench.training.loading import adapter_sum, base_differs, base_files
+from workbench.training.plan.loading import adapter_sum, base_differs, base_files
 
 PROOF = "proof.json"
 _PROVEN = ".proof.part"  # a folder: a whole proof on its way into the artefact

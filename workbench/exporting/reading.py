@@ -15,7 +15,7 @@ from workbench.exporting.artefacts import Artefact
 from workbench.exporting.merging import source_of
 from workbench.training import plain
 from workbench.training.drawing import until_eos
-from workbench.training.loading import bars_for, find_model, reading, with_adapter
+from workbench.training.plan.loading import bars_for, find_model, reading, with_adapter
 from workbench.training.sampling import logprobs_of
 
 if TYPE_CHECKING:

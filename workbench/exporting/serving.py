@@ -15,7 +15,7 @@ from workbench.exporting.artefacts import Artefact
 from workbench.exporting.public import clean
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place, stage_in
-from workbench.training.loading import load_tokenizer
+from workbench.training.plan.loading import load_tokenizer
 
 _TEMPLATE = """\
 # Ollama takes the chat template from the GGUF file if it is one that it knows, and otherwise sends your text as it is: compare

@@ -17,7 +17,7 @@ from workbench.exporting.merging import ended_with
 from workbench.exporting.reading import Reader
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import query
-from workbench.training.loading import load_tokenizer
+from workbench.training.plan.loading import load_tokenizer
 from workbench.training.resuming import begun_task
 
 _AROUND = 40  # characters, or ids, that are shown from where two texts part

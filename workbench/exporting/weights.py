@@ -23,7 +23,7 @@ from workbench.exporting import gguf, merging, serving
 from workbench.exporting.artefacts import PASSPORT, Artefact
 from workbench.exporting.checks import Check
 from workbench.run.directory import RunDirectory
-from workbench.training.loading import adapter_sum, quiet_imports, reading
+from workbench.training.plan.loading import adapter_sum, quiet_imports, reading
 
 _HEAD = "lm_head.weight"
 _NAME = "base + the adapter's change"

@@ -26,7 +26,7 @@ from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task
 from workbench.tasks.loading import load_task
 from workbench.training.adapters import put_on
-from workbench.training.loading import adapter_sum, base_differs, base_summed
+from workbench.training.plan.loading import adapter_sum, base_differs, base_summed
 from workbench.training.playing import marks_of
 from workbench.training.policy import Policy, load_policy
 from workbench.training.resuming import begun_task

@@ -19,7 +19,7 @@ from workbench.run.directory import RunDirectory
 from workbench.run.held_out import completion_rows, write_completions
 from workbench.run.turns import turns_of
 from workbench.task import Row
-from workbench.training.loading import adapter_sum
+from workbench.training.plan.loading import adapter_sum
 
 FILE = "evaluation.parquet"
 _ASIDE = "evaluation-{}.parquet"  # under settings that are not those of the last

@@ -15,7 +15,7 @@ from workbench.base.printable import printable
 from workbench.data.rendering import prompt_text
 from workbench.run.directory import RunDirectory
 from workbench.run.rollouts import batch_and_place
-from workbench.training.loading import eos_ids
+from workbench.training.plan.loading import eos_ids
 from workbench.training.policy import Policy, load_policy
 from workbench.training.sampling import logprobs_of
 

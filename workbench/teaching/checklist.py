@@ -27,7 +27,7 @@ from workbench.inspection.reading import by_step
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
-from workbench.training.prepare import plan
+from workbench.training.plan.prepare import plan
 
 _STATES = {True: "ticked", False: "open", None: "cannot be told"}
 _ROWS = 1_000  # of the task, that are looked at

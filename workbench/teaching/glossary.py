@@ -17,8 +17,8 @@ from workbench.base.errors import TermError
 from workbench.base.extras import trl_version
 from workbench.base.kinds import Fields
 from workbench.base.yaml_text import packaged
-from workbench.training.settings.names import ALIASES
-from workbench.training.settings.values import CHOICES, DEFAULTS, RANGES
+from workbench.training.plan.settings.names import ALIASES
+from workbench.training.plan.settings.values import CHOICES, DEFAULTS, RANGES
 
 _TOLD = (
     "doubt",

@@ -19,7 +19,8 @@ from workbench.base.kinds import Fields
 from workbench.base.workspace import resolve, shown
 from workbench.recipe import LoraPart, Recipe
 from workbench.tiny.named import folder_of, named_at, origin_of
-from workbench.training.loading import (
+from workbench.training.once import made_once
+from workbench.training.plan.loading import (
     adapter_file,
     adapter_named,
     adapter_sum,
@@ -29,7 +30,6 @@ from workbench.training.loading import (
     reading,
     without_bits,
 )
-from workbench.training.once import made_once
 
 # Of PEFT's LoraConfig, beside what a recipe's `lora` says.
 _MORE_THAN_LORA = (

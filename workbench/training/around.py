@@ -12,7 +12,7 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.plan import Stage
-from workbench.training.settings.device import Machine
+from workbench.training.plan.settings.device import Machine
 
 if TYPE_CHECKING:
     from workbench.training.resuming import Point

@@ -13,9 +13,9 @@ from workbench.base.errors import RunError
 from workbench.base.kinds import Trainer
 from workbench.base.workspace import shown
 from workbench.run.directory import RunDirectory
-from workbench.training import settings as settings_of
 from workbench.training.manifest import manifest_of
 from workbench.training.plan import Plan
+from workbench.training.plan import settings as settings_of
 from workbench.training.randomness import random_kept
 from workbench.training.resuming import Point, kept_task
 from workbench.training.session import Session

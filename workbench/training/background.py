@@ -19,7 +19,7 @@ from workbench.base.kinds import Fields
 from workbench.base.workspace import made, renamed, resolve, shown, workspace, write_json
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
-from workbench.training.presets import recipe_of
+from workbench.training.plan.presets import recipe_of
 
 # Where the child says that its run exists, and where its output goes until then.
 ANNOUNCE, LOG = "WORKBENCH_ANNOUNCE", "WORKBENCH_LOG"

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from workbench.base.errors import RecipeError
 from workbench.base.kinds import Fields, Trainer, TrainingArguments
 from workbench.task import Row
-from workbench.training.loading import find_adapter
 from workbench.training.plan import Stage
+from workbench.training.plan.loading import find_adapter
+from workbench.training.plan.precision import adapter_in_float32, config_overrides
+from workbench.training.plan.settings.in_force import plain_setting
 from workbench.training.policy import Policy
-from workbench.training.precision import adapter_in_float32, config_overrides
 from workbench.training.replaced import replace, replaces
-from workbench.training.settings.in_force import plain_setting
 
 _IN_OUR_WORDS = re.compile("luspo|VESPO|importance_sampling_level='sequence'|EXPERIMENTAL")
 

@@ -19,8 +19,8 @@ from workbench.run.directory import RunDirectory
 from workbench.run.machine import versions
 from workbench.run.rollouts import query
 from workbench.task import fingerprint
+from workbench.training.plan.settings.algorithms import asked_settings
 from workbench.training.resuming import Point, begun_with
-from workbench.training.settings.algorithms import asked_settings
 
 
 def recorded(run: RunDirectory, step: int) -> Fields:

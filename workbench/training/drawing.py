@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.base.instruments import plugged
 from workbench.base.kinds import Fields, Tensor
-from workbench.training.loading import eos_ids
+from workbench.training.plan.loading import eos_ids
 from workbench.training.policy import Policy
 
 

@@ -16,7 +16,7 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.task import Task
 from workbench.training.plan import Memory, Stage
-from workbench.training.settings.device import Machine
+from workbench.training.plan.settings.device import Machine
 
 if TYPE_CHECKING:
     from workbench.training.policy import Policy

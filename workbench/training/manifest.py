@@ -17,12 +17,12 @@ from workbench.run.differences import NOT_SET, Differences
 from workbench.run.directory import RunDirectory, now
 from workbench.run.machine import environment, versions
 from workbench.task import Task, fingerprint
-from workbench.training import settings as settings_of
-from workbench.training.loading import adapter_named, base_differs, eos_ids
 from workbench.training.plan import ONLY_STAGE, Stage
+from workbench.training.plan import settings as settings_of
+from workbench.training.plan.loading import adapter_named, base_differs, eos_ids
+from workbench.training.plan.settings.algorithms import asked_settings
+from workbench.training.plan.settings.in_force import as_json, decides, settings_in_force
 from workbench.training.policy import Policy
-from workbench.training.settings.algorithms import asked_settings
-from workbench.training.settings.in_force import as_json, decides, settings_in_force
 
 
 def manifest_of(

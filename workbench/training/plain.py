@@ -12,8 +12,8 @@ from typing import Any
 
 from workbench.base.extras import need
 from workbench.base.kinds import Fields, Model, Tokenizer
-from workbench.training.loading import linear4bit_layers, quiet_imports
-from workbench.training.precision import choose_dtype, native_bf16
+from workbench.training.plan.loading import linear4bit_layers, quiet_imports
+from workbench.training.plan.precision import choose_dtype, native_bf16
 from workbench.training.randomness import random_kept
 
 

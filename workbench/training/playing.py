@@ -37,7 +37,7 @@ from workbench.run.calls import unparsed
 from workbench.run.turns import POLICY, Turn, own_words
 from workbench.task import Row, Task, function_name
 from workbench.training.drawing import drawing, until_eos
-from workbench.training.loading import eos_ids
+from workbench.training.plan.loading import eos_ids
 from workbench.training.policy import Policy, trainer_classes
 from workbench.training.transcribing import calls_recorded, turns_from
 

@@ -24,11 +24,12 @@ from workbench.base.cache import ANSWERS
 from workbench.base.errors import PolicyError, nearest
 from workbench.base.kinds import Fields, Model, Tokenizer
 from workbench.recipe import Recipe
-from workbench.training import loading, measuring, plain, randomness
-from workbench.training.precision import choose_dtype, native_bf16
+from workbench.training import plain, randomness
+from workbench.training.plan import loading, measuring
+from workbench.training.plan.precision import choose_dtype, native_bf16
+from workbench.training.plan.settings.device import COST, NOT_IN_FORCE, missing, why_not
+from workbench.training.plan.settings.names import as_dtype
 from workbench.training.quiet import NOISE, own_patterns, without_noise
-from workbench.training.settings.device import COST, NOT_IN_FORCE, missing, why_not
-from workbench.training.settings.names import as_dtype
 
 if TYPE_CHECKING:
     from workbench.training.plan import Plan

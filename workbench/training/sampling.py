@@ -29,7 +29,7 @@ from workbench.run.turns import turns_to_text
 from workbench.task import Row, Task
 from workbench.tasks.loading import load_task
 from workbench.training.drawing import drawing, until_eos
-from workbench.training.loading import eos_ids, find_model, load_tokenizer
+from workbench.training.plan.loading import eos_ids, find_model, load_tokenizer
 from workbench.training.playing import play
 from workbench.training.policy import Policy
 

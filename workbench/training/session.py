@@ -26,8 +26,8 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.training.around import Around
 from workbench.training.control import RunControl, save_now
-from workbench.training.loading import eos_ids
 from workbench.training.plan import Stage
+from workbench.training.plan.loading import eos_ids
 from workbench.training.policy import Policy
 from workbench.training.recorder import Recorder
 from workbench.training.replaced import replace, replaces

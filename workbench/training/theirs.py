@@ -34,13 +34,13 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory
 from workbench.run.metrics import LEARNING_RATE
 from workbench.task import RESERVED_COLUMNS, Task, function_name, prompt_key
-from workbench.training.loading import base_summed, measured
 from workbench.training.plan import ONLY_STAGE, Stage
+from workbench.training.plan.loading import base_summed, measured
+from workbench.training.plan.settings import Batch
+from workbench.training.plan.settings.in_force import settings_in_force
 from workbench.training.policy import Policy
 from workbench.training.replaced import replaces
 from workbench.training.session import Session
-from workbench.training.settings import Batch
-from workbench.training.settings.in_force import settings_in_force
 from workbench.training.watchers import Watchers
 
 # Of their config, what a recipe says in `grpo`.

@@ -31,8 +31,8 @@ from workbench.training.manifest import (
     manifest_of,
 )
 from workbench.training.plan import Plan, Stage
+from workbench.training.plan.prepare import prepare, settled
 from workbench.training.policy import Policy, load_policy, trainer_classes
-from workbench.training.prepare import prepare, settled
 from workbench.training.resuming import (
     STATE_FILES,
     Point,
@@ -117,7 +117,7 @@ def train(
         RecipeError, TaskError, RewardError, PolicyError, DataError: with the value, the rule and
             the remedy.
     """  # noqa: E501
-    from workbench.training.kept import asked_anew
+    from workbench.training.plan.kept import asked_anew
 
     plan = asked_anew(lambda: prepare(recipe, task, policy=policy))
     trainer = make_trainer(plan, policy or load_policy(plan))

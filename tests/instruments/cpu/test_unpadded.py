@@ -12,9 +12,9 @@ from workbench.instruments.cpu.unpadded import reason_against, unpadded_logps
 from workbench.recipe import Recipe
 from workbench.tiny.task import task as arithmetic
 from workbench.training import trainer as training
+from workbench.training.plan.precision import native_bf16
+from workbench.training.plan.prepare import prepare
 from workbench.training.policy import load_policy
-from workbench.training.precision import native_bf16
-from workbench.training.prepare import prepare
 
 GRPO = {
     "max_steps": 3,

@@ -17,7 +17,7 @@ from workbench.instruments.games.curriculum import BATCHES, Curriculum, moved
 from workbench.instruments.games.levels import BAND, MOST, find_level, search
 from workbench.recipe import Recipe
 from workbench.tasks.loading import load_task
-from workbench.training.prepare import plan
+from workbench.training.plan.prepare import plan
 from workbench.training.sampling import scored_groups
 
 

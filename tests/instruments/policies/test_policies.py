@@ -23,7 +23,7 @@ from workbench.run.lock import in_turn
 from workbench.tiny import MODEL_DIR
 from workbench.tiny import named as policies
 from workbench.training import once
-from workbench.training.loading import base_files, find_model
+from workbench.training.plan.loading import base_files, find_model
 
 FOLDER = smollm2.SMOLLM2.tail[-1]
 # In the place of what reads GGUF: two small files, and a line for each time that it ran.

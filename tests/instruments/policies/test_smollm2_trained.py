@@ -25,9 +25,9 @@ from workbench.memory.shapes import shape_of
 from workbench.recipe import Recipe
 from workbench.run.directory import RunDirectory
 from workbench.tiny import named as policies
-from workbench.training.loading import find_model, load_tokenizer
-from workbench.training.precision import native_bf16
-from workbench.training.prepare import plan
+from workbench.training.plan.loading import find_model, load_tokenizer
+from workbench.training.plan.precision import native_bf16
+from workbench.training.plan.prepare import plan
 from workbench.training.trainer import continue_run, train
 
 pytestmark = pytest.mark.slow

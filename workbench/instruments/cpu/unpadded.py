@@ -19,7 +19,7 @@ from workbench.base import processes
 from workbench.base.kinds import Fields, Function, Model, Tensor, Trainer
 from workbench.training.feature import Feature
 from workbench.training.plan import Stage
-from workbench.training.precision import fast_bf16
+from workbench.training.plan.precision import fast_bf16
 from workbench.training.replaced import replaces
 
 _NAME = "_get_per_token_logps_and_entropies"

@@ -18,9 +18,9 @@ from workbench.rewards.hashing import reward_hash
 from workbench.run.differences import NOT_SET, flat
 from workbench.run.directory import check_name
 from workbench.task import Task, fingerprint
-from workbench.training.prepare import prepare
-from workbench.training.presets import find_recipe
-from workbench.training.settings.batches import arithmetic
+from workbench.training.plan.prepare import prepare
+from workbench.training.plan.presets import find_recipe
+from workbench.training.plan.settings.batches import arithmetic
 
 PAIRS = 6  # where the budget alone decides
 MEASURED = 4  # times that a run measures its held-out prompts, beside the base

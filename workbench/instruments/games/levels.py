@@ -26,11 +26,11 @@ from workbench.health.trends import Z_95, Interval, percent, share
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row
-from workbench.training import settings as settings_of
-from workbench.training.loading import adapter_sum
+from workbench.training.plan import settings as settings_of
+from workbench.training.plan.loading import adapter_sum
+from workbench.training.plan.settings.device import Machine
 from workbench.training.policy import load_policy, trainer_classes
 from workbench.training.sampling import scored_groups
-from workbench.training.settings.device import Machine
 
 if TYPE_CHECKING:
     from workbench.instruments.games.gym import GymName

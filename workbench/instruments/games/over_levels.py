@@ -22,7 +22,7 @@ from workbench.inspection.reading import needs
 from workbench.instruments.games.levels import fitting
 from workbench.run.directory import RunDirectory
 from workbench.tasks.loading import load_task
-from workbench.training.loading import adapter_sum
+from workbench.training.plan.loading import adapter_sum
 
 FILE = "levels.json"
 _BELOW, _ABOVE = 2, 3  # levels around the trained one

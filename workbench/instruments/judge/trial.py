@@ -46,9 +46,9 @@ from workbench.rewards.suite import RewardSuite
 from workbench.run.directory import now
 from workbench.task import Row, Task, function_name
 from workbench.tasks.loading import load_task
-from workbench.training.prepare import prepare
-from workbench.training.presets import find_recipe
-from workbench.training.settings.batches import arithmetic
+from workbench.training.plan.prepare import prepare
+from workbench.training.plan.presets import find_recipe
+from workbench.training.plan.settings.batches import arithmetic
 
 PER = 1000  # completions, where no run is planned
 _TOGETHER = 4  # rows

@@ -16,7 +16,7 @@ from workbench.run.directory import RunDirectory, open_run
 from workbench.task import Task, fingerprint
 from workbench.tasks.loading import load_task
 from workbench.training.manifest import rewards_of
-from workbench.training.prepare import prepare
+from workbench.training.plan.prepare import prepare
 from workbench.training.resuming import begun_task
 
 

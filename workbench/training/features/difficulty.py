@@ -12,7 +12,7 @@ from workbench.data.difficulty import load_profile, row_key
 from workbench.health.rung import which_rung
 from workbench.tiny.words import new_words, words_line
 from workbench.training.feature import Asked, Feature, Planned
-from workbench.training.loading import adapter_named
+from workbench.training.plan.loading import adapter_named
 
 _ROWS = 200  # of a stage whose words are looked at
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from workbench import memory
 from workbench.base.errors import WorkbenchError
-from workbench.training import settings as settings_of
 from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.plan import Memory, Part, Stage
+from workbench.training.plan import settings as settings_of
+from workbench.training.plan.settings.device import Machine
 from workbench.training.policy import grpo_config
-from workbench.training.settings.device import Machine
 
 _OF_A_CARD = "memory and gradient checkpointing are a card's; the rest is as here, without a GPU"
 

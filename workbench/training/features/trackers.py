@@ -17,7 +17,7 @@ from typing import Any
 from workbench.base import processes
 from workbench.base.kinds import Fields
 from workbench.training.feature import Asked, Feature, Planned
-from workbench.training.settings.values import check_trackers
+from workbench.training.plan.settings.values import check_trackers
 
 PROJECT = "grpo-workbench"
 

@@ -27,8 +27,8 @@ from workbench.recipe import Recipe, WarmStartPart
 from workbench.task import Row
 from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.plan import Stage
+from workbench.training.plan.precision import adapter_in_float32
 from workbench.training.policy import Policy
-from workbench.training.precision import adapter_in_float32
 from workbench.training.randomness import random_kept
 from workbench.training.resuming import Point, load_adapter
 from workbench.training.sampling import Completion, sample

@@ -22,8 +22,8 @@ from workbench.run.held_out import reward_errors, standing
 from workbench.run.rollouts import qualified, unstated_right
 from workbench.training.feature import Feature, Watched
 from workbench.training.plan import Stage
-from workbench.training.settings.algorithms import asked_settings
-from workbench.training.settings.in_force import settings_in_force
+from workbench.training.plan.settings.algorithms import asked_settings
+from workbench.training.plan.settings.in_force import settings_in_force
 
 
 class HealthWatch(Feature):

@@ -17,8 +17,8 @@ from workbench.base.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.training.feature import Feature, Watched
 from workbench.training.plan import Stage
+from workbench.training.plan.settings.device import Machine
 from workbench.training.resuming import not_numbers
-from workbench.training.settings.device import Machine
 
 if TYPE_CHECKING:
     from workbench.memory.shapes import ModelShape

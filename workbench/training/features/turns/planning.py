@@ -14,8 +14,8 @@ from workbench.base.kinds import Fields
 from workbench.data.call_markers import markers_of
 from workbench.task import Task
 from workbench.training.feature import Asked
-from workbench.training.loading import load_tokenizer
 from workbench.training.plan import Stage
+from workbench.training.plan.loading import load_tokenizer
 from workbench.training.playing import with_calls
 from workbench.training.policy import trainer_classes
 from workbench.training.transcribing import text_tokenizer

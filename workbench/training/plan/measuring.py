@@ -22,8 +22,8 @@ from workbench.data.rendering import (
     template_notes,
 )
 from workbench.recipe import Recipe
-from workbench.training.loading import content_of, find_model, load_tokenizer
-from workbench.training.settings.values import SAMPLING
+from workbench.training.plan.loading import content_of, find_model, load_tokenizer
+from workbench.training.plan.settings.values import SAMPLING
 
 _SPACED = "What is 2 + 3 ?\n\tSay it in one word."
 

@@ -13,9 +13,9 @@ from workbench.recipe import AdaptivePart, Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row as TaskRow
 from workbench.task import Task
-from workbench.training.settings import Batch, batch_line
-from workbench.training.settings.device import Machine
-from workbench.training.settings.in_force import Row
+from workbench.training.plan.settings import Batch, batch_line
+from workbench.training.plan.settings.device import Machine
+from workbench.training.plan.settings.in_force import Row
 
 ONLY_STAGE = "1"
 # What is trained at a time: (recipe, settings, longest prompt in tokens or None).

@@ -18,7 +18,7 @@ from workbench.base.cache import kept
 from workbench.base.errors import RecipeError
 from workbench.base.kinds import Fields
 from workbench.recipe import Recipe
-from workbench.training.precision import choose_dtype, native_bf16, unsloths_choice
+from workbench.training.plan.precision import choose_dtype, native_bf16, unsloths_choice
 
 NOT_INSTALLED = "vLLM is not installed here"
 # trl#3162; other published figures go from 14 times as fast (unsloth#5108) to 40 % slower

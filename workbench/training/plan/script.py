@@ -19,9 +19,9 @@ from workbench.base.errors import RecipeError
 from workbench.base.extras import default_backend, installed
 from workbench.base.kinds import Fields
 from workbench.recipe import SEVEN_PROJECTIONS, Recipe
-from workbench.training import settings as settings_of
-from workbench.training.script_source import PASTE, Call, ScriptSource, syntax_of
-from workbench.training.settings.names import (
+from workbench.training.plan import settings as settings_of
+from workbench.training.plan.script_source import PASTE, Call, ScriptSource, syntax_of
+from workbench.training.plan.settings.names import (
     ALIASES,
     ELSEWHERE,
     LEFT_OUT,
@@ -31,7 +31,7 @@ from workbench.training.settings.names import (
     as_dtype,
     nearest_setting,
 )
-from workbench.training.settings.values import lacks
+from workbench.training.plan.settings.values import lacks
 
 _NOT_READ = "not read: only literals are, and names bound once, at the top level, to one"
 _TABLE = TABLE["script"]

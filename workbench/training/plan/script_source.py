@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from workbench.base.errors import RecipeError
 from workbench.base.kinds import Fields
-from workbench.training.settings.names import TABLE
+from workbench.training.plan.settings.names import TABLE
 
 PASTE = "paste the part that builds the config and loads the model"
 _LONGEST, _LONGEST_LINE = 200_000, 400  # characters of a script; of a line with newer syntax

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from workbench.base.kinds import Fields
 from workbench.recipe import Recipe
-from workbench.training.settings.values import DEFAULTS as OWN
-from workbench.training.settings.values import SAMPLING, SHOWN
+from workbench.training.plan.settings.values import DEFAULTS as OWN
+from workbench.training.plan.settings.values import SAMPLING, SHOWN
 
 # Of a config's fields those that decide no number, or are a path or a secret.
 _ELSEWHERE = r"report_to|run_name|project|disable_tqdm|local_rank|model_init_kwargs|push_to_hub|(resume|hub|trackio)_.*"  # noqa: E501

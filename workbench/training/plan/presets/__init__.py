@@ -80,7 +80,7 @@ def read_source(
     `said`, as for `overridden`: of these the backend is taken already, as a script is read with
     the names of settings that its backend has.
     """
-    from workbench.training.script import read_script
+    from workbench.training.plan.script import read_script
 
     backend = dict(each.split("=", 1) for each in said if "=" in each).get("policy.backend")
     if not isinstance(source, (str, Path)):

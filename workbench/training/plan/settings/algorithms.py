@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from workbench.base.kinds import Fields
 from workbench.recipe import Recipe, packaged
-from workbench.training.settings.in_force import plain_setting
+from workbench.training.plan.settings.in_force import plain_setting
 
 
 class Algorithm(NamedTuple):

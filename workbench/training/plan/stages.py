@@ -18,11 +18,11 @@ from workbench.recipe import Recipe, StagePart
 from workbench.run.directory import RunDirectory
 from workbench.task import Row, Task
 from workbench.tasks.loading import load_task
-from workbench.training import settings as settings_of
 from workbench.training.plan import ONLY_STAGE, Stage, suite_of
+from workbench.training.plan import settings as settings_of
+from workbench.training.plan.settings.device import COST, NOT_IN_FORCE, Machine
 from workbench.training.policy import Policy
 from workbench.training.resuming import begun_task
-from workbench.training.settings.device import COST, NOT_IN_FORCE, Machine
 
 # What is decided when the policy is loaded, or is counted over the whole run.
 _LENGTHS = ("max_steps", "num_train_epochs")

@@ -36,12 +36,12 @@ from workbench.base.errors import WorkbenchError
 from workbench.base.kinds import Fields
 from workbench.base.workspace import replace_file
 from workbench.run.differences import flat
-from workbench.training import settings as settings_of
 from workbench.training.building import taken_together
 from workbench.training.plan import Plan
+from workbench.training.plan import settings as settings_of
+from workbench.training.plan.settings.device import Machine
+from workbench.training.plan.settings.in_force import defaults_of
 from workbench.training.policy import trainer_classes
-from workbench.training.settings.device import Machine
-from workbench.training.settings.in_force import defaults_of
 
 SCHEMA = 1
 OFF = "WORKBENCH_ASK_LIBRARIES"  # set: they are asked each time, and nothing is kept

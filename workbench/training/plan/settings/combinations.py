@@ -24,9 +24,9 @@ from workbench.run.inert import (
     inert_in_plan,
     ratio_is_one,
 )
-from workbench.training.settings.algorithms import asked_settings
-from workbench.training.settings.in_force import defaults_of, plain_setting
-from workbench.training.settings.values import SAMPLING
+from workbench.training.plan.settings.algorithms import asked_settings
+from workbench.training.plan.settings.in_force import defaults_of, plain_setting
+from workbench.training.plan.settings.values import SAMPLING
 
 LEAST_FOR_LORA, MUCH_BETA = 1e-6, 0.05
 # the paper's are 3e-4 and 4e-4: a mean over a sequence moves far less than one token's ratio

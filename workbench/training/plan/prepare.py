@@ -25,26 +25,26 @@ from workbench.run.machine import environment
 from workbench.task import Task
 from workbench.tasks.loading import load_task
 from workbench.training import around
-from workbench.training import settings as settings_of
 from workbench.training.building import Built, build
 from workbench.training.feature import Asked, Planned
-from workbench.training.loading import find_model
-from workbench.training.measuring import (
+from workbench.training.plan import Memory, Plan, Stage
+from workbench.training.plan import settings as settings_of
+from workbench.training.plan.loading import find_model
+from workbench.training.plan.measuring import (
     measure_of,
     measuring,
     sampled_besides,
     shape_of_policy,
     without_extras,
 )
-from workbench.training.plan import Memory, Plan, Stage
+from workbench.training.plan.precision import choose_dtype, unsloths_choice
+from workbench.training.plan.settings.algorithms import ALGORITHMS
+from workbench.training.plan.settings.device import Machine, asks_for_vllm
+from workbench.training.plan.settings.in_force import Row
+from workbench.training.plan.settings.values import ENVIRONMENT
+from workbench.training.plan.stages import fit, planned_stages, settled_vllm
 from workbench.training.policy import grpo_config
-from workbench.training.precision import choose_dtype, unsloths_choice
 from workbench.training.resuming import begun_task
-from workbench.training.settings.algorithms import ALGORITHMS
-from workbench.training.settings.device import Machine, asks_for_vllm
-from workbench.training.settings.in_force import Row
-from workbench.training.settings.values import ENVIRONMENT
-from workbench.training.stages import fit, planned_stages, settled_vllm
 
 if TYPE_CHECKING:
     from workbench.training.policy import Policy
@@ -75,7 +75,7 @@ def prepare(
         with_task, with_policy: False: the recipe's only stands in for an unknown one, so no prompt,
             or no memory, is looked at.
     """
-    from workbench.training.presets import recipe_of
+    from workbench.training.plan.presets import recipe_of
 
     recipe, of_adapter = _begun(recipe_of(recipe), run)
     backend, of_extras = _loadable(recipe, policy)
@@ -260,7 +260,7 @@ def plan(
             with the remedy. A hub that cannot be reached is a note, and so is memory that cannot be
             estimated.
     """  # noqa: E501
-    from workbench.training.presets import of_recipe, read_source
+    from workbench.training.plan.presets import of_recipe, read_source
 
     called, recipe, notes, named, tasked = read_source(source, said)
     with of_recipe(called):

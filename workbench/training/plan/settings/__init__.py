@@ -15,18 +15,18 @@ from typing import Any
 from workbench.base.errors import RecipeError
 from workbench.base.kinds import Fields
 from workbench.recipe import Recipe
-from workbench.training.settings.algorithms import papers_fields, papers_notes
-from workbench.training.settings.batches import (
+from workbench.training.plan.settings.algorithms import papers_fields, papers_notes
+from workbench.training.plan.settings.batches import (
     Batch,
     batch,
     batch_line,
     check_prompts,
     whole_groups,
 )
-from workbench.training.settings.device import Machine, asks_for_vllm, fitted
-from workbench.training.settings.in_force import asked_of, check_in_force, in_force_table
-from workbench.training.settings.names import TURNS, overridden, with_new_names
-from workbench.training.settings.values import DEFAULTS, check_lora, check_values, field_kinds
+from workbench.training.plan.settings.device import Machine, asks_for_vllm, fitted
+from workbench.training.plan.settings.in_force import asked_of, check_in_force, in_force_table
+from workbench.training.plan.settings.names import TURNS, overridden, with_new_names
+from workbench.training.plan.settings.values import DEFAULTS, check_lora, check_values, field_kinds
 
 
 def normalised(
@@ -39,7 +39,7 @@ def normalised(
     `fields` are `field_names(config_class)`. RecipeError for a name that is not among them, with
     the nearest; for names that disagree.
     """
-    from workbench.training.settings.combinations import advice
+    from workbench.training.plan.settings.combinations import advice
 
     recipe, notes = with_new_names(recipe, fields)
     asked = recipe.grpo
