@@ -56,9 +56,8 @@ LONG = (
     "train/test_presets",
     "train/test_steering",
     "train/test_trainer.",
-    "test_cli",
-    "test_plan_command",
-    "test_benchmarks",
+    "commands/test_cli",
+    "commands/test_plan_command",
 )
 
 

@@ -4,7 +4,7 @@ lessons, with the repository's address as it stands in pyproject.toml.
     python tools/setup_cell.py
 
 Run it after a change of `Repository` in `[project.urls]`, the one place where the address is
-edited: cells and badges get it from there (tests/test_hosted.py holds that they agree).
+edited: cells and badges get it from there (tests/commands/test_hosted.py holds that they agree).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TELL_OF_IT = (
-    "test_docs.py", "test_readme.py", "test_texts.py", "test_turns_page.py", "test_benchmarks.py",
+    "test_docs.py", "test_readme.py", "test_texts.py", "test_turns_page.py",
     "test_findings_table.py", "teaching", "notebooks", "benchmarks",
 )  # fmt: skip
 TABLE = Path("workbench") / "base" / "instruments.py"

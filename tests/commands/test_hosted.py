@@ -20,7 +20,7 @@ from workbench.base.errors import HostedError
 from workbench.commands import hosted
 from workbench.commands.hosted import host, set_up
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 setup_cell = SimpleNamespace(**runpy.run_path(str(ROOT / "tools" / "setup_cell.py")))
 
 

@@ -87,7 +87,7 @@ def test_no_such_run(home, monkeypatch, capfd):
 
 @pytest.mark.slow
 def test_a_run_of_another_process_is_followed_and_steered(home, capfd):
-    script = Path(__file__).parent / "running.py"
+    script = Path(__file__).parents[1] / "running.py"
     process = subprocess.Popen([sys.executable, str(script), "other", "4000", "0.2"])
     try:
         waited_for(lambda: (home / "runs" / "other" / "metrics.jsonl").is_file())
@@ -176,7 +176,7 @@ def refuse(running):
     ],
 )
 def test_what_a_completion_holds_never_reaches_the_terminal_raw(hostile, home, monkeypatch, capfd, arguments, code):
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
     (home / "task.py").write_text(f"import sys\nsys.path.append({here!r})\nfrom running import TASK as task\n")
     monkeypatch.chdir(home)
     ended, out, err = run_command(monkeypatch, capfd, *arguments)
