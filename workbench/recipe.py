@@ -14,7 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from workbench.base.errors import RecipeError, WorkbenchError, nearest
 from workbench.base.extras import default_backend, installed
-from workbench.base.kinds import POLICIES, Fields
+from workbench.base.instruments import places_in
+from workbench.base.kinds import Fields
 from workbench.base.secret import is_secret, setting
 from workbench.base.workspace import find, looked_in, replace_file
 from workbench.base.yaml_text import MOST_CHARACTERS, MOST_SHOWN, check_size, read_yaml
@@ -29,6 +30,8 @@ _TRLS_OWN = {
     "return_assistant_tokens_mask",
     "tokenizer_kwargs", "self",
 }  # fmt: skip
+# Policies that are no path, and need no hub.
+NAMED_POLICIES = {"tiny", "tiny_turns", *places_in("policies")}
 SEVEN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -321,7 +324,9 @@ def _paths(content: Fields) -> Iterator[tuple[Fields, str, str]]:
     places += [(stage, "task") for stage in (stages if isinstance(stages, list) else ())]
     for part, key in places:
         name = part.get(key) if isinstance(part, dict) else None
-        if isinstance(name, str) and name not in POLICIES and (key != "task" or name[-3:] == ".py"):
+        if not isinstance(name, str) or name in NAMED_POLICIES:
+            continue
+        if key != "task" or name[-3:] == ".py":
             yield part, key, name
 
 

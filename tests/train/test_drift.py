@@ -104,7 +104,7 @@ def test_unsloth_still_offers_what_is_called():
 
 
 def test_the_loop_that_generates_finds_what_it_reads():
-    """Names of transformers, PEFT, bitsandbytes and torch that `features/generation` reads and nobody promises."""
+    """Names of transformers, PEFT, bitsandbytes and torch that `instruments/cpu/generation` reads and nobody promises."""
     import bitsandbytes
     import torch
     import transformers
@@ -130,7 +130,7 @@ def test_the_loop_that_generates_finds_what_it_reads():
 
 
 def test_trl_still_generates_by_the_models_own_generate(classes):
-    """What `features/generation` stands in for: a call with ids, mask and settings by name."""
+    """What `instruments/cpu/generation` stands in for: a call with ids, mask and settings by name."""
     source = inspect.getsource(classes[1]._generate_single_turn)
     assert "unwrapped_model.generate(" in source
     assert "**generate_inputs, generation_config=self.generation_config" in source

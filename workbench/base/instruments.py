@@ -1,8 +1,8 @@
 """The wall: what goes beyond the five stages, and what it puts on them.
 
 An instrument is a folder of `workbench/instruments/` and its entry here. It imports the house.
-Nothing of the house imports an instrument: it asks here what its sockets hold, and goes on without
-the instruments that are not there.
+Nothing of the house imports an instrument: it asks here what its sockets hold, and does without an
+instrument whose folder and entry are deleted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
         "inspection": {"over_levels": "over_levels"},
         "features": {"curriculum": "curriculum.Curriculum"},
         "tasks": {"reasoning_gym/": "gym", "textarena/": "arena"},  # by what their names begin with
+        "rows": {"reasoning_gym/": "gym"},
         "views": {"over_levels.OverLevels": "picture.levels_picture"},
     },
     "judge": {

@@ -5,7 +5,6 @@ no library.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-POLICIES = ("tiny", "tiny_turns", "smollm2")  # policies with a name, which need no hub
 # named values of different kinds: a JSON object, settings, keyword arguments
 Fields = dict[str, Any]
 Prompt = str | Sequence[Fields]  # a text, or chat messages

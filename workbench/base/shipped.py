@@ -10,8 +10,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
-# Before the name of one of reasoning-gym's tasks, and of one of TextArena's games.
-GYM, ARENA = "reasoning_gym/", "textarena/"
 # Below it each task file is a module, named after its address.
 TASK_FILES = "workbench.tasks.loading."
 
@@ -21,7 +19,7 @@ class TaskLoader(NamedTuple):
 
     load_task: Callable[..., Any]  # name or file -> Task
     modules: Callable[[], list[ModuleType]]  # of the task files that are loaded
-    sources: tuple[str, ...]  # names of the tasks that make their rows
+    sources: tuple[str, ...]  # names of the tasks that make their rows; of a library, with a "/"
     open_source: Callable[[str, int | None, int], Any]  # (name, limit, seed) -> their Source
 
 
@@ -38,11 +36,13 @@ def loader() -> TaskLoader:
     return _registered[0]
 
 
-def is_of_gym(name: object) -> bool:
-    """Whether a task's name is one of reasoning-gym's, `reasoning_gym/NAME`."""
-    return is_under(GYM, name)
+def makes_rows(name: object) -> bool:
+    """Whether a task that makes its rows has this name, or is one of such a library."""
+    return any(
+        is_under(own, name) if own.endswith("/") else own == str(name) for own in loader().sources
+    )
 
 
 def is_under(library: str, name: object) -> bool:
-    """Whether a task's name is one of a library's: `GYM` or `ARENA`."""
+    """Whether a task's name is one of a library's, `reasoning_gym/NAME`."""
     return str(name).startswith(library) and not str(name).endswith(".py")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.errors import DataError, WorkbenchError, fault_line, nearest
-from workbench.base.shipped import is_of_gym, loader
+from workbench.base.shipped import loader, makes_rows
 from workbench.base.workspace import find, looked_in, replace_file, resolve, shown
 from workbench.data import files, hub
 from workbench.data.files import Unreadable
@@ -104,7 +104,7 @@ def open_source(
         if subset is not None:
             raise files.no_splits(f"a {type(source).__name__}", subset)
         opened = _from_object(source, split)
-    elif str(source) not in loader().sources and not is_of_gym(source):
+    elif not makes_rows(source):
         opened = _from_path(str(source), subset, split)
     elif subset or split:
         raise files.no_splits(str(source), subset or split or "")

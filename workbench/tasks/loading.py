@@ -102,7 +102,7 @@ def load_task(name: str | Path | Task, kept: Path | None = None) -> Task:
 
 def source_named(name: str, limit: int | None, seed: int) -> Any:
     """The rows of a task that ships, or of one of a library's, as a `Source`."""
-    for library, module in places_in("tasks").items():
+    for library, module in places_in("rows").items():
         if is_under(library, name):
             return importlib.import_module(module).source(name, limit, seed)
     return importlib.import_module(EMBEDDED[name]).source(limit, seed)
@@ -224,4 +224,6 @@ class _TaskFiles(Loader):
 
 sys.meta_path.append(_TaskFiles)
 _MAKE_ROWS = tuple(name for name in EMBEDDED if name not in _WITHOUT_SOURCE)
-register_loader(TaskLoader(load_task, modules_of_tasks, _MAKE_ROWS, source_named))
+register_loader(
+    TaskLoader(load_task, modules_of_tasks, (*_MAKE_ROWS, *places_in("rows")), source_named)
+)

@@ -1,6 +1,6 @@
 """The policies that have a name and need no hub: where each is, and what others know it as.
 
-To add one: a `Named` in the socket `policies` of `workbench/base/instruments.py`.
+Others are put on by instruments: the socket `policies` of `workbench/base/instruments.py`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,11 @@
 """Tasks of reasoning-gym and TextArena, and the levels of the first."""
+
+from workbench.base.shipped import is_under
+
+# Before the name of one of reasoning-gym's tasks, and of one of TextArena's games.
+GYM, ARENA = "reasoning_gym/", "textarena/"
+
+
+def is_of_gym(name: object) -> bool:
+    """Whether a task's name is one of reasoning-gym's, `reasoning_gym/NAME`."""
+    return is_under(GYM, name)

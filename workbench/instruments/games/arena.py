@@ -19,8 +19,8 @@ from collections.abc import Generator
 from typing import Any
 
 from workbench.base.errors import TaskError, nearest
-from workbench.base.shipped import ARENA
 from workbench.data.prompts import to_messages
+from workbench.instruments.games import ARENA
 from workbench.task import Row, Task
 
 STARTS, HELD_OUT = 256, 64

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from workbench.base.errors import RecipeError, TaskError
 from workbench.base.kinds import Fields, Function, Trainer
-from workbench.base.shipped import is_of_gym
 from workbench.health.trends import percent
+from workbench.instruments.games import is_of_gym
 from workbench.instruments.games.levels import BAND, find_level, fitting
 from workbench.run.batch import ScoredBatch
 from workbench.run.metrics import LEVEL

@@ -30,10 +30,10 @@ import numpy as np
 
 from workbench.base.errors import TaskError, nearest
 from workbench.base.kinds import Fields
-from workbench.base.shipped import GYM
 from workbench.data.prompts import SYSTEM_PROMPT, to_messages
 from workbench.data.sources import Source
 from workbench.data.split import split
+from workbench.instruments.games import GYM
 from workbench.rewards.answers import answer_like, completion_text, find_answer
 from workbench.rewards.library import Column, Scores, max_score, strict_format_reward
 from workbench.task import Row, Task

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from workbench.base import processes
 from workbench.base.errors import RecipeError, TaskError
 from workbench.base.kinds import Fields, Tokenizer
-from workbench.base.shipped import is_of_gym
 from workbench.base.workspace import append_line, made, read_lines, resolve, shown
 from workbench.data.rendering import prompt_lengths_tokens
 from workbench.health.trends import Z_95, Interval, percent, share
+from workbench.instruments.games import is_of_gym
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Row

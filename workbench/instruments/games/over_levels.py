@@ -14,11 +14,11 @@ import numpy as np
 from workbench.base.errors import DataError, TaskError
 from workbench.base.kinds import Fields
 from workbench.base.progress import progress_line
-from workbench.base.shipped import is_of_gym
 from workbench.base.workspace import to_json
 from workbench.inspection import statistics
 from workbench.inspection.evaluation import loaded_for, measure_policy
 from workbench.inspection.reading import needs
+from workbench.instruments.games import is_of_gym
 from workbench.instruments.games.levels import fitting
 from workbench.run.directory import RunDirectory
 from workbench.tasks.loading import load_task
