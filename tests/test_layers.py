@@ -161,7 +161,7 @@ OUTSIDE = ("audit", "memory", "health", "views", "inspection", "exporting", "ins
 
 
 # Code tokens (tools/size.py), so that no line is packed. The design's 10,100 lines are 83,800 of them; to be lowered.
-CLOSURE_TOKENS = 95_000  # with the table of the wall; an import names its room
+CLOSURE_TOKENS = 95_150  # with the table of the wall and what is asked of it; an import names its room
 
 
 def test_the_core_is_small_and_imports_nothing_that_is_put_on():

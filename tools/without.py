@@ -19,8 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TELL_OF_IT = (
-    "test_docs.py", "test_readme.py", "test_texts.py", "test_turns_page.py",
-    "test_findings_table.py", "teaching", "notebooks", "benchmarks",
+    "test_docs.py", "test_readme.py", "test_project_files.py", "test_tiers.py", "test_texts.py",
+    "test_turns_page.py", "test_findings_table.py", "teaching", "notebooks", "benchmarks",
 )  # fmt: skip
 TABLE = Path("workbench") / "base" / "instruments.py"
 
@@ -54,7 +54,7 @@ def remove(name: str, root: Path) -> None:
 
 def main() -> int:
     """1 if a test fails without one of them."""
-    name, *words = sys.argv[1:]
+    name, *words = sys.argv[1:] or ["each"]
     failed = []
     for each in instruments() if name == "each" else [name]:
         with tempfile.TemporaryDirectory() as place:

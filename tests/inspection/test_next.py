@@ -12,6 +12,7 @@ from running import Running
 
 import workbench as wb
 from workbench.base.errors import RunError
+from workbench.base.instruments import TABLE
 from workbench.health.verdicts import ALARM, CASES, Verdict
 from workbench.inspection.hacks import hacking
 from workbench.inspection.measured import Evaluation, Measured
@@ -109,6 +110,8 @@ def test_a_hack_comes_first_and_no_twin_is_named_that_would_be_refused(home):
     assert told["question"].tolist()[:3] == ["clipped completions?", "was the reward hacked?", "runaway KL?"]
     answer, command = told.loc[1, ["answer", "command"]]
     assert command == ""
+    if "twin" not in TABLE:
+        return
     assert "'not \"right\"' did not grow" in answer  # as `workbench twin` itself would say
     assert "--sign" in answer
 

@@ -7,7 +7,10 @@ import re
 import pytest
 
 from workbench.base.errors import RecipeError
-from workbench.recipe import Recipe, template_kwargs
+from workbench.recipe import NAMED_POLICIES, Recipe, template_kwargs
+from workbench.tiny.named import named_policies
+from workbench.training import around
+from workbench.training.feature import Asked
 from workbench.training.plan.settings import overridden
 
 
@@ -163,3 +166,15 @@ def test_a_template_is_given_no_key(name, value):
         template_kwargs({name: value})
     assert value not in str(error.value)
     assert template_kwargs({"bos_token": "<|begin_of_text|>", "enable_thinking": False})
+
+
+def test_a_recipe_knows_the_policies_that_are_no_path():
+    assert named_policies().keys() == NAMED_POLICIES
+
+
+@pytest.mark.parametrize(("field", "value"), [("curriculum", True), ("difficulty", "auto"), ("judge", "accept")])
+def test_what_an_instrument_reads_is_refused_where_that_is_not_there(field, value, monkeypatch):
+    monkeypatch.setattr(around, "TABLE", {})
+    with pytest.raises(RecipeError, match=field) as caught:
+        around.planned(Asked(Recipe.of({"task": "reasoning_gym/chain_sum", field: value})))
+    assert "instrument" in caught.value.rule

@@ -10,6 +10,7 @@ from small_models import OF_A_MIXTURE, make_mixture
 
 import workbench as wb
 from workbench.base.errors import PolicyError, RecipeError
+from workbench.base.instruments import TABLE
 from workbench.memory import shapes
 from workbench.memory.parts import weight_bytes
 from workbench.memory.shapes import KNOWN_FILE, adapter_on, from_config, shape_of
@@ -217,4 +218,5 @@ def test_plan_and_policy_say_the_same_of_a_mixture(tmp_path, recwarn, kind, miss
     assert not [each for each in recwarn if "rank_pattern" in str(each.message)]
     [weights] = [part for part in plan.memory.parts if part.name == "weights"]
     assert (weights.bytes, weights.exact) == (weight_bytes(shape, True), True)
-    assert plan.generation.startswith("TRL's own" if kind == "gpt_oss" else "The workbench's own loop")
+    if "cpu" in TABLE:
+        assert plan.generation.startswith("TRL's own" if kind == "gpt_oss" else "The workbench's own loop")

@@ -64,7 +64,9 @@ def places_in(socket: str) -> dict[str, str]:
 
 
 def plugged(socket: str) -> dict[str, Any]:
-    """What `places_in` names, imported: what it is called -> the object."""
+    """What `places_in` names, of a socket that holds names in modules, imported: what it is called
+    -> the object.
+    """
     found = {}
     for name, place in places_in(socket).items():
         module, _, own = place.rpartition(".")

@@ -9,7 +9,7 @@ import importlib
 
 from workbench.base.instruments import places_in
 from workbench.commands.command import app as app
-from workbench.commands.command import main
+from workbench.commands.command import main as main
 
 # Each module puts its commands on as it is imported; within a group, in this order.
 MODULES = (
@@ -21,6 +21,3 @@ MODULES = (
 )
 for module in MODULES:
     importlib.import_module(module)
-
-if __name__ == "__main__":
-    main()

@@ -128,7 +128,7 @@ def _from_path(text: str, subset: str | None, split: str | None) -> Source:
         on_hub.count("/") != 1 or text.startswith((".", "/", "~")) or kind in {*_READERS, ".py"}
     ):
         written = "notebook 01 writes it: run that first, or " if path.name == "train.jsonl" else ""
-        shipped = loader().sources
+        shipped = [own for own in loader().sources if own[-1] != "/"]
         rule = f"rows come from {KINDS}, or are one of {', '.join(shipped)}"
         otherwise = f"{written}check the path; {looked_in()}"
         raise DataError(

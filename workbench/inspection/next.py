@@ -1,4 +1,4 @@
-"""What next? The instruments' answers for a run, each with the command that does it."""
+"""What next? What was found of a run, each with the command that acts on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.instruments import plugged
+from workbench.base.instruments import places_in, plugged
 from workbench.base.kinds import Fields
 from workbench.base.printable import printable
 from workbench.base.workspace import shown
@@ -95,7 +95,7 @@ def next_steps(
     hack = [_hacked(run, hacks.numbers)] if hacks is not None and hacks.numbers["signs"] else []
     steps = [*alarms[True], *hack, *alarms[False]]
     steps += _rung(run, evaluation)
-    if not run.manifest().get("attached"):
+    if "duel" in places_in("commands") and not run.manifest().get("attached"):
         recipe = shlex.quote(shown(run.path / "recipe.yaml"))
         why = (
             "copy the recipe as OTHER.yaml and change its reward; a duel trains both on the same"
@@ -124,14 +124,13 @@ def _acts(run: RunDirectory, alarm: Verdict) -> str:
 
 def _hacked(run: RunDirectory, found: Fields) -> Step:
     answer, suspect, command = found["signs"][0], found["suspect"], found["twin"]
-    if "--patch" in command:
+    twins = plugged("why no twin")
+    if not twins:
+        command = ""
+    elif "--patch" in command:
         answer += f"; FILE is a copy of its task file in which {suspect} is mended"
-    elif suspect:
-        reasons = [why_no_twin(run, suspect) for why_no_twin in plugged("why no twin").values()]
-        if missing := "".join(reasons):
-            answer = f"{answer}; no twin can tell whether {suspect} was it: {missing}"
-        if missing or not reasons:
-            command = ""
+    elif suspect and (missing := twins["twin"](run, suspect)):
+        answer, command = f"{answer}; no twin can tell whether {suspect} was it: {missing}", ""
     return Step("was the reward hacked?", answer, command)
 
 

@@ -57,6 +57,8 @@ def _parts_of(value: object, seen: set[int]) -> list[str]:
         code, space = value.__code__, value.__globals__
         own = [_behaviour(value) or _instructions(code, value.__doc__)]
         names = sorted({name for each in code_within(code) for name in each.co_names})
+        # `kind.__name__` is no use of the module's own name, which says where a function lies.
+        names = [name for name in names if not name.startswith("__")]
         used = [space[name] for name in names if name in space]
         for module in filter(inspect.ismodule, list(used)):
             file = getattr(module, "__file__", None) or _PYTHON

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from workbench.base.errors import RecipeError
+from workbench.base.instruments import TABLE
 from workbench.base.kinds import Fields
 from workbench.recipe import Recipe
 from workbench.run.batch import ScoredBatch
@@ -16,6 +18,10 @@ from workbench.training.plan.settings.device import Machine
 
 if TYPE_CHECKING:
     from workbench.training.resuming import Point
+
+
+# Fields of a recipe that are nothing without an instrument.
+_READ_BY = {"curriculum": "games", "difficulty": "games", "judge": "judge"}
 
 
 def kinds() -> tuple[type[Feature], ...]:
@@ -30,6 +36,13 @@ def planned(asked: Asked) -> Planned:
     another, and the first that decides on memory.
     """
     lines, memory = [], None
+    for name, instrument in _READ_BY.items():
+        if getattr(asked.recipe, name) and instrument not in TABLE:
+            raise RecipeError(
+                f"{name} in the recipe",
+                rule=f"the instrument `{instrument}` reads it, and it is not installed",
+                remedy="leave it out",
+            )
     for kind in kinds():
         answer = kind.plan(asked)
         lines += answer.lines

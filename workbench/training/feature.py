@@ -1,5 +1,5 @@
-"""`Feature`: something added around a run, one file each in `features/`. The spine calls its hooks
-and knows none by name.
+"""`Feature`: something added around a run, in `features/` or by an instrument. The spine calls its
+hooks and knows none by name.
 """
 
 from __future__ import annotations

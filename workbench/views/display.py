@@ -22,10 +22,11 @@ VIEWS: dict[str, str] = {
     f"workbench.{kind}": f"workbench.views.{view}"
     for kind, view in packaged(Path(__file__).with_suffix(".yaml")).items()
 }
-for instrument, sockets in TABLE.items():
-    for kind, view in sockets.get("views", {}).items():
-        own = f"workbench.instruments.{instrument}"
-        VIEWS[f"{own}.{kind}"] = f"{own}.{view}"
+VIEWS |= {
+    f"workbench.instruments.{own}.{kind}": f"workbench.instruments.{own}.{view}"
+    for own, sockets in TABLE.items()
+    for kind, view in sockets.get("views", {}).items()
+}
 
 
 def register(shell: Any = None) -> bool:

@@ -315,7 +315,7 @@ def test_a_planted_difference_is_called_by_command_also_after_a_kill(home):
     command = [
         sys.executable,
         "-m",
-        "workbench.commands.cli",
+        "workbench",
         "duel",
         "coin.yaml",
         "shipped.yaml",

@@ -18,7 +18,6 @@ from workbench.base.workspace import made, sum_of
 from workbench.exporting.public import public_name
 from workbench.instruments.policies import smollm2
 from workbench.memory.shapes import shape_of
-from workbench.recipe import NAMED_POLICIES
 from workbench.run.lock import in_turn
 from workbench.tiny import MODEL_DIR
 from workbench.tiny import named as policies
@@ -55,10 +54,6 @@ def wheel(tmp_path, monkeypatch):
 
 def times(wheel) -> int:
     return len((wheel / "times").read_text().splitlines())
-
-
-def test_a_recipe_knows_the_names_that_need_no_folder():
-    assert set(NAMED_POLICIES) == policies.named_policies().keys()
 
 
 def test_it_is_made_once_and_a_line_says_so(wheel, capsys):

@@ -1,4 +1,6 @@
-"""The features around a run, one file each. Their hooks are called in this order."""
+"""The features around a run. Their hooks are called in this order: ratios are taken of what
+`Unpadded` puts in the trainer's place, for one.
+"""
 
 from workbench.base.instruments import plugged
 from workbench.training.feature import Feature
