@@ -149,7 +149,7 @@ def test_programs_that_make_questions_write_nothing_where_one_stands(tmp_path, m
 def test_every_process_makes_the_same_rows(name):
     pytest.importorskip("reasoning_gym")
     fingerprints = f"print(fingerprint(gym.source('reasoning_gym/{name}', 40)))"
-    script = f"from workbench.tasks import gym; from workbench.task import fingerprint; {fingerprints}"
+    script = f"from workbench.instruments.games import gym; from workbench.task import fingerprint; {fingerprints}"
     made = {
         subprocess.run(
             [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
