@@ -28,12 +28,12 @@ def executed(tmp_path_factory):
     return tried("ladder", MISTAKES, tmp_path_factory.mktemp("home"), quick)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly  # six minutes of one process
 def test_every_blank_and_every_mistake_fails_with_a_hint_of_its_own(executed):
     check_hints(executed, len(MISTAKES))
 
 
-@pytest.mark.slow
+@pytest.mark.weekly  # six minutes of one process
 def test_another_look_finds_more_to_imitate_and_written_answers_teach_what_none_can_sample(executed):
     text = shown(executed)
     found = re.findall(r"^768 +expert iteration +(\d) +(\d+)% +(\d+) +(\d+)$", text, re.MULTILINE)
