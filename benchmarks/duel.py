@@ -12,8 +12,9 @@ a time, and duel number i has the seeds 6 i + 1 to 6 i + 6: within a kind every 
 The runs of the shipped five serve both kinds. A run measures its held-out prompts at its beginning
 and end alone, which changes nothing that is trained. Results are kept run by run in --home.
 
-Then two real duels, by `wb.duel` itself: correctness alone against the shipped five, and one point
-for a right answer against tiers of partial credit, each at the command's own default budget.
+Then two real duels, by `wb.inspection.duel` itself: correctness alone against the shipped five, and
+one point for a right answer against tiers of partial credit, each at the command's own default
+budget.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Bank:
 
 
 def fought(kind: str, number: int, bank: Bank) -> dict[str, Any] | None:
-    """One duel of the bank's runs, as `wb.duel` fights it; None: its runs are not all there."""
+    """One duel of the bank's runs, as `wb.inspection.duel` fights it; None: a run is missing."""
     from workbench.instruments.duel.sequential import compared
 
     one, other = KINDS[kind]
@@ -165,7 +166,7 @@ def fought(kind: str, number: int, bank: Bank) -> dict[str, Any] | None:
 
 
 def real(one: str, other: str, home: Path) -> dict[str, Any]:
-    """A real duel by `wb.duel`, as the command fights it."""
+    """A real duel by `wb.inspection.duel`, as the command fights it."""
     import workbench as wb
 
     grpo = {"per_device_train_batch_size": 64, "max_completion_length": 96}
@@ -175,7 +176,7 @@ def real(one: str, other: str, home: Path) -> dict[str, Any]:
         grpo = {**recipe.grpo, **grpo, "learning_rate": 1e-3}
         recipes.append(recipe.model_copy(update={"grpo": grpo}))
     with contextlib.redirect_stdout(io.StringIO()):
-        return wb.duel(
+        return wb.inspection.duel(
             *recipes, runs=home / "real", on_pair=lambda state: measuring.say(str(state))
         ).found
 

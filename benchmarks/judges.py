@@ -173,7 +173,7 @@ def on_trial(call: Any, ranks: bool, cases: int, task: str = "arithmetic", **lim
     names = own.function_names
     functions = [own.reward_funcs[names.index(own.right_function)], make(call, RUBRIC, **limits)]
     judged = wb.Task(own.name, own.rows, functions, right_by=own.right_by)
-    return wb.trial(judged, cases=cases)
+    return wb.rewards.trial(judged, cases=cases)
 
 
 def scripted(grade: Grade, ranks: bool, cases: int, first: float = 0.0) -> Any:

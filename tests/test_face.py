@@ -58,7 +58,7 @@ def test_python_in_the_readme_imports_the_face_alone():
 
 
 def test_the_face_is_small_and_complete():
-    assert 25 <= len(wb.FACE) <= 44
+    assert 25 <= len(wb.FACE) <= 40
     assert set(wb.FACE) == set(wb.__all__) == set(dir(wb))
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = wb.no_such_name

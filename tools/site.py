@@ -28,19 +28,17 @@ def _literal(module: str, name: str) -> dict[str, Any]:
 
 def face() -> dict[str, str]:
     """Each public name, `rewards.Endpoint` too, and the module that it lives in."""
-    inspection = _literal("inspection/__init__.py", "_MODULE")
+    inspection = _literal("inspection/__init__.py", "_VIEWS")
     rewards = _literal("rewards/__init__.py", "_LIBRARY")
     found = {
         **_literal("__init__.py", "FACE"),
-        **{
-            f"rewards.{name}": f"rewards.{module}" for module in rewards for name in rewards[module]
-        },
+        **{f"rewards.{name}": module for module in rewards for name in rewards[module]},
         **{f"inspection.{name}": module for name, module in inspection.items()},
     }
     for instrument, sockets in _literal("base/instruments.py", "TABLE").items():
-        for socket, part in (("face", ""), ("rewards", "rewards."), ("inspection", "inspection.")):
+        for socket in ("rewards", "inspection"):
             for name, module in sockets.get(socket, {}).items():
-                found[f"{part}{name}"] = f"instruments.{instrument}.{module}"
+                found[f"{socket}.{name}"] = f"instruments.{instrument}.{module}"
     return found
 
 

@@ -14,7 +14,6 @@ import sys
 from typing import Any
 
 from workbench.base import errors as errors  # what a caller catches: `wb.errors.TaskError`
-from workbench.base.instruments import places_in
 from workbench.tasks import loading as _loading  # noqa: F401  it registers itself
 
 __version__ = "0.1.0"
@@ -47,7 +46,6 @@ FACE = {
     "audit_rewards": "audit.examination",
     "check_cases": "audit.regression_cases",
     "Lab": "views.lab",
-    "exercise": "teaching.exercises",
     # 03: training
     "Recipe": "recipe",
     "plan": "training.plan.prepare",
@@ -68,7 +66,6 @@ FACE = {
     "evaluate": "inspection.evaluation",
     "inspection": "",
     # 05: leave with the model
-    "merge_risk": "exporting.risk",
     "export": "exporting.making",
     "prove": "exporting.proving",
     "ask": "exporting.chat",
@@ -77,15 +74,13 @@ FACE = {
     "explain": "teaching.glossary",
     "checklist": "teaching.checklist",
 }
-FACE |= places_in("face")
 __all__ = [*FACE]
 
 
 def __getattr__(name: str) -> Any:
     if name not in FACE:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}{_meant(name)}")
-    place = (FACE[name] or name).removeprefix("workbench.")
-    module = importlib.import_module(f"workbench.{place}")
+    module = importlib.import_module(f"workbench.{FACE[name] or name}")
     value = getattr(module, name) if FACE[name] else module
     globals()[name] = value
     _show_results()

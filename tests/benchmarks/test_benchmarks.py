@@ -311,7 +311,7 @@ def test_checkpoints_hold_the_same_kinds_of_state():
     assert len(ours["saves_ms"][0]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_runs_that_are_killed_go_on_as_if_nothing_had_been(tmp_path):
     words = ["--quick", "--json", "--kills", "9", "--trl", "1", "--keep", str(tmp_path / "kept"), "--config"]
     found = measuring.own_process("kills.py", *words, "accumulation 2", "stages", "logging_steps 2")  # it fails if one is lost
@@ -365,7 +365,7 @@ def test_reading_and_replaying_a_made_up_record():
     assert replayed["peak_mb"] > 20
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_made_up_long_run_is_recorded_and_examined():
     with measuring.empty_home():
         [held] = benchmark("long_run").record([6], merged=True)
@@ -423,7 +423,7 @@ def test_a_broken_run_is_made_and_repaired():
     assert found["held"]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_bad_environments_are_trained_with_and_without_the_workbench(tmp_path):
     words = ["--quick", "--cases", "tool_list", "any_arguments", "--out", str(tmp_path)]
     subprocess.run([sys.executable, str(FOLDER / "bad_environments.py"), *words], check=True)
@@ -448,7 +448,7 @@ def test_a_child_that_fails_is_told_from_one_that_refuses():
     assert forked(lambda: time.sleep(60), longest_s=0.2).outcome == "hung"
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_damaged_run_is_never_silent_and_no_message_raw(tmp_path):
     command = [sys.executable, FOLDER / "damage.py", "--every", "30", "--rounds", "2", "--json", "--out", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -590,7 +590,7 @@ def test_what_the_readme_promises_is_what_was_measured():
     assert found["start"]["over_python_ms"]["import workbench"] <= 150
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_models_parts_are_measured_in_turns(capsys):
     """On the embedded policy, which needs no extra: every part, and what is left of it."""
     real = benchmark("real_model")
@@ -629,7 +629,7 @@ def test_two_busy_processes_end_with_what_they_disturb():
     assert all(process.returncode for process in both)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_resident_memory_is_measured_in_a_process_of_its_own():
     resident = benchmark("resident")
     words = ["--quick", "--policy", "tiny", "--measure", "bfloat16, 16 x 20", resident.OURS]
@@ -651,7 +651,7 @@ def test_all_tells_how_it_is_used():
     assert "dataset_checks" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_held_out_compares_the_same_training():
     held_out = benchmark("held_out")
     with measuring.empty_home():
@@ -666,7 +666,7 @@ def test_held_out_compares_the_same_training():
     json.dumps([price, late])
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_warm_start_is_held_against_grpo_alone():
     warm_start = benchmark("warm_start")
     with measuring.empty_home():

@@ -74,7 +74,7 @@ def setting(out: Path, left_s: float = 800, **other) -> Setting:
     return Setting("cpu", TOY, out, out / "work", time.monotonic() + left_s, **given)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_every_part_ran_and_every_check_holds(made):
     status, out = made
     for part in ("controls", "memory", "learning"):
@@ -84,7 +84,7 @@ def test_every_part_ran_and_every_check_holds(made):
     assert status == 0
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_every_file_says_where_and_with_what_it_was_measured_and_one_has_them_all(made):
     files = [file for file in (*made[1].glob("*.json"), *made[1].glob("arms/*.json")) if file.name != "all.json"]
     assert len(files) == 5 + 6
@@ -97,7 +97,7 @@ def test_every_file_says_where_and_with_what_it_was_measured_and_one_has_them_al
     assert read(made[1] / "all.json")["files"] == {str(file.relative_to(made[1])): read(file) for file in files}
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_what_was_steered_is_in_the_record(made):
     found = read(made[1] / "controls.json")
     assert set(found["steering"]["answers"]) == {"weight", "beta", "learning_rate", "pause", "resume", "stop"}
@@ -110,7 +110,7 @@ def test_what_was_steered_is_in_the_record(made):
         assert found["exporting"][who]["dtype"] in ("bfloat16", "float16")
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_an_arm_has_its_steps_its_split_and_its_tokens(made):
     found = read(made[1] / one_unit.file_of(WHOLE))
     assert found["status"] == "measured"
@@ -128,7 +128,7 @@ def test_an_arm_has_its_steps_its_split_and_its_tokens(made):
     assert not auto["generation"].get("planned")
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_where_the_time_is_short_a_long_completion_has_one_step_and_it_is_marked(made):
     found = read(made[1] / "arms" / "unsloth-nf4-auto-32-r0.json")
     assert (found["steps"], found["warm"], len(found["rows"])) == (1, False, 1)
@@ -136,7 +136,7 @@ def test_where_the_time_is_short_a_long_completion_has_one_step_and_it_is_marked
     assert found["nth_in_process"] == 2  # with the policy of the others
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_gradient_checkpointing_is_off_where_the_unit_says_so_and_the_estimate_knows(made):
     needed = {}
     for variant, on in (("", True), ("unchecked", False)):
@@ -147,7 +147,7 @@ def test_gradient_checkpointing_is_off_where_the_unit_says_so_and_the_estimate_k
     assert needed[True] < needed[False]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_index_says_how_far_it_came_and_what_was_noise(made):
     found = read(made[1] / "arms.json")
     measured = [name for name, word in found["status"].items() if word in ("measured", "cut short")]
@@ -159,7 +159,7 @@ def test_the_index_says_how_far_it_came_and_what_was_noise(made):
     assert 0 < found["roofline_share"]["unsloth-nf4-auto-16-r0"] < 1
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_it_learned_as_far_as_a_toy_can(made):
     found = read(made[1] / "learning.json")
     assert found["steps"] == TOY.learned_steps == len(found["curve"]["reward"])
@@ -168,7 +168,7 @@ def test_it_learned_as_far_as_a_toy_can(made):
     assert (made[1] / "learning.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_table_holds_what_was_measured_and_says_what_was_not(made, tmp_path):
     text = table.markdown(made[1])
     assert "measures nothing" in text
@@ -185,7 +185,7 @@ def test_the_table_holds_what_was_measured_and_says_what_was_not(made, tmp_path)
     assert len([line for line in empty.splitlines() if "not measured" in line]) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_second_call_measures_nothing_again(made):
     out = made[1]
     files = (*out.glob("arms/*.json"), out / "controls.json", out / "learning.json")
@@ -194,7 +194,7 @@ def test_a_second_call_measures_nothing_again(made):
     assert all(file.read_bytes() == content for file, content in before.items())
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_an_arm_that_fails_is_kept_with_its_error_and_is_no_success(made, tmp_path, monkeypatch):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "toy-model").symlink_to(made[1] / "work" / "toy-model")
@@ -221,7 +221,7 @@ def test_what_was_ended_before_a_step_or_failed_after_others_is_tried_again(tmp_
         assert bool(arms._pending(given, [unit])) is again, content
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_run_that_is_stopped_by_the_time_is_measured_and_goes_on(made, tmp_path, monkeypatch):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "taught-toy").symlink_to(made[1] / "work" / "taught-toy")
@@ -244,7 +244,7 @@ def stops_at_once(self, setting: Setting, reserve_s: float) -> None:
 # --- processes of their own, as on a GPU --------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_unit_that_is_cut_keeps_its_steps_and_what_was_known_before_them(made):
     whole, cut = (read(made[1] / one_unit.file_of(unit)) for unit in (WHOLE, CUT))
     assert (whole["status"], whole["nth_in_process"]) == ("measured", 0)
@@ -256,7 +256,7 @@ def test_a_unit_that_is_cut_keeps_its_steps_and_what_was_known_before_them(made)
     assert "workbench, as planned" in table.markdown(made[1])
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_parts_have_processes_of_their_own_and_a_stray_file_is_no_unit(made, tmp_path, monkeypatch):
     for name in ("WORKBENCH_HOME", "HF_HUB_OFFLINE"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
@@ -289,7 +289,7 @@ def test_a_job_that_is_none_is_an_error_and_no_process_outlives_its_time(tmp_pat
 # --- what is judged -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     ("computed_in", "also"),
     [("bfloat16", []), ("float32", ["it computed in bfloat16 or float16"])],

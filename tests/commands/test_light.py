@@ -225,7 +225,7 @@ CALLS = {
     "preview": "wb.preview(task.rows, 'tiny')",
     "prompt_lengths": "wb.prompt_lengths(task.rows, 'tiny')",
     "open_source": "wb.open_source('openai/gsm8k')",
-    "merge_risk": "wb.merge_risk(run)",
+    "merge_risk": "wb.inspection.merge_risk(run)",
     "export": "wb.export(run)",
     "ask": "wb.ask('.', 'What is 15 + 27?')",
     "chat": "wb.chat('.')",

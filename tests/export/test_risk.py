@@ -21,7 +21,7 @@ def test_the_ratio_is_that_of_the_rounding_to_what_was_added(home):
 
     source = changed_model(home / "model", off_the_grid)
     adapter = saved_adapter(source=source)
-    found = wb.merge_risk(made_run(source=source, adapter=adapter))
+    found = wb.inspection.merge_risk(made_run(source=source, adapter=adapter))
     weights, lora = load_file(source / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
     values = get_4bit_type("nf4", device="cpu")
     assert len(found.layers) == 21
@@ -36,7 +36,7 @@ def test_the_ratio_is_that_of_the_rounding_to_what_was_added(home):
 
 
 def test_the_embedded_policy_lies_on_the_grid(home):
-    found = wb.merge_risk(made_run())
+    found = wb.inspection.merge_risk(made_run())
     assert found.into == "base"
     assert max(found.layers.values()) < 0.1
     assert str(found).startswith("low: ")
@@ -45,7 +45,7 @@ def test_the_embedded_policy_lies_on_the_grid(home):
 
 
 def test_a_run_beside_16_bit_weights_has_none(home):
-    found = wb.merge_risk(made_run(precision="bfloat16"))
+    found = wb.inspection.merge_risk(made_run(precision="bfloat16"))
     assert (found.layers, found.median, found.into) == ({}, 0.0, "base")
     assert str(found) == found.verdict == "none: trained beside bfloat16 weights, the base's own"
 
@@ -54,7 +54,7 @@ def test_a_folder_of_4_bit_weights_is_not_measured_and_merged_into_what_is_there
     def marked(tensors, config):
         config["quantization_config"] = {"load_in_4bit": True, "quant_method": "bitsandbytes"}
 
-    found = wb.merge_risk(made_run(source=changed_model(home / "model", marked)))
+    found = wb.inspection.merge_risk(made_run(source=changed_model(home / "model", marked)))
     assert (found.layers, found.into) == ({}, "dequantised")
     assert str(found).startswith("not measured: ")
 
@@ -65,7 +65,7 @@ def test_an_adapter_whose_layers_the_base_does_not_have(home):
             tensors[f"elsewhere.{name}"] = tensors.pop(name)
 
     with pytest.raises(ExportError, match="has the name of an adapted layer"):
-        wb.merge_risk(made_run(source=changed_model(home / "model", renamed)))
+        wb.inspection.merge_risk(made_run(source=changed_model(home / "model", renamed)))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_median_layer_decides(ratios, said, into):
 
 def test_a_run_that_learnt_nothing_is_not_merged_into_the_base(home):
     source = changed_model(home / "model", off_the_grid)
-    found = wb.merge_risk(made_run(source=source, adapter=saved_adapter(0.0, source=source)))
+    found = wb.inspection.merge_risk(made_run(source=source, adapter=saved_adapter(0.0, source=source)))
     assert (set(found.layers.values()), found.into) == ({math.inf}, "dequantised")
 
 

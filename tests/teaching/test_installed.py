@@ -25,7 +25,7 @@ case = gallery.Case("run_02")
 said = {
     "package": wb.__file__,
     "notebooks": str(notebook.notebooks_folder()),
-    "exercise": wb.exercise("format").asks,
+    "exercise": wb.rewards.exercise("format").asks,
     "exercises": len(EXERCISES),
     "lessons": list(lessons.shipped()),
     "case": [case.task.source, case.illness],

@@ -433,7 +433,7 @@ def test_a_run_of_dora_and_whole_modules_is_measured_and_exported(home, folders)
 
     asked = recipe(folders["llama_factory"], {"max_steps": 2}, load_in_4bit=True)
     run = train(asked)
-    risk = wb.merge_risk(run)
+    risk = wb.inspection.merge_risk(run)
     assert "DoRA" in risk.verdict
     assert (risk.layers, risk.into) == ({}, "dequantised")
     merged = wb.export(run, formats=["merged_16bit"])["merged_16bit"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from workbench.base.errors import PolicyError
+from workbench.base.instruments import places_in
 
 HUB_TIMEOUT_S = 10
 
@@ -30,10 +31,8 @@ def check_hub(name: str) -> None:
         else:
             value = f"the hub cannot be reached ({type(error).__name__})"
             rule = "a model that is not on this machine is downloaded from the Hugging Face hub"
-            remedy = (
-                'connect to the network, give a local folder, or use "tiny" or "smollm2", which'
-                " need neither"
-            )
+            here = " or ".join(f'"{one}"' for one in ("tiny", *places_in("policies")))
+            remedy = f"connect to the network, give a local folder, or use {here}, without either"
         raise PolicyError(
             f"policy {name!r}: {value}", rule=rule, remedy=remedy, network=not answered
         ) from error

@@ -21,8 +21,8 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
         "views": {"over_levels.OverLevels": "picture.levels_picture"},
     },
     "judge": {
-        "face": {"trial": "trial"},
         "rewards": {
+            "trial": "trial",
             "make_judge_reward": "judge_rewards",
             "make_ranking_reward": "judge_rewards",
             "Reply": "judging",
@@ -34,7 +34,7 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
         "views": {"trial.JudgeTrial": "picture.trial_view"},
     },
     "duel": {
-        "face": {"duel": "fighting"},
+        "inspection": {"duel": "fighting"},
         "commands": {"duel": "commands"},
         "views": {"fighting.Duel": "picture.duel_picture"},
     },

@@ -48,8 +48,8 @@ _ROUNDS = {
 }
 # It may have been merged into weights that the run never had beside its adapter.
 _OFF_GRID = (
-    "if it was trained beside 4-bit weights (`wb.merge_risk` says how far they are from the 16-bit"
-    " ones), merge into those: `workbench export RUN --into dequantised --overwrite`"
+    "if it was trained beside 4-bit weights (`wb.inspection.merge_risk` says how far they are from"
+    " the 16-bit ones), merge into those: `workbench export RUN --into dequantised --overwrite`"
 )
 _AGAIN = (
     "export it again with --overwrite; if that gives the same, the export is at fault: report it"

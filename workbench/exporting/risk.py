@@ -49,7 +49,7 @@ class MergeRisk:
 def merge_risk(run: RunDirectory) -> MergeRisk:
     """The risk of merging a run's adapter into the 16-bit base, on the CPU, one layer at a time.
 
-    >>> len(wb.merge_risk(wb.open_run("latest", latest="trained")).layers)
+    >>> len(wb.inspection.merge_risk(wb.open_run("latest", latest="trained")).layers)
     21
 
     RunError: the run is training, or has no adapter.

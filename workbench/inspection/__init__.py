@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.base.instruments import places_in
 
-_MODULE = {
+_VIEWS = {
     "read_evaluation": "inspection.evaluation",
     "regressions": "inspection.compared",
     "failures": "inspection.causes",
@@ -23,9 +23,11 @@ _MODULE = {
     "measure_starts": "inspection.starts",
     "browse": "inspection.browsing",
     "Browser": "views.browser",
+    "merge_risk": "exporting.risk",
     "ByHand": "teaching._lib.by_hand",
     "write_report": "commands.reporting",
 }
+_MODULE = {name: f"workbench.{module}" for name, module in _VIEWS.items()}
 _MODULE |= places_in("inspection")
 __all__ = [*_MODULE]
 
@@ -33,8 +35,7 @@ __all__ = [*_MODULE]
 def __getattr__(name: str) -> Any:
     if name not in _MODULE:
         raise AttributeError(f"module 'workbench.inspection' has no attribute {name!r}")
-    place = _MODULE[name].removeprefix("workbench.")
-    return getattr(importlib.import_module(f"workbench.{place}"), name)
+    return getattr(importlib.import_module(_MODULE[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -95,7 +95,7 @@ def exercise(name: str) -> Exercise:
     Raises:
         TaskError: listing the names, if there is none of this one.
 
-    >>> wb.exercise("format").asks
+    >>> wb.rewards.exercise("format").asks
     'What is the shortest completion that earns everything?'
     """
     if name in EXERCISES:

@@ -82,7 +82,7 @@ def test_nothing_is_asked_while_it_is_planned(file):
 
 
 def test_a_failed_trial_is_refused_with_its_numbers(file):
-    trial = wb.trial("judged.py", cases=40)
+    trial = wb.rewards.trial("judged.py", cases=40)
     assert not trial.ok
     with pytest.raises(RecipeError, match=r"judge_reward, on trial: failed: dead groups 1\.00 \(0\.91 to 1\.00") as met:
         wb.plan(recipe())
@@ -98,12 +98,12 @@ def honest_task(call, **limits) -> wb.Task:
 
 def test_a_passed_trial_is_planned_and_one_of_another_rubric_is_not(home):
     task = honest_task(judges.answers(judges.quality))
-    assert wb.trial(task).ok
+    assert wb.rewards.trial(task).ok
     assert notes(wb.plan(recipe(task="arithmetic"), task))[1] == "judge_reward, on trial: passed"
     other = wb.Task("judged", task.rows, [wb.rewards.make_judge_reward(judges.answers(judges.quality), "Is it kind?")])
     with pytest.raises(RecipeError, match="has no trial on this task") as met:
         wb.plan(recipe(task="arithmetic"), other)
-    assert "wb.trial(task)" in met.value.remedy
+    assert "wb.rewards.trial(task)" in met.value.remedy
 
 
 def test_a_public_address_is_named(home):
@@ -114,7 +114,7 @@ def test_a_public_address_is_named(home):
 
 def test_a_run_records_what_its_judge_was_and_took(home):
     task = honest_task(judges.answers(judges.quality))
-    trial = wb.trial(task)
+    trial = wb.rewards.trial(task)
     run = wb.train(recipe(task="arithmetic"), task=task)
     kept = run.manifest()["judges"]["judge_reward"]
     assert kept["accepted"] is False
@@ -138,7 +138,7 @@ def test_a_budget_ends_a_run_whatever_errors_do_and_the_record_says_so(home):
 
 def test_what_is_continued_with_another_judge_wants_a_trial_of_it_and_says_what_all_took(home):
     task = honest_task(judges.answers(judges.quality), cache=False)
-    wb.trial(task)
+    wb.rewards.trial(task)
     run = wb.train(recipe(task="arithmetic"), task=task)
     first = run.result()["judges"]["judge_reward"]
     assert run.manifest()["judges"]["judge_reward"]["key"] == judge_of(task.reward_funcs[1]).key(task)

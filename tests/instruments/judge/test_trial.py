@@ -209,14 +209,14 @@ def honest(messages):
 
 def test_a_trial_counts_what_a_run_will_cost(home):
     judged = wb.rewards.make_judge_reward(honest, prices=(1.0, 5.0))
-    trial = wb.trial(task_of(wb.rewards.correctness_reward, judged), cases=4)
+    trial = wb.rewards.trial(task_of(wb.rewards.correctness_reward, judged), cases=4)
     assert trial.spent.calls == 48
     assert trial.planned["completions"] == trial.planned["calls"] == 1000
     assert trial.planned["tokens"] == 210_000
     assert trial.planned["cost"] == pytest.approx(1000 * (200 + 50) / 1e6)
     assert "1,000 calls, 210,000 tokens" in trial.price
     ranked = wb.rewards.make_ranking_reward(honest)
-    assert wb.trial(task_of(ranked), cases=4).planned["calls"] == 125
+    assert wb.rewards.trial(task_of(ranked), cases=4).planned["calls"] == 125
 
 
 class Busy(Exception):
@@ -234,7 +234,7 @@ def test_a_price_counts_what_was_asked_again_and_what_was_waited(home):
         return honest(messages)
 
     judged = wb.rewards.make_judge_reward(busy, cache=False)
-    trial = wb.trial(task_of(wb.rewards.correctness_reward, judged), cases=4)
+    trial = wb.rewards.trial(task_of(wb.rewards.correctness_reward, judged), cases=4)
     assert (trial.spent.calls, trial.spent.retries) == (144, 96)
     assert (trial.planned["calls"], trial.planned["tokens"]) == (3000, 210_000)
     # 1,000 questions wait twice, eight of them at once
@@ -254,14 +254,14 @@ def test_a_recipe_gives_the_price_of_its_run(home):
     # base, after steps 12 and 24, and the end: 4 x 20 held-out prompts, each asked once
     more = {"eval_every": 12, "eval_prompts": 20, "warm_start": {"samples": 8, "tries": 5, "rounds": 2}}
     recipe.write_text(json.dumps({"task": "judged.py", "grpo": grpo, **more}))
-    planned = wb.trial(str(recipe), cases=4).planned
+    planned = wb.rewards.trial(str(recipe), cases=4).planned
     assert (planned["completions"], planned["warming"]) == (240 + 80, 2 * 8 * 5)
 
 
 def test_progress_and_the_file_of_trials(home):
     told = []
     judged = wb.rewards.make_judge_reward(honest)
-    trial = wb.trial(task_of(judged), cases=6, progress=lambda *done: told.append(done))
+    trial = wb.rewards.trial(task_of(judged), cases=6, progress=lambda *done: told.append(done))
     assert told == [(4, 6), (6, 6)]
     [line] = (home / "judges" / "trials.jsonl").read_text().splitlines()
     kept = json.loads(line)
@@ -277,7 +277,7 @@ def test_a_stale_trial_does_not_count(home):
         return judge_of(wb.rewards.make_judge_reward(honest, rubric, **limits))
 
     task = task_of(wb.rewards.make_judge_reward(honest, "Is it right?"))
-    wb.trial(task, cases=4)
+    wb.rewards.trial(task, cases=4)
     assert judged().trial_on(task)["rows"] == 4
     assert judged(max_tokens=10**9).trial_on(task) is not None
     assert judged("Is it polite?").trial_on(task) is None
@@ -293,24 +293,24 @@ def test_a_stale_trial_does_not_count(home):
 def test_what_cannot_be_tried_is_refused(home):
     judged = wb.rewards.make_judge_reward(honest)
     with pytest.raises(TaskError, match="0 functions ask a judge"):
-        wb.trial("arithmetic")
+        wb.rewards.trial("arithmetic")
     second = wb.rewards.make_judge_reward(honest, "other", name="second_reward")
     with pytest.raises(TaskError, match="2 functions ask a judge") as met:
-        wb.trial(task_of(judged, second))
+        wb.rewards.trial(task_of(judged, second))
     assert "judge_reward, second_reward" in met.value.remedy
-    assert wb.trial(task_of(judged, second), function="second_reward", cases=2).function == "second_reward"
+    assert wb.rewards.trial(task_of(judged, second), function="second_reward", cases=2).function == "second_reward"
     partial = functools.partial(judged)
-    assert wb.trial(task_of(partial), cases=2).function == "judge_reward"
+    assert wb.rewards.trial(task_of(partial), cases=2).function == "judge_reward"
     with pytest.raises(TaskError, match="what a good answer to them is"):
-        wb.trial(task_of(judged, rows=[{"prompt": "Sing."}, {"prompt": "Dance."}]))
+        wb.rewards.trial(task_of(judged, rows=[{"prompt": "Sing."}, {"prompt": "Dance."}]))
 
 
 def test_a_judge_that_cannot_be_reached_ends_the_trial(home):
     judged = wb.rewards.make_judge_reward(wb.rewards.Endpoint("http://127.0.0.1:9/v1", "m"), retries=0)
     with pytest.raises(RewardError, match="m at 127.0.0.1:9, on this machine; it raised ConnectionError"):
-        wb.trial(task_of(judged), cases=4)
+        wb.rewards.trial(task_of(judged), cases=4)
     with pytest.raises(BudgetError, match="of 1,000 are spent"):
-        wb.trial(task_of(wb.rewards.make_judge_reward(honest, max_tokens=1000)), cases=4)
+        wb.rewards.trial(task_of(wb.rewards.make_judge_reward(honest, max_tokens=1000)), cases=4)
     assert not (home / "judges" / "trials.jsonl").exists()
 
 
@@ -323,7 +323,7 @@ def test_references_come_from_the_task_where_rows_have_no_answer(home):
         return '{"score": 5}'
 
     task = task_of(wb.rewards.make_judge_reward(call), rows=rows, ideal=lambda row: f"Ideal for {row['prompt']}")
-    wb.trial(task)
+    wb.rewards.trial(task)
     assert any("Ideal for Name 3 colours." in text for text in seen)
 
 
@@ -377,6 +377,6 @@ def test_a_policy_of_this_machine_is_a_judge(home, tiny_policy):
     assert chosen.text in grades
     assert chosen.input_tokens == 11 * reply.input_tokens
     assert call.identity != wb.rewards.local_judge("tiny", max_tokens=9).identity
-    trial = wb.trial(task_of(wb.rewards.make_judge_reward(call)), cases=2)
+    trial = wb.rewards.trial(task_of(wb.rewards.make_judge_reward(call)), cases=2)
     assert measured(trial)["unreadable"].value == 1.0
     assert math.isfinite(trial.planned["minutes"])

@@ -151,7 +151,7 @@ def duel(
 
     >>> settings = {"num_generations": 2, "per_device_train_batch_size": 2, "max_completion_length": 8}
     >>> slow, fast = (wb.Recipe(grpo=settings | {"learning_rate": rate}) for rate in (1e-4, 1e-3))
-    >>> wb.duel(slow, fast, budget=12, held_out=4, on_pair=lambda so_far: None).found["pairs"]
+    >>> wb.inspection.duel(slow, fast, budget=12, held_out=4, on_pair=lambda so_far: None).found["pairs"]
     3
 
     Two runs cannot tell two rewards apart: each would end elsewhere with another seed. A duel

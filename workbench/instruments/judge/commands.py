@@ -39,5 +39,5 @@ def trial(source: str, **options: Any) -> Result:
     from workbench.views.terminal import progress
 
     with progress("prompts") as bar:
-        result = wb.trial(source, progress=bar, **options)
+        result = wb.rewards.trial(source, progress=bar, **options)
     return Result(result.found(), view_of(result), int(not result.ok))

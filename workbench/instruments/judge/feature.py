@@ -119,7 +119,7 @@ def _verdict(name: str, judge: Judge, stage: Stage) -> RecipeError | None:
     value = f"{name} has no trial on this task, as judge, rubric and prompts are now"
     if trial:
         value = f"{name}, on trial: {trial['verdict']}"
-    try_it = f"workbench trial {shown(task.source)}" if task.source else "wb.trial(task)"
+    try_it = f"workbench trial {shown(task.source)}" if task.source else "wb.rewards.trial(task)"
     return RecipeError(
         value,
         rule="a judge trains after it has passed its trial",

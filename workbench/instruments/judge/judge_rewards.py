@@ -22,7 +22,8 @@ def make_judge_reward(
     `call` gets a text, or, if its first parameter is called `messages`, chat messages; it returns a
     text, or a `Reply` with its tokens. It may be a coroutine. `wb.rewards.Endpoint` is one for an
     OpenAI-compatible address, `wb.rewards.local_judge` one for a policy on this machine. Nothing is
-    sent before a run, a trial or a score asks for it. A run wants a passed trial: `wb.trial`.
+    sent before a run, a trial or a score asks for it. A run wants a passed trial:
+    `wb.rewards.trial`.
 
     >>> def call(text): return '{"score": 7}'
     >>> reward = make_judge_reward(call, "Is it polite?", cache=False)

@@ -2,8 +2,8 @@
 read.
 
 Completions are quoted between markers that change with every call, so that no text can end the
-quotation early; `wb.trial` measures whether that keeps a judge from obeying what it quotes. An
-answer that cannot be read is an error, never a score.
+quotation early; `wb.rewards.trial` measures whether that keeps a judge from obeying what it quotes.
+An answer that cannot be read is an error, never a score.
 """
 
 from __future__ import annotations
@@ -340,8 +340,8 @@ class Judge:
         )[:16]  # fmt: skip
 
     def trial_on(self, task: Task) -> Fields | None:
-        """Its latest trial on a task, as `wb.trial` kept it; None: there is none, or something that
-        it depends on has changed since.
+        """Its latest trial on a task, as `wb.rewards.trial` kept it; None: there is none, or
+        something that it depends on has changed since.
         """
         key = self.key(task)
         kept = [

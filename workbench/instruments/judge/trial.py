@@ -121,7 +121,7 @@ def trial(
     >>> def call(text): return '{"score": 7}'
     >>> judged = wb.rewards.make_judge_reward(call)
     >>> task = wb.Task("sums", wb.load_task("arithmetic").rows, [judged])
-    >>> wb.trial(task, cases=8).verdict
+    >>> wb.rewards.trial(task, cases=8).verdict
     'failed: dead groups 1.00 (0.68 to 1.00; at most 0.3)'
 
     Args:
