@@ -303,7 +303,7 @@ def test_the_picture_has_a_line_for_each_run_and_a_thick_one_for_each_arm(fought
     assert "one" in {text.get_text() for text in left.get_legend().get_texts()}
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.timeout(3600)
 def test_a_planted_difference_is_called_by_command_also_after_a_kill(home):
     """The shipped rewards against a coin, which teaches nothing."""

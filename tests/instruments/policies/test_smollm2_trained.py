@@ -30,7 +30,7 @@ from workbench.training.plan.precision import native_bf16
 from workbench.training.plan.prepare import plan
 from workbench.training.trainer import continue_run, train
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.weekly
 PROMPTS = 10
 # Where REQUIRE_EXTRAS is set, an extra that is missing must fail.
 REQUIRED = bool(os.environ.get("REQUIRE_EXTRAS"))

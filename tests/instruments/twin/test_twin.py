@@ -163,7 +163,7 @@ def test_stopped_early_and_called_again_it_goes_on(hacked, muted, monkeypatch):
     assert adapter(RunDirectory(plan.folder)) == adapter(RunDirectory(muted.plan.folder))
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.timeout(900)
 def test_killed_and_called_again_it_is_the_same(hacked, home):
     write(home, "task.py")
