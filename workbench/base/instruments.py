@@ -14,10 +14,11 @@ from typing import Any
 # module, or a name in one.
 TABLE: dict[str, dict[str, dict[str, str]]] = {
     "games": {
-        "inspection": {"over_levels": "over_levels"},
+        "inspection": {"over_levels": "over_levels", "which_rung": "rung"},
         "features": {"curriculum": "curriculum.Curriculum"},
         "tasks": {"reasoning_gym/": "gym", "textarena/": "arena"},  # by what their names begin with
         "rows": {"reasoning_gym/": "gym"},
+        "shipped": {"guess_the_number": "guess_the_number", "calculator": "calculator"},
         "views": {"over_levels.OverLevels": "picture.levels_picture"},
     },
     "judge": {
