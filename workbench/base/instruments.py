@@ -15,6 +15,7 @@ from typing import Any
 TABLE: dict[str, dict[str, dict[str, str]]] = {
     "games": {
         "inspection": {"over_levels": "over_levels", "which_rung": "rung"},
+        "commands": {"levels": "commands"},
         "features": {"curriculum": "curriculum.Curriculum"},
         "tasks": {"reasoning_gym/": "gym", "textarena/": "arena"},  # by what their names begin with
         "rows": {"reasoning_gym/": "gym"},
@@ -50,7 +51,10 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
         "drawing": {"generation": "generation.outside_a_run"},
     },
     "policies": {"policies": {"smollm2": "smollm2.SMOLLM2"}},
-    "eval_logs": {"inspection": {"write_eval_log": "writing"}},
+    "eval_logs": {
+        "inspection": {"write_eval_log": "writing"},
+        "commands": {"logs": "commands"},
+    },
     "records": {"inspection": {"read_record": "others"}},
 }
 
