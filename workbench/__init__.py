@@ -73,9 +73,8 @@ FACE = {
     "prove": "exporting.proving",
     "ask": "exporting.chat",
     "chat": "views.chat",
-    # all along: what a word means, and what to be sure of
+    # all along: what a word means
     "explain": "teaching.glossary",
-    "checklist": "teaching.checklist",
 }
 FACE |= places_in("face")
 __all__ = [*FACE]

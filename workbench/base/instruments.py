@@ -51,6 +51,10 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
         "drawing": {"generation": "generation.outside_a_run"},
     },
     "policies": {"policies": {"smollm2": "smollm2.SMOLLM2"}},
+    "checklist": {
+        "face": {"checklist": "ticking"},
+        "views": {"ticking.Checklist": "picture.checklist_table"},
+    },
     "eval_logs": {
         "inspection": {"write_eval_log": "writing"},
         "commands": {"logs": "commands"},

@@ -110,8 +110,8 @@ def json_file(path: Path, split: str | None = None) -> Opened:
 def by_row(columns: Any, name: str) -> Callable[[], Iterator[Row]]:
     """What goes through the rows of columns of one length; DataError if it is something else."""
     values = columns.values() if isinstance(columns, dict) else [None]
-    lists = all(isinstance(each, list | tuple) for each in values)
-    if not lists or len({*map(len, values)}) != 1:
+    sizes = {len(each) if isinstance(each, list | tuple) else None for each in values}
+    if None in sizes or len(sizes) != 1:
         raise DataError(
             f"{name}: a {type(columns).__name__}",
             rule="rows are a list of objects, or columns: lists of one length",
