@@ -28,8 +28,8 @@ from workbench.base.environments import (
 )
 from workbench.base.errors import TaskError
 from workbench.base.kinds import Fields, Function
-from workbench.data.call_markers import markers_of
 from workbench.data.difficulty import row_key
+from workbench.data.template import markers_of
 from workbench.rewards.beside import ProcessState
 from workbench.rewards.guarding import guarded, guarded_environment, guarded_tool
 from workbench.rewards.hashing import source_code
