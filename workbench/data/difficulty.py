@@ -125,8 +125,11 @@ def worth_training(solved: Sequence[Solved], size: int) -> tuple[str, str]:
     """("train", "harder" or "easier", why): whether groups of `size` completions of these prompts
     would teach, or which prompts to take instead.
     """
+    solved = [one for one in solved if one.of]
+    if not solved:
+        return "easier", "nothing says which of these completions are right"
     alive = 1 - expected_dead_share(solved, size)
-    rate = sum(one.right for one in solved) / max(1, sum(one.of for one in solved))
+    rate = sum(one.right for one in solved) / sum(one.of for one in solved)
     words = f"{alive:.0%} of groups of {size} would hold right and wrong completions"
     if alive >= ALIVE and rate < LEARNT:
         return "train", words
