@@ -28,7 +28,7 @@ def task_of(arm: str) -> Any:
     """The game; with unequal starts, a rollout's number is its own while it trains."""
     import dataclasses
 
-    from workbench.tasks import guess_the_number as game
+    from workbench.instruments.games import guess_the_number as game
 
     class OwnStart(game.GuessTheNumber):
         """Heeds the seed of a held-out row alone."""

@@ -201,13 +201,13 @@ def plan():
 
 
 def boxes():
-    from workbench.teaching.checklist import Box, Checklist
+    from workbench.instruments.checklist.ticking import Box, Checklist
 
     return Checklist([Box("during", EVIL, state, EVIL, EVIL) for state in ("ticked", "open", "cannot be told")])
 
 
 SAMPLES = {
-    "workbench.teaching.checklist.Checklist": boxes,
+    "workbench.instruments.checklist.ticking.Checklist": boxes,
     "workbench.training.plan.Plan": plan,
     "workbench.exporting.checks.Proof": proof,
     "workbench.exporting.checks.Proofs": proofs,

@@ -36,9 +36,9 @@ def face() -> dict[str, str]:
         **{f"inspection.{name}": module for name, module in inspection.items()},
     }
     for instrument, sockets in _literal("base/instruments.py", "TABLE").items():
-        for socket in ("rewards", "inspection"):
+        for socket, part in (("face", ""), ("rewards", "rewards."), ("inspection", "inspection.")):
             for name, module in sockets.get(socket, {}).items():
-                found[f"{socket}.{name}"] = f"instruments.{instrument}.{module}"
+                found[f"{part}{name}"] = f"instruments.{instrument}.{module}"
     return found
 
 

@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from workbench.base import errors as errors  # what a caller catches: `wb.errors.TaskError`
+from workbench.base.instruments import places_in
 from workbench.tasks import loading as _loading  # noqa: F401  it registers itself
 
 __version__ = "0.1.0"
@@ -70,17 +71,18 @@ FACE = {
     "prove": "exporting.proving",
     "ask": "exporting.chat",
     "chat": "views.chat",
-    # all along: what a word means, and what to be sure of
+    # all along: what a word means
     "explain": "teaching.glossary",
-    "checklist": "teaching.checklist",
 }
+FACE |= places_in("face")
 __all__ = [*FACE]
 
 
 def __getattr__(name: str) -> Any:
     if name not in FACE:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}{_meant(name)}")
-    module = importlib.import_module(f"workbench.{FACE[name] or name}")
+    place = (FACE[name] or name).removeprefix("workbench.")
+    module = importlib.import_module(f"workbench.{place}")
     value = getattr(module, name) if FACE[name] else module
     globals()[name] = value
     _show_results()

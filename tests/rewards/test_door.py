@@ -25,7 +25,7 @@ import workbench as wb
 from workbench.audit.completions import CompletionBuilder
 from workbench.audit.probes import probes
 from workbench.base.door import LONGEST_ERROR, Ended, Late, alarm, door, said
-from workbench.base.environments import Start, copies, offered, started
+from workbench.base.environments import Start, checked_tools, copies, started
 from workbench.base.errors import RewardError, TaskError
 from workbench.base.instruments import TABLE
 from workbench.rewards.beside import CoroutineLoop, ProcessState
@@ -168,7 +168,7 @@ def constructor(act):
     task = Task("t", ROWS, [worker_reward(act)], environment=Made)
     own.act = act
     task.for_turns["environment_factory"]()
-    offered((), {"a": Made})
+    checked_tools((), {"a": Made})
     started(Made, ROWS[0], 0)
     return begun[-1]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from made_tokenizers import made_tokenizer
 
-from workbench.data.call_markers import markers_of
+from workbench.data.template import markers_of
 from workbench.run.calls import Markers, unparsed
 
 QWEN = Markers("<tool_call>", "</tool_call>", "")

@@ -18,8 +18,8 @@ from workbench.commands.reporting import write_report
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out, in_numbers, reward_errors
-from workbench.run.lines import fitted_lines
 from workbench.run.parts import opened
+from workbench.run.record import fitted_lines
 from workbench.run.rollouts import read_batches
 from workbench.tasks.loading import load_task
 from workbench.views import watch

@@ -22,7 +22,7 @@ from workbench.task import Task, prompt_key
 from workbench.tasks import countdown, csv_qa, gsm8k, reviews
 from workbench.tasks.loading import EMBEDDED, load_task
 
-ONE_TURN = set(EMBEDDED) - {"guess_the_number", "calculator"}  # those are in test_games.py
+ONE_TURN = set(EMBEDDED) - {"guess_the_number", "calculator"}  # those are an instrument's
 TAGGED = "<reasoning>\nthe working\n</reasoning>\n<answer>\n{}\n</answer>"
 
 

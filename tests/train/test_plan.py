@@ -870,15 +870,14 @@ def test_a_plan_says_what_01_measured_beside_the_task(right, said, home):
     [note] = [note for note in wb.plan(asked).notes if "measured in 01 with mine" in note]
     assert re.search(rf"8 prompts, 4 completions each: {said}", note)
     assert "\n" not in note
-    assert not [note for note in wb.plan(asked).notes if "next rung" in note]  # it is another policy's
+    assert not [note for note in wb.plan(asked).notes if "of groups of" in note]  # it is another policy's
     (home / "difficulty.jsonl").unlink()
     settings["policy"] = "tiny"
     measure_difficulty(rows, lambda some: [Solved(right, 4, 3)] * len(some), home / "difficulty.jsonl", settings)
-    [rung] = [note for note in wb.plan(asked).notes if note.startswith("next rung:")]
-    assert rung.startswith("next rung: GRPO" if right else "next rung: demonstrations")
-    assert "\n" not in rung
+    [worth] = [note for note in wb.plan(asked).notes if "of groups of" in note]
+    assert ("warm_start: 32" in worth) == (right == 0)
     warm = asked.model_copy(update={"warm_start": WarmStartPart(samples=4)})
-    assert not [note for note in wb.plan(warm).notes if "next rung" in note]  # it is taken
+    assert not [note for note in wb.plan(warm).notes if "of groups of" in note]  # it is taken
     (home / "difficulty.jsonl").write_text("{}\n")
     assert not [note for note in wb.plan(asked).notes if "measured in 01" in note]
 
@@ -908,10 +907,3 @@ def test_what_you_set_stands_first_then_what_the_workbench_decides_then_the_libr
     assert kinds == sorted(kinds)
     assert set(kinds) == {0, 1, 2}
     assert "top_k" in [row.name for row in made.rows][: kinds.count(0)]
-
-
-def test_a_message_without_content_has_no_words():
-    from workbench.tiny.words import new_words
-
-    asked = [{"role": "user", "content": "What is zebra?"}, {"role": "assistant", "tool_calls": []}]
-    assert new_words([{"prompt": asked, "answer": "1"}]) == ["zebra"]

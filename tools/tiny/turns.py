@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from tools.tiny.vocabulary import SENTENCES
 from workbench.data.prompts import to_messages
-from workbench.tasks import calculator
-from workbench.tasks import guess_the_number as game
+from workbench.instruments.games import calculator
+from workbench.instruments.games import guess_the_number as game
 from workbench.tiny import TURNS_DIR
 
 STEPS = 2200

@@ -41,23 +41,17 @@ def methods_of(environment: object) -> list[Function]:
     ]
 
 
-def offered(
-    tools: Sequence[Function], environment: Environment
-) -> dict[str | None, list[Function]]:
-    """What a rollout may call, by the name of its environment; None: of a single one, or none."""
-    makers = factories_of(environment)
-    if not makers:
-        return {None: [*tools]} if tools else {}
-    return {name: [*tools, *methods_of(make())] for name, make in makers.items()}
-
-
 def checked_tools(
     tools: Sequence[Function], environment: Environment
 ) -> dict[str | None, list[Function]]:
-    """`offered`. TaskError: a policy cannot be told a tool, or call it by its name, or an
-    environment has no `reset` that TRL could call. No library is imported.
+    """What a rollout may call, by the name of its environment; None: of a single one, or none.
+    TaskError: a policy cannot be told a tool, or call it by its name, or an environment has no
+    `reset` that TRL could call. No library is imported.
     """
-    for make in factories_of(environment).values():
+    every: dict[str | None, list[Function]] = {}
+    if tools and not environment:
+        every[None] = [*tools]
+    for name, make in factories_of(environment).items():
         own = make()
         reset = getattr(own, "reset", None)
         if reset is None or inspect.iscoroutinefunction(reset):
@@ -72,7 +66,7 @@ def checked_tools(
                 rule="its `reset` is wrapped, so that what it raises is named",
                 remedy="leave __slots__ out",
             )
-    every = offered(tools, environment)
+        every[name] = [*tools, *methods_of(own)]
     for functions in every.values():
         names = [getattr(tool, "__name__", str(tool)) for tool in functions]
         if twice := [each for each in names if names.count(each) > 1]:

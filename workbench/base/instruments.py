@@ -14,10 +14,12 @@ from typing import Any
 # module, or a name in one.
 TABLE: dict[str, dict[str, dict[str, str]]] = {
     "games": {
-        "inspection": {"over_levels": "over_levels"},
+        "inspection": {"over_levels": "over_levels", "which_rung": "rung"},
+        "commands": {"levels": "commands"},
         "features": {"curriculum": "curriculum.Curriculum"},
         "tasks": {"reasoning_gym/": "gym", "textarena/": "arena"},  # by what their names begin with
         "rows": {"reasoning_gym/": "gym"},
+        "shipped": {"guess_the_number": "guess_the_number", "calculator": "calculator"},
         "views": {"over_levels.OverLevels": "picture.levels_picture"},
     },
     "judge": {
@@ -49,7 +51,14 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
         "drawing": {"generation": "generation.outside_a_run"},
     },
     "policies": {"policies": {"smollm2": "smollm2.SMOLLM2"}},
-    "eval_logs": {"inspection": {"write_eval_log": "writing"}},
+    "checklist": {
+        "face": {"checklist": "ticking"},
+        "views": {"ticking.Checklist": "picture.checklist_table"},
+    },
+    "eval_logs": {
+        "inspection": {"write_eval_log": "writing"},
+        "commands": {"logs": "commands"},
+    },
     "records": {"inspection": {"read_record": "others"}},
 }
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import workbench as wb
-from workbench.base.errors import RequestError
 from workbench.base.workspace import find, shown
 from workbench.commands.command import Result, as_flags, command, open_named
 
 
 @command("04 Inspect")
-def eval_(run: str, levels: bool, greedy: bool, checkpoints: str | None, **options: Any) -> Result:
+def eval_(run: str, checkpoints: str | None, **options: Any) -> Result:
     """Measure whether a run's policy is better than its base.
 
     Both are sampled on the same held-out prompts, as in training, and compared. Reports the gain
@@ -24,8 +23,7 @@ def eval_(run: str, levels: bool, greedy: bool, checkpoints: str | None, **optio
     evaluation.json and, in evaluation.parquet, every completion; what is there already is not
     measured again.
 
-    Exits with 1 unless the gain's interval lies above 0; with --levels: at the level above the
-    trained one.
+    Exits with 1 unless the gain's interval lies above 0.
 
     Examples: `workbench eval latest --held-out 80 --samples 16 --greedy`, `workbench eval demo
     --checkpoints all --json`.
@@ -39,33 +37,21 @@ def eval_(run: str, levels: bool, greedy: bool, checkpoints: str | None, **optio
             sharpened.
         --greedy: Also take the likeliest tokens: one completion per prompt.
         --checkpoints TEXT: Steps of checkpoints to measure also, such as 20,40; best; or all.
-        --levels: Measure the levels around and above the trained one instead, for a task
-            reasoning_gym/NAME@LEVEL.
         --seed N = 0: The same seed gives the same completions on the same machine.
     """
     from workbench.views.terminal import progress
 
     opened = open_named(run, "trained")
-    if levels:
-        if greedy or checkpoints:
-            raise RequestError(
-                f"--levels with {'--greedy' if greedy else '--checkpoints'}",
-                rule="over levels, base and trained are sampled at the run's temperature",
-                remedy="leave one of them out",
-            )
-        with progress("passes", "eval") as bar:
-            over = wb.inspection.over_levels(opened, progress=bar, **options)
-        return Result(over.found, over, int(not over.reaches))
     steps: Any = "all"
     if checkpoints != steps:
         steps = [step for step in (checkpoints or "").split(",") if step]
     with progress("prompts sampled", "eval") as bar:
-        evaluation = wb.evaluate(opened, greedy=greedy, checkpoints=steps, progress=bar, **options)
+        evaluation = wb.evaluate(opened, checkpoints=steps, progress=bar, **options)
     return Result(evaluation.found, evaluation, int(not evaluation.found["gain"]["low"] > 0))
 
 
 @command("04 Inspect")
-def report(run: str, eval_logs: bool, out: Path | None, **options: Any) -> Result:
+def report(run: str, out: Path | None, **options: Any) -> Result:
     """Write one page on a run: what it gained, fixed and broke.
 
     Is it better, was it taught or sharpened, is it healthy? Made from the record and from the last
@@ -81,18 +67,11 @@ def report(run: str, eval_logs: bool, out: Path | None, **options: Any) -> Resul
         --markdown: Text without figures, report.md, for a pull request or an issue.
         --answer-column TEXT: The dataset column with the right answer, where its name does not
             tell.
-        --eval-logs: What `workbench eval` measured, as logs for inspect_ai's viewer, instead.
-        --out PATH: The file (or folder of logs) to write; by default in the run's folder.
+        --out PATH: The file to write; by default in the run's folder.
     """
     from workbench.commands.reporting import write_report
 
-    opened = open_named(run, "recorded")
-    if eval_logs:
-        files = wb.inspection.write_eval_log(opened, out)
-        lines = [f"written: {shown(file)}" for file in files]
-        lines.append(f"look: inspect view --log-dir {shown(files[0].parent)}")
-        return Result({"eval_logs": files}, "\n".join(lines))
-    file = write_report(opened, out, **options)
+    file = write_report(open_named(run, "recorded"), out, **options)
     return Result({"report": str(file)}, f"written: {shown(file)}")
 
 

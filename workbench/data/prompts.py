@@ -267,7 +267,10 @@ class Cleaner:
                 raw = {}
             case _:
                 raise LeftOut(reasons.NO_MESSAGE)
-        known = _known_role(role)
+        folded = role.strip().lower() if isinstance(role, str) else ""
+        known = folded if folded in ROLES else _OTHER_ROLES.get(folded)
+        if known is None:
+            raise LeftOut(reasons.NO_ROLE)
         if known != role:
             self.oddities.append(f"prompt: role {role!r} written as {known!r}")
         if isinstance(content, list):
@@ -276,14 +279,6 @@ class Cleaner:
         if not isinstance(content, str):
             raise LeftOut(reasons.NO_TEXT)
         return {**raw, "role": known, "content": self.text(content)}
-
-
-def _known_role(role: object) -> str:
-    folded = role.strip().lower() if isinstance(role, str) else ""
-    known = folded if folded in ROLES else _OTHER_ROLES.get(folded)
-    if known is None:
-        raise LeftOut(reasons.NO_ROLE)
-    return known
 
 
 def _joined(parts: Sequence[object]) -> str:

@@ -16,7 +16,6 @@ _VIEWS = {
     "through_time": "inspection.prompts",
     "never_mixed": "inspection.prompts",
     "hacking": "inspection.hacks",
-    "which_rung": "health.rung",
     "what_next": "inspection.next",
     "token_view": "inspection.tokens",
     "compare_runs": "inspection.several_runs",

@@ -12,8 +12,8 @@ from workbench.base.instruments import places_in, plugged
 from workbench.base.kinds import Fields
 from workbench.base.printable import printable
 from workbench.base.workspace import shown
+from workbench.data.difficulty import worth_training
 from workbench.health import ALARM, examine_run
-from workbench.health.rung import which_rung
 from workbench.health.verdicts import CASES, Verdict
 from workbench.inspection.evaluation import read_evaluation
 from workbench.inspection.hacks import hacking
@@ -42,9 +42,9 @@ def what_next(run: RunDirectory, evaluation: Evaluation | None = None) -> Listin
     >>> print(wb.inspection.what_next(wb.open_run()).frame["command"].iloc[-1])
     workbench export ...
 
-    It asks whether the reward was hacked, what health alarms of, which rung the trained policy
-    stands on (`which_rung`), whether another reward would do better, and whether it is worth
-    keeping. A command is for a terminal, or for a cell after a `!`.
+    It asks whether the reward was hacked, what health alarms of, whether the trained
+    policy has something left to learn, whether another reward would do better, and whether it is
+    worth keeping. A command is for a terminal, or for a cell after a `!`.
 
     Args:
         evaluation: of the run; None: the one in its folder, if there is one.
@@ -94,7 +94,7 @@ def next_steps(
             alarms[never or own.name in _SPOILED].append(step)
     hack = [_hacked(run, hacks.numbers)] if hacks is not None and hacks.numbers["signs"] else []
     steps = [*alarms[True], *hack, *alarms[False]]
-    steps += _rung(run, evaluation)
+    steps += _further(run, evaluation)
     if "duel" in places_in("commands") and not run.manifest().get("attached"):
         recipe = shlex.quote(shown(run.path / "recipe.yaml"))
         why = (
@@ -134,7 +134,7 @@ def _hacked(run: RunDirectory, found: Fields) -> Step:
     return Step("was the reward hacked?", answer, command)
 
 
-def _rung(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
+def _further(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
     manifest, result = run.manifest(), run.result()
     if manifest.get("attached"):
         return []
@@ -144,23 +144,14 @@ def _rung(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
     if evaluation is None:
         why = "how often the trained policy is right decides, and has not been measured"
         return [*steps, Step("train further?", why, f"workbench eval {run.name}")]
-    rung = which_rung(
-        evaluation,
-        num_generations=manifest["settings"]["in_force"]["num_generations"],
-        warmed="warm_start" in manifest,
-        turns=bool(manifest.get("turns")),
-    )
-    answer, command = rung.words.splitlines()[0], f"workbench export {run.name}"
-    if rung.name == "GRPO":
-        command = more if steps else f"{more} --steps {max(1, result['steps'])}"
-    elif rung.name == "demonstrations":  # which somebody has to write first
-        answer, command = f"{answer}; {rung.sets}", ""
-    elif rung.sets:
-        words = ["workbench", "train", shown(run.path / "recipe.yaml")]
-        words += ["--set", f"run_name={run.name}-on"]
-        words += ["--set", f"policy.adapter={shown(run.adapter)}"]
-        command = shlex.join([*words, "--set", rung.sets.replace(": ", "=", 1)])
-    return [*steps, Step("train further?", answer, command)]
+    size = manifest["settings"]["in_force"]["num_generations"]
+    advice, answer = worth_training(evaluation.solved, size)
+    commands = {
+        "train": more if steps else f"{more} --steps {max(1, result['steps'])}",
+        "harder": f"workbench export {run.name}",
+        "easier": "",  # somebody has to write or choose them first
+    }
+    return [*steps, Step("train further?", answer, commands[advice])]
 
 
 def _kept_or_not(run: RunDirectory, evaluation: Evaluation | None) -> Step:

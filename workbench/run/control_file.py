@@ -157,15 +157,15 @@ class ControlReader:
         """The requests since the last call. A line that is not a request is returned with the
         action "" and its text.
         """
-        return [_request(line) for line in self._tail.lines()]
-
-
-def _request(line: bytes) -> Request:
-    content = object_in(line) or {}
-    if "action" not in content:
-        return Request("", "?", "", {"line": line.decode("utf-8", "replace")[:200]})
-    action, by, identity, _ = (content.pop(name, "") for name in ("action", "by", "id", "time"))
-    return Request(str(action), str(by or "?"), str(identity), content)
+        requests = []
+        for line in self._tail.lines():
+            content = object_in(line) or {}
+            if "action" not in content:
+                content = {"action": "", "line": line.decode("utf-8", "replace")[:200]}
+            names = ("action", "by", "id", "time")
+            action, by, identity, _ = (content.pop(name, "") for name in names)
+            requests.append(Request(str(action), str(by or "?"), str(identity), content))
+        return requests
 
 
 @dataclass

@@ -45,13 +45,8 @@ class Judged(NamedTuple):
     live: dict[str, str]
 
 
-class Effect(NamedTuple):
-    """Whether a setting changed anything in a run: how it did, or why not and what would."""
-
-    struck: bool
-    how: str
-    why: str = ""
-    remedy: str = ""
+# What a setting did in a run: how it changed something; or (why it did not, what would).
+Effect = str | tuple[str, str]
 
 
 class MeasuredRun:
@@ -82,7 +77,9 @@ class MeasuredRun:
         """
         struck = [value > above for value in self.values(key)]
         times = f"{how} in {sum(struck)} of {len(struck)} steps"
-        return Effect(any(struck), times, f"{times}: {why}", remedy) if struck else None
+        if not struck:
+            return None
+        return times if any(struck) else (f"{times}: {why}", remedy)
 
     def clipped(self, name: str, side: str) -> Effect | None:
         """For a bound of the clip: TRL counts both in one metric where they are one."""
@@ -97,14 +94,15 @@ class MeasuredRun:
         if not self.ratios or most is None:
             return None
         highest = max(high for _, high in self.ratios)
-        why = f"never reached: {self.reach}"
-        return Effect(highest > most, f"in reach: {self.reach}", why, f"{name} below {highest:.3g}")
+        if highest > most:
+            return f"in reach: {self.reach}"
+        return f"never reached: {self.reach}", f"{name} below {highest:.3g}"
 
     def left_one(self) -> Effect | None:
         """For a setting that acts wherever the ratio is not 1."""
         count = len(self.ratios)
-        how = f"the ratio left 1 in {count - self.ones} of {count} steps"
-        return Effect(True, how) if count > self.ones else None
+        left = count - self.ones
+        return f"the ratio left 1 in {left} of {count} steps" if left else None
 
     def shortened(self) -> Effect | None:
         """For max_grad_norm, where every step's norm is known and one is above 0."""
@@ -121,8 +119,9 @@ class MeasuredRun:
         shares = self.values(CLIPPED)
         if not shares:
             return None
-        how = f"took {sum(shares) / len(shares):.0%} of the completions out of the loss"
-        return Effect(any(shares), how, "no completion was cut")
+        if not any(shares):
+            return "no completion was cut", ""
+        return f"took {sum(shares) / len(shares):.0%} of the completions out of the loss"
 
 
 Of = Callable[[MeasuredRun], Effect | None]
@@ -155,13 +154,13 @@ class Switch(NamedTuple):
             remedy = self.remedy
             if remedy.startswith("loss_type") and ratio_is_one(settings):
                 remedy += f", and {more_updates(settings)}"
-            return Effect(False, "", why, remedy)
+            return why, remedy
         exact, rounded = (bool(kind and kind(settings)) for kind in (self.exact, self.rounded))
         if run.is_one and (self.exact or self.rounded):
             words = run.one
             if not exact or corrects_vllm(settings):  # whose ratios are computed apart
                 words += f", and only rounding differs{self.apart.format(same=same)}"
-            return Effect(False, "", words, more_updates(settings)) if exact or rounded else None
+            return (words, more_updates(settings)) if exact or rounded else None
         if self.measured:
             return self.measured(run) if watched else None
         return run.left_one() if exact or rounded else None
@@ -289,10 +288,10 @@ def judge(run: MeasuredRun, requested: Iterable[str], watch: bool = True) -> Jud
         if effect is None:
             continue
         left = [name for name in left if name not in names]
-        if effect.struck:
-            live |= dict.fromkeys(names, effect.how)
+        if isinstance(effect, str):
+            live |= dict.fromkeys(names, effect)
         else:
-            causes.setdefault((effect.why, effect.remedy), []).extend(names)
+            causes.setdefault(effect, []).extend(names)
     return Judged([Inert(tuple(names), *cause) for cause, names in causes.items()], live)
 
 

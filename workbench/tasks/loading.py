@@ -37,8 +37,7 @@ EMBEDDED = {
     "csv_qa": "workbench.tasks.csv_qa",
     "json": "workbench.tasks.structured",
     "reviews": "workbench.tasks.reviews",
-    "guess_the_number": "workbench.tasks.guess_the_number",
-    "calculator": "workbench.tasks.calculator",
+    **places_in("shipped"),
 }
 # These have no `source(limit, seed)`: a game has starts, and GSM8K's questions are the hub's.
 _WITHOUT_SOURCE = ("gsm8k", "guess_the_number")

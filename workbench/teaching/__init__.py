@@ -1,5 +1,4 @@
-"""Teaching: the glossary and the checklist. Lessons, exercises and broken runs lie beside their
-notebooks.
+"""Teaching: the glossary. Lessons, exercises and broken runs lie beside their notebooks.
 
 The folder `notebooks/teaching` is a part of this package, so `workbench.teaching.exercises` is its
 `exercises/`. What a lesson needs beside the face is offered here by its `_lib/`: `from

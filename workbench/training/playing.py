@@ -19,17 +19,17 @@ from typing import Any, NamedTuple
 
 from workbench.base.door import DEADLINE_S
 from workbench.base.environments import (
+    checked_tools,
     copies,
     factories_of,
-    offered,
     pinned_random,
     started,
     takes_seed,
 )
 from workbench.base.errors import TaskError
 from workbench.base.kinds import Fields, Function
-from workbench.data.call_markers import markers_of
 from workbench.data.difficulty import row_key
+from workbench.data.template import markers_of
 from workbench.rewards.beside import ProcessState
 from workbench.rewards.guarding import guarded, guarded_environment, guarded_tool
 from workbench.rewards.hashing import source_code
@@ -237,7 +237,7 @@ def _seeded(row: Row, environment: Any) -> Row:
 def trainer_parts(policy: Policy, task: Task) -> Fields:
     """What TRL's constructor sets, as far as the methods that play read it."""
     tools, factories = list(task.tools), factories_of(task.environment)
-    of_each = offered(tools, task.environment)
+    of_each = checked_tools(tools, task.environment)
     every = list(dict.fromkeys(itertools.chain(*of_each.values())))
     tokenizer, template = with_calls(policy.tokenizer, bool(every))
     gather = SimpleNamespace(device=policy.model.device, gather=lambda values: values)

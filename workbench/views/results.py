@@ -223,16 +223,6 @@ def shares_picture(
     return inline_image(with_legend(figure, axis, **axes), axes["title"])
 
 
-def checklist_table(boxes: Sequence[Any]) -> Table:
-    """What to be sure of, box by box, and the call that ticks what is not ticked."""
-    rows = [
-        [box.when, box.what, CellMark(box.state), Verbatim(box.why), Verbatim(box.call)]
-        for box in boxes
-    ]
-    caption = str(boxes).rpartition("\n")[2]
-    return Table(["when", "be sure that", "", "seen", "to tick it"], rows, caption)
-
-
 _GREEDY = (
     "Greedy: the likeliest token every time. A base that is right then may be wrong more often when"
     " it samples, as in training: `workbench eval` measures that gain."

@@ -22,9 +22,9 @@ from workbench.run.batch import ScoredBatch
 from workbench.run.control_file import RunState
 from workbench.run.directory import RunDirectory
 from workbench.run.held_out import held_out
-from workbench.run.lines import fitted_lines
 from workbench.run.metrics import DEAD, GROUP_STD, KL, REWARD
 from workbench.run.parts import parts, span
+from workbench.run.record import fitted_lines
 from workbench.run.rollouts import read_batches
 from workbench.views.curves import RunFigure
 from workbench.views.figure import image_bundle, width

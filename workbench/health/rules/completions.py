@@ -177,7 +177,6 @@ def collapse(view: ExaminedRun) -> Verdict:
         "at_least": same.low,
         "distinct_in_groups": distinct,
         "commonest": recent[-1].commonest,
-        "commonest_share": one.value,
         "commonest_right": one_right,
     }
     everywhere = one.low > 0.8 and one_right < 0.5
@@ -201,7 +200,7 @@ def wasted(view: ExaminedRun) -> Verdict:
     """
     batches = view.everything
     groups, kinds = view.total("group_count", batches), view.dead_kinds(batches)
-    dead, by_kind = kinds.total(), {kind: count for kind, count in kinds.items() if count}
+    dead = kinds.total()
     # whether a prompt's groups taught nothing, one after the other
     seen: dict[str, list[bool]] = {}
     for batch in batches:
@@ -211,13 +210,12 @@ def wasted(view: ExaminedRun) -> Verdict:
     seen.pop("", None)  # prompts without an id
     again = {prompt: nothing for prompt, nothing in seen.items() if len(nothing) > 1}
     always = [prompt for prompt, nothing in again.items() if all(nothing)]
-    evidence: Fields = {"groups": groups, "share": dead / groups, "by_kind": by_kind}
+    evidence: Fields = {"groups": groups, "share": dead / groups}
     evidence |= {"always_dead_prompts": len(always), "prompts_seen_again": len(again)}
     line = f"{percent(dead / groups)} of the completions were in dead groups"
     if times := [float(row[STEP_S]) for row in view.all_rows if is_finite(row.get(STEP_S))]:
         minutes = statistics.fmean(times) * (batches[-1].step - batches[0].step + 1) / 60
-        by_minutes = {kind: minutes * count / groups for kind, count in by_kind.items()}
-        evidence |= {"minutes": minutes * dead / groups, "minutes_by_kind": by_minutes}
+        evidence["minutes"] = minutes * dead / groups
         line += f": {evidence['minutes']:.2g} of {minutes:.2g} minutes produced no gradient"
     else:
         evidence["missing"] = STEP_S
@@ -251,7 +249,6 @@ def truncation(view: ExaminedRun) -> Verdict:
         "at_least": cut.low,
         "max_completion_length": limit,
         "right_of_cut": of_cut,
-        "right_of_others": of_others,
     }
     line = f"{percent(cut.value)} of the latest {count} completions were cut"
     if cut.low <= 0.2 or of_cut is None:

@@ -87,9 +87,6 @@ def kl_runaway(view: ExaminedRun) -> Verdict:
     rate = rates[-1][1] if rates else view.config.learning_rate
     evidence = {
         "kl": now,
-        "by_thirds": [first, middle, late],
-        "speeds_up": speeds_up,
-        "above_early_since": since,
         "beta": beta,
         "learning_rate": rate,
     }
@@ -136,7 +133,6 @@ def entropy_collapse(view: ExaminedRun) -> Verdict:
         "after": last,
         "right_before": before,
         "right_after": now,
-        "right_rose_at_most": rose.high,
     }
     line = (
         f"entropy {first:.2g} -> {last:.2g} nats per token, right {percent(before)} ->"
@@ -181,7 +177,6 @@ def non_finite(view: ExaminedRun) -> Verdict:
         "rows": sum(map(bool, broken)),
         "values": next(iter(bad.values()), {}),
         "last_good_step": good,
-        "rows_since": after,
     }
     state = WARNING if after >= 3 else ALARM
     case = "broken reward" if strange else "overflow" if good is None else "overflow later"
@@ -222,7 +217,7 @@ def zero_gradient(view: ExaminedRun) -> Verdict:
     alive = sum(
         batch.group_count - batch.dead_count for batch in view.batches if batch.step >= over[0]
     )
-    evidence = {"rows": zeros, "groups_alive": alive}
+    evidence = {"rows": zeros}
     line = f"grad_norm is 0 in the latest {zeros} rows"
     if not alive:
         return view.verdict(NOTE, f"{line}: all groups are dead", evidence, steps=over)

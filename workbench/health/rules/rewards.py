@@ -87,10 +87,7 @@ def _constant(view: ExaminedRun, function: FunctionSummary) -> Verdict | None:
         "score": low,
         "best_score": best,
         "weight": weight,
-        "at_most_one_in": count // 3,
     }
-    if formatted := [batch.formatted for batch in batches if batch.formatted is not None]:
-        evidence["in_format"] = sum(formatted) / seen
     if at_its_best:
         line = f"{name} pays its best, {best:g}, for each of {count} completions{unpaid}"
         return verdict(NOTE, f"{line}: nothing left to learn", evidence, "at its best")
@@ -207,9 +204,7 @@ def slow_learning(view: ExaminedRun) -> Verdict:
         "batches": count,
         "reward": last,
         "right": right.value,
-        "within_group_std": spread,
         "kl": moved,
-        "left_to_gain": left,
         "learning_rate": asked_rate,
     }
     verdict = functools.partial(view.verdict, evidence=evidence, over=batches)

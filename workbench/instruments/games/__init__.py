@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym and TextArena, and the levels of the first."""
+"""Tasks of several turns, of reasoning-gym with its levels, and of TextArena; which rung now."""
 
 from workbench.base.shipped import is_under
 

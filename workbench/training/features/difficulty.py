@@ -1,6 +1,4 @@
-"""What is known of the prompts before a run: words that the embedded policy was never taught, and
-what notebook 01 measured, repeated in the plan.
-"""
+"""What notebook 01 measured of the prompts, repeated in the plan."""
 
 from __future__ import annotations
 
@@ -8,29 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.base.errors import DataError
-from workbench.data.difficulty import load_profile, row_key
-from workbench.health.rung import which_rung
-from workbench.tiny.words import new_words, words_line
+from workbench.data.difficulty import load_profile, row_key, worth_training
 from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.plan.loading import adapter_named
 
-_ROWS = 200  # of a stage whose words are looked at
-
 
 class MeasuredDifficulty(Feature):
-    """Lines of the plan about the words of the prompts, the `difficulty.jsonl` beside the task file
-    and the rung that it advises; nothing while it trains.
+    """Lines of the plan about the `difficulty.jsonl` beside the task file, and whether its prompts
+    are worth training on; nothing while it trains.
     """
 
     key = "difficulty"
 
     @classmethod
     def plan(cls, asked: Asked) -> Planned:
-        new: list[str] = []
-        for stage in asked.stages if asked.recipe.policy.name == "tiny" else ():
-            column = stage.task.answer_column if stage.task else ""
-            new += new_words(stage.rows[:_ROWS], column)
-        return Planned(words_line(new) + _measured(asked))
+        return Planned(_measured(asked))
 
 
 def _measured(asked: Asked) -> list[str]:
@@ -52,6 +42,5 @@ def _measured(asked: Asked) -> list[str]:
     same &= settings.get("trained_in", []) == before
     if profile.solved and same and recipe.warm_start is None:
         size = asked.stages[0].planned.num_generations
-        rung = which_rung(profile, num_generations=size, ideal=asked.task.ideal is not None)
-        lines.append(rung.words.replace("\n", "; "))
+        lines.append(worth_training([*profile.solved.values()], size)[1])
     return lines

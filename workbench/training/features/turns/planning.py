@@ -11,7 +11,7 @@ from workbench.base import processes
 from workbench.base.environments import factories_of, takes_seed
 from workbench.base.errors import DataError, PolicyError, RecipeError
 from workbench.base.kinds import Fields
-from workbench.data.call_markers import markers_of
+from workbench.data.template import markers_of
 from workbench.task import Task
 from workbench.training.feature import Asked
 from workbench.training.plan import Stage

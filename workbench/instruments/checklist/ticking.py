@@ -70,7 +70,7 @@ def checklist(of: RunDirectory | Task | Recipe | Fields | str | Path) -> Checkli
     Args:
         of: a run, as `wb.open_run` gives it; a `Task`; or anything that `wb.plan` takes.
     """
-    boxes = packaged(Path(__file__).with_name("checklist.yaml"))
+    boxes = packaged(Path(__file__).with_suffix(".yaml"))
     if isinstance(of, RunDirectory):
         seen, phases = _of_run(of, boxes["during"]), ("during", "after")
     else:

@@ -9,9 +9,9 @@ import re
 import pytest
 
 from workbench.base.environments import takes_seed
+from workbench.instruments.games import calculator, guess_the_number
+from workbench.instruments.games.guess_the_number import GUESSES, HIGHEST, GuessTheNumber
 from workbench.rewards.suite import RewardSuite
-from workbench.tasks import calculator, guess_the_number
-from workbench.tasks.guess_the_number import GUESSES, HIGHEST, GuessTheNumber
 from workbench.tasks.loading import EMBEDDED, load_task
 
 # --- guess the number

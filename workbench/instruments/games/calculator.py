@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from workbench.data.sources import Source
 from workbench.rewards.answers import Column, completion_text, find_answer
@@ -76,6 +77,6 @@ def task(questions: int = QUESTIONS, seed: int = 0) -> Task:
         source(questions, seed),
         (last_turn_reward,),
         right_by="last_turn_reward",
-        cases="cases_calculator.jsonl",
     )
-    return replace(made, tools=[calculate])
+    cases = Path(__file__).with_name("cases_calculator.jsonl")
+    return replace(made, tools=[calculate], cases=cases)

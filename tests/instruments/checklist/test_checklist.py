@@ -10,7 +10,7 @@ from recording import record
 
 import workbench as wb
 from workbench.health.verdicts import NAMES
-from workbench.teaching import checklist as module
+from workbench.instruments.checklist import ticking as module
 from workbench.tiny.task import task as arithmetic
 from workbench.views.display import view_of
 
@@ -175,7 +175,7 @@ def test_an_evaluation_ticks_four_boxes(numbers, states):
 def test_each_box_has_a_name_a_call_and_something_that_looks(small, home):
     import yaml
 
-    boxes = yaml.safe_load((module.Path(module.__file__).with_name("checklist.yaml")).read_text())
+    boxes = yaml.safe_load((module.Path(module.__file__).with_suffix(".yaml")).read_text())
     keys = [key for phase in ("during", "after") for key in boxes[phase]]
     assert len(set(keys)) == len(keys)
     assert all(box["what"] and box["call"] for phase in boxes.values() for box in phase.values())
