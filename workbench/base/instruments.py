@@ -14,7 +14,8 @@ from typing import Any
 # module, or a name in one.
 TABLE: dict[str, dict[str, dict[str, str]]] = {
     "games": {
-        "inspection": {"over_levels": "over_levels"},
+        "inspection": {"over_levels": "over_levels", "measure_starts": "starts"},
+        "probe": {"rollouts": "starts.luck_finding"},  # what an option of the command adds
         "features": {"curriculum": "curriculum.Curriculum"},
         "tasks": {"reasoning_gym/": "gym", "textarena/": "arena"},  # by what their names begin with
         "rows": {"reasoning_gym/": "gym"},

@@ -20,7 +20,6 @@ _MODULE = {
     "what_next": "inspection.next",
     "token_view": "inspection.tokens",
     "compare_runs": "inspection.several_runs",
-    "measure_starts": "inspection.starts",
     "browse": "inspection.browsing",
     "Browser": "views.browser",
     "ByHand": "teaching._lib.by_hand",
