@@ -221,7 +221,7 @@ SAMPLES = {
     "workbench.inspection.reading.RecordedGroup": recorded_group,
     "workbench.inspection.reading.Listing": listing,
     "workbench.inspection.tokens.TokenView": token_view,
-    "workbench.inspection.several_runs.Comparison": comparison,
+    "workbench.instruments.several.comparing.Comparison": comparison,
     "workbench.inspection.replaying.Replay": replayed,
     "workbench.audit.examination.RewardAudit": audit,
     "workbench.data.sources.Rows": rows,

@@ -45,6 +45,10 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
         "views": {"growing.Twin": "picture.twin_picture"},
         "why no twin": {"twin": "planning.why_no_twin"},  # (run, function to mute) -> why, or ""
     },
+    "several": {
+        "inspection": {"compare_runs": "comparing"},
+        "views": {"comparing.Comparison": "picture.comparison_view"},
+    },
     "cpu": {
         "features": {"unpadded": "unpadded.Unpadded", "generation": "generation.DecodingLoop"},
         "drawing": {"generation": "generation.outside_a_run"},

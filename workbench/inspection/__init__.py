@@ -19,7 +19,6 @@ _MODULE = {
     "which_rung": "health.rung",
     "what_next": "inspection.next",
     "token_view": "inspection.tokens",
-    "compare_runs": "inspection.several_runs",
     "browse": "inspection.browsing",
     "Browser": "views.browser",
     "ByHand": "teaching._lib.by_hand",

@@ -8,18 +8,14 @@ from typing import Any
 
 from workbench.inspection.compared import diff_as_text, word_diff
 from workbench.inspection.reading import Listing
-from workbench.inspection.several_runs import Comparison
 from workbench.inspection.tokens import TokenView
-from workbench.run.metrics import GROUP_STD, KL, REWARD
-from workbench.views.figure import inline_image, new_figure, with_legend
-from workbench.views.look import MORE, MUTED, SERIES, SHADES, TITLE
+from workbench.views.look import MORE, MUTED, SHADES
 from workbench.views.tables import (
     Html,
     Table,
     Verbatim,
     View,
     as_html,
-    joined,
     middle_cut,
     pre,
     signed,
@@ -83,20 +79,3 @@ def token_page(view: TokenView) -> View:
     )
     shaded = f"<pre style='white-space:pre-wrap;line-height:2'>{''.join(spans)}</pre>"
     return View(f"{pre(view.verdict)}{shaded}{pre(legend)}", str(view))
-
-
-def comparison_view(comparison: Comparison) -> View:
-    """A `Comparison`: the runs' reward, group std and KL overlaid, then what differs."""
-    figure, axes = new_figure(10, 2.6, columns=3)
-    for number, run in enumerate(comparison.runs):
-        colour = SERIES[number % len(SERIES)]
-        rows = run.metrics()
-        for axis, key in zip(axes, (REWARD, GROUP_STD, KL), strict=True):
-            points = [row for row in rows if row.get(key) is not None]
-            x, y = ([row[of] for row in points] for of in ("step", key))
-            axis.plot(x, y, color=colour, linewidth=1, label=run.name)
-            axis.set_title(key, fontsize=TITLE, loc="left")
-    with_legend(figure, axes[-1], x="step", title=KL)
-    parts = (comparison.settings, comparison.held_out, comparison.prompts)
-    image = inline_image(figure, ", ".join(run.name for run in comparison.runs))
-    return View(image + joined(map(listing_table, parts)).html, str(comparison))
