@@ -31,14 +31,6 @@ COLOURS = {
 }  # fmt: skip
 TITLE, TEXT, SMALL = 9.5, 9, 8  # points; a figure is 900 pixels wide at 100 an inch
 
-# Every chart: no frame at the top and right, a faint grid behind the curves.
-AXES: Any = {
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y",
-    "axes.axisbelow": True, "axes.labelsize": SMALL, "grid.color": RULE, "grid.linewidth": 0.6,
-    "axes.edgecolor": GREY, "axes.labelcolor": GREY, "xtick.color": GREY, "ytick.color": GREY,
-    "text.color": INK, "xtick.labelsize": SMALL, "ytick.labelsize": SMALL,
-}  # fmt: skip
-
 
 def mixed(colour: str) -> str:
     """A colour of words in HTML: half of it is that of the text around, so that it is dark on a
@@ -78,3 +70,7 @@ def settings(file: Path) -> Any:
     """A YAML file of settings, in which `$blue` is that colour."""
     quoted = {name: f'"{colour}"' for name, colour in COLOURS.items()}
     return packaged(Template(file.read_text(encoding="utf-8")).substitute(quoted))
+
+
+# Every chart: no frame at the top and right, a faint grid behind the curves.
+AXES = settings(Path(__file__).with_suffix(".yaml"))
