@@ -127,8 +127,8 @@ class Chart:
         self.name.set(text=words, color=RED if steps else INK)
 
     def _area(self, **look: Any) -> Any:
-        gap = {"linewidth": 0.8, "edgecolor": PAPER}  # between neighbours
-        return self.axis.fill_between([0, 1], [0, 0], [0, 0], **gap, **look)
+        look |= {"linewidth": 0.8, "edgecolor": PAPER}  # a gap between neighbours; after the colour
+        return self.axis.fill_between([0, 1], [0, 0], [0, 0], **look)
 
     def add(self, key: str, right: bool = False, shaded: Sequence[str] = (), **look: Any) -> None:
         """Add the curve of one column, behind those that are there: on the right axis, or with a
