@@ -49,6 +49,10 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
         "inspection": {"compare_runs": "comparing"},
         "views": {"comparing.Comparison": "picture.comparison_view"},
     },
+    "tokens": {
+        "inspection": {"token_view": "shading"},
+        "views": {"shading.TokenView": "picture.token_page"},
+    },
     "cpu": {
         "features": {"unpadded": "unpadded.Unpadded", "generation": "generation.DecodingLoop"},
         "drawing": {"generation": "generation.outside_a_run"},

@@ -18,7 +18,6 @@ _MODULE = {
     "hacking": "inspection.hacks",
     "which_rung": "health.rung",
     "what_next": "inspection.next",
-    "token_view": "inspection.tokens",
     "browse": "inspection.browsing",
     "Browser": "views.browser",
     "ByHand": "teaching._lib.by_hand",
