@@ -124,10 +124,12 @@ def envelope(x: np.ndarray, y: np.ndarray, buckets: int) -> Envelope:
     """At most this many buckets, NaN where one holds no number: no peak is lost, and the mean does
     not zigzag.
     """
-    size = max(1, -(-len(x) // buckets))
+    if len(x) <= buckets:
+        return Envelope(x, y, y, y)
+    size = -(-len(x) // buckets)
     missing = (0, -len(x) % size)  # in the last bucket, which may be a short one
     values = np.pad(y, missing, constant_values=np.nan).reshape(-1, size)
-    steps = np.pad(x, missing, mode="edge" if len(x) else "constant").reshape(-1, size)
+    steps = np.pad(x, missing, mode="edge").reshape(-1, size)
     with np.errstate(invalid="ignore"):
         mean = np.nansum(values, axis=1) / (~np.isnan(values)).sum(axis=1)
     # These two pass over NaN, unless there is nothing else.

@@ -67,7 +67,8 @@ pre{{font-size:14px;overflow-wrap:anywhere}}
 
 def settings(file: Path) -> Any:
     """A YAML file of settings, in which `$blue` is that colour."""
-    quoted = {name: f'"{colour}"' for name, colour in COLOURS.items()}
+    named = {**COLOURS, "rule": RULE, "paper": PAPER}
+    quoted = {name: f'"{colour}"' for name, colour in named.items()}
     return packaged(Template(file.read_text(encoding="utf-8")).substitute(quoted))
 
 
