@@ -7,16 +7,16 @@ instrument whose folder and entry are deleted.
 
 from __future__ import annotations
 
-import importlib
+from pkgutil import resolve_name
 from typing import Any
 
 # Instrument -> socket -> what the house calls it: where it lies in the instrument's folder, a
-# module, or a name in one.
+# module, or a name in one (after a colon, where `plugged` imports it).
 TABLE: dict[str, dict[str, dict[str, str]]] = {
     "games": {
         "inspection": {"over_levels": "over_levels", "measure_starts": "starts"},
-        "probe": {"rollouts": "starts.luck_finding"},  # what an option of the command adds
-        "features": {"curriculum": "curriculum.Curriculum"},
+        "probe": {"rollouts": "starts:luck_finding"},  # what an option of the command adds
+        "features": {"curriculum": "curriculum:Curriculum"},
         "tasks": {"reasoning_gym/": "gym", "textarena/": "arena"},  # by what their names begin with
         "rows": {"reasoning_gym/": "gym"},
         "views": {"over_levels.OverLevels": "picture.levels_picture"},
@@ -31,7 +31,7 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
             "local_judge": "local",
         },
         "commands": {"trial": "commands"},
-        "features": {"judge": "feature.JudgeWatch"},
+        "features": {"judge": "feature:JudgeWatch"},
         "views": {"trial.JudgeTrial": "picture.trial_view"},
     },
     "duel": {
@@ -43,7 +43,7 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
         "inspection": {"twin": "growing"},
         "commands": {"twin": "commands"},
         "views": {"growing.Twin": "picture.twin_picture"},
-        "why no twin": {"twin": "planning.why_no_twin"},  # (run, function to mute) -> why, or ""
+        "why no twin": {"twin": "planning:why_no_twin"},  # (run, function to mute) -> why, or ""
     },
     "several": {
         "inspection": {"compare_runs": "comparing"},
@@ -54,10 +54,10 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
         "views": {"shading.TokenView": "picture.token_page"},
     },
     "cpu": {
-        "features": {"unpadded": "unpadded.Unpadded", "generation": "generation.DecodingLoop"},
-        "drawing": {"generation": "generation.outside_a_run"},
+        "features": {"unpadded": "unpadded:Unpadded", "generation": "generation:DecodingLoop"},
+        "drawing": {"generation": "generation:outside_a_run"},
     },
-    "policies": {"policies": {"smollm2": "smollm2.SMOLLM2"}},
+    "policies": {"policies": {"smollm2": "smollm2:SMOLLM2"}},
     "eval_logs": {"inspection": {"write_eval_log": "writing"}},
     "records": {"inspection": {"read_record": "others"}},
 }
@@ -76,8 +76,4 @@ def plugged(socket: str) -> dict[str, Any]:
     """What `places_in` names, of a socket that holds names in modules, imported: what it is called
     -> the object.
     """
-    found = {}
-    for name, place in places_in(socket).items():
-        module, _, own = place.rpartition(".")
-        found[name] = getattr(importlib.import_module(module), own)
-    return found
+    return {name: resolve_name(place) for name, place in places_in(socket).items()}
