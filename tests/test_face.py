@@ -66,7 +66,7 @@ def test_the_face_is_small_and_complete():
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("compare_runs", "wb.inspection.compare_runs"), ("same_answer", "wb.rewards.same_answer"), ("evaluat", "wb.evaluate")],
+    [("regressions", "wb.inspection.regressions"), ("same_answer", "wb.rewards.same_answer"), ("evaluat", "wb.evaluate")],
 )
 def test_a_name_that_lives_elsewhere_is_named(name, meant):
     with pytest.raises(AttributeError, match=re.escape(meant)):

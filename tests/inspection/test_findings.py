@@ -22,6 +22,7 @@ from planted import (
 
 from workbench import inspection
 from workbench.base.errors import DataError, RunError
+from workbench.base.instruments import TABLE
 from workbench.health import examine_run
 from workbench.inspection.causes import cause
 from workbench.inspection.compared import diff_as_text
@@ -300,7 +301,9 @@ def test_where_nobody_has_said_what_is_right_everything_that_speaks_of_it_says_s
     run = planted("r", healthy, steps=24)
     words = [lambda: [each.line for each in examine_run(run)], lambda: [inspection.hacking(run).verdict]]
     words += [lambda: [inspection.failures(run).verdict], lambda: [inspection.never_mixed(run).verdict]]
-    words += [lambda: [inspection.through_time(run, "p10").verdict], lambda: [inspection.compare_runs(run, run).prompts.verdict]]
+    words += [lambda: [inspection.through_time(run, "p10").verdict]]
+    if "several" in TABLE:
+        words += [lambda: [inspection.compare_runs(run, run).prompts.verdict]]
     before = [of() for of in words]
     assert "'right' here" not in str(before)
     known = {"right_by": "correctness_reward", "right_by_default": True}

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import workbench as wb
 from workbench.base.errors import RecipeError
+from workbench.base.instruments import TABLE
 from workbench.health import OK, SKIPPED, RunConfig, diagnose
 from workbench.recipe import Recipe, packaged
 from workbench.run.inert import inert_in_plan, more_updates, ratio_is_one
@@ -273,6 +274,7 @@ def recipe(name: str, **grpo: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("several" not in TABLE, reason="its instrument is not here")
 def test_another_variable_is_said_where_a_run_goes_on_and_where_runs_are_compared(home, monkeypatch, capsys):
     variable = "UNSLOTH_GRPO_LOSS_AGGREGATION"
     monkeypatch.delenv(variable, raising=False)

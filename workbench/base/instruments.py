@@ -7,16 +7,21 @@ instrument whose folder and entry are deleted.
 
 from __future__ import annotations
 
-import importlib
+from pkgutil import resolve_name
 from typing import Any
 
 # Instrument -> socket -> what the house calls it: where it lies in the instrument's folder, a
-# module, or a name in one.
+# module, or a name in one (after a colon, where `plugged` imports it).
 TABLE: dict[str, dict[str, dict[str, str]]] = {
     "games": {
-        "inspection": {"over_levels": "over_levels", "which_rung": "rung"},
+        "inspection": {
+            "over_levels": "over_levels",
+            "which_rung": "rung",
+            "measure_starts": "starts",
+        },
         "commands": {"levels": "commands"},
-        "features": {"curriculum": "curriculum.Curriculum"},
+        "probe": {"rollouts": "starts:luck_finding"},  # what an option of the command adds
+        "features": {"curriculum": "curriculum:Curriculum"},
         "tasks": {"reasoning_gym/": "gym", "textarena/": "arena"},  # by what their names begin with
         "rows": {"reasoning_gym/": "gym"},
         "shipped": {"guess_the_number": "guess_the_number", "calculator": "calculator"},
@@ -32,7 +37,7 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
             "local_judge": "local",
         },
         "commands": {"trial": "commands"},
-        "features": {"judge": "feature.JudgeWatch"},
+        "features": {"judge": "feature:JudgeWatch"},
         "views": {"trial.JudgeTrial": "picture.trial_view"},
     },
     "duel": {
@@ -44,13 +49,21 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
         "inspection": {"twin": "growing"},
         "commands": {"twin": "commands"},
         "views": {"growing.Twin": "picture.twin_picture"},
-        "why no twin": {"twin": "planning.why_no_twin"},  # (run, function to mute) -> why, or ""
+        "why no twin": {"twin": "planning:why_no_twin"},  # (run, function to mute) -> why, or ""
+    },
+    "several": {
+        "inspection": {"compare_runs": "comparing"},
+        "views": {"comparing.Comparison": "picture.comparison_view"},
+    },
+    "tokens": {
+        "inspection": {"token_view": "shading"},
+        "views": {"shading.TokenView": "picture.token_page"},
     },
     "cpu": {
-        "features": {"unpadded": "unpadded.Unpadded", "generation": "generation.DecodingLoop"},
-        "drawing": {"generation": "generation.outside_a_run"},
+        "features": {"unpadded": "unpadded:Unpadded", "generation": "generation:DecodingLoop"},
+        "drawing": {"generation": "generation:outside_a_run"},
     },
-    "policies": {"policies": {"smollm2": "smollm2.SMOLLM2"}},
+    "policies": {"policies": {"smollm2": "smollm2:SMOLLM2"}},
     "checklist": {
         "face": {"checklist": "ticking"},
         "views": {"ticking.Checklist": "picture.checklist_table"},
@@ -76,8 +89,4 @@ def plugged(socket: str) -> dict[str, Any]:
     """What `places_in` names, of a socket that holds names in modules, imported: what it is called
     -> the object.
     """
-    found = {}
-    for name, place in places_in(socket).items():
-        module, _, own = place.rpartition(".")
-        found[name] = getattr(importlib.import_module(module), own)
-    return found
+    return {name: resolve_name(place) for name, place in places_in(socket).items()}

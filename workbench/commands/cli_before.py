@@ -9,6 +9,7 @@ from typing import Any
 
 import workbench as wb
 from workbench.base.errors import PolicyError
+from workbench.base.instruments import plugged
 from workbench.base.kinds import Fields
 from workbench.commands.command import Result, command, open_named, weights_of
 
@@ -118,13 +119,18 @@ def probe(
     with progress("functions") as bar:
         audit = wb.audit_rewards(task, tokenizer=tokenizer, progress=bar, **shared, **options)
     if rollouts:
-        from workbench.inspection.starts import luck_finding
-
         if policy is None:
             raise PolicyError(
                 "--rollouts without --policy",
                 rule="a policy plays the rollouts",
                 remedy="--policy tiny, owner/name, or a folder",
+            )
+        luck_finding = plugged("probe").get("rollouts")
+        if luck_finding is None:
+            raise PolicyError(
+                f"--rollouts {rollouts}",
+                rule="the instrument games, which plays them, is not there",
+                remedy="leave the option out",
             )
         loaded = wb.load_policy(
             policy,

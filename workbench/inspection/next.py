@@ -96,14 +96,12 @@ def next_steps(
     steps = [*alarms[True], *hack, *alarms[False]]
     steps += _further(run, evaluation)
     if "duel" in places_in("commands") and not run.manifest().get("attached"):
-        recipe = shlex.quote(shown(run.path / "recipe.yaml"))
         why = (
             "copy the recipe as OTHER.yaml and change its reward; a duel trains both on the same"
             " seeds, until it is decided or the budget is spent"
         )
-        steps.append(
-            Step("would another reward do better?", why, f"workbench duel {recipe} OTHER.yaml")
-        )
+        duel = shlex.join(["workbench", "duel", _recipe(run), "OTHER.yaml"])
+        steps.append(Step("would another reward do better?", why, duel))
     steps.append(_kept_or_not(run, evaluation))
     verdict = f"{steps[0].question} {steps[0].answer}"
     return NextSteps(verdict, pd.DataFrame(steps))
@@ -118,8 +116,19 @@ def _acts(run: RunDirectory, alarm: Verdict) -> str:
         return shlex.join(["workbench", "probe", run.recipe().task])
     if not limit:
         return f"workbench watch {run.name}"
-    sets = f"--set run_name={run.name}-longer --set grpo.max_completion_length={2 * limit}"
-    return f"workbench train {shlex.quote(shown(run.path / 'recipe.yaml'))} {sets}"
+    return _again(run, "longer", f"grpo.max_completion_length={2 * limit}")
+
+
+def _recipe(run: RunDirectory) -> str:
+    return shown(run.path / "recipe.yaml")
+
+
+def _again(run: RunDirectory, how: str, *sets: str) -> str:
+    # The command that trains by the same recipe, with some settings, under another name.
+    words = ["workbench", "train", _recipe(run)]
+    for each in (f"run_name={run.name}-{how}", *sets):
+        words += ["--set", each]
+    return shlex.join(words)
 
 
 def _hacked(run: RunDirectory, found: Fields) -> Step:
@@ -156,10 +165,9 @@ def _further(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
 
 def _kept_or_not(run: RunDirectory, evaluation: Evaluation | None) -> Step:
     question = "worth keeping?"
-    if evaluation is None and run.manifest().get("attached"):
-        return Step(question, "not measured on held-out prompts", "")
     if evaluation is None:
-        return Step(question, "not measured on held-out prompts yet", f"workbench eval {run.name}")
+        command = "" if run.manifest().get("attached") else f"workbench eval {run.name}"
+        return Step(question, "not measured on held-out prompts yet", command)
     gain = evaluation.found["gain"]
     interval = in_points(gain["low"], gain["high"])
     ends = f"{100 * gain['correct']:+.0f} points, {interval}"

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Hashable, Sequence
-from statistics import NormalDist
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,9 +23,7 @@ RISING = 6
 # half widths of an interval: the gain that lies outside of it four times in five
 POWER = (1.96 + 0.84) / 1.96
 _SPREAD = 1 / 6  # mean of p (1 - p), pass rates spread evenly over 0 to 1
-FAIR, UNEQUAL, UNTOLD = "fair", "unequal", "cannot be told"
-LUCK = 0.1  # of the variance within a group: surely less is fair, surely more is unequal
-_VARY = 8  # prompts whose rewards differ, below which their bootstrap says little
+UNTOLD = "cannot be told"
 
 
 def share_interval(values: np.ndarray) -> tuple[float, float, float]:
@@ -81,69 +77,6 @@ def bootstrap_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float]
             rng=np.random.default_rng(seed),
         ).confidence_interval
     return tuple(np.where(np.isnan(end), mean, end) for end in interval)
-
-
-class StartLuck(NamedTuple):
-    """How much of the rewards' variance within a prompt is luck of the start."""
-
-    verdict: str  # FAIR, UNEQUAL or UNTOLD
-    share: float  # 0 to 1; NaN where no prompt's rewards differ
-    low: float  # its 95 % interval
-    high: float
-    prompts: int  # those whose rewards differ; the others have nothing to split
-
-
-def start_luck(rewards: Sequence[np.ndarray], seed: int = 0) -> StartLuck:
-    """Split the variance of rewards, of each prompt [G, k]: k rollouts from each of G starts, NaN
-    where nothing was scored.
-
-    One-way random effects within each prompt: the variance between starts is (MSB - MSW) / n0,
-    that within a start MSW, where n0 is k if nothing is missing. Both are averaged over prompts,
-    negative ones included, and the share is clipped at the end. The interval is the percentile
-    bootstrap over prompts, widened as Student's t is: 0 to 1 for fewer than 8.
-
-    >>> start_luck([np.array([[1.0, 1.0], [0.0, 0.0]])] * 8)
-    StartLuck(verdict='unequal', share=1.0, low=1.0, high=1.0, prompts=8)
-
-    Raises:
-        ValueError: for other than 2 dimensions, or a reward that is infinite.
-    """
-    parts = [own for each in rewards if (own := _variances(each)) and sum(own) > _least(each)]
-    if not parts:
-        return StartLuck(UNTOLD, math.nan, 0.0, 1.0, 0)
-    parts_P2, chance = np.array(parts), np.random.default_rng(seed)
-    drawn = chance.integers(len(parts), size=(1999, len(parts)))
-    between, within = np.concatenate([parts_P2[None], parts_P2[drawn]]).mean(axis=1).T
-    share, *shares = np.clip(between / (between + within), 0.0, 1.0).tolist()
-    if len(parts) < _VARY:
-        return StartLuck(UNTOLD, share, 0.0, 1.0, len(parts))
-    tail = NormalDist().cdf(-t_value(len(parts)) * math.sqrt(len(parts) / (len(parts) - 1)))
-    low, high = np.quantile(shares, [tail, 1 - tail]).tolist()
-    verdict = UNEQUAL if low > LUCK else FAIR if high < LUCK else UNTOLD
-    return StartLuck(verdict, share, low, high, len(parts))
-
-
-def _least(rewards_GK: np.ndarray) -> float:
-    # a variance that rounding alone leaves
-    return 1e-24 * float(np.nanmean(np.square(np.asarray(rewards_GK, dtype=float))))
-
-
-def _variances(rewards_GK: np.ndarray) -> tuple[float, float] | None:
-    # (between starts, within a start); None: too few were scored
-    rewards_GK = np.asarray(rewards_GK, dtype=float)
-    if rewards_GK.ndim != 2 or np.isinf(rewards_GK).any():
-        raise ValueError(f"rewards of shape {rewards_GK.shape}: give finite ones, [G, k]")
-    starts = [own[~np.isnan(own)] for own in rewards_GK]
-    starts = [own for own in starts if len(own)]
-    sizes = np.array([len(own) for own in starts])
-    total, spare = sizes.sum(), sizes.sum() - len(starts)
-    if len(starts) < 2 or not spare:
-        return None
-    means = np.array([own.mean() for own in starts])
-    within = sum(float(((own - own.mean()) ** 2).sum()) for own in starts) / spare
-    between = sizes @ (means - sizes @ means / total) ** 2 / (len(starts) - 1)
-    typical = (total - (sizes**2).sum() / total) / (len(starts) - 1)
-    return float(between - within) / typical, within
 
 
 def share_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
@@ -239,7 +172,7 @@ def taught_or_sharpened(before: np.ndarray, after: np.ndarray) -> tuple[str, str
     prompts, n = before.shape
     if n < TRIES or prompts < 2:
         return (
-            "cannot be told",
+            UNTOLD,
             f"that takes {TRIES} completions per prompt or more",
         )
     gain, rose, _ = paired_difference(before, after)
@@ -250,9 +183,9 @@ def taught_or_sharpened(before: np.ndarray, after: np.ndarray) -> tuple[str, str
     if rose > 0 and max(high, 3 / prompts) <= min(MARGIN, gain / 2):
         return "sharpened, and lost prompts" if high < 0 else "sharpened", why
     if rose <= 0 or low <= 0:
-        return "cannot be told", why
+        return UNTOLD, why
     once = int((before.sum(axis=1) == 1).sum())
     if more * prompts <= RISING * once:
         why += f"; base's curve still rises: it solved {once} of them just once"
-        return "cannot be told", why
+        return UNTOLD, why
     return "taught", why

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,13 +13,16 @@ import numpy as np
 from workbench.base.kinds import Axes
 from workbench.views.figure import drawn_once
 from workbench.views.history import History
-from workbench.views.look import ALARM, GREY, INK, PALE, PAPER, RED, SMALL, TITLE
+from workbench.views.look import ALARM, GREY, INK, PALE, PAPER, RED, SMALL, TITLE, settings
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.legend import Legend
     from matplotlib.lines import Line2D
 
+# What the charts draw, and how everything in them looks.
+SPECIFIED = settings(Path(__file__).with_name("charts.yaml"))
+LOOKS: dict[str, Any] = SPECIFIED["looks"]
 MAX_POINTS = 300  # of a line that is as wide as the figure
 _ROOM = 1.04  # so that a curve does not run along the frame
 _PEAK = 4.0  # a point this many times above the 99th percentile leaves the scale, and is named
@@ -78,18 +82,19 @@ class Chart:
             self.right.tick_params(labelsize=SMALL, colors=GREY)
             self._scale(self.right, self.right_share, 2)
         self.axes = [axis] if self.right is None else [axis, self.right]
-        look = {"transform": axis.transAxes, "color": GREY}
-        look["fontsize"] = SMALL
+        look = {"transform": axis.transAxes, **LOOKS["axis"]}
         self.peak = axis.text(0.99, 0.97, "", ha="right", va="top", **look)
         self.words = axis.text(0.5, 0.5, "", ha="center", va="center", **look)
         axis.text(0, 1.03, self.hint, va="bottom", **look)
-        across = {"transform": axis.get_xaxis_transform(), "linewidth": 1.6, "linestyle": "--"}
-        (self.alarm,) = axis.plot([], [], color=RED, **across)
-        self.areas = [self._area(own[2], self.alpha, own[1], own[3]) for own in self.stack]
+        (self.alarm,) = axis.plot([], [], transform=axis.get_xaxis_transform(), **LOOKS["alarm"])
+        self.areas = [
+            self._area(color=colour, alpha=self.alpha, label=label, hatch=hatch)
+            for _, label, colour, hatch in self.stack
+        ]
         self.shown_legend: Legend | None = None
         self._entries: list[tuple[object, str]] = []
-        settings, self.lines = self.lines, []
-        for line in settings:
+        specified, self.lines = self.lines, []
+        for line in specified:
             self.add(**line)
         if self.columns:
             pairs = [zip(*each.get_legend_handles_labels(), strict=True) for each in self.axes]
@@ -121,11 +126,8 @@ class Chart:
         words = f"{ALARM} {self.title}" if steps else self.title
         self.name.set(text=words, color=RED if steps else INK)
 
-    def _area(
-        self, colour: str, alpha: float, label: str | None = None, hatch: str | None = None
-    ) -> Any:
-        look = {"color": colour, "alpha": alpha, "linewidth": 0.8, "label": label, "hatch": hatch}
-        look["edgecolor"] = PAPER  # a gap between neighbours
+    def _area(self, **look: Any) -> Any:
+        look |= {"linewidth": 0.8, "edgecolor": PAPER}  # a gap between neighbours; after the colour
         return self.axis.fill_between([0, 1], [0, 0], [0, 0], **look)
 
     def add(self, key: str, right: bool = False, shaded: Sequence[str] = (), **look: Any) -> None:
@@ -134,8 +136,10 @@ class Chart:
         """
         axis = self.right if right else self.axis
         depth = 2.5 - 0.001 * len(self.lines)
-        label = None if key in shaded else "range"
-        shade = self._area(look["color"], 0.22, label) if shaded else None
+        shade = None
+        if shaded:
+            label = None if key in shaded else "range"
+            shade = self._area(color=look["color"], alpha=0.22, label=label)
         (artist,) = axis.plot([], [], zorder=depth, **look)
         self.lines = [*self.lines, Line(key, artist, right, shaded, shade)]
 
@@ -147,10 +151,8 @@ class Chart:
         if self.shown_legend is not None:
             self.shown_legend.remove()
         self.shown_legend = self.axis.legend(
-            *zip(*entries, strict=True), fontsize=SMALL, frameon=False, ncols=columns,
-            loc="lower left", bbox_to_anchor=(-0.01, 1.0), borderaxespad=0.2, borderpad=0.2,
-            handlelength=1.2, handletextpad=0.4, columnspacing=1.0,
-        )  # fmt: skip
+            *zip(*entries, strict=True), ncols=columns, **LOOKS["legend"]
+        )
         for handle in self.shown_legend.get_lines():
             if handle.get_marker() == ".":  # the curve's only point now, not its look
                 handle.set_marker("")

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,29 +14,15 @@ from workbench.base.kinds import Fields, Figure
 from workbench.health.verdicts import Verdict
 from workbench.run import metrics
 from workbench.run.rollouts import unstated_right
-from workbench.views.chart import Chart
+from workbench.views.chart import LOOKS, SPECIFIED, Chart
 from workbench.views.figure import as_text, mosaic, png
 from workbench.views.history import ADAPTIVE, ALARMED, CHECKPOINT, History, Mark, weighted
-from workbench.views.look import (
-    ALARM,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PAPER,
-    RED,
-    SERIES,
-    SMALL,
-    VIOLET,
-    WELL,
-    settings,
-)
+from workbench.views.look import ALARM, GREEN, GREY, INK, ORANGE, PAPER, RED, SERIES, WELL
 from workbench.views.tables import cut, short_name
 
 MOST_MARKS = 60  # vertical lines
 MOST_NUMBERS = 8  # of them that are numbered and explained
 MOST_NAMED = 11  # functions in the legend
-ALARM_SIGN = "^"  # of an alarm, above the axes
 _LONGEST_NAME = 20  # characters
 _LEGEND_COLUMNS = 4
 NO_ENTROPY = "not logged by this trainer\n(Unsloth's GPU trainer never logs it)"
@@ -47,7 +31,6 @@ _NO_KL = (
 )
 KL_UNMEASURED = f"{_NO_KL}the recipe,\nfor example grpo.beta = 0.001."
 KL_UNMEASURED_ATTACHED = f"{_NO_KL}GRPOConfig,\nfor example beta=0.001."
-_SPECIFIED = Path(__file__).with_name("charts.yaml")
 
 
 class RunFigure:
@@ -56,13 +39,12 @@ class RunFigure:
     def __init__(self, name: str = "", beta: float = 0.0) -> None:
         self.name = name
         self.beta = beta
-        specified = settings(_SPECIFIED)
-        layout = specified["layout"]
-        self.figure, axes = mosaic(9, 7.6, layout, **specified["grid"])
-        texts = (self.figure.text(s="", **look) for look in specified["texts"])
+        layout = SPECIFIED["layout"]
+        self.figure, axes = mosaic(9, 7.6, layout, **SPECIFIED["grid"])
+        texts = (self.figure.text(s="", **look) for look in SPECIFIED["texts"])
         self.title, self.note, self.key, self.reduced = texts
         self.charts = {
-            key: Chart(axes[key], **settings) for key, settings in specified["charts"].items()
+            key: Chart(axes[key], **settings) for key, settings in SPECIFIED["charts"].items()
         }
         for key, axis in axes.items():
             axis.set_xlabel("step" if key in layout[2] else "", labelpad=1)
@@ -169,13 +151,10 @@ class _HeldOut:
 
     def __init__(self, chart: Chart) -> None:
         self._axis = chart.right
-        look = {"color": VIOLET, "linewidth": 1.6}
-        place = {"transform": chart.axis.transAxes, "ha": "right", "va": "bottom"}
-        self.now = chart.axis.text(1, 1.175, "", fontsize=12, weight="bold", color=VIOLET, **place)
-        (self.base,) = self._axis.plot([], [], linestyle="--", **look)
-        self.bars = self._axis.vlines([], 0, 1, alpha=0.6, **look)
-        dots = {"marker": "o", "markersize": 6, "markeredgecolor": PAPER}
-        (self.points,) = self._axis.plot([], [], clip_on=False, **dots, **look)
+        self.now = chart.axis.text(s="", transform=chart.axis.transAxes, **LOOKS["now"])
+        (self.base,) = self._axis.plot([], [], **LOOKS["base"])
+        self.bars = self._axis.vlines([], 0, 1, **LOOKS["bars"])
+        (self.points,) = self._axis.plot([], [], **LOOKS["points"])
 
     def fill(self, measured: Sequence[Fields]) -> None:
         """Place the measurements, the base's (step 0) first."""
@@ -198,13 +177,11 @@ class _Alarms:
 
     def __init__(self, figure: Figure, charts: Mapping[str, Chart]) -> None:
         self.charts = charts
-        band: Fields = {"fontsize": 10.5, "weight": "bold", "va": "top"}
-        self.band = figure.text(0.017, 0.953, "", **band)
+        self.band = figure.text(s="", **LOOKS["band"])
         axis = charts["reward"].axis
         across = {"transform": axis.get_xaxis_transform()}
-        self.after = axis.fill_between([0, 0], 0, 1, color=RED, alpha=0.08, linewidth=0, **across)
-        sign: Fields = {"marker": ALARM_SIGN, "linestyle": "none", "clip_on": False, "color": RED}
-        (self.signs,) = axis.plot([], [], zorder=4, **sign, **across)
+        self.after = axis.fill_between([0, 0], 0, 1, **LOOKS["after"], **across)
+        (self.signs,) = axis.plot([], [], **LOOKS["signs"], **across)
 
     def fill(self, alarms: Sequence[Mark], verdicts: Sequence[Verdict], last_step: float) -> None:
         """Place the alarms, and say of each whether it is over."""
@@ -240,21 +217,15 @@ class _Marks:
         reward = charts["reward"].axis
         self.lines = []
         for axis in (chart.axis for chart in charts.values()):
-            look = {"color": GREY, "linewidth": 0.8, "alpha": 0.9 if axis is reward else 0.35}
             across = {"transform": axis.get_xaxis_transform()}
-            self.lines += axis.plot([], [], **look, **across)
+            alpha = 0.9 if axis is reward else 0.35
+            self.lines += axis.plot([], [], alpha=alpha, **LOOKS["mark"], **across)
         across = {"transform": reward.get_xaxis_transform()}
-        plot = partial(reward.plot, [], [], linestyle="none", clip_on=False, **across)
-        (self.checkpoints,) = plot(marker="^", markersize=4, color=GREEN)
-        (self.adaptive,) = plot(marker="|", markersize=7, markeredgewidth=1.2, color=INK)
-        ring = {"boxstyle": "circle,pad=0.15", "facecolor": PAPER, "edgecolor": GREY}
-        look = {
-            "fontsize": SMALL,
-            "ha": "center",
-            "va": "center",
-            "bbox": {**ring, "linewidth": 0.6},
-        }
-        self._numbers = [reward.text(0, 1, "", **look, **across) for _ in range(MOST_NUMBERS)]
+        (self.checkpoints,) = reward.plot([], [], **LOOKS["checkpoints"], **across)
+        (self.adaptive,) = reward.plot([], [], **LOOKS["adaptive"], **across)
+        self._numbers = [
+            reward.text(0, 1, "", **LOOKS["number"], **across) for _ in range(MOST_NUMBERS)
+        ]
 
     def fill(self, marks: Sequence[Mark], last_step: float) -> str:
         """Place the marks; returns the words that explain them."""

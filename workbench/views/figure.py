@@ -78,15 +78,14 @@ def stacked_bars(
     labels: Sequence[str],
     parts: Iterable[tuple[str, np.ndarray]],
     colours: Iterable[str] = SERIES,
-    **look: Any,
 ) -> None:
     """Horizontal bars of named parts: positive values right of 0, negative ones left."""
-    look = {"edgecolor": PAPER, "linewidth": 0.8, **look}  # a gap between neighbours
+    gap: Fields = {"edgecolor": PAPER, "linewidth": 0.8}  # between neighbours
     places = range(len(labels))
     right = left = np.zeros(len(labels))
     for (name, added), colour in zip(parts, itertools.cycle(colours)):
         start = np.where(added >= 0, right, left)
-        axis.barh(places, added, 0.7, start, color=colour, label=as_text(name, 48), **look)
+        axis.barh(places, added, 0.7, start, color=colour, label=as_text(name, 48), **gap)
         right = right + np.maximum(added, 0)
         left = left + np.minimum(added, 0)
     lying(axis, places, labels)
@@ -143,11 +142,13 @@ def png(figure: Any, sharp: bool = True) -> bytes:
     return buffer.getvalue()
 
 
-def image_bundle(data: bytes, text: str, wide: float) -> dict[str, str]:
-    """A display bundle: the image, `wide` pixels of the page, as HTML that turns dark with it and
-    as PNG for programs that show no HTML; and a line of text for readers who cannot see it.
+def image_bundle(figure: Figure, data: bytes, text: str) -> dict[str, str]:
+    """A display bundle: the figure's image as HTML that turns dark with the page, as wide as the
+    figure, and as PNG for programs that show no HTML; and a line of text for readers who cannot see
+    it.
     """
     encoded, words = base64.b64encode(data).decode("ascii"), printable(text)
+    wide = 100 * figure.get_figwidth()  # pixels of the page
     page = (
         f"<style>{DARK_PROGRAMS}</style><img src='data:image/png;base64,{encoded}' class='chart'"
         f" alt='{html.escape(words)}' width='{wide:.0f}' style='max-width:100%'>"
@@ -162,19 +163,14 @@ class Picture:
         self.figure, self.text = figure, text
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return image_bundle(png(self.figure), self.text, width(self.figure))
+        return image_bundle(self.figure, png(self.figure), self.text)
 
     def __str__(self) -> str:
         return printable(self.text)
-
-
-def width(figure: Any) -> float:
-    """Pixels of the page that a figure is wide."""
-    return 100 * figure.get_figwidth()
 
 
 def inline_image(figure: Figure, text: str) -> str:
     """The figure as HTML, for a view that shows it among other things; the text is for readers who
     cannot see it.
     """
-    return image_bundle(png(figure), text, width(figure))["text/html"]
+    return image_bundle(figure, png(figure), text)["text/html"]

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.base.kinds import Figure
+from workbench.base.kinds import Figure, Prompt
+from workbench.data.prompts import question
 from workbench.rewards.groups import ExplainedGroup
 from workbench.run.batch import ScoredBatch
 from workbench.views.figure import inline_image, lying, new_figure, stacked_bars, with_legend
@@ -151,13 +152,12 @@ class ShownGroup:
     def title(self) -> str:
         return f"step {self.batch.step}, group {self.number + 1} of {self.groups}"
 
-    @property
-    def messages(self) -> list[tuple[str, str]]:
-        """(role, text) of the prompt, in order; a prompt that is plain text has the role ""."""
-        prompt = self.batch.prompts[0]
-        if isinstance(prompt, str):
-            return [("", prompt)]
-        return [(str(message["role"]), str(message.get("content"))) for message in prompt]
+
+def messages_of(prompt: Prompt) -> list[tuple[str, str]]:
+    """(role, text) of each message; a prompt that is plain text has the role ""."""
+    if isinstance(prompt, str):
+        return [("", prompt)]
+    return [(str(message["role"]), str(message.get("content"))) for message in prompt]
 
 
 def group_of(batch: ScoredBatch, turn: int) -> ShownGroup:
@@ -183,29 +183,26 @@ def group_html(group: ShownGroup) -> str:
         short = one_line(short_name(name), 24)
         heads.append(short if weight == 1 else f"{short} x {number(weight)}")
     header = ["completion", *heads, "total", "advantage", "tokens, end"]
-    alike: dict[str, int] = {}
-    rows: list[list[object]] = []
+    alike: dict[str, list[list[object]]] = {}
     for row in (_row(batch, index) for index in shown):
-        if (key := "|".join(map(str, row))) not in alike:
-            rows.append(row)
-        alike[key] = alike.get(key, 0) + 1
-    for row, count in zip(rows, alike.values()):
-        row[-1] = f"{row[-1]} (x {count})" if count > 1 else row[-1]
-    table = Table(header, rows)
+        alike.setdefault("|".join(map(str, row)), []).append(row)
+    for row, *more in alike.values():
+        row[-1] = f"{row[-1]} (x {len(more) + 1})" if more else row[-1]
+    table = Table(header, [row for row, *_ in alike.values()])
     return no_formulas(
         f"<details open><summary><b>{group.title}</b>: {title}</summary>"
-        f"{typed(_prompt_text(group.messages), 'margin:4px 0')}{table._repr_html_()}</details>"
+        f"{typed(_prompt_text(batch.prompts[0]), 'margin:4px 0')}{table._repr_html_()}</details>"
     )
 
 
-def group_text(group: ShownGroup, most: int = 3) -> str:
-    """The group in a few lines, for a terminal."""
+def group_text(group: ShownGroup) -> str:
+    """The best two of the group and its worst, for a terminal."""
     batch = group.batch
     order = group.best_first
     # Of a long prompt its end, too: what it asks, or asks about, often stands there.
-    asked = one_line(middle_cut(group.messages[-1][1], 90, 14))
+    asked = one_line(middle_cut(question(batch.prompts[0]), 90, 14))
     lines = [f"{group.title}: {asked}"]
-    for index in order if len(order) <= most else [*order[: most - 1], order[-1]]:
+    for index in [*order[:-1][:2], order[-1]]:
         advantage = number(batch.advantages[index], "+.2f")
         total = number(batch.totals[index])
         text, turns = one_line(batch.completions[index], 100), []
@@ -231,10 +228,10 @@ def _row(batch: ScoredBatch, index: int) -> list[object]:
     return [*cells, CellMark(ending, WARNING) if finished is False else ending]
 
 
-def _prompt_text(messages: list[tuple[str, str]]) -> str:
+def _prompt_text(prompt: Prompt) -> str:
     # What stands before the question is the same for every group, and is not worth much room.
-    *before, (role, question) = messages
-    asked = middle_cut(question, *_LONGEST_PROMPT)
+    *before, (role, last) = messages_of(prompt)
+    asked = middle_cut(last, *_LONGEST_PROMPT)
     if not before:
         return asked
     parts = [f"[{role}]\n{middle_cut(text, *_LONGEST_BEFORE)}" for role, text in before[-3:]]

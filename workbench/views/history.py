@@ -127,16 +127,14 @@ def envelope(x: np.ndarray, y: np.ndarray, buckets: int) -> Envelope:
     if len(x) <= buckets:
         return Envelope(x, y, y, y)
     size = -(-len(x) // buckets)
-    starts = np.arange(0, len(x), size)
-    ends = np.append(starts[1:], len(x)) - 1  # the last bucket may be a short one
+    missing = (0, -len(x) % size)  # in the last bucket, which may be a short one
+    values = np.pad(y, missing, constant_values=np.nan).reshape(-1, size)
+    steps = np.pad(x, missing, mode="edge").reshape(-1, size)
     with np.errstate(invalid="ignore"):
-        mean = np.add.reduceat(np.nan_to_num(y), starts) / np.add.reduceat(
-            ~np.isnan(y), starts, dtype=int
-        )
+        mean = np.nansum(values, axis=1) / (~np.isnan(values)).sum(axis=1)
     # These two pass over NaN, unless there is nothing else.
-    low = np.fmin.reduceat(y, starts)
-    high = np.fmax.reduceat(y, starts)
-    return Envelope((x[starts] + x[ends]) / 2, low, mean, high)
+    low, high = (least.reduce(values, axis=1) for least in (np.fmin, np.fmax))
+    return Envelope((steps[:, 0] + steps[:, -1]) / 2, low, mean, high)
 
 
 CHANGE, ADAPTIVE, STAGE, CHECKPOINT = "change", "adaptive", "stage", "checkpoint"

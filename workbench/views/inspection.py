@@ -1,6 +1,4 @@
-"""Findings in a run, for a cell: listings with their word diffs, and a completion shaded token by
-token.
-"""
+"""Findings in a run, for a cell: listings, with their word diffs."""
 
 from __future__ import annotations
 
@@ -8,21 +6,13 @@ from typing import Any
 
 from workbench.inspection.compared import diff_as_text, word_diff
 from workbench.inspection.reading import Listing
-from workbench.inspection.several_runs import Comparison
-from workbench.inspection.tokens import TokenView
-from workbench.run.metrics import GROUP_STD, KL, REWARD
-from workbench.views.figure import inline_image, new_figure, with_legend
-from workbench.views.look import MORE, MUTED, SERIES, SHADES, TITLE
+from workbench.views.look import MORE, MUTED
 from workbench.views.tables import (
     Html,
     Table,
     Verbatim,
-    View,
     as_html,
-    joined,
     middle_cut,
-    pre,
-    signed,
 )
 
 _LONGEST = (600, 14)  # characters, lines of a text in a cell
@@ -60,43 +50,3 @@ def _cell(name: str, value: Any) -> object:
     if name == "change":
         return f"{100 * value:+.0f} points"
     return Verbatim(middle_cut(value, *_LONGEST)) if isinstance(value, str) else value
-
-
-def token_page(view: TokenView) -> View:
-    """A `TokenView`: each token shaded by its share of the KL, underlined by the effect of the
-    advantage.
-    """
-    most = float(view.kl.max()) or 1.0
-    line = signed(view.advantage, "transparent")
-    spans = []
-    for text, base, trained, kl in zip(view.tokens, view.base, view.trained, view.kl, strict=True):
-        colour = SHADES[int(trained <= base)]
-        title = f"base {base:.3f}, trained {trained:.3f}, KL {kl:.4f}"
-        shade = f"color-mix(in srgb,{colour} {90 * kl / most:.1f}%,transparent)"
-        style = f"background:{shade};border-bottom:2px solid {line}"
-        # A line break would leave nothing to shade, and so would a further byte of a character.
-        shown = as_html(text).replace("\n", "⏎\n") or "·"
-        spans.append(f"<span title='{title}' style='{style}'>{shown}</span>")
-    legend = (
-        "orange: likelier since training; blue: less likely; the deeper, the larger the token's"
-        " share of the KL"
-    )
-    shaded = f"<pre style='white-space:pre-wrap;line-height:2'>{''.join(spans)}</pre>"
-    return View(f"{pre(view.verdict)}{shaded}{pre(legend)}", str(view))
-
-
-def comparison_view(comparison: Comparison) -> View:
-    """A `Comparison`: the runs' reward, group std and KL overlaid, then what differs."""
-    figure, axes = new_figure(10, 2.6, columns=3)
-    for number, run in enumerate(comparison.runs):
-        colour = SERIES[number % len(SERIES)]
-        rows = run.metrics()
-        for axis, key in zip(axes, (REWARD, GROUP_STD, KL), strict=True):
-            points = [row for row in rows if row.get(key) is not None]
-            x, y = ([row[of] for row in points] for of in ("step", key))
-            axis.plot(x, y, color=colour, linewidth=1, label=run.name)
-            axis.set_title(key, fontsize=TITLE, loc="left")
-    with_legend(figure, axes[-1], x="step", title=KL)
-    parts = (comparison.settings, comparison.held_out, comparison.prompts)
-    image = inline_image(figure, ", ".join(run.name for run in comparison.runs))
-    return View(image + joined(map(listing_table, parts)).html, str(comparison))

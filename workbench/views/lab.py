@@ -24,7 +24,7 @@ from workbench.data.prompts import question
 from workbench.rewards.groups import SCALES, ExplainedGroup
 from workbench.task import Row, Task
 from workbench.views.bench import Bench
-from workbench.views.groups import group_tables
+from workbench.views.groups import group_tables, messages_of
 from workbench.views.look import BAD, MARKED, MUTED, SKY
 from workbench.views.tables import (
     LONGEST_SHOWN,
@@ -162,30 +162,24 @@ class Lab:
         above += [add(name, "HTML", layout=_WIDE) for name in ("prompt", "status")]
         above.append(add("completions", "VBox", layout=_WIDE))
         scales = {"options": SCALES, "value": self.bench.scale_rewards}
-        choices = [
-            add("scale", "Dropdown", self._scale, description="scale_rewards", **scales),
-            add("marks", "Dropdown", self._soon, description="highlight"),
-        ]
+        scale = add("scale", "Dropdown", self._scale, description="scale_rewards", **scales)
         below = [add(name, "HTML", layout=_WIDE) for name in ("verdict", "scores", "report")]
         self._offer()
         self._fill()
         self.refresh(everything=True)
-        return kit.VBox([*above, kit.HBox(choices), *below])
+        return kit.VBox([*above, scale, *below])
 
     def _offer(self) -> None:
-        # The prompts and functions of the task, to choose from.
+        # The prompts of the task, to choose from.
         rows = self.bench.task.rows
         numbers = sorted({*range(min(len(rows), MOST_PROMPTS)), self.number})
         prompts = self.parts["prompts"]
-        marks = self.parts["marks"]
         with self.parts.quietly():
             prompts.options = [
                 (one_line(f"{number}: {question(rows[number]['prompt']).strip()}", 84), number)
                 for number in numbers
             ]
             prompts.value = self.number
-            marks.options = _choices("what any function matched", self.bench.suite.names)
-            marks.value = ""
 
     def _fill(self) -> None:
         # One line per completion: what is typed, and what is found in it.
@@ -193,7 +187,7 @@ class Lab:
 
         add = self.parts.add
         starters = self.bench.starters(self.number)
-        options = _choices("(choose a completion)", starters)
+        options = [("(choose a completion)", ""), *((one_line(own, 80), own) for own in starters)]
         typing = {"placeholder": "type a completion", "layout": {**_WIDE, "height": "9em"}}
         lines = []
         for index, text in enumerate(self.texts):
@@ -244,7 +238,7 @@ class Lab:
         self.bench.scale_rewards = scale
         self.refresh()
 
-    def _soon(self, _: object = None) -> None:
+    def _soon(self) -> None:
         # Once the typing pauses, so that a slow function is not asked for every letter.
         if self._pending is not None:
             self._pending.cancel()
@@ -266,9 +260,8 @@ class Lab:
 
     def _show_prompt(self) -> None:
         writer = self.bench.writer(self.number)
-        prompt = self.row["prompt"]
-        if not isinstance(prompt, str):
-            prompt = "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in prompt)
+        messages = messages_of(self.row["prompt"])
+        prompt = "\n\n".join(f"[{role}]\n{text}" if role else text for role, text in messages)
         answer = f"<b>right answer</b>{typed(writer.answer)}" if writer.has_answer else ""
         self.parts["prompt"].value = typed(prompt) + answer
 
@@ -282,11 +275,10 @@ class Lab:
             for index, text in enumerate(self.texts):
                 spans: set[tuple[int, int]] = set()
                 for name, score in zip(group.names, group.scores[index], strict=True):
-                    if self.parts["marks"].value in ("", name):
-                        matched = self.bench.matched(self.row, text, name)
-                        spans |= matched
-                        if score > 0 and not matched:
-                            unseen[short_name(name)] = None
+                    matched = self.bench.matched(self.row, text, name)
+                    spans |= matched
+                    if score > 0 and not matched:
+                        unseen[short_name(name)] = None
                 failed = [coloured(what, BAD) for place, what in problems if place == index]
                 page = _scores_line(group, index) + highlighted(text, spans, tags)
                 self.parts[f"seen-{index}"].value = "".join([page, *failed])
@@ -336,7 +328,7 @@ class Lab:
         try:
             fresh = Bench(self.file, self.bench.scale_rewards)
         except (Exception, SystemExit) as error:  # anything may be written there: the panel stays
-            self.problem = str(error) if isinstance(error, WorkbenchError) else _named(error)
+            self.problem = _named(error)
         else:
             self.bench.suite.close()
             self.bench, self.problem = fresh, ""
@@ -352,11 +344,7 @@ def _fold(report: Any) -> str:
 
 
 def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _choices(nothing: str, names: Iterable[str]) -> list[tuple[str, str]]:
-    return [(nothing, ""), *((one_line(name, 80), name) for name in names)]
+    return str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
 
 
 def _scores_line(group: ExplainedGroup, index: int) -> str:
@@ -379,12 +367,14 @@ def highlighted(text: str, matched: Iterable[tuple[int, int]], tags: Iterable[st
     """
     text, more = text[:LONGEST_SHOWN], len(text) - LONGEST_SHOWN
     yellow = {place for span in matched for place in range(*span)}
-    hits = [hit for tag in tags if tag for hit in re.finditer(re.escape(tag), text)]
-    underlined = {place for hit in hits for place in range(*hit.span())}
+    hits = [hit.span() for tag in tags if tag for hit in re.finditer(re.escape(tag), text)]
+    underlined = {place for span in hits for place in range(*span)}
+
+    def marks(place: int) -> tuple[bool, bool]:
+        return place in yellow, place in underlined
+
     pieces = []
-    for (is_yellow, is_underlined), places in itertools.groupby(
-        range(len(text)), lambda place: (place in yellow, place in underlined)
-    ):
+    for (is_yellow, is_underlined), places in itertools.groupby(range(len(text)), marks):
         body = as_html("".join(text[place] for place in places))
         if is_yellow:  # white space that was matched would not be seen
             body = f"<mark style='{MARKED}'>{body.replace(chr(10), '↵' + chr(10))}</mark>"

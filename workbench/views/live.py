@@ -21,7 +21,7 @@ from workbench.health.verdicts import Verdict
 from workbench.run.batch import ScoredBatch
 from workbench.run.directory import RunDirectory, open_run
 from workbench.views.controls import Controls, buttons_work
-from workbench.views.figure import image_bundle, width
+from workbench.views.figure import image_bundle
 from workbench.views.look import ALARM
 from workbench.views.run_view import GAP, FollowedRun, RunView, oldest_s
 from workbench.views.tables import as_html, plain_text, verbatim
@@ -67,17 +67,17 @@ class RunCell:
         """
         from IPython.display import display
 
+        self.places = {}
         status = display(_status(line), raw=True, display_id=True)
         if status is None:  # no notebook: there is nothing to update
             return
-        steered = None
+        self.places["status"] = status
         if controls is not None:  # widgets change by themselves, and words are taken away
             words = self.controls is None or self.controls.widget is None
             known = {"display_id": True} if words else {}
-            steered = display(controls, raw=isinstance(controls, dict), **known)
-        picture = display({"text/plain": ""}, raw=True, display_id=True)
-        below = display({"text/plain": ""}, raw=True, display_id=True)
-        self.places = {"status": status, "picture": picture, "controls": steered, "below": below}
+            self.places["controls"] = display(controls, raw=isinstance(controls, dict), **known)
+        for place in ("picture", "below"):
+            self.places[place] = display({"text/plain": ""}, raw=True, display_id=True)
         self._shown = {"status": _status(line)}
 
     def _answered(self, events: Iterable[Fields], ended: str | None = None) -> None:
@@ -104,9 +104,8 @@ class RunCell:
             self._put("below", {"text/html": self.view.below(), "text/plain": ""})
             if draw or (draw is None and self._due()):
                 started = time.perf_counter()
-                picture = self.view.picture(sharp=last)
-                wide = width(self.view.figure.figure)
-                self.places["picture"].update(image_bundle(*picture, wide), raw=True)
+                figure, picture = self.view.figure.figure, self.view.picture(sharp=last)
+                self.places["picture"].update(image_bundle(figure, *picture), raw=True)
                 # One that a busy machine made slow is not forgotten at once.
                 self.cost_s = max(time.perf_counter() - started, 0.5 * self.cost_s)
                 self.drawn_at = time.monotonic()

@@ -31,14 +31,6 @@ COLOURS = {
 }  # fmt: skip
 TITLE, TEXT, SMALL = 9.5, 9, 8  # points; a figure is 900 pixels wide at 100 an inch
 
-# Every chart: no frame at the top and right, a faint grid behind the curves.
-AXES: Any = {
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y",
-    "axes.axisbelow": True, "axes.labelsize": SMALL, "grid.color": RULE, "grid.linewidth": 0.6,
-    "axes.edgecolor": GREY, "axes.labelcolor": GREY, "xtick.color": GREY, "ytick.color": GREY,
-    "text.color": INK, "xtick.labelsize": SMALL, "ytick.labelsize": SMALL,
-}  # fmt: skip
-
 
 def mixed(colour: str) -> str:
     """A colour of words in HTML: half of it is that of the text around, so that it is dark on a
@@ -55,7 +47,6 @@ FAINT = "color-mix(in srgb, currentcolor 22%, transparent)"  # lines between row
 # beside what trains, and what does not: on white and on dark, and without colours
 OWN_LINE, READ_LINE = f"3px solid {SKY}", f"3px dashed {MUTED}"
 MARKED = f"background:#FFE08A;color:{INK}"  # found in a text
-SHADES = (ORANGE, SKY)  # of tokens: likelier, less likely
 
 # A picture is drawn on white. On a dark page it is turned dark with its hues kept, and its black
 # ground lets the page's own through. A theme is the program's, whatever the system prefers.
@@ -76,5 +67,10 @@ pre{{font-size:14px;overflow-wrap:anywhere}}
 
 def settings(file: Path) -> Any:
     """A YAML file of settings, in which `$blue` is that colour."""
-    quoted = {name: f'"{colour}"' for name, colour in COLOURS.items()}
+    named = {**COLOURS, "rule": RULE, "paper": PAPER}
+    quoted = {name: f'"{colour}"' for name, colour in named.items()}
     return packaged(Template(file.read_text(encoding="utf-8")).substitute(quoted))
+
+
+# Every chart: no frame at the top and right, a faint grid behind the curves.
+AXES = settings(Path(__file__).with_suffix(".yaml"))

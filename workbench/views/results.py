@@ -105,16 +105,14 @@ def card_view(card: TemplateCard) -> View:
     special = dict.fromkeys(token.text for token in card.tokens if token.special)
     lost = f"; LOST: {tags(False)}" if tags(False) else ""
     words = {True: "yes", False: "NO", None: "-"}
+    ends = [f"{text} ({identity})" for identity, text in card.eos_tokens.items()]
     opened = f"<{card.prefilled}>" if card.prefilled else "none"
     of_tools = f", {card.tools_tokens} of them the tools" if card.tools_tokens else ""
     facts = {
         "tokens": f"{len(card.tokens)}{of_tools}",
         "special tokens": " ".join(special) or "none",
         "tags that survive decoding": tags(True) + lost or "none expected",
-        "tokens that end a completion": ", ".join(
-            f"{text} ({identity})" for identity, text in card.eos_tokens.items()
-        )
-        or "none",
+        "tokens that end a completion": ", ".join(ends) or "none",
         "the template ends the assistant's turn with one of them": words[card.ends_turns],
         "tag opened by the template itself": opened + (", and closed" if card.closed else ""),
         "the system message is in the text": words[card.keeps_system],
@@ -124,19 +122,11 @@ def card_view(card: TemplateCard) -> View:
     if card.adds:
         facts["the template adds words of its own"] = cut(card.adds, 90)
     table = Table(["what a trainer makes of it", ""], facts.items())
-    marked = "".join(
-        f"<span style='{_SPECIAL}'>{as_html(token.text)}</span>"
-        if token.special
-        else as_html(token.text)
-        for token in card.tokens
-    )
-    verdict = "<p>Nothing to worry about.</p>"
-    worries = ["nothing to worry about"]
-    if card.problems:
-        listed = "".join(f"<li>{pre(problem)}</li>" for problem in card.problems)
-        verdict = f"<p><b>Check this:</b></p><ul>{listed}</ul>"
-        worries = [plain_text(f"check: {problem}") for problem in card.problems]
-    text = "\n".join([plain_text(card.text), "", str(table), *worries])
+    span = {True: f"<span style='{_SPECIAL}'>{{}}</span>", False: "{}"}
+    marked = "".join(span[token.special].format(as_html(token.text)) for token in card.tokens)
+    worries = [f"check: {problem}" for problem in card.problems] or ["Nothing to worry about."]
+    text = "\n".join([plain_text(card.text), "", str(table), *map(plain_text, worries)])
+    verdict = "".join(map(pre, worries))
     return View(f"<pre style='{_TEXT}'>{marked}</pre>{table._repr_html_()}{verdict}", text)
 
 
@@ -170,14 +160,15 @@ def evaluation_picture(evaluation: Evaluation) -> View:
     text, numbers = str(evaluation), evaluation.found
     labels, *sides = zip(*evaluation.pairs)
     policies = {"base": (evaluation.before, GREY), "trained": (evaluation.after, BLUE)}
-    if has_content := any(policy.content for policy, _ in policies.values()):
+    contents = [policy.content for policy, _ in policies.values()]
+    if any(contents):
         labels += ("correct, of those in it",)
     twins: Fields = {}
     curves: Fields = {}
-    for (label, (policy, colour)), side in zip(policies.items(), sides):
+    for (label, (policy, colour)), side, content in zip(policies.items(), sides, contents):
         shares = [share_interval(right) for right in side]
-        if has_content:
-            shares.append(policy.content or (np.nan, np.nan, np.nan))
+        if any(contents):
+            shares.append(content or (np.nan, np.nan, np.nan))
         share, low, high = np.array(shares).T
         twins[label] = (colour, share, [share - low, high - share])
         tries = policy.pass_at_k()
@@ -258,10 +249,8 @@ def proof_table(proof: Proof | Proofs) -> View:
 def _numbers(measured: Fields, who: str) -> list[str]:
     # A proof may come from a file that somebody else wrote: what is not there is left out.
     forms = {"reward": ".2f", "pass@1": ".0%", "ended": ".0%", "kl_per_token": ".2g"}
-    numbers = [
-        number(measured[name].get(who, 0) if measured.get(name) else None, form)
-        for name, form in forms.items()
-    ]
+    known = {name: measured.get(name) or {who: None} for name in forms}
+    numbers = [number(known[name].get(who, 0), form) for name, form in forms.items()]
     share = {"policy": "100%", "base": "0%"}.get(who, "-")
     if who == "artefact" and "of_the_run" in measured:
         share = "{share:.0%} ({low:.0%} to {high:.0%})".format(**measured["of_the_run"])
@@ -272,10 +261,11 @@ def _checked(proof: Proof) -> list[View | Table]:
     from workbench.exporting.checks import CAUSES
 
     rows = [[each.level, each.name, CellMark(each.mark), each.found] for each in proof.checks]
-    views: list[View | Table] = [Table(["level", "check", "", "found"], rows)]
+    told: list[View | Table] = []
     for each in proof.failed:
         line = f"{each.name}: {'; '.join(filter(None, [CAUSES.get(each.cause), each.remedy]))}"
-        views.append(View(coloured(line.replace("`", ""), BAD), line))
-    for line in (f"unproven: {what}" for what in proof.unproven):
-        views.append(View(coloured(line.replace("`", "")), line))
-    return views
+        told.append(View(coloured(line.replace("`", ""), BAD), line))
+    for what in proof.unproven:
+        line = f"unproven: {what}"
+        told.append(View(coloured(line.replace("`", "")), line))
+    return [Table(["level", "check", "", "found"], rows), *told]

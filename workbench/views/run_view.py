@@ -27,7 +27,7 @@ from workbench.run.parts import parts, span
 from workbench.run.record import fitted_lines
 from workbench.run.rollouts import read_batches
 from workbench.views.curves import RunFigure
-from workbench.views.figure import image_bundle, width
+from workbench.views.figure import image_bundle
 from workbench.views.groups import ShownGroup, group_html, group_of
 from workbench.views.health import health_view
 from workbench.views.history import History, Mark, add_mark
@@ -322,4 +322,4 @@ class RunCurves:
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         self.view.examine()
         picture = self.view.picture(repr(self), sharp=True)
-        return image_bundle(*picture, width(self.view.figure.figure))
+        return image_bundle(self.view.figure.figure, *picture)

@@ -1,0 +1,1 @@
+"""Several runs side by side: what differs in them, and what they gained."""

@@ -1,0 +1,1 @@
+"""One completion token by token, under base and trained."""
