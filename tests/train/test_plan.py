@@ -907,3 +907,10 @@ def test_what_you_set_stands_first_then_what_the_workbench_decides_then_the_libr
     assert kinds == sorted(kinds)
     assert set(kinds) == {0, 1, 2}
     assert "top_k" in [row.name for row in made.rows][: kinds.count(0)]
+
+
+def test_a_message_without_content_has_no_words():
+    from workbench.tiny.words import new_words
+
+    asked = [{"role": "user", "content": "What is zebra?"}, {"role": "assistant", "tool_calls": []}]
+    assert new_words([{"prompt": asked, "answer": "1"}]) == ["zebra"]

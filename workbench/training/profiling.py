@@ -16,6 +16,7 @@ from workbench.rewards.suite import RewardSuite
 from workbench.task import Row, Task, function_name
 from workbench.tasks.loading import load_task
 from workbench.tiny.named import named_policies
+from workbench.tiny.words import new_words, words_line
 from workbench.training.policy import Policy, load_policy
 from workbench.training.sampling import scored_groups
 
@@ -76,7 +77,9 @@ def profile_difficulty(
     if isinstance(policy, (str, Path)):
         shape: Fields = {"max_seq_length": max_seq_length, "seed": seed}
         policy = load_policy(policy, chat_template_kwargs=chat_template_kwargs, **shape)
-        print(policy, f"a completion is right where {task.right_words}", sep="\n")
+        of_tiny = words_line(new_words(chosen, task.answer_column)) if policy.name == "tiny" else []
+        right = f"a completion is right where {task.right_words}"
+        print(policy, right, *of_tiny, sep="\n")
     suite = RewardSuite(task, num_generations)
     limits = {"max_completion_length": max_completion_length, "temperature": temperature}
     how: Fields = {**limits, "batch_size": batch * num_generations}

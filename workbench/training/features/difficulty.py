@@ -1,4 +1,6 @@
-"""What notebook 01 measured of the prompts, repeated in the plan."""
+"""What is known of the prompts before a run: words that the embedded policy was never taught, and
+what notebook 01 measured, repeated in the plan.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,27 @@ from pathlib import Path
 
 from workbench.base.errors import DataError
 from workbench.data.difficulty import load_profile, row_key, worth_training
+from workbench.tiny.words import new_words, words_line
 from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.plan.loading import adapter_named
 
+_ROWS = 200  # of a stage whose words are looked at
+
 
 class MeasuredDifficulty(Feature):
-    """Lines of the plan about the `difficulty.jsonl` beside the task file, and whether its prompts
-    are worth training on; nothing while it trains.
+    """Lines of the plan about the words of the prompts, the `difficulty.jsonl` beside the task file
+    and whether they are worth training on; nothing while it trains.
     """
 
     key = "difficulty"
 
     @classmethod
     def plan(cls, asked: Asked) -> Planned:
-        return Planned(_measured(asked))
+        new: list[str] = []
+        for stage in asked.stages if asked.recipe.policy.name == "tiny" else ():
+            column = stage.task.answer_column if stage.task else ""
+            new += new_words(stage.rows[:_ROWS], column)
+        return Planned(words_line(new) + _measured(asked))
 
 
 def _measured(asked: Asked) -> list[str]:
