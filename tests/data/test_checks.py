@@ -379,6 +379,15 @@ def test_where_the_answer_is_the_last_turn_the_advice_is_what_to_type():
     assert "--answer assistant" in reason.remedy
 
 
+@pytest.mark.parametrize("word", ["N/A", "none", "NULL", "Unknown", "tbd", "-"])
+def test_an_answer_that_stands_for_none_is_said(word):
+    words = [{"prompt": f"q{n}", "answer": answer} for n, answer in enumerate(["red", "blue", "green"] * 5 + [word])]
+    report = check_rows(words)
+    assert report.kept_rows == 16, "it may be the right answer"
+    assert report.warnings == {reasons.PLACEHOLDER: 1}
+    assert "fill it in" in reasons.PLACEHOLDER.remedy
+
+
 def test_answers_that_are_not_written_alike_are_said():
     rows = [{"prompt": f"q{n}", "answer": answer} for n, answer in enumerate(["7", "49000 g", "12 g", "1,000", "3 km/h"])]
     checked = Checked(rows)

@@ -24,7 +24,7 @@ from workbench.data.answer_column import (
     labels_of,
     unwrapped,
 )
-from workbench.data.columns import LAST_TURN, answer_as_text, last_turn, says
+from workbench.data.columns import LAST_TURN, PLACEHOLDERS, answer_as_text, last_turn, says
 from workbench.data.prompts import Cleaner, comparable
 from workbench.data.reasons import LeftOut, Repair, Report
 from workbench.data.sources import Unreadable, open_source
@@ -307,6 +307,8 @@ class Checked:
             text = label
         if self.numbers and not is_number(text):
             raise LeftOut(reasons.NO_NUMBER)
+        if text.casefold() in PLACEHOLDERS:
+            oddities.append(reasons.PLACEHOLDER)
         answer = clean.text(text).strip()
         if not answer:
             raise LeftOut(reasons.EMPTY_ANSWER)

@@ -34,6 +34,8 @@ from workbench.task import RESERVED_COLUMNS, Row
 _LONGEST = 60  # digits of an answer that is a number
 # What an answer that stands at the end of a prompt stands in.
 _SAYS = (["<answer>"], ["\\boxed{}"], ["answer:"])
+# words that often stand for "there is none"
+PLACEHOLDERS = {"n/a", "none", "null", "nan", "unknown", "tbd", "-", "?"}
 PROMPT_ALIASES = (
     "query",
     "question",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from workbench.base.instruments import places_in
 from workbench.task import Row
 from workbench.tiny.task import SYSTEM_PROMPT, WORDING
 
@@ -33,5 +34,6 @@ def words_line(new: Iterable[str]) -> list[str]:
     words = ", ".join(map(repr, new[:_SHOWN]))
     more = f" and {len(new) - _SHOWN} more" if len(new) > _SHOWN else ""
     line = f"policy tiny knows the task arithmetic alone, which never says {words}{more}"
-    remedy = "where it is never right it cannot learn; policy smollm2 reads any words"
+    others = " or ".join(f"policy {one}" for one in places_in("policies")) or "one of the hub"
+    remedy = f"where it is never right it cannot learn; {others} reads any words"
     return [f"{line}: {remedy}"] if new else []
