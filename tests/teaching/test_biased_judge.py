@@ -25,12 +25,12 @@ def executed(tmp_path_factory):
     return tried("biased_judge", MISTAKES, tmp_path_factory.mktemp("home"))
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_every_blank_and_every_mistake_fails_with_a_hint_of_its_own(executed):
     check_hints(executed, len(MISTAKES))
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_bias_is_read_off_the_judge_before_the_trial_names_it(executed):
     text = shown(executed)
     wrong_and_long, right_and_short = re.search(r"wrong and long: (\S+); right and short: (\S+)", text).groups()
@@ -44,7 +44,7 @@ def test_the_bias_is_read_off_the_judge_before_the_trial_names_it(executed):
     assert "judge_reward on arithmetic, 40 prompts: passed" in text
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_with_every_seed_the_bias_makes_texts_longer_and_no_answer_right_and_the_mended_judge_the_reverse(executed):
     text = shown(executed)
     assert "within groups the reward goes with the length" in text

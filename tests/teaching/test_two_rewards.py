@@ -24,12 +24,12 @@ def executed(tmp_path_factory):
     return tried("two_rewards", MISTAKES, tmp_path_factory.mktemp("home"))
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_every_blank_and_every_mistake_fails_with_a_hint_of_its_own(executed):
     check_hints(executed, len(MISTAKES))
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_pair_that_was_seen_is_the_first_of_the_duel_and_a_verdict_follows(executed):
     text = shown(executed)
     seen = dict(re.findall(r"^(right|formed) +\d+ of 48 +(\d+%)$", text, re.MULTILINE))

@@ -321,7 +321,7 @@ def test_merged_first_it_is_the_base_and_the_reference(home, folders, cache, cap
     assert run.manifest()["reference"] == "base"
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_merged_base_that_was_deleted_is_made_again_the_same(home, folders, cache):
     asked = recipe(folders["llama_factory"], merge_adapter=True)
     run = train(asked)
@@ -333,21 +333,26 @@ def test_a_merged_base_that_was_deleted_is_made_again_the_same(home, folders, ca
     assert continue_run(run, steps=1).result()["steps"] == 2  # its sums are those that the run began with
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "llama_factory"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, marks=pytest.mark.slow if layout == "older_peft" else pytest.mark.weekly)
+        for layout in LAYOUTS
+        if layout != "llama_factory"
+    ],
+)
 def test_every_layout_can_be_merged_first(folders, cache, layout):
     check_merged(load_policy(recipe(folders[layout], merge_adapter=True)), folders[layout])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
-        {"init_lora_weights": "pissa"},
-        {"init_lora_weights": "olora"},
-        {"bias": "all"},
-        {"trainable_token_indices": [5, 6]},
-        {"kind": "IA3"},
+        pytest.param({"init_lora_weights": "pissa"}, marks=pytest.mark.slow),
+        pytest.param({"init_lora_weights": "olora"}, marks=pytest.mark.weekly),
+        pytest.param({"bias": "all"}, marks=pytest.mark.weekly),
+        pytest.param({"trainable_token_indices": [5, 6]}, marks=pytest.mark.weekly),
+        pytest.param({"kind": "IA3"}, marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_be_trained_can_be_merged_first(cache, tmp_path, change):

@@ -217,7 +217,9 @@ def test_learning_too_slow_to_tell(examined):
 HEALTHY = {"max_steps": 10, "num_generations": 4, "per_device_train_batch_size": 16, "max_completion_length": 96}
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.weekly if seed > 2 else pytest.mark.slow) for seed in range(1, 10))]
+)
 def test_a_healthy_run_gets_no_alarm_at_any_step(home, fresh, seed, capsys):
     """The demo's recipe with fewer completions; looked at after each step, as while it trains."""
     recipe = Recipe.of({"run_name": f"healthy-{seed}", "grpo": {**GRPO, **HEALTHY}, "seed": seed})

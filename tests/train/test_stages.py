@@ -197,7 +197,7 @@ def test_a_muted_function_is_left_alone_and_one_without_weight_is_refused(suite)
         following({"double_reward": AdaptivePart()}, silent)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_adaptive_weights_end_better_keep_the_format_and_are_recorded(home):
     recipe = Recipe.of(
         {

@@ -313,7 +313,7 @@ def test_it_comes_before_the_first_of_several_stages_alone(home):
     assert continue_run(run, policy=load_policy("tiny"), task=task(), steps=1).result()["steps"] == 3
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_task_that_grpo_alone_does_not_solve_is_learnt_after_a_warm_start(home, monkeypatch):
     """As in `benchmarks/warm_start.py`, which has the numbers of three seeds; about 1 of 200 tries is right at first."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
