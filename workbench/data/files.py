@@ -109,11 +109,17 @@ def json_file(path: Path, split: str | None = None) -> Opened:
 
 def by_row(columns: Any, name: str) -> Callable[[], Iterator[Row]]:
     """What goes through the rows of columns of one length; DataError if it is something else."""
-    values = columns.values() if isinstance(columns, dict) else [None]
-    sizes = {len(each) if isinstance(each, list | tuple) else None for each in values}
-    if None in sizes or len(sizes) != 1:
+    sizes = {}
+    if isinstance(columns, dict):
+        sizes = {
+            key: len(values) if isinstance(values, list | tuple) else None
+            for key, values in columns.items()
+        }
+    if None in sizes.values() or len({*sizes.values()}) != 1:
+        value = f"{name}: a {type(columns).__name__} with"
+        value += ", ".join(f" {key!r} ({size or 'no list'})" for key, size in sizes.items())
         raise DataError(
-            f"{name}: a {type(columns).__name__}",
+            value,
             rule="rows are a list of objects, or columns: lists of one length",
             remedy='write [{"prompt": ..., "answer": ...}, ...]',
         )

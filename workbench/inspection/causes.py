@@ -47,7 +47,7 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
         source: a run's record, or an evaluation, of which the trained policy's completions are read
             beside the base's.
         answer_column: the dataset column that holds the right answer; None: the task's, or
-            recognised by its name.
+            recognised by its name. Rollouts of several turns need none.
 
     Returns:
         `frame`, the commonest cause first: `share` of the wrong completions; `first` and `last`:
@@ -55,7 +55,7 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
         (of an evaluation: the base's and the trained policy's).
 
     Raises:
-        RunError: if nothing was recorded, or there is no such column.
+        RunError: if nothing was recorded, or no row has that column and the rows have others.
     """
     needs(source, RunDirectory, Evaluation)
     manifest = source.manifest() if isinstance(source, RunDirectory) else {}
@@ -63,14 +63,16 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
     # that are right have the cause "".
     counts: dict[str, Counter[str]] = {part: Counter() for part in ("all", "first", "last")}
     examples: dict[str, tuple[str, str]] = {}
+    columns, column = (), ""
     for of, row, text, right, ended, turns, kept in _completions(source):
+        if columns != (columns := tuple(row)):
+            column = _column(row, answer_column, manifest, bool(turns))
         if right is None:  # no function says so
             continue
-        why = ""
-        if not right:
-            answer = row.get(_column(row, answer_column, manifest))
+        why = "" if right else _of_turns(turns, ended)
+        if not right and not why:
             said = turns[-1].text if turns else text  # calls are no answers
-            why = _of_turns(turns, ended) or cause(row, said, ended, kept, answer)
+            why = cause(row, said, ended, kept, row.get(column))
         if turns and why in UNEXPLAINED:
             why = ANSWERED if any(turn.calls for turn in turns) else NO_CALL
         for part in of:
@@ -96,21 +98,22 @@ def failures(source: RunDirectory | Evaluation, answer_column: str | None = None
     )
 
 
-def _column(row: Fields, asked: str | None, manifest: Fields) -> str:
-    # The column with the right answer.
-    if asked and asked not in row:
-        known = sorted(row.keys() - {"prompt", "prompt_id"})
+def _column(row: Fields, asked: str | None, manifest: Fields, turns: bool) -> str:
+    # The column with the right answer, which rollouts of several turns need not have.
+    known = sorted(row.keys() - {"prompt", "prompt_id"})
+    column = asked or answer_column_of(known, manifest) or "answer"
+    if known and column not in known and (asked or not turns):
         raise RunError(
-            f"no column {asked!r}; there are {', '.join(known)}",
+            f"no column {column!r}; there are {', '.join(known)}",
             rule="causes are read against the right answer",
-            remedy=nearest(asked, known, "choose one of them (answer_column=, --answer-column)"),
+            remedy=nearest(column, known, "choose one of them (answer_column=, --answer-column)"),
         )
-    return asked or answer_column_of(row, manifest) or "answer"
+    return column
 
 
-def _of_turns(turns: Sequence[Turn] | None, ended: bool) -> str:
+def _of_turns(turns: Sequence[Turn], ended: bool) -> str:
     # What went wrong with a rollout's calls, the first that did; empty: nothing, or it was cut.
-    for turn in (turns or ()) if ended else ():
+    for turn in turns if ended else ():
         if turn.unparsed:
             return f"a call that nobody parsed: {turn.unparsed}"
         for call in turn.calls:
@@ -138,14 +141,14 @@ def _completions(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]
     # Of each: the parts that it belongs to, its row, its text, whether it is right (None: nothing
     # says so), whether it ended, its turns, where it has several, and whether it keeps the format
     # (None: not measured).
-    nothing = repeat(repeat(None))
     if isinstance(source, Evaluation):
         rows = source.rows or [{"prompt": prompt} for prompt in source.prompts]
         columns = dict.fromkeys(chain.from_iterable(rows))  # not every row may have all
         for of, own in (({"first"}, source.before), ({"all", "last"}, source.after)):
-            kept = nothing if own.format is None else own.format.tolist()
-            arrays = own.correct.tolist(), own.finished, own.turns or nothing, kept
-            for row, *group in zip(rows, own.completions, *arrays):
+            kept = repeat(repeat(None)) if own.format is None else own.format.tolist()
+            turns = own.turns or repeat(repeat(()))
+            arrays = own.completions, own.correct.tolist(), own.finished, turns, kept
+            for row, *group in zip(rows, *arrays):
                 yield from ((of, columns | row, *each) for each in zip(*group))
         return
     recorded = parts(source.rollouts)
@@ -156,9 +159,9 @@ def _completions(source: RunDirectory | Evaluation) -> Iterator[tuple[Any, ...]]
             of.add("first")
         if batch.step >= first + 0.75 * (last - first):
             of.add("last")
-        arrays: Any = batch.right.tolist(), batch.finished, batch.turns or repeat(None)
-        for each in zip(batch.rows, batch.completions, *arrays):
-            yield of, *each, None
+        arrays: Any = batch.completions, batch.right.tolist(), batch.finished
+        own = zip(batch.rows, *arrays, batch.turns or repeat(()))
+        yield from ((of, *each, None) for each in own)
 
 
 def cause(
@@ -202,13 +205,17 @@ def cause(
         return "other"
     # A carry that was forgotten, or made up, leaves 10, 100, ...: less than the number itself.
     apart = f"{abs(mine - theirs):.12g}"
-    carry = re.fullmatch("10+", apart) and len(apart) <= len(f"{abs(theirs):.0f}")
-    return "off by a carry" if carry and _PLAIN_SUM.fullmatch(asked) else "wrong number"
+    if not _PLAIN_SUM.fullmatch(asked) or not re.fullmatch("10+", apart):
+        return "wrong number"
+    return "off by a carry" if len(apart) <= len(f"{abs(theirs):.0f}") else "wrong number"
 
 
 def _tags(form: ExpectedFormat, text: str) -> str:
     marks = [mark for block in form.blocks for mark in (block.opening, block.closing)]
-    marks += filter(None, [form.mark, "\\boxed" if form.boxed else ""])
+    if form.boxed:
+        marks.append("\\boxed")
+    if form.mark:
+        marks.append(form.mark)
     there = [mark in text for mark in marks]
     return "" if all(there) else "tags incomplete" if any(there) else "no tags"
 
