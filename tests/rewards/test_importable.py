@@ -12,6 +12,7 @@ import pytest
 
 from workbench.audit.examination import audit_rewards
 from workbench.base.errors import RewardError
+from workbench.rewards.execution import RewardFailure
 from workbench.rewards.hashing import reward_hash
 from workbench.rewards.suite import RewardSuite
 from workbench.task import Task
@@ -223,8 +224,22 @@ def test_what_no_pool_can_import_has_a_remedy_of_its_own(home):
             return own.map(lambda text: 1.0, completions)
 
     suite = RewardSuite(Task("t", ROWS, [local_reward]), 1)
-    with pytest.raises(RewardError, match="[Cc]an't pickle") as caught:
+    with pytest.raises(RewardError, match="[Cc]an't (pickle|get local object)") as caught:
         suite.score(ROWS, ["a"])
     assert "top of a file" in caught.value.remedy
     assert "None" not in caught.value.remedy
     suite.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "AttributeError: Can't pickle local object 'f.<locals>.g'",  # Python 3.11, 3.12
+        "AttributeError: Can't get local object 'f.<locals>.g'",  # 3.13
+        "PicklingError: Can't pickle <function g at 0x7f>: attribute lookup g on __main__ failed",
+        "TypeError: cannot pickle '_thread.lock' object",
+        "AttributeError: Can't get attribute 'g' on <module '__mp_main__'>",  # said in the process that should run it
+    ],
+)
+def test_what_pythons_say_of_what_they_cannot_import_has_that_remedy(words):
+    assert "top of a file" in RewardFailure(f"raised {words}").error("f", "on 'a'").remedy

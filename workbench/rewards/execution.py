@@ -57,7 +57,7 @@ _REMEDIES = {
     "^was not": (
         "if it hangs (a pattern, a number that explodes), fix it; if it is slow, raise deadline_s"
     ),
-    "an('|no)t pickle|BrokenProcessPool": (
+    "an('|no)t (pickle|get local object|get attribute)|BrokenProcessPool": (
         "processes import what they are handed by its name: define it at the top of a file; a"
         ' script that spawns some begins its work under `if __name__ == "__main__":`'
     ),
