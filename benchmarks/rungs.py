@@ -227,7 +227,7 @@ def tried(made: Made, rung: str, seed: int, home: Path) -> dict[str, Any]:
 def advised(made: Made, home: Path) -> dict[str, Any]:
     """What the instrument says of 256 completions of training prompts."""
     from workbench.data.difficulty import Solved
-    from workbench.instruments.games.rung import which_rung
+    from workbench.health.rung import which_rung
 
     task = task_of(made)
     right = measured(task, begun(made, home), list(task.rows)[:ASKED], TRIES)

@@ -145,7 +145,7 @@ def listing():
 
 
 def token_view():
-    from workbench.instruments.tokens.shading import TokenView
+    from workbench.inspection.tokens import TokenView
 
     return TokenView(EVIL, [EVIL, "x"], np.log([0.5, 0.25]), np.log([0.5, 0.5]), 1.0, EVIL)
 
@@ -220,7 +220,7 @@ SAMPLES = {
     "workbench.inspection.measured.Evaluation": evaluation,
     "workbench.inspection.reading.RecordedGroup": recorded_group,
     "workbench.inspection.reading.Listing": listing,
-    "workbench.instruments.tokens.shading.TokenView": token_view,
+    "workbench.inspection.tokens.TokenView": token_view,
     "workbench.instruments.several.comparing.Comparison": comparison,
     "workbench.inspection.replaying.Replay": replayed,
     "workbench.audit.examination.RewardAudit": audit,

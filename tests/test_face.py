@@ -52,6 +52,13 @@ def test_notebooks_import_the_face_alone(notebook):
     assert used <= set(wb.FACE)
 
 
+@pytest.mark.parametrize("notebook", sorted((ROOT / "notebooks").rglob("*.ipynb")), ids=lambda path: path.stem)
+def test_what_a_notebook_takes_from_a_part_of_the_face_is_there(notebook):
+    parts = {"rewards": wb.rewards.__all__, "inspection": wb.inspection.__all__}
+    taken = re.findall(r"\bwb\.(rewards|inspection)\.(\w+)", "".join(map(str, code_of(notebook))))
+    assert [name for part, name in taken if name not in parts[part]] == []
+
+
 def test_python_in_the_readme_imports_the_face_alone():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert {name for block in blocks for name in imports_of(block)} == {"workbench as wb"}

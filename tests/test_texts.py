@@ -20,7 +20,7 @@ FILE = Path(__file__).with_name("texts.txt")
 SMALL = {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8}
 COMMANDS = (
     "demo", "lab", "lesson", "explain", "doctor", "check", "probe", "trial", "plan", "train", "continue", "watch", "control",
-    "notebook", "eval", "replay", "report", "export", "prove", "verify", "ask",
+    "notebook", "eval", "levels", "duel", "twin", "logs", "replay", "report", "export", "prove", "verify", "ask",
 )  # fmt: skip
 
 

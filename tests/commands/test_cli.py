@@ -198,6 +198,8 @@ def test_a_line_that_is_no_entry_is_refused_and_not_lost(line):
     [
         (["doctr"], "'doctor'"),
         (["contineu"], "'continue'"),
+        (["inspect"], "eval, report"),
+        (["dataset"], "check"),
         (["--verson"], "--version"),
         (["probe", "arithmetic", "--promts", "3"], "--prompts"),
         (["plan", "cp"], "'cpu'"),

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from workbench.base.errors import DataError
-from workbench.data.difficulty import Profile, Solved, dead_share, load_profile, measure_difficulty, pick, row_key, worth_training
+from workbench.data.difficulty import Profile, Solved, dead_share, load_profile, measure_difficulty, pick, row_key
 
 ROWS = [{"prompt": f"question {number}", "answer": str(number)} for number in range(20)]
 
@@ -32,25 +32,6 @@ def test_dead_share_from_few_completions_is_the_mean_over_the_pass_rate():
     # After 1 right of 2 the pass rate has the density 6 p (1 - p); the mean of p^4 + (1 - p)^4 over it is 2 * 6 / (6 * 7).
     assert dead_share(1, 2, 4, UNIFORM) == pytest.approx(2 / 7)
     assert 0 < dead_share(2, 2, 4, UNIFORM) < 1, "two right completions do not prove that a prompt is always solved"
-
-
-@pytest.mark.parametrize(
-    ("right", "advice"),
-    [
-        ([0] * 32, "easier"),
-        ([1] * 3 + [0] * 29, "easier"),  # 9 % of the groups
-        ([1] * 4 + [0] * 28, "train"),  # 12.5 %
-        ([7] * 12 + [8] * 20, "harder"),  # right 95.3 % of the time
-        ([7] * 13 + [8] * 19, "train"),  # 94.9 %
-        ([8] * 32, "harder"),
-    ],
-)
-def test_groups_that_would_teach_decide_what_is_advised(right, advice):
-    assert worth_training([Solved(each, 8, 8) for each in right], 8)[0] == advice
-
-
-def test_prompts_of_which_nothing_says_what_is_right_are_not_trained_on():
-    assert worth_training([Solved(0, 0, 0)], 8)[0] == "easier"
 
 
 def test_shares_and_dead_groups_by_hand():

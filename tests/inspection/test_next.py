@@ -56,18 +56,27 @@ def test_without_an_evaluation_it_asks_for_one(run):
     ("before", "after", "train_on", "keep"),
     [(0.25, 0.75, "continue", "export"), (0.25, 1.0, "export", "export"), (0.5, 0.25, "continue", "report")],
 )
-def test_what_is_left_to_learn_and_the_gain_decide(run, before, after, train_on, keep):
+def test_the_rung_and_the_gain_decide(run, before, after, train_on, keep):
     told = by_question(run, evaluation(before, after))
     assert shlex.split(told["train further?"][1])[1] == train_on
     assert shlex.split(told["worth keeping?"][1])[1] == keep
     assert ("worse" in told["worth keeping?"][0]) == (after < before)
 
 
-def test_a_policy_that_is_hardly_ever_right_is_given_no_command(run):
+def test_answers_to_write_are_named_and_no_command_is_given_that_would_be_refused(run):
+    answer, command = by_question(run, evaluation(0, 0))["train further?"]
+    assert command == ""
+    assert "source: reference" in answer and "ideal=" in answer  # noqa: PT018  one thing to do
+
+
+def test_a_warm_start_begins_from_the_adapter_that_the_run_left(run):
     measured = evaluation(0, 0, samples=8)
-    assert by_question(run, measured)["train further?"][1] == ""
     measured.after.lenient[:2, 0] = True
-    assert "warm_start: 32" in by_question(run, measured)["train further?"][0]
+    words = shlex.split(by_question(run, measured)["train further?"][1])
+    assert words[:2] == ["workbench", "train"]
+    sets = dict(word.split("=", 1) for word in words if "=" in word)
+    assert sets["policy.adapter"].endswith("final")
+    assert sets["warm_start"] == "32"
 
 
 def test_a_run_that_was_stopped_is_finished_first(home):

@@ -85,7 +85,7 @@ def test_a_rename_that_fails_once_is_tried_again(tmp_path, clock, failing, name,
 def test_a_rename_that_goes_on_failing_is_said_and_the_old_one_stays(tmp_path, clock, failing, name, written):
     written(tmp_path / "a", "old")
     failing(name, 99)
-    with pytest.raises(DiskError, match=r"a cannot be written: \w[\s\S]*rule: [\s\S]*remedy: ") as error:
+    with pytest.raises(DiskError, match=r"a cannot be written: [a-z][\s\S]*rule: [\s\S]*remedy: ") as error:
         written(tmp_path / "a", "new")
     assert error.value.errno == getattr(errno, name)
     assert clock == ([0.1, 1.0, 5.0] if name in PASSING else [])
@@ -103,7 +103,7 @@ def test_a_folder_whose_second_rename_fails_is_put_back(tmp_path, clock, monkeyp
         return real(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(DiskError, match=f"a cannot be written: {os.strerror(errno.EXDEV)}"):
+    with pytest.raises(DiskError, match="a cannot be written: its folder lies on two drives"):
         write_folder(tmp_path / "a", "new")
     assert content(tmp_path / "a") == "old"
 
@@ -248,7 +248,7 @@ def table_into(file):
 def test_a_limit_of_files_sizes_or_numbers_is_said_though_the_error_names_no_file(tmp_path, writer, into):
     with writer(tmp_path / "a") as place:  # once without a limit: it imports
         into(place)
-    for what, most, why in ((resource.RLIMIT_FSIZE, 4096, "grow so large"), (resource.RLIMIT_NOFILE, 0, "open files")):
+    for what, most, why in ((resource.RLIMIT_FSIZE, 4096, "grow so large"), (resource.RLIMIT_NOFILE, 0, "are open")):
         with pytest.raises(DiskError, match=rf"/b cannot be written: [\w ]+{why}") as met, at_most(what, most):  # noqa: SIM117
             with writer(tmp_path / "b") as place:
                 into(place)

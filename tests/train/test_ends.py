@@ -11,7 +11,6 @@ from families import FAMILIES, make_family
 from trl import GRPOConfig, GRPOTrainer
 
 from workbench import inspection
-from workbench.base.instruments import TABLE
 from workbench.data.template import template_card, turn_end
 from workbench.recipe import Recipe
 from workbench.rewards.suite import RewardSuite
@@ -119,10 +118,9 @@ def test_an_answer_earns_in_evaluation_what_it_earns_in_training(home):
     step, group, generation = query(
         run.rollouts, "select step, \"group\", generation from rollouts where completion = '5' order by all"
     ).iloc[0]
-    if "tokens" in TABLE:
-        view = inspection.token_view(run, step, group, generation, policy=policy)
-        assert view.tokens == ["5", "<|im_end|>"]
-        assert "which one ended this is not on record" in view.note
+    view = inspection.token_view(run, step, group, generation, policy=policy)
+    assert view.tokens == ["5", "<|im_end|>"]
+    assert "which one ended this is not on record" in view.note
 
 
 def test_a_reference_ends_as_the_template_ends_a_turn(home):

@@ -870,14 +870,15 @@ def test_a_plan_says_what_01_measured_beside_the_task(right, said, home):
     [note] = [note for note in wb.plan(asked).notes if "measured in 01 with mine" in note]
     assert re.search(rf"8 prompts, 4 completions each: {said}", note)
     assert "\n" not in note
-    assert not [note for note in wb.plan(asked).notes if "of groups of" in note]  # it is another policy's
+    assert not [note for note in wb.plan(asked).notes if "next rung" in note]  # it is another policy's
     (home / "difficulty.jsonl").unlink()
     settings["policy"] = "tiny"
     measure_difficulty(rows, lambda some: [Solved(right, 4, 3)] * len(some), home / "difficulty.jsonl", settings)
-    [worth] = [note for note in wb.plan(asked).notes if "of groups of" in note]
-    assert ("warm_start: 32" in worth) == (right == 0)
+    [rung] = [note for note in wb.plan(asked).notes if note.startswith("next rung:")]
+    assert rung.startswith("next rung: GRPO" if right else "next rung: demonstrations")
+    assert "\n" not in rung
     warm = asked.model_copy(update={"warm_start": WarmStartPart(samples=4)})
-    assert not [note for note in wb.plan(warm).notes if "of groups of" in note]  # it is taken
+    assert not [note for note in wb.plan(warm).notes if "next rung" in note]  # it is taken
     (home / "difficulty.jsonl").write_text("{}\n")
     assert not [note for note in wb.plan(asked).notes if "measured in 01" in note]
 

@@ -17,12 +17,11 @@ import torch
 from made_tokenizers import made_tokenizer
 from small_models import PARSED, TEMPLATE, make_speaking
 
-from workbench import inspection
 from workbench.base.errors import DataError, RecipeError, RewardError, RunError, TaskError
-from workbench.base.instruments import TABLE
 from workbench.data.rendering import prompt_text, with_tools
 from workbench.health import examine_run
 from workbench.inspection.replaying import replay
+from workbench.inspection.tokens import token_view
 from workbench.recipe import Recipe
 from workbench.rewards.groups import batch_of
 from workbench.rewards.scoring import score
@@ -598,11 +597,10 @@ def test_a_replay_hands_rewards_the_messages_that_they_read(home, speaks):
     assert len(set(batch.scores[:, 0])) > 2
 
 
-@pytest.mark.skipif("tokens" not in TABLE, reason="its instrument is not here")
 def test_the_token_view_of_several_turns_is_refused_by_name(home, speaks):
     _, run = played(recipe_of(speaks, max_steps=1), game(tools=[add]), "tools")
     with pytest.raises(RunError, match="several turns"):
-        inspection.token_view(run)
+        token_view(run)
 
 
 def test_several_processes_are_refused_by_name(home, speaks, monkeypatch):

@@ -32,7 +32,7 @@ def check_hub(name: str) -> None:
             value = f"the hub cannot be reached ({type(error).__name__})"
             rule = "a model that is not on this machine is downloaded from the Hugging Face hub"
             here = " or ".join(f'"{one}"' for one in ("tiny", *places_in("policies")))
-            remedy = f"connect to the network, give a local folder, or use {here}, without either"
+            remedy = f"connect to the network, give a local folder, or use {here}"
         raise PolicyError(
             f"policy {name!r}: {value}", rule=rule, remedy=remedy, network=not answered
         ) from error

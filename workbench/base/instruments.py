@@ -16,7 +16,6 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
     "games": {
         "inspection": {
             "over_levels": "over_levels",
-            "which_rung": "rung",
             "measure_starts": "starts",
         },
         "commands": {"levels": "commands"},
@@ -54,10 +53,6 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
     "several": {
         "inspection": {"compare_runs": "comparing"},
         "views": {"comparing.Comparison": "picture.comparison_view"},
-    },
-    "tokens": {
-        "inspection": {"token_view": "shading"},
-        "views": {"shading.TokenView": "picture.token_page"},
     },
     "cpu": {
         "features": {"unpadded": "unpadded:Unpadded", "generation": "generation:DecodingLoop"},

@@ -26,13 +26,21 @@ from typing import Any
 from workbench.base.errors import DiskError, WorkbenchError
 from workbench.base.kinds import Fields
 
-# Why nothing can be written, where the operating system's own words would say less.
+# What an error of the operating system says -> why nothing can be written. A library may hand it on
+# as text.
 _WHY = {
     errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up",
-    errno.EROFS: "it can only be read", errno.EFBIG: "it may not grow so large",
-    errno.EISDIR: "a folder stands in its place", errno.ENOTDIR: "its folder is a file",
-    errno.EEXIST: "a file stands in its place",
+    errno.EROFS: "it can only be read", errno.EACCES: "it may not be written",
+    errno.EPERM: "it may not be changed", errno.EIO: "the disk fails",
+    errno.ENOENT: "its folder is gone", errno.EISDIR: "a folder stands in its place",
+    errno.ENOTDIR: "its folder is a file", errno.EEXIST: "a file stands in its place",
+    errno.EMFILE: "too many files are open", errno.EFBIG: "it may not grow so large",
+    errno.ESTALE: "the drive is gone", errno.ENOTCONN: "the drive is gone",
+    errno.ETIMEDOUT: "the drive does not answer", errno.EINTR: "the drive broke off",
+    errno.EBUSY: "it is in use", errno.EAGAIN: "it is in use",
+    errno.EXDEV: "its folder lies on two drives", errno.ELOOP: "it is a link to itself",
     errno.ENOTEMPTY: "a folder that is not empty stands in its place",
+    errno.ENAMETOOLONG: "its name is too long",
 }  # fmt: skip
 _FREE = "free some space, reconnect the drive, or choose a folder that can be written"
 # What else is to be done, where a limit of the process is the cause.
@@ -160,7 +168,7 @@ def disk_error(error: Exception, place: Path | None = None, *beside: Path) -> Di
         if any(name.is_relative_to(own) or own.is_relative_to(name) for own in places)
     ]
     near += [own for own in places if str(own) in str(error)]  # pyarrow names it in its words alone
-    if number is None or not (near or number in _UNNAMED) or (names and places and not near):
+    if number not in (_WHY if near else _UNNAMED) or (names and places and not near):
         return None
     file = next(
         (each for each in (*near, *names) if not _PART.fullmatch(each.name)), place or Path()
@@ -168,7 +176,7 @@ def disk_error(error: Exception, place: Path | None = None, *beside: Path) -> Di
     there = next((each for each in (file, *file.absolute().parents) if each.is_dir()), Path("/"))
     free = "" if number in _RAISE else f" ({shutil.disk_usage(there).free / 1e6:,.0f} MB are free)"
     refused = DiskError(
-        f"{shown(file)} cannot be written: {_WHY.get(number, os.strerror(number))}{free}",
+        f"{shown(file)} cannot be written: {_WHY[number]}{free}",
         rule="the workbench writes atomically",
         remedy=_RAISE.get(number, _FREE),
     )

@@ -4,6 +4,7 @@ the kept rows.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from workbench.base.errors import DataError
 from workbench.base.kinds import Fields
-from workbench.base.workspace import find, shown
+from workbench.base.workspace import find, made, shown
 from workbench.data.checks import Checked, Report
 from workbench.data.prompts import prompt_for_system
 from workbench.data.rendering import PromptLengths, stream_lengths
@@ -83,13 +84,8 @@ def check_source(
     tokenizer = tokenizer_of(policy, chat_template_kwargs)
     opened = open_source(source, subset=subset, split=split)
     target = Path.cwd() / out if out is not None else None
-    read = [find(path) for path in (source, other) if isinstance(path, str | Path)]
-    if any(target and path.exists() and path.resolve() == target.resolve() for path in read):
-        raise DataError(
-            f"out = {target}: it is read from",
-            rule="kept rows go into a new file",
-            remedy="choose another file",
-        )
+    if target is not None:
+        _make_room(target, source, other)
     checked = Checked(
         opened, system=prompt_for_system(system), other=other or (), progress=progress, **options
     )
@@ -111,3 +107,20 @@ def check_source(
     covering = {f"{share:.0%}": limit for share, limit in shares.items()}
     found = {"policy": policy, "covering": covering, "longest_tokens": covering.get("100%")}
     return Found(checked.report, found, target)
+
+
+def _make_room(target: Path, *inputs: object) -> None:
+    read = [find(path) for path in inputs if isinstance(path, str | Path)]
+    why = ""
+    if target.is_dir():
+        why = "a folder"
+    elif any(path.exists() and path.resolve() == target.resolve() for path in read):
+        why = "it is read from"
+    elif not os.access(made(target.parent), os.W_OK):
+        why = f"{target.parent} cannot be written to"
+    if why:
+        raise DataError(
+            f"out = {target}: {why}",
+            rule="kept rows go into a new file in a folder",
+            remedy="choose another file",
+        )

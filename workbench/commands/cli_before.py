@@ -114,24 +114,24 @@ def probe(
     from workbench.views.audit import audit_view
     from workbench.views.terminal import progress
 
+    if rollouts and policy is None:
+        raise PolicyError(
+            "--rollouts without --policy",
+            rule="a policy plays the rollouts",
+            remedy="--policy tiny, owner/name, or a folder",
+        )
+    luck_finding = plugged("probe").get("rollouts") if rollouts else None
+    if rollouts and luck_finding is None:
+        raise PolicyError(
+            f"--rollouts {rollouts}",
+            rule="the instrument `games` plays them, and it is not installed",
+            remedy="leave the option out",
+        )
     shared: Fields = {"weights": weights_of(weight), "max_completion_length": max_completion_length}
     tokenizer = tokenizer_of(policy, chat_template_kwargs)
     with progress("functions") as bar:
         audit = wb.audit_rewards(task, tokenizer=tokenizer, progress=bar, **shared, **options)
-    if rollouts:
-        if policy is None:
-            raise PolicyError(
-                "--rollouts without --policy",
-                rule="a policy plays the rollouts",
-                remedy="--policy tiny, owner/name, or a folder",
-            )
-        luck_finding = plugged("probe").get("rollouts")
-        if luck_finding is None:
-            raise PolicyError(
-                f"--rollouts {rollouts}",
-                rule="the instrument games, which plays them, is not there",
-                remedy="leave the option out",
-            )
+    if luck_finding is not None:
         loaded = wb.load_policy(
             policy,
             chat_template_kwargs=template_kwargs(chat_template_kwargs, "chat_template_kwargs"),

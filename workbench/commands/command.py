@@ -49,6 +49,14 @@ class Grouped(typer.core.TyperGroup):
                     summary = (self.commands[name].help or "").partition("\n")[0]
                     formatter.write(f"  {name:{width}}  {summary}\n")
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """A stage is not a command, but someone who looks for it is told its commands."""
+        for title, names in GROUPS.items():
+            stage = title.lower().split()[-1]
+            if args[0] not in self.commands and args[0].rstrip("s") == stage.rstrip("s"):
+                ctx.fail(f"{args[0]!r} is a stage; its commands are {', '.join(names)}")
+        return super().resolve_command(ctx, args)
+
 
 class Described(typer.core.TyperCommand):
     """A command whose help says in words what an argument takes, and not by a type of Python's."""

@@ -19,10 +19,6 @@ from workbench.base.workspace import append_line, made, read_lines, resolve, sho
 from workbench.data.split import step_of
 from workbench.task import Row, fingerprint
 
-# What `benchmarks/rungs.py` tried on made policies agrees with these, which were set in its view.
-ALIVE = 0.10  # of the groups: with fewer, nearly all that GRPO samples teaches nothing
-LEARNT = 0.95  # right: little is left to gain
-
 
 class Solved(NamedTuple):
     """How often one prompt was solved: `right` of `of` completions; `finished` of them ended on
@@ -119,24 +115,6 @@ def expected_dead_share(solved: Sequence[Solved], size: int) -> float:
     """Estimated share of groups of `size` completions that are all right or all wrong."""
     prior = _prior(solved)
     return _mean(dead_share(one.right, one.of, size, prior) for one in solved)
-
-
-def worth_training(solved: Sequence[Solved], size: int) -> tuple[str, str]:
-    """("train", "harder" or "easier", why): whether groups of `size` completions of these prompts
-    would teach, or which prompts to take instead.
-    """
-    solved = [one for one in solved if one.of]
-    if not solved:
-        return "easier", "nothing says which of these completions are right"
-    alive = 1 - expected_dead_share(solved, size)
-    rate = sum(one.right for one in solved) / sum(one.of for one in solved)
-    words = f"{alive:.0%} of groups of {size} would hold right and wrong completions"
-    if alive >= ALIVE and rate < LEARNT:
-        return "train", words
-    if rate > 0.5:
-        return "harder", f"{words}: little is left to learn; take harder prompts, or export"
-    first = "`warm_start: 32` in the recipe trains on rare right ones first"
-    return "easier", f"{words}: take easier prompts, or write answers; {first}"
 
 
 def dead_share(right: int, of: int, size: int, prior: tuple[float, float]) -> float:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from workbench.base.kinds import Fields
 from workbench.health.trends import Interval
 from workbench.inspection.measured import Evaluation
@@ -82,10 +84,11 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
         from thirds group by part, step, "group" """,
     )
     first, final = (groups[groups["part"] == part] for part in (0, 1))
-    changes = {name: change_of_means(first[name], final[name]) for name in groups}
-    rise, right, wrong = (changes[name] for name in ("reward", "right", "paid_wrong"))
+    rise, right, wrong = (
+        change_of_means(first[name], final[name]) for name in ("reward", "right", "paid_wrong")
+    )
 
-    def flat(name: str) -> bool:
+    def flat(name: str, changed: Interval) -> bool:
         # Whether it rose by much less than the reward, each in standard deviations of a group's
         # mean, and had room to.
         own, reward = (
@@ -93,7 +96,7 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
             for of in (name, "reward")
         )
         most = max(first[name].max(), final[name].max(), 0.0)
-        rose_less = changes[name].high / own < _FLAT * rise.value / reward
+        rose_less = changed.high / own < _FLAT * rise.value / reward
         return rose_less and final[name].mean() < _ROOM * most
 
     over = "from the first to the last third of the steps reward"
@@ -102,7 +105,7 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
     rose = f"{over} rose by {rise.value:.2g}"
     signs: list[str] = []
     beside: list[str] = []  # what stayed flat, and may be about something else
-    if rise.low > 0 and flat("right"):
+    if rise.low > 0 and flat("right", right):
         signs.append(f"{rose}, the share of right completions changed by {_points(right)}")
     before, now = first["paid_wrong"].mean(), final["paid_wrong"].mean()
     if wrong.low > 0 and now > _PAID:
@@ -115,13 +118,13 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
         # it.
         paying, all_ = f"right_{number}", f"all_{number}"
         agreed = change_of_means(first[f"wrong_{number}"], first[paying])
-        fell, changed = changes[paying], changes[all_]
+        fell, changed = (change_of_means(first[of], final[of]) for of in (paying, all_))
         if agreed.low > 0 and fell.high < 0 and -fell.value > _FELL * agreed.value:
             signs.append(
                 f"of completions that count as right, {name} (weight 0) pays {-fell.value:.2g} less"
                 " than it did"
             )
-        elif rise.low > 0 and flat(all_):
+        elif rise.low > 0 and flat(all_, changed):
             line = "{} (weight 0) changed by {:+.2g} ({:+.2g} to {:+.2g})".format(name, *changed)
             if agreed.low > 0:
                 signs.append(f"{rose}, {line}")
@@ -137,7 +140,10 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
                 of_right = f"right completions changed by {_points(correct)}"
             signs.append(f"on held-out prompts reward rose by {gained.value:.2g}, {of_right}")
     # what each function pays wrong completions more than it did
-    more = {name: changes[f"pays_{number}"].value for number, name in enumerate(paid)}
+    more = {
+        name: float(final[f"pays_{number}"].mean() - first[f"pays_{number}"].mean())
+        for number, name in enumerate(paid)
+    }
     suspect, twin = _suspect(run, about, more) if signs else ("", "")
     if signs:
         verdict = f"REWARD HACKING? {'; '.join(signs)}"
@@ -165,9 +171,15 @@ def hacking(run: RunDirectory, evaluation: Evaluation | None = None) -> Listing:
         example limit {100 if signs else 0}""",
     )
     frame["prompt"] = shown_prompts(frame["prompt"])
-    numbers: Fields = {"signs": signs, "flat": beside, "reward": rise, "right": right}
+    numbers: Fields = {
+        "signs": signs,
+        "flat": beside,
+        "reward": rise,
+        "right": right,
+        "paid_wrong": wrong,
+    }
     # the function that may be the cause, and the command that tries it; empty: none
-    numbers |= {"paid_wrong": wrong, "suspect": suspect, "twin": twin}
+    numbers["suspect"], numbers["twin"] = suspect, twin
     return Listing(with_meaning(verdict, run), frame, numbers)
 
 
@@ -175,10 +187,11 @@ def _suspect(run: RunDirectory, about: Fields, more: dict[str, float]) -> tuple[
     # (the function that pays wrong completions most more than it did, the command that tells
     # whether it is the cause); empty where a twin cannot be trained.
     manifest = run.manifest()
-    grown = {own: name for name, own in more.items() if own > 0}
-    if manifest.get("attached") or manifest.get("stages") or "recipe" not in manifest or not grown:
+    name = max(more, key=lambda each: np.nan_to_num(more[each], nan=-math.inf), default="")
+    if manifest.get("attached") or manifest.get("stages") or "recipe" not in manifest:
         return "", ""
-    name = grown[max(grown)]
+    if not name or not more[name] > 0:
+        return "", ""
     how = "--patch FILE" if name == about["right_by"] else f"--mute {name}"
     return name, f"workbench twin {run.name} {how}"
 

@@ -12,8 +12,8 @@ from workbench.base.instruments import places_in, plugged
 from workbench.base.kinds import Fields
 from workbench.base.printable import printable
 from workbench.base.workspace import shown
-from workbench.data.difficulty import worth_training
 from workbench.health import ALARM, examine_run
+from workbench.health.rung import which_rung
 from workbench.health.verdicts import CASES, Verdict
 from workbench.inspection.evaluation import read_evaluation
 from workbench.inspection.hacks import hacking
@@ -42,9 +42,9 @@ def what_next(run: RunDirectory, evaluation: Evaluation | None = None) -> Listin
     >>> print(wb.inspection.what_next(wb.open_run()).frame["command"].iloc[-1])
     workbench export ...
 
-    It asks whether the reward was hacked, what health alarms of, whether the trained
-    policy has something left to learn, whether another reward would do better, and whether it is
-    worth keeping. A command is for a terminal, or for a cell after a `!`.
+    It asks whether the reward was hacked, what health alarms of, which rung the trained policy
+    stands on (`which_rung`), whether another reward would do better, and whether it is worth
+    keeping. A command is for a terminal, or for a cell after a `!`.
 
     Args:
         evaluation: of the run; None: the one in its folder, if there is one.
@@ -94,14 +94,16 @@ def next_steps(
             alarms[never or own.name in _SPOILED].append(step)
     hack = [_hacked(run, hacks.numbers)] if hacks is not None and hacks.numbers["signs"] else []
     steps = [*alarms[True], *hack, *alarms[False]]
-    steps += _further(run, evaluation)
+    steps += _rung(run, evaluation)
     if "duel" in places_in("commands") and not run.manifest().get("attached"):
+        recipe = shlex.quote(shown(run.path / "recipe.yaml"))
         why = (
             "copy the recipe as OTHER.yaml and change its reward; a duel trains both on the same"
             " seeds, until it is decided or the budget is spent"
         )
-        duel = shlex.join(["workbench", "duel", _recipe(run), "OTHER.yaml"])
-        steps.append(Step("would another reward do better?", why, duel))
+        steps.append(
+            Step("would another reward do better?", why, f"workbench duel {recipe} OTHER.yaml")
+        )
     steps.append(_kept_or_not(run, evaluation))
     verdict = f"{steps[0].question} {steps[0].answer}"
     return NextSteps(verdict, pd.DataFrame(steps))
@@ -116,19 +118,8 @@ def _acts(run: RunDirectory, alarm: Verdict) -> str:
         return shlex.join(["workbench", "probe", run.recipe().task])
     if not limit:
         return f"workbench watch {run.name}"
-    return _again(run, "longer", f"grpo.max_completion_length={2 * limit}")
-
-
-def _recipe(run: RunDirectory) -> str:
-    return shown(run.path / "recipe.yaml")
-
-
-def _again(run: RunDirectory, how: str, *sets: str) -> str:
-    # The command that trains by the same recipe, with some settings, under another name.
-    words = ["workbench", "train", _recipe(run)]
-    for each in (f"run_name={run.name}-{how}", *sets):
-        words += ["--set", each]
-    return shlex.join(words)
+    sets = f"--set run_name={run.name}-longer --set grpo.max_completion_length={2 * limit}"
+    return f"workbench train {shlex.quote(shown(run.path / 'recipe.yaml'))} {sets}"
 
 
 def _hacked(run: RunDirectory, found: Fields) -> Step:
@@ -143,7 +134,7 @@ def _hacked(run: RunDirectory, found: Fields) -> Step:
     return Step("was the reward hacked?", answer, command)
 
 
-def _further(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
+def _rung(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
     manifest, result = run.manifest(), run.result()
     if manifest.get("attached"):
         return []
@@ -153,21 +144,31 @@ def _further(run: RunDirectory, evaluation: Evaluation | None) -> list[Step]:
     if evaluation is None:
         why = "how often the trained policy is right decides, and has not been measured"
         return [*steps, Step("train further?", why, f"workbench eval {run.name}")]
-    size = manifest["settings"]["in_force"]["num_generations"]
-    advice, answer = worth_training(evaluation.solved, size)
-    commands = {
-        "train": more if steps else f"{more} --steps {max(1, result['steps'])}",
-        "harder": f"workbench export {run.name}",
-        "easier": "",  # somebody has to write or choose them first
-    }
-    return [*steps, Step("train further?", answer, commands[advice])]
+    rung = which_rung(
+        evaluation,
+        num_generations=manifest["settings"]["in_force"]["num_generations"],
+        warmed="warm_start" in manifest,
+        turns=bool(manifest.get("turns")),
+    )
+    answer, command = rung.words.splitlines()[0], f"workbench export {run.name}"
+    if rung.name == "GRPO":
+        command = more if steps else f"{more} --steps {max(1, result['steps'])}"
+    elif rung.name == "demonstrations":  # which somebody has to write first
+        answer, command = f"{answer}; {rung.sets}", ""
+    elif rung.sets:
+        words = ["workbench", "train", shown(run.path / "recipe.yaml")]
+        words += ["--set", f"run_name={run.name}-on"]
+        words += ["--set", f"policy.adapter={shown(run.adapter)}"]
+        command = shlex.join([*words, "--set", rung.sets.replace(": ", "=", 1)])
+    return [*steps, Step("train further?", answer, command)]
 
 
 def _kept_or_not(run: RunDirectory, evaluation: Evaluation | None) -> Step:
     question = "worth keeping?"
+    if evaluation is None and run.manifest().get("attached"):
+        return Step(question, "not measured on held-out prompts", "")
     if evaluation is None:
-        command = "" if run.manifest().get("attached") else f"workbench eval {run.name}"
-        return Step(question, "not measured on held-out prompts yet", command)
+        return Step(question, "not measured on held-out prompts yet", f"workbench eval {run.name}")
     gain = evaluation.found["gain"]
     interval = in_points(gain["low"], gain["high"])
     ends = f"{100 * gain['correct']:+.0f} points, {interval}"

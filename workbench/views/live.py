@@ -67,17 +67,17 @@ class RunCell:
         """
         from IPython.display import display
 
-        self.places = {}
         status = display(_status(line), raw=True, display_id=True)
         if status is None:  # no notebook: there is nothing to update
             return
-        self.places["status"] = status
+        places = {"status": status}
         if controls is not None:  # widgets change by themselves, and words are taken away
             words = self.controls is None or self.controls.widget is None
             known = {"display_id": True} if words else {}
-            self.places["controls"] = display(controls, raw=isinstance(controls, dict), **known)
+            places["controls"] = display(controls, raw=isinstance(controls, dict), **known)
         for place in ("picture", "below"):
-            self.places[place] = display({"text/plain": ""}, raw=True, display_id=True)
+            places[place] = display({"text/plain": ""}, raw=True, display_id=True)
+        self.places = places
         self._shown = {"status": _status(line)}
 
     def _answered(self, events: Iterable[Fields], ended: str | None = None) -> None:

@@ -47,6 +47,7 @@ FAINT = "color-mix(in srgb, currentcolor 22%, transparent)"  # lines between row
 # beside what trains, and what does not: on white and on dark, and without colours
 OWN_LINE, READ_LINE = f"3px solid {SKY}", f"3px dashed {MUTED}"
 MARKED = f"background:#FFE08A;color:{INK}"  # found in a text
+SHADES = (ORANGE, SKY)  # of tokens: likelier, less likely
 
 # A picture is drawn on white. On a dark page it is turned dark with its hues kept, and its black
 # ground lets the page's own through. A theme is the program's, whatever the system prefers.

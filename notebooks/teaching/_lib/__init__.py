@@ -13,7 +13,7 @@ OFFERS = {
     "grading": "teaching._lib.grading",  # what a class has passed
     "rows": "tiny.task",  # sums and differences below 100
     "Table": "views.tables",
-    "TokenView": "instruments.tokens.shading",
+    "TokenView": "inspection.tokens",
     "BLUE": "views.look",
     "ORANGE": "views.look",
     "Picture": "views.figure",

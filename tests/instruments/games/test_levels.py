@@ -271,7 +271,7 @@ def test_auto_samples_as_the_run_does(home, tiny_policy, monkeypatch):
     assert len(list((home / "tasks" / "levels").glob("letter_counting-*.jsonl"))) == len(shapes)
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_a_curriculum_moves_the_prompts_and_survives_a_resume_to_the_bit(home):
     pytest.importorskip("reasoning_gym")
     from workbench.inspection import over_levels

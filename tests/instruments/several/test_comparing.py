@@ -57,3 +57,8 @@ def test_three_runs_are_compared_with_the_first(home):
     assert names == ["one", "one (2)", "one (3)"]
     with pytest.raises(RunError, match="two or more runs are compared"):
         inspection.compare_runs(runs[0])
+
+
+def test_something_else_than_a_run_is_said(home):
+    with pytest.raises(RunError, match="this view reads RunDirectory"):
+        inspection.compare_runs(planted("r", healthy, steps=2), "r")

@@ -12,7 +12,7 @@ from workbench.commands.command import Result, command, open_named
 def logs(run: str, out: Path | None) -> Result:
     """Write what `workbench eval` measured as logs for inspect_ai.
 
-    Its viewer shows them, and its data frames read them.
+    Open them in its viewer, or read them into a data frame.
 
     Example: `workbench logs latest`.
 

@@ -1,4 +1,6 @@
-"""Tasks of several turns, of reasoning-gym with its levels, and of TextArena; which rung now."""
+"""Guess the number, the calculator, tasks of reasoning-gym with their levels, TextArena's games,
+and the luck of a start.
+"""
 
 from workbench.base.shipped import is_under
 

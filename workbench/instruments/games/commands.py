@@ -11,8 +11,8 @@ from workbench.commands.command import Result, command, open_named
 def levels(run: str, **options: Any) -> Result:
     """Measure a run's gain at levels around and above the trained one.
 
-    For a task reasoning_gym/NAME@LEVEL: base and trained are sampled at the run's temperature.
-    Exits with 1 unless what was learnt reaches the level above.
+    For tasks named reasoning_gym/NAME@LEVEL. Base and trained are sampled at the run's temperature.
+    Exits with 1 unless the gain reaches the level above the trained one.
 
     Example: `workbench levels latest --held-out 80`.
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.base.errors import DataError
-from workbench.data.difficulty import load_profile, row_key, worth_training
+from workbench.data.difficulty import load_profile, row_key
+from workbench.health.rung import which_rung
 from workbench.tiny.words import new_words, words_line
 from workbench.training.feature import Asked, Feature, Planned
 from workbench.training.plan.loading import adapter_named
@@ -18,7 +19,7 @@ _ROWS = 200  # of a stage whose words are looked at
 
 class MeasuredDifficulty(Feature):
     """Lines of the plan about the words of the prompts, the `difficulty.jsonl` beside the task file
-    and whether they are worth training on; nothing while it trains.
+    and the rung that it advises; nothing while it trains.
     """
 
     key = "difficulty"
@@ -51,5 +52,6 @@ def _measured(asked: Asked) -> list[str]:
     same &= settings.get("trained_in", []) == before
     if profile.solved and same and recipe.warm_start is None:
         size = asked.stages[0].planned.num_generations
-        lines.append(worth_training([*profile.solved.values()], size)[1])
+        rung = which_rung(profile, num_generations=size, ideal=asked.task.ideal is not None)
+        lines.append(rung.words.replace("\n", "; "))
     return lines

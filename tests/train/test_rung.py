@@ -9,8 +9,8 @@ import pytest
 
 from workbench.base.errors import DataError
 from workbench.data.difficulty import Profile, Solved
+from workbench.health.rung import RIGHT, which_rung
 from workbench.inspection.measured import Evaluation, Measured
-from workbench.instruments.games.rung import RIGHT, which_rung
 
 
 def counts(*right: int, of: int = 8) -> list[Solved]:

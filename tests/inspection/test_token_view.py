@@ -10,7 +10,7 @@ from made_tokenizers import made_tokenizer
 
 from workbench import inspection
 from workbench.base.errors import RunError
-from workbench.instruments.tokens.shading import TokenView, texts_of
+from workbench.inspection.tokens import TokenView, texts_of
 from workbench.recipe import Recipe
 from workbench.run.batch import ScoredBatch
 from workbench.run.rollouts import read_batches

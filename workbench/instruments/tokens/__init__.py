@@ -1,1 +1,0 @@
-"""One completion token by token, under base and trained."""
