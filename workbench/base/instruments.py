@@ -14,10 +14,7 @@ from typing import Any
 # module, or a name in one (after a colon, where `plugged` imports it).
 TABLE: dict[str, dict[str, dict[str, str]]] = {
     "games": {
-        "inspection": {
-            "over_levels": "over_levels",
-            "measure_starts": "starts",
-        },
+        "inspection": {"over_levels": "over_levels", "measure_starts": "starts"},
         "commands": {"levels": "commands"},
         "probe": {"rollouts": "starts:luck_finding"},  # what an option of the command adds
         "features": {"curriculum": "curriculum:Curriculum"},
@@ -63,10 +60,7 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
         "face": {"checklist": "ticking"},
         "views": {"ticking.Checklist": "picture.checklist_table"},
     },
-    "eval_logs": {
-        "inspection": {"write_eval_log": "writing"},
-        "commands": {"logs": "commands"},
-    },
+    "eval_logs": {"inspection": {"write_eval_log": "writing"}, "commands": {"logs": "commands"}},
     "records": {"inspection": {"read_record": "others"}},
 }
 

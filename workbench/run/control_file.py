@@ -162,8 +162,9 @@ class ControlReader:
             content = object_in(line) or {}
             if "action" not in content:
                 content = {"action": "", "line": line.decode("utf-8", "replace")[:200]}
-            names = ("action", "by", "id", "time")
-            action, by, identity, _ = (content.pop(name, "") for name in names)
+            action, by, identity, _ = (
+                content.pop(name, "") for name in ("action", "by", "id", "time")
+            )
             requests.append(Request(str(action), str(by or "?"), str(identity), content))
         return requests
 
