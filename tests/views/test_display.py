@@ -78,7 +78,7 @@ def test_ipython_may_be_imported_after_the_workbench():
 
 def test_the_views_that_are_named_are_there():
     for view in display.VIEWS.values():
-        module, _, name = view.rpartition(".")
+        module, _, name = view.partition(":")
         tree = ast.parse((PACKAGE / f"{module.removeprefix('workbench.').replace('.', '/')}.py").read_text())
         assert name in {getattr(node, "name", None) for node in tree.body}
 

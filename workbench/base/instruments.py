@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 # Instrument -> socket -> what the house calls it: where it lies in the instrument's folder, a
-# module, or a name in one (after a colon, where `plugged` imports it).
+# module, or, after a colon, a name in one.
 TABLE: dict[str, dict[str, dict[str, str]]] = {
     "games": {
         "inspection": {"over_levels": "over_levels", "measure_starts": "starts"},
@@ -21,7 +21,7 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
         "tasks": {"reasoning_gym/": "gym", "textarena/": "arena"},  # by what their names begin with
         "rows": {"reasoning_gym/": "gym"},
         "shipped": {"guess_the_number": "guess_the_number", "calculator": "calculator"},
-        "views": {"over_levels.OverLevels": "picture.levels_picture"},
+        "views": {"over_levels.OverLevels": "picture:levels_picture"},
     },
     "judge": {
         "rewards": {
@@ -34,22 +34,22 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
         },
         "commands": {"trial": "commands"},
         "features": {"judge": "feature:JudgeWatch"},
-        "views": {"trial.JudgeTrial": "picture.trial_view"},
+        "views": {"trial.JudgeTrial": "picture:trial_view"},
     },
     "duel": {
         "inspection": {"duel": "fighting"},
         "commands": {"duel": "commands"},
-        "views": {"fighting.Duel": "picture.duel_picture"},
+        "views": {"fighting.Duel": "picture:duel_picture"},
     },
     "twin": {
         "inspection": {"twin": "growing"},
         "commands": {"twin": "commands"},
-        "views": {"growing.Twin": "picture.twin_picture"},
+        "views": {"growing.Twin": "picture:twin_picture"},
         "why no twin": {"twin": "planning:why_no_twin"},  # (run, function to mute) -> why, or ""
     },
     "several": {
         "inspection": {"compare_runs": "comparing"},
-        "views": {"comparing.Comparison": "picture.comparison_view"},
+        "views": {"comparing.Comparison": "picture:comparison_view"},
     },
     "cpu": {
         "features": {"unpadded": "unpadded:Unpadded", "generation": "generation:DecodingLoop"},
@@ -58,7 +58,7 @@ TABLE: dict[str, dict[str, dict[str, str]]] = {
     "policies": {"policies": {"smollm2": "smollm2:SMOLLM2"}},
     "checklist": {
         "face": {"checklist": "ticking"},
-        "views": {"ticking.Checklist": "picture.checklist_table"},
+        "views": {"ticking.Checklist": "picture:checklist_table"},
     },
     "eval_logs": {"inspection": {"write_eval_log": "writing"}, "commands": {"logs": "commands"}},
     "records": {"inspection": {"read_record": "others"}},

@@ -9,9 +9,10 @@ import hashlib
 import importlib
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
-from workbench.base.instruments import TABLE
+from workbench.base.instruments import places_in
 from workbench.base.kinds import Fields
 from workbench.base.workspace import replace_file, resolve, shown, sum_of
 from workbench.base.yaml_text import packaged
@@ -22,11 +23,8 @@ VIEWS: dict[str, str] = {
     f"workbench.{kind}": f"workbench.views.{view}"
     for kind, view in packaged(Path(__file__).with_suffix(".yaml")).items()
 }
-VIEWS |= {
-    f"workbench.instruments.{own}.{kind}": f"workbench.instruments.{own}.{view}"
-    for own, sockets in TABLE.items()
-    for kind, view in sockets.get("views", {}).items()
-}
+# A result of an instrument is named within its folder, in which its view lies, too.
+VIEWS |= {f"{view.rpartition('.')[0]}.{kind}": view for kind, view in places_in("views").items()}
 
 
 def register(shell: Any = None) -> bool:
@@ -74,8 +72,7 @@ def view_of(result: object) -> Any:
     """The view of a result, as a cell would show it; a result without one is its own."""
     for kind in type(result).__mro__:
         if view := VIEWS.get(f"{kind.__module__}.{kind.__qualname__}"):
-            module, _, name = view.rpartition(".")
-            return getattr(importlib.import_module(module), name)(result)
+            return resolve_name(view)(result)
     return result
 
 
